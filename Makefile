@@ -1,0 +1,68 @@
+# Gossamer. `make help` lists what there is. Every target makes .venv itself when it has to.
+
+PYTHON      ?= python3
+VENV        := .venv
+BIN         := $(VENV)/bin
+STAMP       := $(VENV)/.installed
+CONSTRAINTS ?= -c constraints.txt
+PIP_ARGS    ?=
+ARGS        ?=
+SEEDS       ?= 20
+PACKAGES    := gossamer.protocol gossamer.node gossamer.models gossamer.bootstrap
+
+.DEFAULT_GOAL := help
+.PHONY: help venv swarm test test-slow lint fmt type sim bench clean distclean
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+swarm: $(STAMP) ## train with a local swarm of 4 processes; ARGS="--nodes 6" for others
+	@$(BIN)/gossamer swarm $(ARGS)
+
+test: $(STAMP) ## the tests, without the slow ones; ARGS="-k merge" for some
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+test-slow: $(STAMP) ## the slow tests: real processes, faults, whole runs
+	@$(BIN)/python -m pytest -q -m slow $(ARGS)
+
+lint: $(STAMP) ## ruff: rules and format
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { echo "format: run 'make fmt'" >&2; exit 1; }
+
+fmt: $(STAMP) ## put the format right, and what ruff can fix safely
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format --quiet .
+
+type: $(STAMP) .build/gossamer ## mypy, strict
+	@MYPYPATH=.build $(BIN)/mypy $(addprefix -p ,$(PACKAGES)) $(ARGS)
+
+sim: $(STAMP) ## the deterministic simulation; SEEDS=200 for more
+	@$(BIN)/python -m tests.sim --seeds $(SEEDS) $(ARGS)
+
+bench: $(STAMP) ## the benchmarks
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+venv: $(STAMP) ## make .venv only; PIP_ARGS goes to pip
+	@:
+
+# pip speaks only when it fails.
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/pip || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Gossamer needs Python 3.11 or newer; '$(PYTHON)' is not. Try: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "installing into $(VENV) (the first time this fetches PyTorch: some minutes)"
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install $(CONSTRAINTS) $(PIP_ARGS) -e '.[dev]' >$(VENV)/install.log 2>&1 || { \
+	  cat $(VENV)/install.log >&2; echo "the installation failed, see above" >&2; exit 1; }
+	@touch $@
+
+# The packages under their installed names, for mypy, which does not follow an editable install.
+.build/gossamer:
+	@mkdir -p .build && ln -sfn .. $@
+
+clean: ## remove what builds and tests leave behind; .venv stays
+	@rm -rf .build build dist gossamer.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find . -name $(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## clean, and .venv too
+	@rm -rf $(VENV)

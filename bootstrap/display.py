@@ -1,0 +1,193 @@
+"""What a person sees of a local swarm: a live table on a terminal, plain lines elsewhere."""
+
+import time
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from gossamer.bootstrap.processes import NodeProcess
+from gossamer.bootstrap.summary import SwarmSummary, amount
+
+PLAIN_INTERVAL_S = 5.0
+BARS = "▁▂▃▄▅▆▇█"
+STATE_STYLES = {
+    "training": "green",
+    "finished": "cyan",
+    "serving": "blue",
+    "joining": "yellow",
+    "starting": "yellow",
+}
+
+
+def sparkline(values: list[float], width: int = 32) -> str:
+    """The last values as a row of bars."""
+    shown = values[-width:]
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    span = (high - low) or 1.0
+    return "".join(BARS[min(len(BARS) - 1, int((value - low) / span * len(BARS)))] for value in shown)
+
+
+def minutes(seconds: float) -> str:
+    """``3:07``."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+class Display:
+    """Shows the swarm as it runs. Use as a context manager."""
+
+    def __init__(self, console: Console, rounds: int, title: str) -> None:
+        self._console = console
+        self._rounds = rounds
+        self._title = title
+        self._begun = time.monotonic()
+        self._training_since: float | None = None
+        self._losses: list[float] = []
+        self._loss_rounds: dict[int, float] = {}
+        self._phase = "starting"
+        self._printed_at = 0.0
+        self._live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
+
+    def __enter__(self) -> "Display":
+        if self._live:
+            self._live.__enter__()
+        else:
+            self._console.print(self._title, markup=False)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._live:
+            self._live.__exit__(None, None, None)
+
+    def update(self, processes: list[NodeProcess], phase: str) -> None:
+        """Show the latest statuses."""
+        self._note(processes)
+        if self._live:
+            self._live.update(self._frame(processes, phase), refresh=True)
+            return
+        now = time.monotonic()
+        if now - self._printed_at >= PLAIN_INTERVAL_S or phase != self._phase:
+            self._printed_at = now
+            self._phase = phase
+            self._console.print(self._plain(processes, phase), markup=False, highlight=False)
+
+    # -- numbers
+
+    def _note(self, processes: list[NodeProcess]) -> None:
+        round_ = self._round(processes)
+        if round_ and self._training_since is None:
+            self._training_since = time.monotonic()
+        losses = [p.trainer["val_loss"] for p in processes if p.trainer.get("val_loss") is not None]
+        if losses:
+            mean = sum(losses) / len(losses)
+            if not self._losses or mean != self._losses[-1]:
+                self._losses.append(mean)
+
+    @staticmethod
+    def _round(processes: list[NodeProcess]) -> int:
+        rounds = [p.status["round"] for p in processes if p.status and p.status["trains"]]
+        return min(rounds, default=0)
+
+    def _left(self, round_: int) -> str:
+        if self._training_since is None or round_ < 2:
+            return "-:--"
+        rate = (round_ - 1) / max(1e-3, time.monotonic() - self._training_since)
+        return minutes((self._rounds - round_) / rate)
+
+    # -- a terminal
+
+    def _frame(self, processes: list[NodeProcess], phase: str) -> RenderableType:
+        table = Table(expand=True, box=None, pad_edge=False, header_style="dim")
+        for column in ("node", "state"):
+            table.add_column(column, no_wrap=True)
+        for column in ("round", "steps", "loss", "tokens/s", "peers", "in", "out", "replica"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for process in processes:
+            table.add_row(*self._row(process))
+        round_ = self._round(processes)
+        progress = Table.grid(expand=True, padding=(0, 1))
+        progress.add_column(no_wrap=True)
+        progress.add_column(ratio=1)
+        progress.add_column(no_wrap=True)
+        progress.add_row(
+            Text(f"round {round_}/{self._rounds}"),
+            ProgressBar(total=self._rounds, completed=round_),
+            Text(f"{minutes(time.monotonic() - self._begun)} gone, {self._left(round_)} left"),
+        )
+        loss = Text("validation loss  ")
+        if self._losses:
+            loss.append(f"{self._losses[-1]:.3f} ", style="bold")
+            loss.append(sparkline(self._losses), style="green")
+            loss.append(f"  from {self._losses[0]:.3f}", style="dim")
+        else:
+            loss.append("not measured yet", style="dim")
+        return Panel(Group(table, Text(), progress, loss), title=f"{self._title} · {phase}", title_align="left")
+
+    @staticmethod
+    def _row(process: NodeProcess) -> list[Text]:
+        status = process.status
+        if status is None:
+            return [Text(process.name), Text("starting", style="yellow"), *[Text("-", style="dim")] * 8]
+        trainer = process.trainer
+        digest = status.get("phi_digest", "")[:8]
+        return [
+            Text(process.name),
+            Text(status["state"], style=STATE_STYLES.get(status["state"], "")),
+            Text(str(status["round"] if status["trains"] else status["clock"])),
+            Text(str(trainer.get("inner_steps", "-"))),
+            Text(f"{trainer['loss']:.3f}" if trainer.get("loss") else "-"),
+            Text(f"{trainer['tokens_per_s']:,.0f}" if trainer.get("tokens_per_s") else "-"),
+            Text(str(sum(member["health"] == "alive" for member in status["members"]))),
+            Text(amount(status["bytes_received"])),
+            Text(amount(status["bytes_sent"])),
+            Text(digest or "-", style=f"#{digest[:6]}" if digest else "dim"),
+        ]
+
+    # -- anything else
+
+    def _plain(self, processes: list[NodeProcess], phase: str) -> str:
+        round_ = self._round(processes)
+        speed = sum(p.trainer.get("tokens_per_s", 0.0) for p in processes)
+        loss = f", validation loss {self._losses[-1]:.3f}" if self._losses else ""
+        return (
+            f"{minutes(time.monotonic() - self._begun)}  {phase}: round {round_}/{self._rounds}{loss},"
+            f" {speed:,.0f} tokens/s, {self._left(round_)} left"
+        )
+
+
+def show_summary(console: Console, summary: SwarmSummary) -> None:
+    """The end of the run, at a glance."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    nodes = len(summary.nodes)
+    start, end = summary.val_loss_start, summary.val_loss_end
+    if start is not None and end is not None:
+        table.add_row("validation loss", Text(f"{start:.3f} → {end:.3f} nats per byte", style="bold"))
+    digests = sorted({node.digest[:16] for node in summary.nodes})
+    table.add_row(
+        "replicas",
+        Text(f"all {nodes} bit-identical: {digests[0]}", style="bold green")
+        if summary.identical
+        else Text(f"NOT identical: {', '.join(digests)}", style="bold red"),
+    )
+    payload = sum(node.payload_bytes_sent for node in summary.nodes)
+    sent = sum(node.bytes_sent for node in summary.nodes)
+    ratio = f", {summary.data_parallel_bytes / payload:,.0f} times as much" if payload else ""
+    table.add_row(
+        "bytes sent",
+        f"{amount(payload)} of deltas ({amount(sent)} in all, by {nodes} nodes);"
+        f" data-parallel training: {amount(summary.data_parallel_bytes)}{ratio}",
+    )
+    worst = max(node.wait_fraction for node in summary.nodes)
+    table.add_row("away from training", f"{worst:.2%} of the slowest node's wall time went to publishing and merging")
+    table.add_row("trained", f"{summary.tokens:,} tokens in {minutes(summary.wall_s)}")
+    console.print(Panel(table, title=f"swarm {summary.swarm_id[:12]}", title_align="left"))
+    if summary.sample:
+        console.print(Panel(Text(summary.sample), title="what it writes", title_align="left"))

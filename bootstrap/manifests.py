@@ -1,0 +1,139 @@
+"""Writing a manifest: a task's model is built once, and everything nodes must agree on is written down."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from gossamer.models.errors import TaskError
+from gossamer.models.registry import OptionValue, build_task, resolve_options
+from gossamer.models.task import named_tensors
+from gossamer.node import genesis
+from gossamer.node.home import write_atomically
+from gossamer.protocol.errors import ConfigError, StorageError
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.layout import TensorSpec, plan
+from gossamer.protocol.manifest import Manifest, from_toml, from_values
+
+_BELOW_FOUR_BITS = ("int2", "topk")
+
+
+def outer_defaults(codec: str) -> dict[str, float]:
+    """Outer optimizer settings that suit a codec: momentum only pays from 4 bits up (DESIGN, section 3)."""
+    if codec in _BELOW_FOUR_BITS:
+        return {"learning_rate": 1.0, "momentum": 0.0, "ef_decay": 0.9}
+    return {"learning_rate": 0.5, "momentum": 0.7, "ef_decay": 1.0}
+
+
+def create(
+    *,
+    name: str,
+    task: str,
+    options: Mapping[str, OptionValue],
+    codec: str,
+    every_steps: int,
+    every_seconds: float,
+    fragments: int,
+    seed: int,
+) -> tuple[Manifest, Ints]:
+    """Build the task's model from `seed` and describe the swarm that trains it.
+
+    Returns the manifest and Phi_0, int32[numel]. Raises ConfigError.
+    """
+    try:
+        resolved = resolve_options(task, options)
+        built = build_task(task, resolved)
+        model = built.build_model(seed)
+    except TaskError as error:
+        raise ConfigError(str(error)) from None
+    specs = tuple(
+        TensorSpec(tensor_name, tuple(parameter.shape), built.averaging(model, tensor_name, parameter))
+        for tensor_name, parameter in named_tensors(model)
+    )
+    if not 1 <= fragments <= len(specs):
+        raise ConfigError(f"--fragments must be 1 to {len(specs)}, the number of tensors; it is {fragments}")
+    phi = genesis.parameters(model, plan(specs, fragments))
+    values = {
+        "swarm": {"name": name, "created": int(time.time())},
+        "task": {"name": task, "seed": seed, "options": resolved},
+        "outer": {"codec": codec, **outer_defaults(codec)},
+        "pace": {"every_steps": 0 if every_seconds else every_steps, "every_seconds": float(every_seconds)},
+        "layout": {"fragments": fragments, "tensors": specs},
+        "genesis": {"digest": genesis.digest(phi).hex()},
+    }
+    return from_values(values, "the new manifest"), phi
+
+
+def write(manifest: Manifest, path: Path) -> None:
+    """Write a manifest as TOML that a person can read and edit. Raises StorageError."""
+    try:
+        write_atomically(path, _toml(manifest).encode())
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def read(path: Path) -> Manifest:
+    """Read a manifest that a person has written or edited. Raises ConfigError."""
+    try:
+        return from_toml(path.read_text("utf-8"), str(path))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text; a manifest is TOML, as gossamer init writes it") from None
+
+
+def _value(value: OptionValue) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped) + '"'
+    return repr(value)
+
+
+def _toml(manifest: Manifest) -> str:
+    outer, pace = manifest.outer, manifest.pace
+    option_lines = "\n".join(f"{key} = {_value(value)}" for key, value in manifest.task.options.items())
+    tensor_lines = "\n".join(
+        f"    [{_value(spec.name)}, {list(spec.shape)}, {_value(spec.averaging)}],"
+        for spec in manifest.layout.tensors
+    )
+    return f"""\
+# A Gossamer swarm. Everything here is agreed on by all its nodes: change any value, and it is another swarm.
+
+[swarm]
+name = {_value(manifest.swarm.name)}
+created = {manifest.swarm.created}  # Unix seconds
+
+[task]
+name = {_value(manifest.task.name)}
+seed = {manifest.task.seed}
+
+[task.options]
+{option_lines}
+
+[outer]
+codec = {_value(outer.codec)}  # exact, int8, int4, int2 or topk
+learning_rate = {outer.learning_rate}
+momentum = {outer.momentum}
+ef_decay = {outer.ef_decay}  # how much of what a codec left out is carried into the next delta
+clip = {outer.clip}  # times the median norm per square root of steps; 0 for none
+weight_cap = {outer.weight_cap}  # times the median weight; 0 for none
+staleness_max = {outer.staleness_max}
+
+[pace]
+every_steps = {pace.every_steps}  # inner steps between two deltas of a fragment, or 0 ...
+every_seconds = {pace.every_seconds}  # ... and seconds instead
+min_round_seconds = {pace.min_round_seconds}
+
+[admission]
+mode = {_value(manifest.admission.mode)}
+
+[genesis]
+digest = {_value(manifest.genesis.digest)}
+
+[layout]
+fragments = {manifest.layout.fragments}
+tensors = [  # name, shape, averaging rule
+{tensor_lines}
+]
+"""

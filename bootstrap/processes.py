@@ -1,0 +1,100 @@
+"""The processes of a local swarm: the same commands that a person would type on separate machines."""
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from gossamer.node.client import fetch_status
+from gossamer.node.home import Home
+from gossamer.node.lifeline import Child
+from gossamer.protocol.errors import LocalError, UnreachableError
+
+START_TIMEOUT_S = 60.0
+ASK_TIMEOUT_S = 3.0
+STOP_S = 5.0
+POLL_S = 0.05
+
+
+@dataclass(slots=True)
+class NodeProcess:
+    """One `gossamer` command of the local swarm, its folder, its log and its latest status."""
+
+    name: str
+    folder: Path
+    args: list[str]
+    env: dict[str, str]
+    child: Child | None = None
+    status: dict[str, Any] | None = None
+    _log: IO[bytes] | None = None
+
+    def start(self) -> None:
+        """Run the command; its log goes to a file beside its folder."""
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._log = open(self.log_path, "ab")  # noqa: SIM115: closed in `stop`
+        Home(self.folder).daemon_path.unlink(missing_ok=True)
+        self.child = Child("gossamer.bootstrap.cli", self.args, env=self.env, stderr=self._log.fileno())
+
+    @property
+    def log_path(self) -> Path:
+        return self.folder.with_suffix(".log")
+
+    def last_words(self) -> str:
+        """The last line of its log, for the person who wants to know why it ended."""
+        lines = self.log_path.read_text("utf-8", "replace").strip().splitlines() if self.log_path.exists() else []
+        return lines[-1] if lines else "it said nothing"
+
+    async def address(self) -> str:
+        """Where it answers, once it does. Raises LocalError if it ends or takes too long."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            facts = Home(self.folder).read_daemon()
+            if facts is not None:
+                return str(facts["address"])
+            self.check_running()
+            await asyncio.sleep(POLL_S)
+        raise LocalError(f"{self.name} did not start within {START_TIMEOUT_S:.0f} s; see {self.log_path}")
+
+    def check_running(self) -> None:
+        """Raise LocalError with its last words if it has ended."""
+        if self.child is not None and self.child.poll() is not None:
+            raise LocalError(f"{self.name} ended: {self.last_words()}")
+
+    async def ask(self, *, digest: bool, plaintext: bool) -> None:
+        """Refresh its status; keeps the last one if it does not answer just now."""
+        facts = Home(self.folder).read_daemon()
+        if facts is None:
+            return
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                self.status = await fetch_status(str(facts["address"]), digest=digest, plaintext=plaintext)
+        except (UnreachableError, TimeoutError):
+            pass
+
+    @property
+    def trainer(self) -> dict[str, Any]:
+        """What its trainer last reported; empty before it did."""
+        return (self.status or {}).get("trainer") or {}
+
+
+def stop_all(processes: list[NodeProcess]) -> None:
+    """Stop them all at once, within STOP_S together."""
+    running = [process for process in processes if process.child is not None]
+    for process in running:
+        if process.child is not None and process.child.poll() is None:
+            process.child.terminate()
+    deadline = time.monotonic() + STOP_S
+    for process in running:
+        if process.child is not None:
+            process.child.end(max(0.1, deadline - time.monotonic()))
+            process.child = None
+        if process._log is not None:
+            process._log.close()
+
+
+def threads_each(nodes: int) -> int:
+    """CPU threads per trainer when this machine's cores are shared out."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return max(1, cores // nodes)

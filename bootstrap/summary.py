@@ -1,0 +1,110 @@
+"""What a local swarm achieved, as JSON and in words."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSummary:
+    """One node at the end of the run."""
+
+    node_id: str
+    name: str
+    digest: str
+    round: int
+    inner_steps: int
+    tokens: int
+    val_loss: float | None
+    bytes_sent: int
+    bytes_received: int
+    payload_bytes_sent: int
+    payload_bytes_received: int
+    wait_fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmSummary:
+    """The whole run. `identical` only if every replica holds the same records and the same bits."""
+
+    swarm_id: str
+    identical: bool
+    val_loss_start: float | None
+    val_loss_end: float | None
+    wall_s: float
+    rounds: int
+    parameters: int
+    codec: str
+    tokens: int
+    data_parallel_bytes: int
+    sample: str
+    nodes: list[NodeSummary]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all is well: identical replicas, every node done, and a loss that fell."""
+        done = all(node.round >= self.rounds for node in self.nodes)
+        fell = (
+            self.val_loss_start is not None
+            and self.val_loss_end is not None
+            and self.val_loss_end < self.val_loss_start
+        )
+        return self.identical and done and fell
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "ok": self.ok}
+
+
+def data_parallel_bytes(parameters: int, steps: list[int]) -> int:
+    """Bytes that data-parallel training would have sent for the same steps.
+
+    A ring all-reduce of fp32 gradients sends ``2 (n - 1) / n`` of them per worker and step.
+    """
+    n = len(steps)
+    return sum(steps) * parameters * FLOAT32_BYTES * 2 * (n - 1) // n
+
+
+def summarise(statuses: list[dict[str, Any]], **facts: Any) -> SwarmSummary:
+    """Put the nodes' last statuses together; `facts` are the fields that no node knows."""
+    nodes = []
+    for status in statuses:
+        trainer = status.get("trainer") or {}
+        nodes.append(
+            NodeSummary(
+                node_id=status["node_id"],
+                name=status["name"],
+                digest=status.get("phi_digest", ""),
+                round=status["round"],
+                inner_steps=trainer.get("inner_steps", 0),
+                tokens=trainer.get("tokens", 0),
+                val_loss=trainer.get("val_loss"),
+                bytes_sent=status["bytes_sent"],
+                bytes_received=status["bytes_received"],
+                payload_bytes_sent=status["payload_bytes_sent"],
+                payload_bytes_received=status["payload_bytes_received"],
+                wait_fraction=trainer.get("wait_fraction", 0.0),
+            )
+        )
+    replicas = {(status.get("merged_digest"), status.get("phi_digest")) for status in statuses}
+    starts = [loss for s in statuses if (loss := (s.get("trainer") or {}).get("val_loss_start")) is not None]
+    ends = [node.val_loss for node in nodes if node.val_loss is not None]
+    return SwarmSummary(
+        swarm_id=statuses[0]["swarm_id"],
+        identical=len(replicas) == 1 and None not in next(iter(replicas)),
+        val_loss_start=min(starts, default=None),
+        val_loss_end=max(ends, default=None),
+        tokens=sum(node.tokens for node in nodes),
+        data_parallel_bytes=data_parallel_bytes(facts["parameters"], [node.inner_steps for node in nodes]),
+        nodes=nodes,
+        **facts,
+    )
+
+
+def amount(count: float) -> str:
+    """Bytes as people read them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

@@ -1,0 +1,257 @@
+"""`gossamer swarm`: a local swarm of real node processes, from manifest to summary.
+
+A bootstrap peer and N nodes with their own keys, folders and ports, joined exactly as on separate machines.
+After the last round nodes stop training and exchange what is still under way; only then are their digests
+compared.
+"""
+
+import asyncio
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from gossamer.bootstrap import manifests
+from gossamer.bootstrap.display import Display, show_summary
+from gossamer.bootstrap.processes import NodeProcess, stop_all, threads_each
+from gossamer.bootstrap.summary import SwarmSummary, summarise
+from gossamer.models.corpus import load_corpus
+from gossamer.models.errors import TaskError
+from gossamer.node import genesis
+from gossamer.node.chunkstore import ChunkStore
+from gossamer.node.home import Home, write_atomically
+from gossamer.protocol.errors import ConfigError, LocalError, StorageError
+from gossamer.protocol.manifest import Manifest
+
+REFRESH_S = 0.5
+EXCHANGE_DEADLINE_S = 60.0
+"""After the last round: time for late deltas to reach everybody."""
+
+FAILURE = 1
+SAMPLE_PROMPT = "def "
+SAMPLE_CHARACTERS = 300
+EVALUATIONS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmOptions:
+    """What was asked for on the command line."""
+
+    nodes: int
+    rounds: int
+    preset: str
+    data: tuple[str, ...]
+    codec: str
+    every_steps: int
+    fragments: int
+    seed: int
+    folder: Path | None
+    json_path: Path | None
+    plaintext: bool
+    debug: bool
+
+
+def run_swarm(options: SwarmOptions) -> int:
+    """Run it and show it; returns 0 only if all is well. Raises LocalError for what a person can mend."""
+    if options.json_path is not None and not options.json_path.absolute().parent.is_dir():
+        raise ConfigError(f"--json {options.json_path}: there is no folder {options.json_path.absolute().parent}")
+    manifest, phi = _plan(options)
+    folder, is_temporary = _folder(options)
+    try:
+        boot = Home(folder / "bootstrap")
+        boot.create()
+        boot.adopt(manifest)
+        genesis.store(phi, ChunkStore(boot.chunks_path))
+        manifests.write(manifest, folder / "swarm.toml")
+        summary = asyncio.run(LocalSwarm(options, manifest, folder).run())
+        if options.json_path is not None:
+            write_atomically(options.json_path, json.dumps(summary.to_json(), indent=2).encode())
+        console = Console()
+        show_summary(console, summary)
+        if not is_temporary:
+            console.print(f"The nodes' folders are in {folder}", highlight=False, markup=False)
+        return 0 if summary.ok else FAILURE
+    finally:
+        if is_temporary:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _plan(options: SwarmOptions) -> tuple[Manifest, genesis.Ints]:
+    """The manifest for this run, with a learning rate schedule that ends with it."""
+    for path in options.data:
+        if not Path(path).exists():
+            raise ConfigError(f"--data {path}: there is no such file or folder")
+
+    def create(horizon: int) -> tuple[Manifest, genesis.Ints]:
+        return manifests.create(
+            name="local",
+            task="text",
+            options={"preset": options.preset, "horizon_tokens": horizon},
+            codec=options.codec,
+            every_steps=options.every_steps,
+            every_seconds=0.0,
+            fragments=options.fragments,
+            seed=options.seed,
+        )
+
+    first, _ = create(0)
+    task = first.task.options
+    steps = options.rounds * options.every_steps / options.fragments * options.nodes
+    try:
+        load_corpus([Path(path) for path in options.data], int(task["context"]))
+    except TaskError as error:
+        raise ConfigError(str(error)) from None
+    return create(int(steps * int(task["batch_size"]) * int(task["context"])))
+
+
+def _folder(options: SwarmOptions) -> tuple[Path, bool]:
+    """Where the nodes live, and whether to remove it afterwards. Raises ConfigError or StorageError."""
+    if options.folder is None:
+        return Path(tempfile.mkdtemp(prefix="gossamer-swarm-")), True
+    folder = options.folder.absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if any(folder.iterdir()):
+            raise ConfigError(f"--dir {folder} is not empty; give a new folder")
+    except OSError as error:
+        raise StorageError(f"--dir {folder}: {error.strerror}") from None
+    return folder, False
+
+
+class LocalSwarm:
+    """The run itself."""
+
+    def __init__(self, options: SwarmOptions, manifest: Manifest, folder: Path) -> None:
+        self._options = options
+        self._manifest = manifest
+        self._folder = folder
+        common = (["--insecure-plaintext"] if options.plaintext else []) + (["--debug"] if options.debug else [])
+        self._boot = NodeProcess(
+            "bootstrap",
+            folder / "bootstrap",
+            [
+                "bootstrap",
+                str(folder / "swarm.toml"),
+                "--listen",
+                "127.0.0.1:0",
+                "--dir",
+                str(folder / "bootstrap"),
+                *common,
+            ],
+            {},
+        )
+        self._nodes = [self._node(f"node-{i + 1}", common) for i in range(options.nodes)]
+        self._interrupted = asyncio.Event()
+
+    def _node(self, name: str, common: list[str]) -> NodeProcess:
+        options = self._options
+        args = ["node", "--dir", str(self._folder / name), "--name", name, "--listen", "127.0.0.1:0"]
+        args += ["--swarm-id", self._manifest.swarm_id.hex(), "--rounds", str(options.rounds)]
+        args += ["--threads", str(threads_each(options.nodes)), "--device", "cpu"]
+        args += ["--evaluate-every", str(max(1, options.rounds // EVALUATIONS))]
+        for path in options.data:
+            args += ["--data", str(Path(path).absolute())]
+        return NodeProcess(name, self._folder / name, args + common, {})
+
+    async def run(self) -> SwarmSummary:
+        """Start, watch, wait for agreement, and stop everything whatever happens."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._interrupted.set)
+        begun = time.monotonic()
+        everyone = [self._boot, *self._nodes]
+        title = (
+            f"gossamer swarm {self._manifest.swarm_id.hex()[:12]}: {len(self._nodes)} nodes,"
+            f" {self._parameters / 1e6:.2f} M parameters, {self._options.codec}"
+        )
+        try:
+            with Display(Console(), self._options.rounds, title) as display:
+                display.update(everyone, "starting")
+                await self._start()
+                await self._watch(display, everyone, "training", self._all_finished, None)
+                await self._watch(display, everyone, "exchanging", self._all_agree, EXCHANGE_DEADLINE_S)
+        finally:
+            await asyncio.to_thread(stop_all, everyone)
+        wall_s = round(time.monotonic() - begun, 2)
+        return summarise(
+            [process.status for process in self._nodes if process.status is not None],
+            wall_s=wall_s,
+            rounds=self._options.rounds,
+            parameters=self._parameters,
+            codec=self._options.codec,
+            sample=await asyncio.to_thread(self._sample),
+        )
+
+    @property
+    def _parameters(self) -> int:
+        return self._manifest.plan().numel
+
+    async def _start(self) -> None:
+        self._boot.start()
+        address = await self._boot.address()
+        for process in self._nodes:
+            process.args += ["--join", address]
+            process.start()
+
+    async def _watch(
+        self,
+        display: Display,
+        everyone: list[NodeProcess],
+        phase: str,
+        is_over: Callable[[], bool],
+        deadline_s: float | None,
+    ) -> None:
+        """Refresh statuses and the display until `is_over`, or for at most `deadline_s`."""
+        begun = time.monotonic()
+        while not is_over():
+            if self._interrupted.is_set():
+                raise KeyboardInterrupt
+            for process in everyone:
+                process.check_running()
+            await asyncio.gather(*(p.ask(digest=True, plaintext=self._options.plaintext) for p in everyone))
+            display.update(everyone, phase)
+            if deadline_s is not None and time.monotonic() - begun > deadline_s:
+                return
+            try:
+                async with asyncio.timeout(REFRESH_S):
+                    await self._interrupted.wait()
+            except TimeoutError:
+                pass
+
+    def _all_finished(self) -> bool:
+        return all(process.status and process.status["state"] == "finished" for process in self._nodes)
+
+    def _all_agree(self) -> bool:
+        """Whether all hold the same records, have merged them, and have evaluated the result."""
+        statuses = [process.status for process in self._nodes]
+        if not all(status and "phi_digest" in status for status in statuses):
+            return False
+        records = {status["ledger_digest"] for status in statuses if status}
+        merged = {status["merged_digest"] for status in statuses if status}
+        busy = any(status["rounds_behind"] or status["payloads_missing"] for status in statuses if status)
+        current = all(
+            process.trainer.get("val_version") == process.status["version"]
+            for process in self._nodes
+            if process.status
+        )
+        return len(records) == 1 and len(merged) == 1 and not busy and current
+
+    def _sample(self) -> str:
+        """A few lines from the first node's model. A failure to write is no failure to train."""
+        from gossamer.node.generate import generate  # noqa: PLC0415: torch only where it is needed
+
+        try:
+            pieces = generate(
+                Home(self._nodes[0].folder), SAMPLE_PROMPT, SAMPLE_CHARACTERS, temperature=0.7, seed=self._options.seed
+            )
+            return SAMPLE_PROMPT + "".join(pieces)
+        except LocalError as error:
+            print(f"gossamer: no sample: {error}", file=sys.stderr)
+            return ""

@@ -1,0 +1,186 @@
+"""Text from this machine's own files, as bytes, in a part to train on and a held-out part.
+
+The default is the source of Python's standard library: some ten megabytes of real text that every
+machine with Gossamer on it already has. Its tests are left out, since many systems package them apart.
+
+Held-out rule: a file is held out when SHA-256 of its path, relative to the folder named and with
+forward slashes, is 0 modulo 20. So no text stands in both parts, and two machines whose files differ a
+little agree about all they share. Where that is no sensible split (fewer than 20 files, or 1 % to 20 %
+of the bytes missed) the last 5 % of the bytes are held out instead, at least one window.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gossamer.models.errors import TaskError
+
+CORPUS_BYTES_MAX = 4 << 30
+"""The corpus is held in memory whole; more than this is refused."""
+CORPUS_FILES_MAX = 1_000_000
+"""More files than this are a mistake such as naming `/`."""
+HELD_OUT_ONE_IN = 20
+
+# `_sysconfigdata*` is written for each machine; the rest is either not the library or not everywhere.
+_STDLIB_SKIPPED_FOLDERS = frozenset(
+    {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+)
+_STDLIB_SKIPPED_PREFIX = "_sysconfigdata"
+
+
+class Corpus(NamedTuple):
+    """Two disjoint byte arrays, uint8, one-dimensional."""
+
+    train: npt.NDArray[np.uint8]
+    held_out: npt.NDArray[np.uint8]
+
+
+class _File(NamedTuple):
+    relative: str
+    path: Path
+    size: int
+    named: bool
+    """Named by the user, so that skipping it silently would be wrong."""
+
+
+def load_corpus(paths: Sequence[Path], context: int) -> Corpus:
+    """Read the files, and the text files under the folders, or the standard library when `paths` is empty.
+
+    In folders, hidden entries, files that are empty, unreadable or hold a NUL byte, and links to folders
+    are passed over. Files follow one another in the order of their relative paths. Memory: their size.
+
+    Args:
+        paths: files and folders.
+        context: both parts will have at least `context + 1` bytes, one window with its target.
+
+    Raises:
+        TaskError: a path does not exist, a file named is not readable text, there is no text, too
+            little of it, or more than `CORPUS_BYTES_MAX`.
+    """
+    files = _list_files(paths)
+    by_file = _splits_by_file(files)
+    if by_file:  # held-out files last: then both parts are views of one buffer
+        files.sort(key=lambda file: (is_held_out(file.relative), file.relative))
+    else:
+        files.sort(key=lambda file: file.relative)
+    text, held_out_bytes = _read(files)
+    where = ", ".join(map(str, paths)) or f"the standard library ({_stdlib()})"
+    if not text.size:
+        raise TaskError(f"no text in {where}: name files or folders that hold some")
+    window = context + 1
+    if text.size < 2 * window:
+        raise TaskError(
+            f"{where} has {text.size} bytes of text, but a context of {context} needs at least "
+            f"{2 * window}: add text or choose a smaller context"
+        )
+    if not by_file or not window <= held_out_bytes <= text.size - window:
+        held_out_bytes = max(text.size // HELD_OUT_ONE_IN, window)
+    cut = text.size - held_out_bytes
+    return Corpus(text[:cut], text[cut:])
+
+
+def is_held_out(relative: str) -> bool:
+    """Whether the held-out rule takes this file, by its relative path with forward slashes."""
+    digest = hashlib.sha256(relative.encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest, "big") % HELD_OUT_ONE_IN == 0
+
+
+def _splits_by_file(files: Sequence[_File]) -> bool:
+    total = sum(file.size for file in files)
+    held_out = sum(file.size for file in files if is_held_out(file.relative))
+    return len(files) >= HELD_OUT_ONE_IN and 0.01 * total <= held_out <= 0.20 * total
+
+
+def _stdlib() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def _list_files(paths: Sequence[Path]) -> list[_File]:
+    files: list[_File] = []
+    total = 0
+    for file in _walk_all(paths):
+        files.append(file)
+        total += file.size
+        if total > CORPUS_BYTES_MAX:
+            raise TaskError(
+                f"more than {CORPUS_BYTES_MAX >> 30} GiB of data: the corpus is held in memory; "
+                "name fewer files, a different part on each node"
+            )
+        if len(files) > CORPUS_FILES_MAX:
+            raise TaskError(f"more than {CORPUS_FILES_MAX} files of data: name a smaller folder")
+    return files
+
+
+def _walk_all(paths: Sequence[Path]) -> Iterator[_File]:
+    if not paths:
+        root = _stdlib()
+        for file in _walk(root, skipped=_STDLIB_SKIPPED_FOLDERS):
+            if file.path.suffix == ".py" and not file.path.name.startswith(_STDLIB_SKIPPED_PREFIX):
+                yield file
+    for path in paths:
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            raise TaskError(f"data path {path} does not exist: check its spelling") from None
+        except OSError as error:
+            raise TaskError(f"cannot read data path {path}: {error.strerror}") from error
+        if stat.S_ISDIR(status.st_mode):
+            yield from _walk(path)
+        elif stat.S_ISREG(status.st_mode):
+            yield _File(path.name, path, status.st_size, True)
+        else:
+            raise TaskError(f"data path {path} is neither a file nor a folder: name text files or folders")
+
+
+def _walk(root: Path, skipped: frozenset[str] = frozenset()) -> Iterator[_File]:
+    # os.walk does not descend into links to folders, so there are no loops.
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in skipped and not name.startswith(".")]
+        for name in names:
+            path = Path(folder, name)
+            try:
+                status = path.stat()
+            except OSError:
+                continue
+            # Only regular files: opening a pipe would wait for ever.
+            if not name.startswith(".") and stat.S_ISREG(status.st_mode) and status.st_size:
+                yield _File(path.relative_to(root).as_posix(), path, status.st_size, False)
+
+
+def _read(files: Sequence[_File]) -> tuple[npt.NDArray[np.uint8], int]:
+    """All text in one array, and how many bytes at its end come from files that the rule holds out."""
+    text = np.empty(sum(file.size for file in files), dtype=np.uint8)
+    filled = held_out_bytes = 0
+    for file in files:
+        part = text[filled : filled + file.size]
+        try:
+            part = part[: _read_into(file.path, part.data)]
+        except OSError as error:
+            if file.named:
+                raise TaskError(f"cannot read data file {file.path}: {error.strerror}") from error
+            continue
+        if np.count_nonzero(part) < part.size:
+            if file.named:
+                raise TaskError(f"data file {file.path} is not text (it holds NUL bytes): name text files")
+            continue
+        filled += part.size
+        held_out_bytes += part.size if is_held_out(file.relative) else 0
+    return text[:filled], held_out_bytes
+
+
+def _read_into(path: Path, buffer: memoryview) -> int:
+    filled = 0
+    with open(path, "rb", buffering=0) as file:
+        # One read returns at most 2 GiB on Linux; a file that has grown since is cut at its old size.
+        while filled < len(buffer) and (count := file.readinto(buffer[filled:])):
+            filled += count
+    return filled

@@ -1,0 +1,159 @@
+"""The interface between Gossamer and what it trains.
+
+A task joins a model with its data, its loss and its evaluation. The trainer calls nothing else, so
+whoever can write these few methods can put any PyTorch model on a swarm. Invariants every task keeps:
+
+* what nodes must agree on (the model, the averaging, the schedule) follows from the task's options
+  and a seed alone, never from the machine;
+* data is local: `batches` may read whatever lies on this node;
+* a task never touches the network and leaves the global random state of torch as it was.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gossamer.models.errors import TaskError
+
+Batch = Any
+"""One batch of training data; only its own task looks inside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataStream:
+    """Which part of the data one node draws, and from where on.
+
+    Two streams with the same `seed` and `node_id` hold the same batches in the same order, on the
+    same data; streams of different nodes are independent.
+    """
+
+    seed: int
+    """The run's data seed, 0 <= seed < 2**63; usually the same for all nodes."""
+    node_id: bytes
+    """Tells nodes apart; any bytes."""
+    skip_batches: int = 0
+    """Batches already drawn: a resumed node goes on where it stopped."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise TaskError(f"seed is {self.seed}: choose one in 0 <= seed < 2**63")
+        if self.skip_batches < 0:
+            raise TaskError(f"skip_batches is {self.skip_batches}: it cannot be negative")
+
+    def derived_seed(self, purpose: str = "") -> int:
+        """A 63-bit seed from SHA-256 over `seed`, `node_id` and `purpose`; independent of `skip_batches`."""
+        text = self.seed.to_bytes(8, "big") + len(self.node_id).to_bytes(8, "big") + self.node_id
+        return int.from_bytes(hashlib.sha256(text + purpose.encode()).digest()[:8], "big") >> 1
+
+    def generator(self, epoch: int = 0) -> np.random.Generator:
+        """A fresh NumPy generator for one pass over the data, so that any pass can be reached at once."""
+        return np.random.default_rng((self.derived_seed(), epoch))
+
+
+class Task(abc.ABC):
+    """What a swarm trains. Subclass it, or use one from `gossamer.models.registry`."""
+
+    @abc.abstractmethod
+    def build_model(self, seed: int) -> nn.Module:
+        """A new model on the CPU, in train mode and float32; the same parameters for the same seed.
+
+        Must not disturb torch's global generator: draw from a generator of your own, or wrap the
+        construction in `torch.random.fork_rng()` and seed inside.
+        """
+
+    @abc.abstractmethod
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The inner optimizer, at its peak learning rate; called once the model is on its device."""
+
+    @abc.abstractmethod
+    def batches(self, stream: DataStream) -> Iterator[Batch]:
+        """Training batches without end, beginning after `stream.skip_batches` of them.
+
+        Raises:
+            TaskError: this node's data is missing or unusable; at the latest on the first `next`.
+        """
+
+    @abc.abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The loss to minimise: a scalar, mean nats per token. Moves the batch to the model's device."""
+
+    @abc.abstractmethod
+    def tokens(self, batch: Batch) -> int:
+        """How many tokens (or samples, where there are no tokens) one step on this batch counts for."""
+
+    @abc.abstractmethod
+    def evaluate(self, model: nn.Module) -> float:
+        """The held-out loss, mean nats per token, on the same data whenever and wherever it is called.
+
+        Without gradient, and with train or eval mode as found (`evaluating` does both).
+        """
+
+    def averaging(self, model: nn.Module, name: str, parameter: Tensor) -> str:
+        """How the swarm averages this parameter's deltas: 'rda' or 'mean'.
+
+        The default is 'rda' (radial-directional averaging) for weight matrices and higher ranks, and
+        'mean' for vectors, scalars and embeddings, among these a head tied to an embedding: their
+        rows learn from different tokens, so that one length for the whole tensor means little.
+        `name` and `parameter` come from `named_tensors(model)`.
+        """
+        if parameter.ndim < 2:
+            return "mean"
+        embeddings = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
+        return "mean" if any(e.weight is parameter for e in embeddings) else "rda"
+
+    def lr_scale(self, swarm_tokens: int) -> float:
+        """Factor on the inner learning rate, given the tokens the whole swarm has merged so far.
+
+        Not a function of this node's own steps, so that a joiner is at once at the right place.
+        """
+        return 1.0
+
+    def sample(
+        self, model: nn.Module, prompt: str, length: int, *, temperature: float, seed: int
+    ) -> Iterator[str]:
+        """Text that the model continues the prompt with, in pieces as they come.
+
+        Args:
+            length: characters to yield, the prompt not counted.
+            temperature: 0 takes the likeliest token, 1 samples as learnt.
+            seed: the same seed gives the same text.
+
+        Raises:
+            TaskError: at the call, when this task has no text to give or an argument is impossible.
+        """
+        raise TaskError(f"{type(self).__name__} does not generate text; choose a language-modelling task")
+
+
+def named_tensors(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The trainable parameters by name, in the order of registration, tied weights once (first name).
+
+    Buffers and frozen parameters are not part of what a swarm shares. The prefix that `torch.compile`
+    puts before names is dropped, so that compiled and plain nodes agree.
+    """
+    return [
+        (name.replace("_orig_mod.", ""), parameter)
+        for name, parameter in model.named_parameters(remove_duplicate=True)
+        if parameter.requires_grad
+    ]
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode and no gradient inside the `with`; afterwards every submodule's own mode as before."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True

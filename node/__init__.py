@@ -1,0 +1,21 @@
+"""The running node: daemon, transport, stores, trainer, outer loop, command line.
+
+It carries out what `gossamer.protocol` decides, and decides nothing about validity itself. Importing this
+package imports neither torch nor aiohttp: the daemon and the trainer each pay for what they use.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gossamer.node.peer import Peer as Peer
+
+__all__ = ["Peer"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Peer":
+        from gossamer.node.peer import Peer  # noqa: PLC0415: torch is imported only when a trainer asks
+
+        return Peer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,61 @@
+"""Chunks on disk, by hash.
+
+A chunk is written aside and renamed, and its hash is checked whenever it is read, so that a torn write or
+a flipped bit is found before anyone uses it: the file is removed and the chunk counts as missing again.
+"""
+
+import os
+from hashlib import sha256
+from pathlib import Path
+
+from gossamer.node.home import write_atomically
+from gossamer.protocol.errors import StorageError
+
+
+class MissingChunkError(StorageError):
+    """A chunk that should be on disk is not there or is damaged; fetch it again."""
+
+    def __init__(self, blob: bytes) -> None:
+        super().__init__(f"chunk {blob.hex()[:12]} is missing or damaged; it will be fetched again")
+        self.blob = blob
+
+
+class ChunkStore:
+    """Content-addressed files under one folder. Blocking: call it from a worker thread."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._root.mkdir(mode=0o700, exist_ok=True)
+        self._known = {
+            bytes.fromhex(file.name) for folder in os.scandir(root) if folder.is_dir() for file in os.scandir(folder)
+            if len(file.name) == 64
+        }
+
+    def __contains__(self, blob: bytes) -> bool:
+        return blob in self._known
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def _path(self, blob: bytes) -> Path:
+        name = blob.hex()
+        return self._root / name[:2] / name
+
+    def put(self, blob: bytes, data: bytes | memoryview, *, durable: bool = False) -> None:
+        """Store bytes whose SHA-256 the caller has checked to be `blob`. Raises OSError (disk full, ...)."""
+        path = self._path(blob)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_atomically(path, data if isinstance(data, bytes) else bytes(data), durable=durable)
+        self._known.add(blob)
+
+    def get(self, blob: bytes) -> bytes:
+        """Read a chunk and check it. Raises MissingChunkError."""
+        try:
+            data = self._path(blob).read_bytes()
+        except OSError:
+            data = b""
+        if sha256(data).digest() != blob:
+            self._known.discard(blob)
+            self._path(blob).unlink(missing_ok=True)
+            raise MissingChunkError(blob)
+        return data

@@ -1,0 +1,192 @@
+"""The command line of a node: `node`, `status`, `verify`, `generate`, `id`.
+
+`gossamer.bootstrap.cli` adds how swarms begin and is the `gossamer` command.
+"""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gossamer.node import logs
+from gossamer.node.address import parse_address
+from gossamer.node.client import fetch_manifest, fetch_status
+from gossamer.node.home import Home
+from gossamer.node.options import DaemonOptions, TrainerOptions
+from gossamer.node.status import one_line
+from gossamer.node.supervisor import Supervisor
+from gossamer.node.verify import verify as verify_replicas
+from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.identity import short
+from gossamer.protocol.manifest import Manifest
+
+app = typer.Typer(add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+
+Join = Annotated[
+    list[str] | None,
+    typer.Option("--join", metavar="HOST:PORT", help="A node of the swarm; may be given several times."),
+]
+Dir = Annotated[Path | None, typer.Option("--dir", help="The node's folder. Default: ~/.gossamer/SWARM")]
+Listen = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 chooses one, 0.0.0.0 is every address.")
+]
+Advertise = Annotated[
+    list[str] | None, typer.Option(metavar="HOST:PORT", help="Where others can dial this node, if not as it listens.")
+]
+Name = Annotated[str, typer.Option(help="What displays call this node.")]
+Plaintext = Annotated[
+    bool, typer.Option("--insecure-plaintext", help="No TLS. For tests on loopback; all nodes must do the same.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Log more, and show tracebacks.")]
+LogJson = Annotated[bool, typer.Option("--log-json", help="Log JSON objects, one a line.")]
+
+
+def default_folder(manifest: Manifest, suffix: str = "") -> Path:
+    """Where a node of a swarm lives unless told otherwise."""
+    root = os.environ.get("GOSSAMER_HOME")
+    return (Path(root) if root else Path.home() / ".gossamer") / (manifest.swarm_id.hex()[:12] + suffix)
+
+
+def checked_join(join: list[str] | None) -> tuple[str, ...]:
+    """Join addresses. Raises ConfigError for one that is none."""
+    for address in join or ():
+        parse_address(address)
+    return tuple(join or ())
+
+
+@app.command(rich_help_panel="Train")
+def node(
+    join: Join = None,
+    folder: Dir = None,
+    swarm_id: Annotated[
+        str | None, typer.Option(help="Refuse any other swarm than this (its id or the beginning of it).")
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="Files or folders to train on; default: the task's own.")
+    ] = None,
+    listen: Listen = "0.0.0.0:0",
+    advertise: Advertise = None,
+    name: Name = "",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps ...")] = "auto",
+    threads: Annotated[int, typer.Option(min=0, max=1024, help="CPU threads for training; 0 for all.")] = 0,
+    rounds: Annotated[int, typer.Option(min=0, help="Stop training after this round; 0 for never.")] = 0,
+    evaluate_every: Annotated[int, typer.Option(min=0, help="Evaluate every so many rounds; 0 for never.")] = 5,
+    plaintext: Plaintext = False,
+    debug: Debug = False,
+    log_json: LogJson = False,
+) -> None:
+    """Train: join a swarm with this machine, or go on with the node in --dir.
+
+    Example: gossamer node --join 192.168.1.5:7700
+    """
+    logs.configure(debug=debug, as_json=log_json)
+    addresses = checked_join(join)
+    for path in data or ():
+        if not Path(path).exists():
+            raise ConfigError(f"--data {path}: there is no such file or folder")
+    home = _enter_swarm(addresses, folder, swarm_id, plaintext)
+    supervisor = Supervisor(
+        DaemonOptions(
+            folder=home.root,
+            listen=listen,
+            advertise=checked_join(advertise),
+            join=addresses,
+            name=name,
+            trains=True,
+            plaintext=plaintext,
+            debug=debug,
+            log_json=log_json,
+        ),
+        TrainerOptions(
+            folder=home.root,
+            data=tuple(str(Path(path).absolute()) for path in data or ()),
+            threads=threads,
+            device=device,
+            stop_round=rounds,
+            evaluate_every=evaluate_every,
+            debug=debug,
+            log_json=log_json,
+        ),
+    )
+    raise typer.Exit(supervisor.run())
+
+
+def _enter_swarm(join: tuple[str, ...], folder: Path | None, swarm_id: str | None, plaintext: bool) -> Home:
+    """The folder of the swarm to take part in, made if need be. Raises ConfigError or UnreachableError."""
+    known = Home(folder).manifest() if folder is not None else None
+    if known is not None:
+        if swarm_id is not None and not known.swarm_id.hex().startswith(swarm_id.lower()):
+            raise ConfigError(f"{folder} belongs to swarm {known.swarm_id.hex()[:12]}, not {swarm_id}")
+        return Home(folder or Path())
+    if not join:
+        raise ConfigError("which swarm? Give a node of it with --join HOST:PORT, or a folder with --dir")
+    manifest = fetch_manifest(join, swarm_id, plaintext=plaintext)
+    if swarm_id is None:
+        typer.echo(f"joining swarm {manifest.swarm_id.hex()} (trusted on first use; pin it with --swarm-id)", err=True)
+    home = Home((folder or default_folder(manifest)).absolute())
+    home.create()
+    home.adopt(manifest)
+    return home
+
+
+@app.command(rich_help_panel="Watch")
+def status(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="A running node.")],
+    as_json: Annotated[bool, typer.Option("--json", help="All of it, as JSON.")] = False,
+    plaintext: Plaintext = False,
+) -> None:
+    """Ask a node how it is doing."""
+    found = asyncio.run(fetch_status(address, digest=as_json, plaintext=plaintext))
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    typer.echo(f"swarm {found['swarm']} ({found['swarm_id'][:12]}), {found['records']} records")
+    typer.echo(one_line(found))
+    for member in found["members"]:
+        typer.echo(f"  {member['name'] or member['node_id'][:8]}: {member['health']}, round {member['round']}")
+
+
+@app.command(rich_help_panel="Watch")
+def verify(
+    addresses: Annotated[list[str], typer.Argument(metavar="HOST:PORT...", help="Two or more running nodes.")],
+    wait: Annotated[float, typer.Option(min=0, max=3600, help="Seconds to wait for them to hold the same records.")] = 30,
+    plaintext: Plaintext = False,
+) -> None:
+    """Check that replicas are bit-identical. Exit status 0 only if they are."""
+    if len(addresses) < 2:
+        raise ConfigError("give two or more addresses: one replica alone agrees with itself")
+    verdict = asyncio.run(verify_replicas(tuple(addresses), wait_s=wait, plaintext=plaintext))
+    for address, answer in verdict.answers.items():
+        records, model = answer.get("merged_digest", "-")[:16], answer.get("phi_digest", "-")[:16]
+        typer.echo(f"{address}  records {records}  model {model}")
+    typer.echo(verdict.explain())
+    raise typer.Exit(0 if verdict.agreed else 1)
+
+
+@app.command(rich_help_panel="Use")
+def generate(
+    folder: Annotated[Path, typer.Option("--dir", help="A node's folder.")],
+    prompt: Annotated[str, typer.Option(help="What to continue.")] = "",
+    length: Annotated[int, typer.Option(min=1, max=1_000_000, help="Characters to write.")] = 400,
+    temperature: Annotated[float, typer.Option(min=0, max=10)] = 0.7,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Continue a prompt with the model in a node's folder."""
+    from gossamer.node.generate import generate as pieces  # noqa: PLC0415: torch only where it is needed
+
+    typer.echo(prompt, nl=False)
+    for piece in pieces(Home(folder), prompt, length, temperature=temperature, seed=seed):
+        typer.echo(piece, nl=False)
+    typer.echo()
+
+
+@app.command("id", rich_help_panel="Watch")
+def show_id(folder: Annotated[Path, typer.Option("--dir", help="A node's folder; a key is made if it has none.")]) -> None:
+    """Print a node's own id."""
+    home = Home(folder)
+    home.create()
+    identity = home.identity()
+    typer.echo(f"{identity.node_id.hex()}  ({short(identity.node_id)})")

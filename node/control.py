@@ -1,0 +1,147 @@
+"""What a node's daemon and trainer say to each other over their Unix socket.
+
+Length-prefixed msgpack, one small dataclass a message; bulk data goes through `shared`. Both ends belong to
+the same user and release, so a message that does not parse is a bug, and ends the connection.
+"""
+
+import socket
+from dataclasses import astuple, dataclass
+
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.wire import pack, unpack
+
+FRAME_BYTES_MAX = 8 * 1024 * 1024
+LENGTH_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Daemon: who we are; the shared memory's descriptor travels with the frame."""
+
+    manifest: bytes
+    node_id: bytes
+    own_last: int
+    clock: int
+    caught_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Phi:
+    """Daemon: fragment `fragment` of Phi is in shared memory.
+
+    `merged_round` is the highest round merged into it, `own_round` the highest of our own among them,
+    `version` counts the merges of all fragments.
+    """
+
+    fragment: int
+    merged_round: int
+    own_round: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Daemon: the delta for this round is stored and signed; the payload area is the trainer's again."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Daemon: the swarm's round clock, and the tokens of all deltas merged so far."""
+
+    round: int
+    swarm_tokens: int
+    caught_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Daemon: the node is stopping; publish what there is and end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Trainer: a delta of `payload_bytes` is in the payload area."""
+
+    round: int
+    base: int
+    tokens: int
+    steps: int
+    loss: float
+    codec: str
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """Trainer: fragment `fragment` has been read; the area is the daemon's again."""
+
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Trainer: how it is doing, for peers and displays."""
+
+    state: str
+    inner_steps: int
+    tokens: int
+    tokens_per_s: float
+    loss: float
+    val_loss: float | None
+    val_loss_start: float | None
+    evaluated_version: int
+    wait_fraction: float
+    """Part of the training loop's wall time in which it was kept from inner steps: publish and apply."""
+    device: str
+
+
+ControlMessage = Welcome | Phi | Published | Clock | Stop | Publish | Took | Report
+
+_KINDS: dict[int, type[ControlMessage]] = dict(
+    enumerate((Welcome, Phi, Published, Clock, Stop, Publish, Took, Report))
+)
+_CODES = {kind: code for code, kind in _KINDS.items()}
+
+
+def encode(message: ControlMessage) -> bytes:
+    """One frame."""
+    body = pack([_CODES[type(message)], *astuple(message)])
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+def decode(body: bytes) -> ControlMessage:
+    """Inverse of `encode`, without the length. Raises MalformedError."""
+    value = unpack(body, FRAME_BYTES_MAX)
+    if not isinstance(value, list) or not value or value[0] not in _KINDS:
+        raise MalformedError("control message of unknown kind")
+    try:
+        return _KINDS[value[0]](*value[1:])
+    except TypeError:
+        raise MalformedError("control message with the wrong fields") from None
+
+
+def frame_length(prefix: bytes) -> int:
+    """Length of the body that follows. Raises MalformedError."""
+    length = int.from_bytes(prefix, "big")
+    if length > FRAME_BYTES_MAX:
+        raise MalformedError(f"control frame of {length} bytes")
+    return length
+
+
+def receive_exactly(connection: socket.socket, count: int) -> bytes:
+    """Read `count` bytes from a blocking socket. Raises ConnectionError at its end."""
+    parts = []
+    while count:
+        part = connection.recv(min(count, 1 << 16))
+        if not part:
+            raise ConnectionError("the daemon closed the connection")
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def receive(connection: socket.socket) -> ControlMessage:
+    """Read one message from a blocking socket. Raises ConnectionError, OSError or MalformedError."""
+    return decode(receive_exactly(connection, frame_length(receive_exactly(connection, LENGTH_BYTES))))

@@ -1,0 +1,394 @@
+"""The daemon: one process that carries out what the protocol core decides. The composition root.
+
+It owns the folder, the network, the stores and Phi; it has no opinion on validity, and does not import
+torch. Started by the supervisor (or by `Peer.attach`) as ``python -m gossamer.node.daemon FOLDER ...``.
+"""
+
+import asyncio
+import logging
+import random
+import signal
+import sys
+import time
+from collections.abc import Coroutine, Iterable
+from hashlib import sha256
+from typing import Any
+
+import aiohttp
+
+from gossamer.node import __version__, control, genesis, lifeline, logs
+from gossamer.node.address import WILDCARDS, format_address, parse_address
+from gossamer.node.chunkstore import ChunkStore
+from gossamer.node.home import Home
+from gossamer.node.link import PeerLink
+from gossamer.node.merging import Merging
+from gossamer.node.options import DaemonOptions
+from gossamer.node.publisher import Publisher
+from gossamer.node.recordstore import RecordStore
+from gossamer.node.recordwriter import RecordWriter
+from gossamer.node.status import describe
+from gossamer.node.trainer_port import TrainerPort
+from gossamer.node.transfers import Transfers
+from gossamer.node.transport import Transport
+from gossamer.protocol import effects as fx
+from gossamer.protocol.chunks import chunk_sizes, parse_index
+from gossamer.protocol.errors import ConfigError, LocalError, PeerError
+from gossamer.protocol.identity import short
+from gossamer.protocol.messages import Message, encode
+from gossamer.protocol.records import Delta
+from gossamer.protocol.replica import NodeInfo, Replica
+
+STOP_GRACE_S = 3.0
+"""Time for the trainer to hand in its open window when the node stops."""
+
+log = logging.getLogger("gossamer.node")
+
+
+class Daemon:
+    """One node's daemon, from start to stop."""
+
+    def __init__(self, options: DaemonOptions) -> None:
+        self.options = options
+        self.home = Home(options.folder)
+        self.home.create()
+        self.home.lock()
+        manifest = self.home.manifest()
+        if manifest is None:
+            raise ConfigError(f"no manifest in {options.folder}; run: gossamer node --join HOST:PORT")
+        self.manifest = manifest
+        self.identity = self.home.identity()
+        self.chunks = ChunkStore(self.home.chunks_path)
+        self.records = RecordStore(self.home.ledger_path, manifest.swarm_id)
+        self.core = Replica(
+            identity=self.identity,
+            manifest=manifest,
+            info=NodeInfo(
+                name=options.name,
+                trains=options.trains,
+                incarnation=time.time_ns() // 1_000_000,
+                bootstrap=options.join,
+                version=__version__,
+            ),
+            has_chunk=self.chunks.__contains__,
+            unix_offset_s=time.time() - time.monotonic(),
+            rng=random.Random(),
+        )
+        self.transport = Transport(
+            self.identity, manifest.swarm_id, manifest.canonical(), self, tls=not options.plaintext
+        )
+        self.port = TrainerPort(
+            self.home.socket_path(),
+            manifest,
+            self.identity.node_id,
+            on_attach=self._welcome,
+            on_publish=lambda message, payload: self.publisher.publish(message, payload),
+            on_change=self._trainer_changed,
+        )
+        self.merging = Merging(manifest, self.core, self.port, self.chunks, self._refetch)
+        self.writer = RecordWriter(self.records, self._own_stored)
+        self.transfers = Transfers(self.chunks, self.transport, self.dispatch, self._refetch)
+        self.publisher = Publisher(self.chunks, self.dispatch, self.port.send)
+        self.started = time.monotonic()
+        self.links: dict[int, PeerLink] = {}
+        self.blamed = 0
+        self._past_traffic = [0, 0, 0, 0]
+        self._tasks: asyncio.TaskGroup | None = None
+        self._link_tasks: set[asyncio.Task[None]] = set()
+        self._serving: dict[int, asyncio.Task[None]] = {}
+        self._listen_port = 0
+        self._timer_moved = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._clock_sent: tuple[int, int, bool] | None = None
+        self._encoded: tuple[Message, bytes] | None = None
+
+    # -- life
+
+    async def run(self) -> None:
+        """Serve until `stop`, then take leave. Raises LocalError if it cannot start or must not go on."""
+        host, port = parse_address(self.options.listen, port_min=0)
+        bound = await self.transport.start(host, port)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.stop)
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                lasting = [
+                    self._tasks.create_task(work, name=name)
+                    for name, work in (
+                        ("timer", self._keep_time()),
+                        ("records", self.writer.run()),
+                        ("merging", self.merging.run()),
+                        ("trainer", self.port.serve()),
+                    )
+                ]
+                await self._begin(host, bound)
+                await self._stopping.wait()
+                await self._take_leave()
+                for task in [*lasting, *self._link_tasks]:
+                    task.cancel()
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+        finally:
+            await self.transport.stop()
+            self.merging.close()
+            self.records.close()
+
+    def stop(self) -> None:
+        """Begin an orderly stop."""
+        self._stopping.set()
+
+    async def _begin(self, host: str, port: int) -> None:
+        """Take up where the last run ended, and make ourselves known."""
+        stored = await asyncio.to_thread(self.records.load, self.core.layout)
+        held = [d.record_id for d in stored if all(blob in self.chunks for blob in d.body.chunks)]
+        self._carry_out(self.core.restore(stored, held, time.monotonic()))
+        advertised = self.options.advertise or (
+            (format_address(host, port),) if host not in WILDCARDS else ()
+        )
+        self._listen_port = port
+        self._carry_out(self.core.announce(advertised))
+        self._fetch_genesis()
+        local = format_address("127.0.0.1" if host in WILDCARDS else host, port)
+        self.home.write_daemon(address=local, node_id=self.identity.node_id.hex(), plaintext=self.options.plaintext)
+        log.info("node %s of swarm %s listens on %s", short(self.identity.node_id), self._swarm, local)
+        if stored:
+            log.info("resumed with %d records, own round %d", len(stored), self.core.own_last)
+
+    @property
+    def _swarm(self) -> str:
+        return self.core.swarm_id.hex()[:12]
+
+    async def _take_leave(self) -> None:
+        """Let the trainer hand in its open window, tell the peers, and send what is queued."""
+        self.port.send(control.Stop())
+        try:
+            async with asyncio.timeout(STOP_GRACE_S):
+                await self.port.done.wait()
+                await self.writer.drained()
+        except TimeoutError:
+            log.warning("the trainer did not end in time")
+        self.dispatch(fx.Leave())
+        for link in self.links.values():
+            link.close_soon()
+        if self._link_tasks:
+            await asyncio.wait(self._link_tasks, timeout=0.5)
+
+    # -- the core
+
+    def dispatch(self, event: fx.Event) -> list[fx.Effect]:
+        """Give the core an event and carry out what it answers."""
+        effects = self.core.handle(event, time.monotonic())
+        self._carry_out(effects)
+        self._timer_moved.set()
+        self._tell_clock()
+        return effects
+
+    async def _keep_time(self) -> None:
+        while True:
+            delay = self.core.next_wake() - time.monotonic()
+            if delay <= 0:
+                self.dispatch(fx.Wake())
+                continue
+            self._timer_moved.clear()
+            try:
+                async with asyncio.timeout(delay):
+                    await self._timer_moved.wait()
+            except TimeoutError:
+                pass
+
+    def _carry_out(self, effects: Iterable[fx.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case fx.Send():
+                    if effect.link in self.links:
+                        self.links[effect.link].send(self._encode(effect.message))
+                case fx.Store():
+                    self.writer.add(effect.delta, own=effect.own)
+                case fx.Ready():
+                    self.merging.mark(effect.delta.round)
+                case fx.Get():
+                    if effect.link in self.links:
+                        self._spawn(self.transfers.get(self.links[effect.link], effect))
+                case fx.Put():
+                    if effect.link in self.links:
+                        self.transfers.asked(self.links[effect.link], effect.blob)
+                case fx.Dial():
+                    self._spawn(self._dial(effect))
+                case fx.Hangup():
+                    if effect.link in self.links:
+                        log.debug("closing link %d: %s", effect.link, effect.reason)
+                        self.links[effect.link].close_soon()
+                case fx.Fetched():
+                    self._fetch_genesis()
+                case fx.Blame():
+                    self.blamed += 1
+                    who = short(self.links[effect.link].node_id) if effect.link in self.links else "a peer"
+                    log.warning("%s misbehaved: %s", who, effect.reason)
+                case fx.Notice():
+                    log.info("%s", effect.text)
+
+    def _encode(self, message: Message) -> bytes:
+        """Serialise a message; one that goes to several links is serialised once."""
+        if self._encoded is None or self._encoded[0] is not message:
+            self._encoded = (message, encode(message))
+        return self._encoded[1]
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a short-lived task of a link or transfer; the core bounds how many there are."""
+        assert self._tasks is not None
+        task = self._tasks.create_task(work)
+        self._link_tasks.add(task)
+        task.add_done_callback(self._link_tasks.discard)
+        return task
+
+    # -- links (the transport's Receiver)
+
+    def link_up(self, link: PeerLink) -> None:
+        self.links[link.number] = link
+        if link.outbound:
+            self._serving[link.number] = self._spawn(self.transfers.serve_asked(link))
+            self._learn_address(link)
+        self.dispatch(fx.LinkUp(link.number, link.node_id, link.outbound, link.address))
+
+    def link_down(self, link: PeerLink) -> None:
+        self.links.pop(link.number, None)
+        self._past_traffic = [past + now for past, now in zip(self._past_traffic, _counts(link), strict=True)]
+        if link.number in self._serving:
+            self._serving.pop(link.number).cancel()
+        if not self._stopping.is_set():
+            self.dispatch(fx.LinkDown(link.number))
+
+    def _learn_address(self, link: PeerLink) -> None:
+        """A node that listens everywhere and was not told its address uses the one that its routes show."""
+        if self.core.own_row.addresses or self.options.advertise:
+            return
+        name = link.socket_name()
+        if name is not None:
+            self._carry_out(self.core.announce((format_address(name[0], self._listen_port),)))
+
+    async def message(self, link: PeerLink, data: bytes) -> None:
+        self.dispatch(fx.Received(link.number, data))
+        await self.writer.room()
+
+    async def _dial(self, effect: fx.Dial) -> None:
+        try:
+            await self.transport.dial(effect.address, effect.node_id)
+            return
+        except PeerError as error:
+            log.warning("%s: %s", effect.address, error)
+        except (OSError, TimeoutError, aiohttp.ClientError) as error:
+            log.debug("cannot reach %s: %s", effect.address, error)
+        self.dispatch(fx.DialFailed(effect.address))
+
+    # -- chunks
+
+    def expected_size(self, blob: bytes) -> int | None:
+        return self.core.fetcher.expected_size(blob)
+
+    async def read_chunk(self, blob: bytes) -> bytes | None:
+        return await self.transfers.read(blob)
+
+    async def chunk_arrived(self, blob: bytes, data: bytes) -> None:
+        await self.transfers.store(blob, data)
+
+    def _refetch(self, blob: bytes) -> None:
+        """A chunk on disk turned out damaged: fetch it again."""
+        log.warning("chunk %s was damaged on disk; fetching it again", short(blob))
+        for delta in self.core.ledger:
+            if blob in delta.body.chunks:
+                sizes = chunk_sizes(delta.body.payload_bytes)
+                self.dispatch(fx.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))
+        self._fetch_genesis()
+
+    def _fetch_genesis(self) -> None:
+        """Fetch what is missing of Phi_0: first its index, then the chunks that this lists."""
+        root = self.manifest.genesis.root
+        lacking = genesis.missing(self.manifest, self.chunks)
+        if not lacking:
+            self.merging.genesis_here()
+            return
+        total = self.core.layout.snapshot_bytes
+        if lacking == (root,):
+            wanted = ((root, 32 * len(chunk_sizes(total))),)
+        else:
+            hashes = parse_index(self.chunks.get(root), total)
+            sizes = dict(zip(hashes, chunk_sizes(total), strict=True))
+            wanted = tuple((blob, sizes[blob]) for blob in lacking)
+        key = sha256(b"".join(blob for blob, _ in wanted)).digest()
+        self.dispatch(fx.Need(key, wanted))
+
+    # -- the trainer
+
+    def _welcome(self) -> control.Welcome:
+        self._clock_sent = None
+        return control.Welcome(
+            self.manifest.canonical(),
+            self.identity.node_id,
+            self.core.own_last,
+            self.core.clock,
+            self.merging.ready,
+        )
+
+    def _trainer_changed(self) -> None:
+        report = self.port.report
+        if report is not None:
+            self.dispatch(
+                fx.Progress(
+                    report.inner_steps, report.tokens, report.tokens_per_s, report.loss, report.device
+                )
+            )
+        self.merging.look()
+        self._tell_clock()
+
+    def _tell_clock(self) -> None:
+        told = (self.core.clock, self.merging.tokens, self.merging.ready)
+        if self.port.attached and told != self._clock_sent:
+            self._clock_sent = told
+            self.port.send(control.Clock(*told))
+
+    def _own_stored(self, delta: Delta) -> None:
+        self.dispatch(fx.Stored(delta))
+        self.port.send(control.Published(delta.round))
+
+    # -- what others see
+
+    async def status(self, query: dict[str, str]) -> dict[str, Any]:
+        digests = await self.merging.digest() if query.get("digest") else None
+        return describe(self, digests)
+
+    def traffic(self) -> list[int]:
+        """Bytes of all links so far: control sent and received, payload sent and received."""
+        total = self._past_traffic
+        for link in self.links.values():
+            total = [a + b for a, b in zip(total, _counts(link), strict=True)]
+        return total
+
+
+def _counts(link: PeerLink) -> tuple[int, int, int, int]:
+    traffic = link.traffic
+    return traffic.sent, traffic.received, traffic.payload_sent, traffic.payload_received
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first error of a task group, however deep."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def main() -> int:
+    """Run a daemon from its one JSON argument; exit status 2 for a mistake that a person can mend."""
+    options = DaemonOptions.from_json(sys.argv[1])
+    logs.configure(debug=options.debug, as_json=options.log_json)
+    try:
+        daemon = Daemon(options)
+        lifeline.watch(lambda: signal.raise_signal(signal.SIGTERM))
+        asyncio.run(daemon.run())
+    except LocalError as error:
+        log.error("%s", error, exc_info=error if options.debug else None)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

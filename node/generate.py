@@ -1,0 +1,38 @@
+"""Use what was trained: a model with Phi's parameters, and text from it."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from gossamer.models.errors import TaskError
+from gossamer.models.registry import build_task
+from gossamer.models.task import named_tensors
+from gossamer.node.home import Home
+from gossamer.node.replay import replay
+from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.fixedpoint import Ints, to_float
+from gossamer.protocol.manifest import Manifest
+
+
+def load_into(model: nn.Module, manifest: Manifest, phi: Ints) -> None:
+    """Set a model's parameters to Phi, int32[numel] in snapshot order."""
+    by_name = dict(named_tensors(model))
+    with torch.no_grad():
+        for fragment in manifest.plan().fragments:
+            for slot in fragment.slots:
+                start = fragment.offset + slot.offset
+                values = to_float(phi[start : start + slot.numel]).reshape(slot.spec.shape)
+                by_name[slot.spec.name].copy_(torch.from_numpy(values))
+
+
+def generate(home: Home, prompt: str, length: int, *, temperature: float, seed: int) -> Iterator[str]:
+    """Continue a prompt with the model in a node's folder, piece by piece. Raises ConfigError or StorageError."""
+    manifest, merger = replay(home)
+    try:
+        task = build_task(manifest.task.name, manifest.task.options, ())
+        model = task.build_model(manifest.task.seed)
+        load_into(model, manifest, merger.snapshot())
+        return task.sample(model, prompt, length, temperature=temperature, seed=seed)
+    except TaskError as error:
+        raise ConfigError(str(error)) from None

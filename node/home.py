@@ -1,0 +1,128 @@
+"""A node's folder: its key, its swarm's manifest, its ledger and its chunks.
+
+::
+
+    D/key                 32 secret bytes, mode 0600
+    D/manifest            the manifest's canonical bytes
+    D/ledger.sqlite       signed records
+    D/chunks/ab/abcd...   payload and snapshot chunks by hash
+    D/daemon.json         where the running daemon answers
+    D/lock                held by the running daemon
+
+Everything is created 0700/0600; files appear whole (written aside, then renamed) or not at all.
+"""
+
+import fcntl
+import json
+import os
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Any
+
+from gossamer.protocol.errors import ConfigError, MalformedError, StorageError
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.manifest import Manifest, from_canonical
+
+_SOCKET_PATH_MAX = 100
+"""Unix socket paths end at 104 to 108 bytes, depending on the system."""
+
+
+def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Write a file of mode 0600 so that it is there whole or not at all. Raises OSError."""
+    fd, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        os.unlink(aside)
+        raise
+
+
+class Home:
+    """Paths and small files of one node."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.key_path = root / "key"
+        self.manifest_path = root / "manifest"
+        self.ledger_path = root / "ledger.sqlite"
+        self.chunks_path = root / "chunks"
+        self.daemon_path = root / "daemon.json"
+        self._lock: IO[bytes] | None = None
+
+    def create(self) -> None:
+        """Make the folder. Raises StorageError."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise StorageError(f"cannot create {self.root}: {error.strerror}; choose another --dir") from None
+
+    def lock(self) -> None:
+        """Make sure that no other daemon uses this folder. Raises StorageError."""
+        self._lock = open(self.root / "lock", "wb")  # noqa: SIM115: held as long as we live
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StorageError(f"another node is running in {self.root}; stop it or choose another --dir") from None
+
+    def identity(self) -> Identity:
+        """Read the key, making one the first time. Raises StorageError."""
+        try:
+            if not self.key_path.exists():
+                write_atomically(self.key_path, os.urandom(32), durable=True)
+            mode = self.key_path.stat().st_mode & 0o777
+            if mode & 0o077:
+                raise StorageError(f"{self.key_path} can be read by others; run: chmod 600 {self.key_path}")
+            return Identity.from_seed(self.key_path.read_bytes())
+        except OSError as error:
+            raise StorageError(f"cannot use {self.key_path}: {error.strerror}") from None
+        except ConfigError as error:
+            raise StorageError(f"{self.key_path} is damaged ({error}); restore it from a backup") from None
+
+    def manifest(self) -> Manifest | None:
+        """The manifest kept here, None if there is none yet. Raises StorageError."""
+        try:
+            return from_canonical(self.manifest_path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, MalformedError) as error:
+            raise StorageError(f"{self.manifest_path} is damaged ({error}); remove it and join again") from None
+
+    def adopt(self, manifest: Manifest) -> None:
+        """Keep the manifest of the swarm this folder is for. Raises ConfigError if it is for another."""
+        known = self.manifest()
+        if known is not None and known.swarm_id != manifest.swarm_id:
+            raise ConfigError(
+                f"{self.root} belongs to swarm {known.swarm_id.hex()[:12]}, not {manifest.swarm_id.hex()[:12]};"
+                " choose another --dir"
+            )
+        if known is None:
+            write_atomically(self.manifest_path, manifest.canonical(), durable=True)
+
+    def socket_path(self) -> str:
+        """Where the trainer finds the daemon: in the folder, or if its path is too long, under /tmp."""
+        path = str((self.root / "trainer.sock").absolute())
+        if len(path.encode()) <= _SOCKET_PATH_MAX:
+            return path
+        folder = Path(tempfile.gettempdir()) / f"gossamer-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            raise StorageError(f"{folder} belongs to somebody else; set TMPDIR to a folder of your own")
+        return str(folder / f"{sha256(path.encode()).hexdigest()[:16]}.sock")
+
+    def write_daemon(self, **facts: Any) -> None:
+        """Say where the running daemon answers."""
+        write_atomically(self.daemon_path, json.dumps(facts).encode())
+
+    def read_daemon(self) -> dict[str, Any] | None:
+        """What `write_daemon` said last, None if nothing usable."""
+        try:
+            facts = json.loads(self.daemon_path.read_bytes())
+        except (OSError, ValueError):
+            return None
+        return facts if isinstance(facts, dict) else None

@@ -1,0 +1,81 @@
+"""No orphans: a child process ends when its parent does, however the parent died.
+
+The parent keeps the write end of a pipe and hands the read end to the child; the kernel closes the write
+end with the parent, even on kill -9, and the child reads end-of-file. Works on every Unix.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+_VARIABLE = "GOSSAMER_LIFELINE_FD"
+
+
+class Child:
+    """A child process tied to this one by a lifeline."""
+
+    def __init__(
+        self, module: str, args: Sequence[str], *, env: Mapping[str, str] | None = None, stderr: int | None = None
+    ) -> None:
+        """Start ``python -m module args``. Raises OSError if it cannot be started."""
+        read_end, self._write_end = os.pipe()
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, *args],
+                pass_fds=[read_end],
+                env={**os.environ, **(env or {}), _VARIABLE: str(read_end)},
+                stdin=subprocess.DEVNULL,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._write_end)
+            raise
+        finally:
+            os.close(read_end)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def poll(self) -> int | None:
+        """Exit status, or None while it runs."""
+        return self.process.poll()
+
+    def terminate(self) -> None:
+        """Ask it to stop (SIGTERM)."""
+        self.process.terminate()
+
+    def end(self, grace_s: float) -> int:
+        """Wait `grace_s` for it to end, then kill it; returns its exit status."""
+        try:
+            return self.process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the lifeline, which tells a child that still runs to end."""
+        if self._write_end >= 0:
+            os.close(self._write_end)
+            self._write_end = -1
+
+
+def watch(on_cut: Callable[[], None]) -> None:
+    """Call `on_cut` from a background thread once the parent is gone. Does nothing without a lifeline."""
+    value = os.environ.pop(_VARIABLE, None)
+    if value is None:
+        return
+    fd = int(value)
+    os.set_inheritable(fd, False)
+
+    def wait_for_end() -> None:
+        while os.read(fd, 1):
+            pass
+        on_cut()
+
+    threading.Thread(target=wait_for_end, name="lifeline", daemon=True).start()

@@ -1,0 +1,116 @@
+"""One authenticated WebSocket to a peer: a bounded queue out, a stream of messages in."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+
+from gossamer.protocol.limits import SEND_QUEUE_BYTES_MAX
+
+WebSocket = aiohttp.ClientWebSocketResponse | web.WebSocketResponse
+
+WRITE_TIMEOUT_S = 30.0
+"""A peer that takes nothing for this long is cut off; it will be dialled again."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of one link, both of its WebSocket and of the chunks that belong to it."""
+
+    sent: int = 0
+    received: int = 0
+    payload_sent: int = 0
+    payload_received: int = 0
+
+
+class PeerLink:
+    """A link after its handshake. `base_url` is set if we dialled: HTTP requests go where links went."""
+
+    def __init__(
+        self,
+        number: int,
+        node_id: bytes,
+        socket: WebSocket,
+        session: bytes,
+        *,
+        base_url: str | None = None,
+        address: str | None = None,
+        pin: aiohttp.Fingerprint | None = None,
+    ) -> None:
+        self.number = number
+        self.node_id = node_id
+        self.session = session
+        self.base_url = base_url
+        self.address = address
+        self.pin = pin
+        self.traffic = Traffic()
+        self.dropped = 0
+        """Messages dropped because the peer takes them too slowly."""
+        self._socket = socket
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._news = asyncio.Event()
+        self._closing = False
+
+    @property
+    def outbound(self) -> bool:
+        return self.base_url is not None
+
+    def socket_name(self) -> tuple[str, int] | None:
+        """Our end's address, None if the link is gone."""
+        name = self._socket.get_extra_info("sockname")
+        return (str(name[0]), int(name[1])) if name else None
+
+    def send(self, data: bytes) -> None:
+        """Queue a message; drop it if the queue is full. Never waits."""
+        if self._queued_bytes + len(data) > SEND_QUEUE_BYTES_MAX:
+            self.dropped += 1
+            return
+        self._queue.append(data)
+        self._queued_bytes += len(data)
+        self._news.set()
+
+    def close_soon(self) -> None:
+        """Close once the queue has gone out."""
+        self._closing = True
+        self._news.set()
+
+    async def run(self, on_message: Callable[[bytes], Awaitable[None]]) -> None:
+        """Carry messages both ways until either side closes; always ends with the socket closed."""
+        writer = asyncio.create_task(self._write(), name=f"link-{self.number}-write")
+        try:
+            async for message in self._socket:
+                if message.type is not aiohttp.WSMsgType.BINARY:
+                    break
+                self.traffic.received += len(message.data)
+                await on_message(message.data)
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+            await self._close()
+
+    async def _write(self) -> None:
+        try:
+            while self._queue or not self._closing:
+                while self._queue:
+                    data = self._queue.popleft()
+                    self._queued_bytes -= len(data)
+                    async with asyncio.timeout(WRITE_TIMEOUT_S):
+                        await self._socket.send_bytes(data)
+                    self.traffic.sent += len(data)
+                self._news.clear()
+                if not self._closing:
+                    await self._news.wait()
+        except (TimeoutError, ConnectionError, aiohttp.ClientError):
+            pass
+        await self._close()
+
+    async def _close(self) -> None:
+        try:
+            async with asyncio.timeout(2.0):
+                await self._socket.close()
+        except (TimeoutError, ConnectionError, aiohttp.ClientError):
+            pass

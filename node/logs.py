@@ -1,0 +1,40 @@
+"""Logging: one line an event, on standard error."""
+
+import json
+import logging
+import sys
+import time
+
+
+class _Line(logging.Formatter):
+    """``12:34:56 warning  text``, with control characters made visible."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in record.getMessage())
+        line = f"{clock} {record.levelname.lower():8}{text}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class _Json(logging.Formatter):
+    """One JSON object a line: t (Unix seconds), level, logger, text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "t": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "text": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def configure(*, debug: bool = False, as_json: bool = False) -> None:
+    """Send this process's log to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json() if as_json else _Line())
+    logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    logging.getLogger("aiohttp").setLevel(logging.WARNING)

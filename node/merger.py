@@ -1,0 +1,193 @@
+"""Phi, kept equal to the fold of the ledger.
+
+``Phi(S) = Phi_0 - sum over rounds of Merge(round)``. When a round's set grows or a record of it becomes
+void, ``Phi += Merge(old set) - Merge(new set)``, computed from the stored payloads; sums wrap, so the order
+in which rounds are caught up does not matter. Blocking: runs in worker threads.
+"""
+
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+
+import numpy as np
+
+from gossamer.node.chunkstore import ChunkStore
+from gossamer.protocol.chunks import chunk_hashes, root_of
+from gossamer.protocol.errors import PayloadError
+from gossamer.protocol.fixedpoint import Ints, check_healthy
+from gossamer.protocol.layout import Fragment
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.merge import Contribution, RoundMerge, norms_of
+from gossamer.protocol.payload import Payload
+from gossamer.protocol.ranges import EMPTY, RangeDigests
+from gossamer.protocol.records import Delta
+
+PAYLOAD_CACHE_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class MergedState:
+    """What a merge left behind, for those who display or hand on."""
+
+    version: int
+    merged_round: int
+    """Highest round merged into the fragment; its first base if none."""
+    own_round: int
+    """Highest round merged into the fragment that holds a delta of ours."""
+
+
+class Merger:
+    """Phi of every fragment, and which records are in it."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        phi: Ints,
+        chunks: ChunkStore,
+        own_id: bytes,
+        threads: int = 1,
+    ) -> None:
+        """`phi` is Phi_0, int32[layout.numel], and is taken over."""
+        self._manifest = manifest
+        self._layout = manifest.plan()
+        self._phi = phi
+        self._chunks = chunks
+        self._own_id = own_id
+        self._pool = ThreadPoolExecutor(threads, "merge") if threads > 1 else None
+        self._merged: dict[int, tuple[Delta, ...]] = {}
+        self._reach = {fragment.index: self._reach_of(fragment.index) for fragment in self._layout.fragments}
+        self._latest: dict[int, tuple[int, Ints]] = {}
+        self._norms: dict[bytes, tuple[float, ...] | None] = {}
+        self._payloads: OrderedDict[bytes, Payload] = OrderedDict()
+        self._payload_bytes = 0
+        self._digest: tuple[int, bytes] | None = None
+        self.digests = RangeDigests()
+        """Of the records merged, by round: equal roots promise equal Phi."""
+        self.version = 0
+        self.tokens = 0
+        """Tokens of all deltas merged."""
+
+    def view(self, fragment: Fragment) -> Ints:
+        """Phi of one fragment: int32[fragment.numel], not a copy."""
+        return self._phi[fragment.offset : fragment.offset + fragment.numel]
+
+    def merge(self, round_: int, new: tuple[Delta, ...]) -> MergedState:
+        """Make `new` the set of records of a round that is merged: all that are valid and held here.
+
+        Raises MissingChunkError if a payload on disk is damaged (nothing has changed then), and
+        DivergedError.
+        """
+        fragment = self._layout.of_round(round_)
+        old = self._merged.get(round_, ())
+        if new != old:
+            before = self._result(round_, fragment, old)
+            after = self._result(round_, fragment, new)
+            view = self.view(fragment)
+            if before is not None:
+                view += before
+            if after is not None:
+                view -= after
+                self._latest[fragment.index] = (round_, after)
+            self._note(round_, old, new)
+            check_healthy(view, f"fragment {fragment.index}")
+        return self.state(fragment)
+
+    def state(self, fragment: Fragment) -> MergedState:
+        """How far a fragment has been merged."""
+        return MergedState(self.version, *self._reach[fragment.index])
+
+    def count(self, round_: int) -> int:
+        """How many records of a round are merged."""
+        return len(self._merged.get(round_, ()))
+
+    def digest(self) -> bytes:
+        """The replica's digest: the root of Phi's snapshot bytes."""
+        if self._digest is None or self._digest[0] != self.version:
+            self._digest = (self.version, root_of(chunk_hashes(self._phi.data)))
+        return self._digest[1]
+
+    def snapshot(self) -> Ints:
+        """A copy of Phi: int32[layout.numel]."""
+        return self._phi.copy()
+
+    def _note(self, round_: int, old: tuple[Delta, ...], new: tuple[Delta, ...]) -> None:
+        self.tokens += sum(d.body.tokens for d in new) - sum(d.body.tokens for d in old)
+        if new:
+            self._merged[round_] = new
+            self.digests.update(round_, sha256(b"".join(sorted(d.record_id for d in new))).digest())
+        else:
+            self._merged.pop(round_, None)
+            self.digests.update(round_, EMPTY)
+        index = round_ % len(self._layout.fragments)
+        if len(new) > len(old):
+            merged, own = self._reach[index]
+            is_own = any(delta.author == self._own_id for delta in new)
+            self._reach[index] = max(merged, round_), max(own, round_) if is_own else own
+        else:
+            self._reach[index] = self._reach_of(index)
+        self.version += 1
+
+    def _reach_of(self, index: int) -> tuple[int, int]:
+        """The highest round merged into a fragment, and the highest with a delta of ours."""
+        count = len(self._layout.fragments)
+        rounds = [round_ for round_ in self._merged if round_ % count == index]
+        own = [r for r in rounds if any(delta.author == self._own_id for delta in self._merged[r])]
+        return max(rounds, default=index - count if index else 0), max(own, default=0)
+
+    def _result(self, round_: int, fragment: Fragment, deltas: tuple[Delta, ...]) -> Ints | None:
+        """Merge(deltas), or None for no step at all."""
+        if not deltas:
+            return None
+        latest = self._latest.get(fragment.index)
+        if latest is not None and latest[0] == round_ and deltas == self._merged.get(round_):
+            return latest[1]
+        contributions = [c for delta in deltas if (c := self._contribution(delta, fragment)) is not None]
+        merge = RoundMerge(contributions, fragment, self._manifest.outer)
+        result = np.empty(fragment.numel, dtype=np.int32)
+
+        def one(index: int) -> None:
+            result[fragment.slots[index].span] = merge.tensor(index)
+
+        for _ in (self._pool.map if self._pool else map)(one, range(len(fragment.slots))):
+            pass
+        return result
+
+    def _contribution(self, delta: Delta, fragment: Fragment) -> Contribution | None:
+        """A record as Merge sees it; None if its payload does not decode, which weighs nothing anywhere."""
+        try:
+            payload = self._payload(delta, fragment)
+            if delta.record_id not in self._norms:
+                self._norms[delta.record_id] = norms_of(payload)
+        except PayloadError:
+            self._norms[delta.record_id] = None
+        norms = self._norms[delta.record_id]
+        if norms is None:
+            return None
+        return Contribution(
+            author=delta.author,
+            tokens=delta.body.tokens,
+            steps=delta.body.steps,
+            staleness=delta.staleness(len(self._layout.fragments)),
+            norms=norms,
+            tensor=payload.tensor,
+        )
+
+    def _payload(self, delta: Delta, fragment: Fragment) -> Payload:
+        """Read a payload, keeping the latest ones in memory."""
+        known = self._payloads.get(delta.record_id)
+        if known is not None:
+            self._payloads.move_to_end(delta.record_id)
+            return known
+        data = b"".join(self._chunks.get(blob) for blob in delta.body.chunks)
+        payload = Payload(delta.body.codec, fragment, data)
+        self._payloads[delta.record_id] = payload
+        self._payload_bytes += payload.size
+        while self._payload_bytes > PAYLOAD_CACHE_BYTES and len(self._payloads) > 1:
+            self._payload_bytes -= self._payloads.popitem(last=False)[1].size
+        return payload
+
+    def close(self) -> None:
+        """Stop the worker threads."""
+        if self._pool:
+            self._pool.shutdown(cancel_futures=True)

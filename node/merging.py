@@ -1,0 +1,153 @@
+"""When to merge: as something new has arrived and the trainer is about to look, not once per arrival.
+
+Rounds that changed are marked dirty. They are merged in a worker thread as soon as the trainer has taken
+what it was last offered of that fragment (or a second has passed, or there is no trainer), and the new Phi
+is offered to it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from gossamer.node import genesis
+from gossamer.node.chunkstore import ChunkStore, MissingChunkError
+from gossamer.node.merger import Merger
+from gossamer.node.trainer_port import TrainerPort
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.replica import Replica
+
+GATHER_S = 0.02
+"""Arrivals within this time of each other are merged together."""
+
+PATIENCE_S = 1.0
+"""A trainer that has not looked for this long does not hold merging up."""
+
+log = logging.getLogger("gossamer.merging")
+
+
+class Merging:
+    """Keeps Phi up to date with the core's ledger, and the trainer with Phi."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        core: Replica,
+        port: TrainerPort,
+        chunks: ChunkStore,
+        on_chunk_lost: Callable[[bytes], None],
+    ) -> None:
+        self._manifest = manifest
+        self._core = core
+        self._port = port
+        self._chunks = chunks
+        self._on_chunk_lost = on_chunk_lost
+        self._merger: Merger | None = None
+        self._genesis = asyncio.Event()
+        self._dirty: set[int] = set()
+        self._unoffered: set[int] = set()
+        self._merged_at: dict[int, float] = {}
+        self._news = asyncio.Event()
+        self._busy = asyncio.Lock()
+        self._attached_before = False
+        self.ready = False
+        """Whether Phi holds all that the swarm had when we joined: the trainer may begin."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all deltas merged."""
+        return self._merger.tokens if self._merger else 0
+
+    @property
+    def version(self) -> int:
+        """Counts the merges so far."""
+        return self._merger.version if self._merger else 0
+
+    @property
+    def behind(self) -> int:
+        """Rounds that have changed and are not merged yet."""
+        return len(self._dirty)
+
+    def genesis_here(self) -> None:
+        """Phi_0 is in the chunk store."""
+        self._genesis.set()
+
+    def mark(self, round_: int) -> None:
+        """A round's set of complete, valid records has changed."""
+        self._dirty.add(round_)
+        self._news.set()
+
+    def look(self) -> None:
+        """The trainer took something, came or went."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Merge until cancelled. Raises DivergedError."""
+        await self._genesis.wait()
+        phi = await asyncio.to_thread(genesis.load, self._manifest, self._chunks)
+        self._merger = Merger(self._manifest, phi, self._chunks, self._core.identity.node_id)
+        while True:
+            await self._wait_for_news()
+            await asyncio.sleep(GATHER_S)
+            self._note_new_trainer()
+            for round_ in sorted(self._dirty):
+                if self._is_due(round_):
+                    await self._merge(round_)
+            if not self.ready and not self._dirty and self._core.caught_up:
+                self.ready = True
+            if self.ready:
+                await self._offer()
+
+    async def _wait_for_news(self) -> None:
+        """Sleep until something changed; while anything is held up, look again soon."""
+        held_up = bool(self._dirty) or not self.ready
+        try:
+            async with asyncio.timeout(PATIENCE_S / 4 if held_up else None):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+        self._news.clear()
+
+    def _note_new_trainer(self) -> None:
+        if self._port.attached and not self._attached_before:
+            self._unoffered.update(fragment.index for fragment in self._core.layout.fragments)
+        self._attached_before = self._port.attached
+
+    def _is_due(self, round_: int) -> bool:
+        fragment = round_ % len(self._core.layout.fragments)
+        waited = time.monotonic() - self._merged_at.get(fragment, 0.0)
+        return not self._port.attached or self._port.is_free(fragment) or waited > PATIENCE_S
+
+    async def _merge(self, round_: int) -> None:
+        assert self._merger is not None
+        self._dirty.discard(round_)
+        deltas = tuple(d for d in self._core.ledger.valid(round_) if self._core.holds(d.record_id))
+        fragment = self._core.layout.of_round(round_)
+        try:
+            async with self._busy:
+                await asyncio.to_thread(self._merger.merge, round_, deltas)
+        except MissingChunkError as error:
+            self._on_chunk_lost(error.blob)
+            return
+        self._merged_at[fragment.index] = time.monotonic()
+        self._unoffered.add(fragment.index)
+
+    async def _offer(self) -> None:
+        assert self._merger is not None
+        for index in sorted(self._unoffered):
+            if self._port.attached and self._port.is_free(index):
+                fragment = self._core.layout.fragments[index]
+                self._unoffered.discard(index)
+                await self._port.offer(fragment, self._merger.view(fragment), self._merger.state(fragment))
+
+    async def digest(self) -> tuple[bytes, bytes] | None:
+        """Digest of the records merged, and of Phi; None before genesis is here."""
+        if self._merger is None:
+            return None
+        async with self._busy:
+            return self._merger.digests.root, await asyncio.to_thread(self._merger.digest)
+
+    def close(self) -> None:
+        """Stop the merge threads."""
+        if self._merger:
+            self._merger.close()

@@ -1,0 +1,54 @@
+"""What a daemon and a trainer are started with, passed as one JSON argument."""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    folder: Path
+
+    def to_json(self) -> str:
+        """One argument for a command line."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Inverse of `to_json`."""
+        values: dict[str, Any] = json.loads(text)
+        values["folder"] = Path(values["folder"])
+        known = {field.name for field in fields(cls)}
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in known})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonOptions(_Options):
+    """How one daemon runs; what the swarm agrees on is in the manifest."""
+
+    listen: str = "127.0.0.1:0"
+    advertise: tuple[str, ...] = ()
+    """Addresses where others can dial us; empty to find out."""
+    join: tuple[str, ...] = ()
+    name: str = ""
+    trains: bool = True
+    plaintext: bool = False
+    debug: bool = False
+    log_json: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerOptions(_Options):
+    """How one trainer runs."""
+
+    data: tuple[str, ...] = ()
+    threads: int = 0
+    """Threads for torch; 0 leaves it to torch."""
+    device: str = "auto"
+    stop_round: int = 0
+    """Publish no round past this one and then stay to evaluate; 0 trains without end."""
+    evaluate_every: int = 5
+    """Evaluate after every so many own rounds; 0 never."""
+    debug: bool = False
+    log_json: bool = False

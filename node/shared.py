@@ -1,0 +1,62 @@
+"""The memory that a node's daemon and trainer share: Phi one way, payloads the other.
+
+The daemon creates an anonymous file and passes its descriptor over the control socket, so nothing has a
+name that could be left behind. Each part has one owner at any time, and messages hand it over:
+
+* fragment `f` of Phi is the daemon's until it says ``Phi(f)``, then the trainer's until ``Took(f)``;
+* the payload area is the trainer's until it says ``Publish``, then the daemon's until ``Published``.
+"""
+
+import mmap
+import os
+import tempfile
+
+import numpy as np
+
+from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.layout import Fragment, Layout
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.payload import payload_bytes_max
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("gossamer")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+class SharedMemory:
+    """A mapping of the shared file; both sides make one."""
+
+    def __init__(self, manifest: Manifest, fd: int) -> None:
+        self._layout: Layout = manifest.plan()
+        codec = CODECS[manifest.outer.codec]
+        self._phi_bytes = self._layout.snapshot_bytes
+        payload = max(payload_bytes_max(codec, fragment) for fragment in self._layout.fragments)
+        size = self._phi_bytes + payload
+        if os.fstat(fd).st_size < size:
+            os.ftruncate(fd, size)
+        self.fd = fd
+        self._map = mmap.mmap(fd, size)
+
+    @classmethod
+    def create(cls, manifest: Manifest) -> "SharedMemory":
+        """Make the file and map it (the daemon's side)."""
+        return cls(manifest, _anonymous_file())
+
+    def phi(self, fragment: Fragment) -> Ints:
+        """The area of one fragment: int32[fragment.numel], a view."""
+        return np.frombuffer(self._map, dtype=np.int32, count=fragment.numel, offset=4 * fragment.offset)
+
+    @property
+    def payload(self) -> memoryview:
+        """The payload area, writable."""
+        return memoryview(self._map)[self._phi_bytes :]
+
+    def close(self) -> None:
+        """Close the descriptor; the mapping goes with its last view."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

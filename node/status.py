@@ -1,0 +1,92 @@
+"""What a node says of itself: the JSON of ``/gossamer/1/status``."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from gossamer.protocol.identity import short
+
+if TYPE_CHECKING:
+    from gossamer.node.daemon import Daemon
+
+
+def describe(daemon: "Daemon", digests: tuple[bytes, bytes] | None) -> dict[str, Any]:
+    """The node's state; `digests` are those of the records merged and of Phi, if they were asked for."""
+    core = daemon.core
+    report = daemon.port.report
+    sent, received, payload_sent, payload_received = daemon.traffic()
+    status: dict[str, Any] = {
+        "swarm_id": core.swarm_id.hex(),
+        "swarm": daemon.manifest.swarm.name,
+        "node_id": core.identity.node_id.hex(),
+        "name": core.info.name,
+        "trains": core.info.trains,
+        "state": _state(daemon),
+        "uptime_s": round(time.monotonic() - daemon.started, 1),
+        "round": core.own_last,
+        "clock": core.clock,
+        "records": len(core.ledger),
+        "ledger_digest": core.ledger.digests.root.hex(),
+        "version": daemon.merging.version,
+        "swarm_tokens": daemon.merging.tokens,
+        "rounds_behind": daemon.merging.behind,
+        "payloads_missing": core.fetcher.pending,
+        "links": [
+            {"node_id": link.node_id.hex(), "outbound": link.outbound, "dropped": link.dropped}
+            for link in daemon.links.values()
+        ],
+        "members": [
+            {
+                "node_id": member.peer.node_id.hex(),
+                "name": member.peer.body.name,
+                "health": member.health.value,
+                "trains": member.peer.body.trains,
+                "round": max(member.peer.body.round, core.ledger.last_round(member.peer.node_id)),
+                "tokens_per_s": member.peer.body.tokens_per_s,
+                "loss": member.peer.body.loss,
+                "addresses": list(member.peer.body.addresses),
+            }
+            for member in core.roster.members()
+        ],
+        "void": [{"node_id": author.hex(), "round": round_} for author, round_ in core.ledger.voided()],
+        "misbehaviours_seen": daemon.blamed,
+        "bytes_sent": sent + payload_sent,
+        "bytes_received": received + payload_received,
+        "payload_bytes_sent": payload_sent,
+        "payload_bytes_received": payload_received,
+    }
+    if report is not None:
+        status["trainer"] = {
+            "state": report.state,
+            "device": report.device,
+            "inner_steps": report.inner_steps,
+            "tokens": report.tokens,
+            "tokens_per_s": report.tokens_per_s,
+            "loss": report.loss,
+            "val_loss": report.val_loss,
+            "val_loss_start": report.val_loss_start,
+            "val_version": report.evaluated_version,
+            "wait_fraction": report.wait_fraction,
+        }
+    if digests is not None:
+        status["merged_digest"], status["phi_digest"] = (digest.hex() for digest in digests)
+    return status
+
+
+def _state(daemon: "Daemon") -> str:
+    if not daemon.merging.ready:
+        return "joining"
+    if not daemon.core.info.trains:
+        return "serving"
+    report = daemon.port.report
+    return report.state if daemon.port.attached and report is not None else "starting"
+
+
+def one_line(status: dict[str, Any]) -> str:
+    """A status as a person reads it."""
+    trainer = status.get("trainer") or {}
+    loss = f", loss {trainer['loss']:.3f}" if trainer.get("loss") else ""
+    live = sum(member["health"] == "alive" for member in status["members"])
+    return (
+        f"{status['name'] or short(bytes.fromhex(status['node_id']))}: {status['state']}, round {status['round']}"
+        f" (swarm {status['clock']}){loss}, {live} peers alive, {len(status['links'])} links"
+    )

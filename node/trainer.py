@@ -1,0 +1,189 @@
+"""The built-in trainer: runs a task's inner loop as one peer of the swarm.
+
+Started beside its daemon as ``python -m gossamer.node.trainer``; a user's own script with a `Peer` in it
+takes the same place.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from gossamer.models.errors import TaskError
+from gossamer.models.registry import build_task
+from gossamer.models.task import DataStream, Task
+from gossamer.node import control, lifeline, logs
+from gossamer.node.home import Home
+from gossamer.node.options import TrainerOptions
+from gossamer.node.peer import Peer
+from gossamer.protocol.errors import ConfigError, LocalError
+from gossamer.protocol.manifest import Manifest
+
+WARM_UP_STEPS = 20
+"""Inner steps over which a fresh inner optimizer's learning rate rises to its place."""
+
+REPORT_INTERVAL_S = 0.5
+LEAVE_S = 2.0
+
+log = logging.getLogger("gossamer.trainer")
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. Raises ConfigError."""
+    try:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+    return device
+
+
+class Trainer:
+    """Task, model and optimizer of one node, and its peer."""
+
+    def __init__(self, options: TrainerOptions, manifest: Manifest) -> None:
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        self._options = options
+        self._manifest = manifest
+        self._device = choose_device(options.device)
+        self._task: Task = build_task(
+            manifest.task.name, manifest.task.options, tuple(Path(path) for path in options.data)
+        )
+        self._model: nn.Module = self._task.build_model(manifest.task.seed).to(self._device)
+        self._optimizer = self._task.build_optimizer(self._model)
+        self._peak_rates = [group["lr"] for group in self._optimizer.param_groups]
+        self.peer = Peer.connect(self._model, options.folder, manifest, options.stop_round)
+        self._stream = DataStream(seed=manifest.task.seed, node_id=self.peer.node_id)
+        self._state = "joining"
+        self._steps = 0
+        self._tokens = 0
+        self._val_loss: float | None = None
+        self._val_loss_start: float | None = None
+        self._evaluated_version = -1
+        self._reported_at = 0.0
+        self._recent = (time.monotonic(), 0)
+        self._tokens_per_s = 0.0
+        self._stopping = threading.Event()
+
+    @property
+    def _must_stop(self) -> bool:
+        return self._stopping.is_set() or self.peer.should_stop
+
+    def stop(self) -> None:
+        """Ask the loop to end after the current step."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Train until the last round or until asked to stop. Raises DivergedError or TaskError."""
+        batches = self._task.batches(self._stream)
+        batch = next(batches)
+        if not self.peer.begin(on_wait=self._report):
+            return
+        if self.peer.clock == 0 and self._options.evaluate_every:
+            self._val_loss_start = self._evaluate()
+        self._state = "training"
+        while not self._must_stop and not self.peer.finished:
+            self._inner_step(batch)
+            self._report()
+            batch = next(batches)
+        if self.peer.finished:
+            self._stay()
+        self._state = "leaving"
+        self.peer.flush(LEAVE_S)
+
+    def _inner_step(self, batch: object) -> None:
+        warm_up = min(1.0, (self._steps + 1) / WARM_UP_STEPS)
+        scale = warm_up * self._task.lr_scale(self.peer.swarm_tokens)
+        for group, peak in zip(self._optimizer.param_groups, self._peak_rates, strict=True):
+            group["lr"] = peak * scale
+        loss = self._task.loss(self._model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        tokens = self._task.tokens(batch)
+        self._steps += 1
+        self._tokens += tokens
+        published = self.peer.step(tokens, loss)
+        every = self._options.evaluate_every
+        if published is not None and every and published % every == 0 and not self.peer.finished:
+            self._evaluate()
+
+    def _evaluate(self) -> float:
+        self._val_loss = float(self._task.evaluate(self._model))
+        self._evaluated_version = self.peer.version
+        return self._val_loss
+
+    def _stay(self) -> None:
+        """After the last round: follow Phi until all deltas are in, evaluating it whenever it changed."""
+        self._state = "finished"
+        self.peer.drop_progress()
+        stale = True
+        while not self._must_stop:
+            if self.peer.settle():
+                stale = True
+            elif stale:
+                self._evaluate()
+                stale = False
+            self._report()
+            self._stopping.wait(0.05)
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        if now - self._reported_at < REPORT_INTERVAL_S:
+            return
+        self._reported_at = now
+        since, tokens = self._recent
+        if now - since > 2.0:
+            self._tokens_per_s = (self._tokens - tokens) / (now - since)
+            self._recent = (now, self._tokens)
+        self.peer.report(
+            control.Report(
+                state=self._state,
+                inner_steps=self._steps,
+                tokens=self._tokens,
+                tokens_per_s=self._tokens_per_s,
+                loss=self.peer.last_loss,
+                val_loss=self._val_loss,
+                val_loss_start=self._val_loss_start,
+                evaluated_version=self._evaluated_version,
+                wait_fraction=self.peer.wait_fraction,
+                device=str(self._device),
+            )
+        )
+
+
+def _exit_soon(trainer: Trainer) -> None:
+    """The node is gone: end the loop, by force if a step takes too long."""
+    trainer.stop()
+    time.sleep(LEAVE_S)
+    os._exit(1)
+
+
+def main() -> int:
+    """Run a trainer from its one JSON argument; exit status 2 for a mistake that a person can mend."""
+    options = TrainerOptions.from_json(sys.argv[1])
+    logs.configure(debug=options.debug, as_json=options.log_json)
+    try:
+        manifest = Home(options.folder).manifest()
+        if manifest is None:
+            raise ConfigError(f"no manifest in {options.folder}")
+        trainer = Trainer(options, manifest)
+        signal.signal(signal.SIGTERM, lambda *_: trainer.stop())
+        lifeline.watch(lambda: _exit_soon(trainer))
+        trainer.run()
+        trainer.peer.close()
+    except (LocalError, TaskError) as error:
+        log.error("%s", error, exc_info=error if options.debug else None)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,284 @@
+"""The network: one port, TLS, a WebSocket per peer, and plain HTTP for chunks.
+
+================================== ====================================================================
+``GET /gossamer/1/link``           WebSocket: hello, then records and control, both ways
+``GET /gossamer/1/manifest``       the manifest's canonical bytes
+``GET /gossamer/1/chunk/{hash}``   a chunk; needs the session of a link
+``PUT /gossamer/1/chunk/{hash}``   a chunk we asked the sender for; likewise
+``GET /gossamer/1/status``         what the node says of itself, JSON
+================================== ====================================================================
+
+Nothing here judges content: hashes of chunks apart, bytes go to the `Receiver` as they came.
+"""
+
+import asyncio
+import logging
+import os
+import ssl
+from hashlib import sha256
+from itertools import count
+from typing import Any, Protocol
+
+import aiohttp
+from aiohttp import web
+
+from gossamer.node.address import format_address, is_loopback
+from gossamer.node.link import PeerLink
+from gossamer.node.tls import client_context, fingerprint_of, server_context
+from gossamer.protocol.errors import ConfigError, PeerError, RefusedError
+from gossamer.protocol.handshake import HELLO_BYTES_MAX, ClientHandshake, ServerHandshake, refusal
+from gossamer.protocol.identity import Identity, short
+from gossamer.protocol.limits import (
+    CHUNK_BYTES_MAX,
+    FETCH_TIMEOUT_S,
+    MESSAGE_BYTES_MAX,
+)
+
+HANDSHAKE_TIMEOUT_S = 10.0
+HANDSHAKES_AT_ONCE_MAX = 64
+PIECE_BYTES = 256 * 1024
+"""Bodies are streamed in pieces of this size: measured fastest on loopback, and bounds what is buffered."""
+
+SESSION_HEADER = "Gossamer-Session"
+PREFIX = "/gossamer/1"
+
+log = logging.getLogger("gossamer.transport")
+
+
+class Receiver(Protocol):
+    """Who the transport works for."""
+
+    def link_up(self, link: PeerLink) -> None: ...
+
+    def link_down(self, link: PeerLink) -> None: ...
+
+    async def message(self, link: PeerLink, data: bytes) -> None: ...
+
+    def expected_size(self, blob: bytes) -> int | None:
+        """Size of a chunk that we want now, None for any other."""
+        ...
+
+    async def chunk_arrived(self, blob: bytes, data: bytes) -> None:
+        """A wanted chunk whose hash holds."""
+        ...
+
+    async def read_chunk(self, blob: bytes) -> bytes | None: ...
+
+    async def status(self, query: dict[str, str]) -> dict[str, Any]: ...
+
+
+class Transport:
+    """Server and client of one node."""
+
+    def __init__(self, identity: Identity, swarm_id: bytes, manifest: bytes, receiver: Receiver, tls: bool) -> None:
+        self._identity = identity
+        self._swarm_id = swarm_id
+        self._manifest = manifest
+        self._receiver = receiver
+        self._numbers = count(1)
+        self._sessions: dict[bytes, PeerLink] = {}
+        self._handshakes = 0
+        self._server_ssl: ssl.SSLContext | None = None
+        self._client_ssl: ssl.SSLContext | bool = False
+        self._fingerprint = b""
+        if tls:
+            self._server_ssl, self._fingerprint = server_context()
+            self._client_ssl = client_context()
+        self._scheme = "https" if tls else "http"
+        self._runner: web.AppRunner | None = None
+        self._client: aiohttp.ClientSession | None = None
+
+    # -- life
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen and return the port. Raises ConfigError if that cannot be."""
+        if not self._server_ssl and not is_loopback(host):
+            raise ConfigError(f"plaintext is for loopback only; listen on 127.0.0.1, not {host}, or use TLS")
+        app = web.Application(client_max_size=HELLO_BYTES_MAX)
+        app.router.add_get(f"{PREFIX}/link", self._serve_link)
+        app.router.add_get(f"{PREFIX}/manifest", self._serve_manifest)
+        app.router.add_get(f"{PREFIX}/chunk/{{hash:[0-9a-f]{{64}}}}", self._serve_chunk)
+        app.router.add_put(f"{PREFIX}/chunk/{{hash:[0-9a-f]{{64}}}}", self._take_chunk)
+        app.router.add_get(f"{PREFIX}/status", self._serve_status)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port, ssl_context=self._server_ssl, reuse_address=True)
+        try:
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            where = format_address(host, port)
+            raise ConfigError(f"cannot listen on {where}: {error.strerror}; choose another --listen") from None
+        self._client = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=64, ssl=self._client_ssl),
+            auto_decompress=False,
+            timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S),
+        )
+        bound: int = self._runner.addresses[0][1]
+        return bound
+
+    async def stop(self) -> None:
+        """Stop listening and close everything."""
+        for link in list(self._sessions.values()):
+            link.close_soon()
+        if self._client:
+            await self._client.close()
+        if self._runner:
+            await self._runner.cleanup()
+
+    # -- dialling
+
+    async def dial(self, address: str, expected: bytes | None) -> None:
+        """Connect, shake hands and carry the link until it ends.
+
+        Raises OSError, TimeoutError, aiohttp.ClientError or PeerError if it never came up.
+        """
+        assert self._client is not None
+        base_url = f"{self._scheme}://{address}{PREFIX}"
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            socket = await self._client.ws_connect(
+                f"{base_url}/link",
+                compress=0,
+                max_msg_size=MESSAGE_BYTES_MAX,
+                timeout=aiohttp.ClientWSTimeout(ws_close=2.0),
+            )
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                tls = socket.get_extra_info("ssl_object")
+                binding = fingerprint_of(tls.getpeercert(binary_form=True)) if tls else b""
+                shake = ClientHandshake(self._identity, self._swarm_id, binding, os.urandom(32), expected)
+                await socket.send_bytes(shake.hello(await socket.receive_bytes()))
+                node_id, session = shake.finish(await socket.receive_bytes())
+        except TypeError:  # the peer closed, or sent text, where bytes were due
+            await socket.close()
+            raise RefusedError("the peer ended the handshake") from None
+        except BaseException:
+            await socket.close()
+            raise
+        pin = aiohttp.Fingerprint(binding) if binding else None
+        await self._carry(
+            PeerLink(next(self._numbers), node_id, socket, session, base_url=base_url, address=address, pin=pin)
+        )
+
+    async def _carry(self, link: PeerLink) -> None:
+        self._receiver.link_up(link)
+        try:
+            await link.run(lambda data: self._receiver.message(link, data))
+        finally:
+            self._receiver.link_down(link)
+
+    # -- chunks, as the client
+
+    async def get_chunk(self, link: PeerLink, blob: bytes, size: int) -> bytes:
+        """Fetch a chunk from a peer that we dialled. Raises PeerError, OSError or aiohttp.ClientError."""
+        assert self._client is not None
+        async with self._client.get(
+            f"{link.base_url}/chunk/{blob.hex()}",
+            headers={SESSION_HEADER: link.session.hex()},
+            ssl=link.pin or self._client_ssl,
+        ) as response:
+            if response.status != 200:
+                raise RefusedError(f"{short(link.node_id)} does not have chunk {short(blob)}")
+            return await self._read_body(response.content, blob, size, link)
+
+    async def put_chunk(self, link: PeerLink, blob: bytes, data: bytes) -> None:
+        """Send a chunk to a peer that we dialled. Raises PeerError, OSError or aiohttp.ClientError."""
+        assert self._client is not None
+        async with self._client.put(
+            f"{link.base_url}/chunk/{blob.hex()}",
+            data=data,
+            headers={SESSION_HEADER: link.session.hex()},
+            ssl=link.pin or self._client_ssl,
+        ) as response:
+            if response.status != 204:
+                raise RefusedError(f"{short(link.node_id)} did not take chunk {short(blob)}")
+        link.traffic.payload_sent += len(data)
+
+    @staticmethod
+    async def _read_body(stream: aiohttp.StreamReader, blob: bytes, size: int, link: PeerLink) -> bytes:
+        """Read exactly `size` bytes that hash to `blob`. Raises RefusedError."""
+        body = bytearray()
+        async for piece in stream.iter_chunked(PIECE_BYTES):
+            link.traffic.payload_received += len(piece)
+            body += piece
+            if len(body) > size:
+                break
+        data = bytes(body)
+        if len(data) != size or sha256(data).digest() != blob:
+            raise RefusedError(f"{short(link.node_id)} sent a chunk that is not {short(blob)}")
+        return data
+
+    # -- the server
+
+    async def _serve_link(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(compress=False, max_msg_size=MESSAGE_BYTES_MAX, timeout=2.0)
+        await socket.prepare(request)
+        if self._handshakes >= HANDSHAKES_AT_ONCE_MAX:
+            await socket.send_bytes(refusal("too many handshakes at once; try again"))
+            return socket
+        session = os.urandom(32)
+        shake = ServerHandshake(self._identity, self._swarm_id, self._fingerprint, os.urandom(32), session)
+        self._handshakes += 1
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                await socket.send_bytes(shake.challenge())
+                node_id, welcome = shake.answer(await socket.receive_bytes())
+                await socket.send_bytes(welcome)
+        except RefusedError as error:
+            await socket.send_bytes(refusal(str(error)))
+            await socket.close()
+            return socket
+        except (PeerError, TypeError, TimeoutError, ConnectionError) as error:
+            log.debug("handshake with %s failed: %s", request.remote, error)
+            await socket.close()
+            return socket
+        finally:
+            self._handshakes -= 1
+        link = PeerLink(next(self._numbers), node_id, socket, session)
+        self._sessions[session] = link
+        try:
+            await self._carry(link)
+        finally:
+            del self._sessions[session]
+        return socket
+
+    def _session_of(self, request: web.Request) -> PeerLink:
+        try:
+            return self._sessions[bytes.fromhex(request.headers.get(SESSION_HEADER, ""))]
+        except (KeyError, ValueError):
+            raise web.HTTPForbidden(text="no such session") from None
+
+    async def _serve_chunk(self, request: web.Request) -> web.StreamResponse:
+        link = self._session_of(request)
+        data = await self._receiver.read_chunk(bytes.fromhex(request.match_info["hash"]))
+        if data is None:
+            raise web.HTTPNotFound(text="not here")
+        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
+        response.content_length = len(data)
+        await response.prepare(request)
+        view = memoryview(data)
+        for start in range(0, len(data), PIECE_BYTES):
+            async with asyncio.timeout(FETCH_TIMEOUT_S):
+                await response.write(view[start : start + PIECE_BYTES])
+            link.traffic.payload_sent += len(view[start : start + PIECE_BYTES])
+        return response
+
+    async def _take_chunk(self, request: web.Request) -> web.Response:
+        link = self._session_of(request)
+        blob = bytes.fromhex(request.match_info["hash"])
+        size = self._receiver.expected_size(blob)
+        if size is None or size > CHUNK_BYTES_MAX:
+            raise web.HTTPConflict(text="not asked for")
+        try:
+            async with asyncio.timeout(FETCH_TIMEOUT_S):
+                data = await self._read_body(request.content, blob, size, link)
+        except PeerError as error:
+            raise web.HTTPBadRequest(text=str(error)) from None
+        await self._receiver.chunk_arrived(blob, data)
+        return web.Response(status=204)
+
+    async def _serve_manifest(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._manifest, content_type="application/octet-stream")
+
+    async def _serve_status(self, request: web.Request) -> web.Response:
+        return web.json_response(await self._receiver.status(dict(request.query)))

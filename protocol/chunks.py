@@ -1,0 +1,53 @@
+"""Content addressing: anything large is cut into chunks of 1 MiB, each known by its SHA-256.
+
+A *root* names a whole file by one hash: it is the SHA-256 of its chunk hashes written one after another,
+and that list is itself a blob (the *index*), so a file of any size can be fetched from strangers knowing
+its root alone. Genesis parameters, snapshots and the digest of a replica all use it.
+"""
+
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+
+from gossamer.protocol.errors import PayloadError
+from gossamer.protocol.limits import CHUNK_BYTES_MAX
+
+HASH_BYTES = 32
+
+
+def split(data: memoryview | bytes) -> Iterable[memoryview]:
+    """Cut `data` into chunks of CHUNK_BYTES_MAX, the last one shorter. No copies."""
+    view = memoryview(data).cast("B")
+    for start in range(0, len(view), CHUNK_BYTES_MAX):
+        yield view[start : start + CHUNK_BYTES_MAX]
+
+
+def chunk_hashes(data: memoryview | bytes) -> tuple[bytes, ...]:
+    """Return the SHA-256 of every chunk of `data`."""
+    return tuple(sha256(chunk).digest() for chunk in split(data))
+
+
+def root_of(hashes: Iterable[bytes]) -> bytes:
+    """Return the root of a file with these chunk hashes."""
+    return sha256(b"".join(hashes)).digest()
+
+
+def chunk_sizes(total: int) -> tuple[int, ...]:
+    """Return the sizes in bytes of the chunks of a file of `total` bytes."""
+    whole, rest = divmod(total, CHUNK_BYTES_MAX)
+    return (CHUNK_BYTES_MAX,) * whole + ((rest,) if rest else ())
+
+
+def parse_index(index: bytes, total: int) -> tuple[bytes, ...]:
+    """Read the chunk hashes of a file of `total` bytes from its index. Raises PayloadError if wrong."""
+    if len(index) != HASH_BYTES * len(chunk_sizes(total)):
+        raise PayloadError(f"an index of {len(index)} bytes does not describe a file of {total}")
+    return tuple(index[i : i + HASH_BYTES] for i in range(0, len(index), HASH_BYTES))
+
+
+def check_chunks(chunks: Sequence[bytes | memoryview], hashes: Sequence[bytes]) -> None:
+    """Raise PayloadError unless every chunk has its promised hash."""
+    if len(chunks) != len(hashes):
+        raise PayloadError(f"{len(chunks)} chunks where {len(hashes)} were promised")
+    for number, (chunk, expected) in enumerate(zip(chunks, hashes, strict=True)):
+        if sha256(chunk).digest() != expected:
+            raise PayloadError(f"chunk {number} does not match its hash")

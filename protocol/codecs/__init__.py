@@ -1,0 +1,20 @@
+"""Codecs: how a tensor of fixed-point values becomes few bytes, and back.
+
+What nodes must agree on is the wire form and its decoding; `encode` is the reference that the trainer's
+device encoders (`gossamer.node.encoders`) match bit for bit. A record names its codec, so one round may
+mix them: Merge sees integers only.
+"""
+
+from gossamer.protocol.codecs.base import Codec
+from gossamer.protocol.codecs.block import BlockCodec
+from gossamer.protocol.codecs.exact import ExactCodec
+from gossamer.protocol.codecs.topk import TopKCodec
+from gossamer.protocol.codecs.two_bit import TwoBitCodec
+
+CODECS: dict[str, Codec] = {
+    codec.name: codec
+    for codec in (ExactCodec(), BlockCodec("int8", 8), BlockCodec("int4", 4), TwoBitCodec(), TopKCodec())
+}
+"""Every codec by the name that manifests and records use."""
+
+__all__ = ["CODECS", "Codec"]

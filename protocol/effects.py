@@ -1,0 +1,213 @@
+"""Events that go into the protocol core, and effects that come out of it.
+
+The core never does anything: it says what should be done. An adapter (the daemon, or a simulator) carries
+effects out in order and feeds back what happened. A *link* is one authenticated connection to a peer,
+known by a number that its adapter never uses twice.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from gossamer.protocol.messages import Message
+from gossamer.protocol.records import Delta, DeltaBody
+
+
+class RandomSource(Protocol):
+    """The part of `random.Random` that the core uses; handed in, so that a seed replays everything."""
+
+    def random(self) -> float: ...
+
+    def randrange(self, stop: int, /) -> int: ...
+
+
+# --- events -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """A handshake succeeded. `outbound` says that we dialled, and at which `address`."""
+
+    link: int
+    node_id: bytes
+    outbound: bool
+    address: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    """A link ended, for whatever reason."""
+
+    link: int
+
+
+@dataclass(frozen=True, slots=True)
+class DialFailed:
+    """A Dial did not lead to a link."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Bytes of one message from a link."""
+
+    link: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Our trainer closed a window; its payload's chunks are stored. `previous` is filled in by the core."""
+
+    body: DeltaBody
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Our own record is on disk: it may be spoken of now."""
+
+    delta: Delta
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Fetch these chunks (hash, size) under one key; `Fetched` tells when all are here."""
+
+    key: bytes
+    chunks: tuple[tuple[bytes, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkArrived:
+    """A chunk we lacked is stored, its hash checked."""
+
+    blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFailed:
+    """A Get or Ask did not bring its chunk."""
+
+    link: int
+    blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What our trainer reports of itself; it goes into our peer row."""
+
+    inner_steps: int
+    tokens: int
+    tokens_per_s: float
+    loss: float
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """We are about to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The time that `next_wake` named has come."""
+
+
+Event = (
+    LinkUp
+    | LinkDown
+    | DialFailed
+    | Received
+    | Publish
+    | Stored
+    | Need
+    | ChunkArrived
+    | ChunkFailed
+    | Progress
+    | Leave
+    | Wake
+)
+
+
+# --- effects ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Queue a message on a link; if its queue is full, drop it."""
+
+    link: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Connect to an address; if `node_id` is given, to nobody else."""
+
+    address: str
+    node_id: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Hangup:
+    """Close a link once what is queued on it has gone out."""
+
+    link: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Keep a delta record. If `own`, durably, and answer with `Stored` before anything else is said."""
+
+    delta: Delta
+    own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Fetch a chunk over HTTP from the peer of a link that we dialled."""
+
+    link: int
+    blob: bytes
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Send a chunk over HTTP to the peer of a link that we dialled, which asked for it."""
+
+    link: int
+    blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A delta and all of its payload are here, or its round lost a record: merge the round anew."""
+
+    delta: Delta
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """All chunks asked for under `key` are here."""
+
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """A peer misbehaved: log one line and count it."""
+
+    link: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something a person may want to know."""
+
+    text: str
+
+
+Effect = Send | Dial | Hangup | Store | Get | Put | Ready | Fetched | Blame | Notice

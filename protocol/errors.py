@@ -1,0 +1,63 @@
+"""Every error Gossamer raises on purpose, in one tree.
+
+The first split is whose mistake it is, because the reaction differs::
+
+    GossamerError
+    ├── LocalError              ours or our operator's: one clear line, exit status 2
+    │   ├── ConfigError         a manifest, a flag, an address or a task is wrong
+    │   ├── StorageError        a database, blob, key file or disk is unusable
+    │   ├── DivergedError       training blew up: a parameter left the representable range
+    │   └── UnreachableError    nobody useful answered where we were told to look
+    └── PeerError               a peer misbehaved: one log line, a counter, and the node goes on
+        ├── MalformedError      bytes that do not parse, or a value out of its bounds
+        ├── SignatureError      a signature or a key that does not hold
+        ├── RefusedError        a handshake that one side turned down
+        └── PayloadError        a payload or chunk that is not what its record promised
+
+Library errors (msgpack, cryptography, lz4, aiohttp, sqlite3) are mapped to these at the boundary where
+they arise.
+"""
+
+
+class GossamerError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class LocalError(GossamerError):
+    """Our own or our operator's mistake. The message says what to do."""
+
+
+class ConfigError(LocalError):
+    """A manifest, flag, address or task that cannot be used as it stands."""
+
+
+class StorageError(LocalError):
+    """A file, folder or database that cannot be read, written or trusted."""
+
+
+class DivergedError(LocalError):
+    """A parameter left the range that fixed point can hold, as no healthy training does."""
+
+
+class UnreachableError(LocalError):
+    """No peer answered usefully where we were told to look."""
+
+
+class PeerError(GossamerError):
+    """A peer sent something it should not have. It costs that peer, never the run."""
+
+
+class MalformedError(PeerError):
+    """Bytes that do not parse, or a field outside its bounds."""
+
+
+class SignatureError(PeerError):
+    """A signature, or a public key, that does not hold."""
+
+
+class RefusedError(PeerError):
+    """A handshake that one side turned down; the message is the reason given."""
+
+
+class PayloadError(PeerError):
+    """A payload or chunk that differs from what its signed record promised."""

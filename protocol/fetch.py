@@ -1,0 +1,164 @@
+"""Pulling payloads: which chunk to fetch from which link, and when to try another.
+
+Bodies always travel in the direction in which a link was dialled, since that one is known to work: from a
+peer we dialled we `Get` a chunk; a peer that dialled us is `Ask`ed and puts it to us. Peers say what they
+hold; a hint may be missing or wrong, so after a moment any link is tried. Guesses give way to hints, and a
+link that failed one is spared others for a while: a payload that nobody has must not delay those that
+somebody has.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import chain
+
+from gossamer.protocol import limits
+from gossamer.protocol.effects import Effect, Fetched, Get, RandomSource, Send
+from gossamer.protocol.messages import Ask
+
+
+@dataclass(slots=True)
+class _Want:
+    """The chunks still missing under one key, and who is said to have them."""
+
+    missing: dict[bytes, int]
+    since: float
+    holders: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    link: int
+    size: int
+    deadline: float
+
+
+class Fetcher:
+    """Schedules chunk transfers over the links. Chunks are verified and stored by the adapter."""
+
+    def __init__(self, has_chunk: Callable[[bytes], bool], rng: RandomSource) -> None:
+        self._has_chunk = has_chunk
+        self._rng = rng
+        self._links: dict[int, bool] = {}
+        self._wants: dict[bytes, _Want] = {}
+        self._flights: dict[bytes, _Flight] = {}
+        # With the size, since a liar may list an honest chunk's hash with a size that it does not have.
+        self._failed: dict[tuple[int, bytes, int], float] = {}
+        self._spared: dict[int, float] = {}
+        self._retry_at: float | None = None
+        self._now = 0.0
+
+    # -- links and hints
+
+    def link_up(self, link: int, outbound: bool) -> None:
+        self._links[link] = outbound
+
+    def link_down(self, link: int) -> None:
+        self._links.pop(link, None)
+        for want in self._wants.values():
+            want.holders.discard(link)
+        self._flights = {blob: flight for blob, flight in self._flights.items() if flight.link != link}
+        self._failed = {pair: until for pair, until in self._failed.items() if pair[0] != link}
+        self._spared.pop(link, None)
+
+    def hint(self, link: int, key: bytes) -> None:
+        """Note that the peer of a link holds all chunks of `key`."""
+        if key in self._wants and link in self._links:
+            self._wants[key].holders.add(link)
+
+    # -- wants
+
+    def want(self, key: bytes, chunks: tuple[tuple[bytes, int], ...], now: float) -> list[Effect]:
+        """Ask for chunks (hash, size) under a key; `Fetched(key)` comes at once if none is missing."""
+        missing = {blob: size for blob, size in chunks if not self._has_chunk(blob)}
+        if not missing:
+            return [Fetched(key)]
+        self._wants.setdefault(key, _Want(missing, now))
+        return []
+
+    def forget(self, key: bytes) -> None:
+        """Stop wanting a key (its record became void)."""
+        self._wants.pop(key, None)
+
+    def expected_size(self, blob: bytes) -> int | None:
+        """Size of a chunk that is on its way, None for any other: nothing else may be put to us."""
+        flight = self._flights.get(blob)
+        return flight.size if flight is not None else None
+
+    @property
+    def pending(self) -> int:
+        """Keys not complete yet, except for those that nobody has been known to hold for long."""
+        oldest = self._now - limits.ORPHAN_PATIENCE_S
+        return sum(1 for want in self._wants.values() if want.holders or want.since > oldest)
+
+    def arrived(self, blob: bytes) -> list[Effect]:
+        """Note a stored chunk; tell which keys are complete with it."""
+        self._flights.pop(blob, None)
+        done = []
+        for key, want in self._wants.items():
+            if want.missing.pop(blob, None) is not None and not want.missing:
+                done.append(key)
+        for key in done:
+            del self._wants[key]
+        return [Fetched(key) for key in done]
+
+    def failed(self, link: int, blob: bytes, now: float) -> None:
+        """Note that a link did not bring a chunk: others are tried first."""
+        flight = self._flights.get(blob)
+        if flight is not None and flight.link == link:
+            del self._flights[blob]
+            self._failed[(link, blob, flight.size)] = now + limits.FETCH_RETRY_S
+            self._spared[link] = now + limits.FETCH_RETRY_S
+
+    # -- scheduling
+
+    def deadline(self) -> float:
+        times = [flight.deadline for flight in self._flights.values()]
+        times += [self._retry_at] if self._retry_at is not None else []
+        return min(times, default=float("inf"))
+
+    def plan(self, now: float) -> list[Effect]:
+        """Start as many transfers as the bounds allow, oldest wants first."""
+        self._now = now
+        for blob, flight in list(self._flights.items()):
+            if now >= flight.deadline:
+                self.failed(flight.link, blob, now)
+        self._failed = {pair: until for pair, until in self._failed.items() if until > now}
+        self._spared = {link: until for link, until in self._spared.items() if until > now}
+        self._retry_at = None
+        load = dict.fromkeys(self._links, 0)
+        for flight in self._flights.values():
+            load[flight.link] += 1
+        effects: list[Effect] = []
+        most = min(limits.FETCHES_MAX, limits.FETCHES_PER_LINK_MAX * len(self._links))
+        wants = self._wants.values()
+        for want in chain((w for w in wants if w.holders), (w for w in wants if not w.holders)):
+            for blob, size in want.missing.items():
+                if len(self._flights) >= most:
+                    return effects  # whatever ends a transfer brings us back here
+                if blob in self._flights:
+                    continue
+                link = self._choose(want, blob, load, now)
+                if link is None:
+                    self._retry_at = now + limits.FETCH_RETRY_S
+                    continue
+                load[link] += 1
+                self._flights[blob] = _Flight(link, size, now + limits.FETCH_TIMEOUT_S)
+                effects.append(Get(link, blob, size) if self._links[link] else Send(link, Ask(blob)))
+        return effects
+
+    def _choose(self, want: _Want, blob: bytes, load: dict[int, int], now: float) -> int | None:
+        """The least busy holder; if none is free, after a moment, any link that has not just failed."""
+        size = want.missing[blob]
+        want.holders -= {link for link in want.holders if (link, blob, size) in self._failed}
+        free = self._free(want.holders, load)
+        if not free and now >= want.since + limits.FETCH_RETRY_S:
+            guesses = [link for link in self._links if link not in self._spared]
+            free = [link for link in self._free(guesses, load) if (link, blob, size) not in self._failed]
+        if not free:
+            return None
+        offset = self._rng.randrange(len(free))
+        return min(free[offset:] + free[:offset], key=lambda link: load[link])
+
+    @staticmethod
+    def _free(candidates: Iterable[int], load: dict[int, int]) -> list[int]:
+        return sorted(link for link in candidates if load[link] < limits.FETCHES_PER_LINK_MAX)

@@ -1,0 +1,78 @@
+"""Phi's arithmetic: int32 fixed point with 24 fractional bits.
+
+Range +-128, resolution 2**-24 (6e-8). Integer addition commutes and wraps, so a sum of merges has one
+value whatever the order in which they arrived.
+"""
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gossamer.protocol.errors import DivergedError
+
+FRACTION_BITS = 24
+ONE = 1 << FRACTION_BITS
+VALUE_LIMIT = 1 << 30
+"""Magnitude (64.0) from which a parameter counts as diverged; decoded deltas lie below it too."""
+
+Ints = npt.NDArray[np.int32]
+
+_DOT_BLOCK = 4096
+
+
+def to_fixed(values: npt.NDArray[Any]) -> Ints:
+    """Round floats to fixed point, half to even. Raises DivergedError outside +-64 or on NaN."""
+    scaled = np.rint(np.asarray(values, dtype=np.float64) * ONE)
+    if not np.all(np.abs(scaled) < VALUE_LIMIT):
+        raise DivergedError("a value is not finite or not within +-64, where fixed point ends")
+    return scaled.astype(np.int32)
+
+
+def to_float(values: Ints) -> npt.NDArray[np.float32]:
+    """Return the float32 image of fixed-point values (exact below 2**24 units, nearest above)."""
+    return values.astype(np.float32) * np.float32(1.0 / ONE)
+
+
+def check_healthy(values: Ints, what: str) -> None:
+    """Raise DivergedError if any magnitude reached 64: no healthy weight is there."""
+    if values.size and max(int(values.max()), -int(values.min())) >= VALUE_LIMIT:
+        raise DivergedError(
+            f"{what} reached a magnitude of 64: training diverged. Start again with a lower learning rate."
+        )
+
+
+def sum_of_squares(values: Ints) -> int:
+    """Return the exact sum of squares as a Python int.
+
+    Squares are summed by float64 dot products of pieces so small that every partial sum is an integer
+    below 2**53, which no order of summation can round.
+    """
+    total = 0
+    flat = values.reshape(-1)
+    for start in range(0, flat.size, _DOT_BLOCK * 256):
+        piece = flat[start : start + _DOT_BLOCK * 256]
+        peak = max(int(piece.max()), -int(piece.min()))
+        if piece.size * peak * peak < 1 << 53:
+            wide = piece.astype(np.float64)
+            total += int(np.dot(wide, wide))
+        else:
+            total += _sum_of_large_squares(piece)
+    return total
+
+
+def _sum_of_large_squares(piece: Ints) -> int:
+    """Split each value into a high and a low half of 16 bits, whose products sum exactly."""
+    high = (piece >> 16).astype(np.float64)
+    low = (piece & 0xFFFF).astype(np.float64)
+    total = 0
+    for start in range(0, piece.size, _DOT_BLOCK * 256):
+        h, l_ = high[start : start + _DOT_BLOCK * 256], low[start : start + _DOT_BLOCK * 256]
+        total += (int(np.dot(h, h)) << 32) + (int(np.dot(h, l_)) << 17) + int(np.dot(l_, l_))
+    return total
+
+
+def norm(values: Ints) -> float:
+    """Return the Euclidean norm in fixed-point units: an exact sum, then two correctly rounded steps."""
+    return sqrt(sum_of_squares(values))

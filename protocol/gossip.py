@@ -1,0 +1,156 @@
+"""Gossip of delta records: push for speed, anti-entropy for certainty (DESIGN, section 6).
+
+*Push*: a record new to us goes to a few random links; each receiver does the same, once. *Anti-entropy*:
+when a link comes up, and every 10 s with one random link, ledgers are compared by ranges of rounds and
+what is missing flows both ways. Push may lose anything; anti-entropy finds it.
+
+This machine decides what to send; whether a record is valid was decided before it got here.
+"""
+
+from collections.abc import Callable, Iterable
+
+from gossamer.protocol import limits
+from gossamer.protocol.effects import Effect, RandomSource, Send
+from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.messages import Compare, Inventory, Records, Request
+from gossamer.protocol.records import Delta
+
+
+def sample(items: Iterable[int], count: int, rng: RandomSource) -> list[int]:
+    """Up to `count` different items, chosen by `rng` from them in their sorted order."""
+    pool = sorted(items)
+    for i in range(min(count, len(pool))):
+        j = i + rng.randrange(len(pool) - i)
+        pool[i], pool[j] = pool[j], pool[i]
+    return pool[:count]
+
+
+def batches(entries: list[tuple[bytes, bool]]) -> Iterable[Records]:
+    """Cut envelopes into messages that fit."""
+    for start in range(0, len(entries), limits.RECORDS_PER_MESSAGE_MAX):
+        yield Records(tuple(entries[start : start + limits.RECORDS_PER_MESSAGE_MAX]))
+
+
+class Gossip:
+    """Spreads the ledger over the links. `holds` tells whether a delta's payload is here."""
+
+    def __init__(self, ledger: Ledger, holds: Callable[[bytes], bool], rng: RandomSource) -> None:
+        self._ledger = ledger
+        self._holds = holds
+        self._rng = rng
+        self._links: set[int] = set()
+        self._awaited: dict[int, set[bytes]] = {}
+        self._size_at_request: dict[int, int] = {}
+        self._given: dict[int, list[bytes]] = {}
+        self._next_exchange = 0.0
+        self.synced_once = False
+        """Whether some peer's ledger has been found equal to ours, or all it had beyond ours arrived."""
+
+    def link_up(self, link: int) -> list[Effect]:
+        self._links.add(link)
+        return self._open_exchange(link)
+
+    def link_down(self, link: int) -> None:
+        self._links.discard(link)
+        self._awaited.pop(link, None)
+        self._size_at_request.pop(link, None)
+        self._given.pop(link, None)
+
+    def deadline(self) -> float:
+        return self._next_exchange
+
+    def wake(self, now: float) -> list[Effect]:
+        """Start the periodic exchange with one random link."""
+        if now < self._next_exchange:
+            return []
+        self._next_exchange = now + limits.ANTI_ENTROPY_INTERVAL_S * (0.75 + 0.5 * self._rng.random())
+        return [effect for link in sample(self._links, 1, self._rng) for effect in self._open_exchange(link)]
+
+    def push(self, deltas: list[Delta], source: int | None) -> list[Effect]:
+        """Relay records that are new to us to a few links other than the one they came from."""
+        entries = [(delta.data, self._holds(delta.record_id)) for delta in deltas]
+        targets = sample(self._links - {source}, limits.PUSH_FANOUT, self._rng)
+        return [Send(link, message) for link in targets for message in batches(entries)]
+
+    def received(self, link: int, record_ids: list[bytes]) -> list[Effect]:
+        """Note which awaited records a link delivered; when all have, look whether it has more.
+
+        It is asked again only if something was new: a record that we refuse (our clocks differ, say) would
+        otherwise go round and round between two honest nodes.
+        """
+        awaited = self._awaited.get(link)
+        if not awaited:
+            return []
+        awaited.difference_update(record_ids)
+        if awaited:
+            return []
+        if len(self._ledger) > self._size_at_request.get(link, 0):
+            return self._open_exchange(link)
+        self.synced_once = True
+        return []
+
+    def _open_exchange(self, link: int) -> list[Effect]:
+        self._awaited.pop(link, None)  # what did not come by now is found missing again
+        digests = self._ledger.digests
+        return [Send(link, Compare(digests.top, tuple(digests.summary()), whole=True))]
+
+    def compare(self, link: int, message: Compare) -> list[Effect]:
+        """Answer a Compare: descend into the newest ranges that differ, or say that none does."""
+        digests = self._ledger.digests
+        if not message.ranges:
+            self.synced_once = True
+            return []
+        if message.whole and message.level < digests.top:
+            return self._open_exchange(link)  # ours reaches further: start again from our top
+        differing = [i for i, digest in message.ranges if digests.digest(message.level, i) != digest]
+        if not differing:
+            self.synced_once = self.synced_once or message.whole
+            return [Send(link, Compare(0, ()))] if message.whole else []
+        ordered = sorted(set(differing))
+        if message.level == 0:
+            return [Send(link, self._take_stock(ordered))]
+        newest = ordered[-limits.COMPARED_PARENTS_MAX :]
+        ranges = [child for index in newest for child in digests.children(message.level, index)]
+        return [Send(link, Compare(message.level - 1, tuple(ranges)))]
+
+    def _take_stock(self, rounds: list[int]) -> Inventory:
+        """What we have of the newest of these rounds: as much as can be asked for at once."""
+        stock: list[tuple[int, tuple[bytes, ...]]] = []
+        count = 0
+        for round_ in reversed(rounds):
+            ids = tuple(self._ledger.ids(round_)[: limits.IDS_PER_ROUND_MAX])
+            stock.append((round_, ids))
+            count += len(ids)
+            if count >= limits.IDS_PER_MESSAGE_MAX:
+                break
+        return Inventory(tuple(reversed(stock)))
+
+    def inventory(self, link: int, message: Inventory) -> list[Effect]:
+        """Send what the other lacks of these rounds, and request what we lack.
+
+        If it lacks something and we do not, it has no answer to wait for, so we look for more of that kind
+        ourselves; but only once for the same records, since it may have reasons to refuse them.
+        """
+        theirs = {record_id for _, ids in message.rounds for record_id in ids}
+        ours = [i for round_ in sorted({r for r, _ in message.rounds}) for i in self._ledger.ids(round_)]
+        given = [record_id for record_id in ours if record_id not in theirs][-limits.IDS_PER_MESSAGE_MAX :]
+        effects = self.request(link, given)
+        awaited = self._awaited.setdefault(link, set())
+        lacking = [i for i in theirs if i not in self._ledger and i not in awaited]
+        requested = sorted(lacking)[: limits.IDS_PER_MESSAGE_MAX - len(awaited)]
+        if requested:
+            awaited.update(requested)
+            self._size_at_request[link] = len(self._ledger)
+            effects.append(Send(link, Request(tuple(requested))))
+        elif not awaited:
+            self.synced_once = True
+            if given and given != self._given.get(link):
+                self._given[link] = given
+                effects += self._open_exchange(link)
+        return effects
+
+    def request(self, link: int, record_ids: Iterable[bytes]) -> list[Effect]:
+        """Send the records that we have of those asked for."""
+        found = [delta for i in record_ids if (delta := self._ledger.get(i)) is not None]
+        entries = [(delta.data, self._holds(delta.record_id)) for delta in found]
+        return [Send(link, message) for message in batches(entries)]

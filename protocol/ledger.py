@@ -1,0 +1,99 @@
+"""The ledger: a node's copy of S, the grow-only set of delta records.
+
+Two different records by one author for one round prove equivocation: both are void, on every node and for
+ever. The proof is the two records themselves; a third adds nothing and is not kept. Digests therefore
+cover what the set *means* (a record, or "void"), so that nodes holding different pairs of proof agree.
+"""
+
+from collections.abc import Iterator
+from enum import Enum, auto
+from hashlib import sha256
+
+from gossamer.protocol.ranges import EMPTY, RangeDigests
+from gossamer.protocol.records import NO_RECORD, Delta
+
+
+class Added(Enum):
+    """What adding a record did."""
+
+    NEW = auto()
+    VOIDED = auto()
+    """It is the second of its author and round: both are void from now on."""
+    KNOWN = auto()
+    """Held already, or one more by an author who is void in this round already."""
+
+
+class Ledger:
+    """Delta records by round and author."""
+
+    def __init__(self) -> None:
+        self.digests = RangeDigests()
+        self._rounds: dict[int, dict[bytes, tuple[Delta, ...]]] = {}
+        self._by_id: dict[bytes, Delta] = {}
+        self._last: dict[bytes, Delta] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, record_id: bytes) -> bool:
+        return record_id in self._by_id
+
+    def add(self, delta: Delta) -> Added:
+        """Union one verified record into the set."""
+        authors = self._rounds.setdefault(delta.round, {})
+        held = authors.get(delta.author, ())
+        if len(held) > 1 or delta.record_id in self._by_id:
+            return Added.KNOWN
+        authors[delta.author] = (*held, delta)
+        self._by_id[delta.record_id] = delta
+        last = self._last.get(delta.author)
+        if last is None or delta.round > last.round:
+            self._last[delta.author] = delta
+        self.digests.update(delta.round, self._digest_of(delta.round))
+        return Added.VOIDED if held else Added.NEW
+
+    def get(self, record_id: bytes) -> Delta | None:
+        return self._by_id.get(record_id)
+
+    def valid(self, round_: int) -> list[Delta]:
+        """The round's records that count, in order of author."""
+        authors = self._rounds.get(round_, {})
+        return [authors[author][0] for author in sorted(authors) if len(authors[author]) == 1]
+
+    def is_void(self, delta: Delta) -> bool:
+        """Whether its author equivocated in its round."""
+        return len(self._rounds.get(delta.round, {}).get(delta.author, ())) > 1
+
+    def ids(self, round_: int) -> list[bytes]:
+        """All record ids of a round, void ones included: what another node needs to agree."""
+        return sorted(d.record_id for held in self._rounds.get(round_, {}).values() for d in held)
+
+    def voided(self) -> Iterator[tuple[bytes, int]]:
+        """Author and round of every equivocation."""
+        for round_, authors in self._rounds.items():
+            yield from ((author, round_) for author, held in authors.items() if len(held) > 1)
+
+    def last_round(self, author: bytes) -> int:
+        """The highest round an author has a record in; 0 if none."""
+        last = self._last.get(author)
+        return last.round if last else 0
+
+    def last_record(self, author: bytes) -> bytes:
+        """Record id of an author's latest delta, or NO_RECORD."""
+        last = self._last.get(author)
+        return last.record_id if last else NO_RECORD
+
+    def rounds(self) -> list[int]:
+        """All rounds with a record, ascending."""
+        return sorted(self._rounds)
+
+    def __iter__(self) -> Iterator[Delta]:
+        return iter(self._by_id.values())
+
+    def _digest_of(self, round_: int) -> bytes:
+        authors = self._rounds[round_]
+        parts = [
+            authors[author][0].record_id if len(authors[author]) == 1 else sha256(b"void" + author).digest()
+            for author in sorted(authors)
+        ]
+        return sha256(b"".join(parts)).digest() if parts else EMPTY

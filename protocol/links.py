@@ -1,0 +1,159 @@
+"""Which links to keep: enough for gossip to reach everybody, few enough for a home router.
+
+A node wants six links, dials members it is not linked to until it has them, retries members that are down
+now and then for a day, and turns to its bootstrap addresses again when links run short; so the halves of
+a healed partition find each other whatever happened in between (memberlist calls the lack of this
+"partition amnesia").
+"""
+
+from dataclasses import dataclass
+
+from gossamer.protocol import limits
+from gossamer.protocol.effects import Dial, Effect, Hangup, LinkUp, RandomSource
+from gossamer.protocol.roster import Health, Roster
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """An authenticated connection to a peer."""
+
+    number: int
+    node_id: bytes
+    outbound: bool
+
+
+class Links:
+    """Keeps the set of links near its wanted size. `bootstrap` addresses are never forgotten."""
+
+    def __init__(self, own_id: bytes, roster: Roster, bootstrap: tuple[str, ...], rng: RandomSource) -> None:
+        self._own_id = own_id
+        self._roster = roster
+        self._bootstrap = bootstrap
+        self._rng = rng
+        self._links: dict[int, Link] = {}
+        self._dialling: dict[str, float] = {}
+        self._tried: dict[str, float] = {}
+        self._leads_to: dict[str, bytes] = {}
+        self._next_look = 0.0
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def get(self, number: int) -> Link | None:
+        return self._links.get(number)
+
+    def all(self) -> list[Link]:
+        return list(self._links.values())
+
+    def to(self, node_id: bytes) -> Link | None:
+        """Our link to a node, if there is one."""
+        return next((link for link in self._links.values() if link.node_id == node_id), None)
+
+    def up(self, event: LinkUp) -> tuple[bool, list[Effect]]:
+        """Take in a new link, or turn it away. Returns whether it stays."""
+        if event.address is not None:
+            self._dialling.pop(event.address, None)
+            if event.address in self._bootstrap:
+                self._leads_to[event.address] = event.node_id
+        if event.node_id == self._own_id:
+            return False, [Hangup(event.link, "that is ourselves")]
+        old = self.to(event.node_id)
+        if old is not None:
+            if not self._replaces(event, old):
+                return False, [Hangup(event.link, "already linked")]
+            self._links[event.link] = Link(event.link, event.node_id, event.outbound)
+            return True, [Hangup(old.number, "replaced by a newer link")]
+        if len(self._links) >= limits.LINKS_MAX and not event.outbound:
+            return False, [Hangup(event.link, "no room for more links")]
+        self._links[event.link] = Link(event.link, event.node_id, event.outbound)
+        return True, []
+
+    def _replaces(self, event: LinkUp, old: Link) -> bool:
+        """Of two links between a pair both ends keep the one that the smaller node id dialled.
+
+        Two links in the same direction mean that the dialler lost the first one: the newer counts.
+        """
+        if event.outbound == old.outbound:
+            return True
+        return event.outbound == (self._own_id < event.node_id)
+
+    def down(self, number: int) -> Link | None:
+        return self._links.pop(number, None)
+
+    def dial_failed(self, address: str, now: float) -> None:
+        self._dialling.pop(address, None)
+        self._tried[address] = now
+
+    def deadline(self) -> float:
+        return self._next_look
+
+    def wake(self, now: float) -> list[Effect]:
+        """Dial somebody if links are short, and now and then somebody who is down even if they are not.
+
+        Links may all be to our own half of a partition, so that those who are down are the other half.
+        """
+        if now < self._next_look:
+            return []
+        self._next_look = now + 1.0
+        self._dialling = {address: until for address, until in self._dialling.items() if until > now}
+        effects: list[Effect] = []
+        missing = max(0, limits.LINKS_WANTED - len(self._links) - len(self._dialling))
+        alive, gone = self._candidates(now)
+        chosen = alive[:missing]
+        chosen += gone[: max(1, missing - len(chosen))]
+        for address, node_id in chosen:
+            if len(self._dialling) >= limits.DIALS_AT_ONCE_MAX:
+                break
+            self._dialling[address] = now + limits.REDIAL_INTERVAL_S * 2
+            self._tried[address] = now
+            effects.append(Dial(address, node_id))
+        self._tried = {a: t for a, t in self._tried.items() if now - t < limits.REDIAL_DOWN_INTERVAL_S}
+        return effects
+
+    def _candidates(
+        self, now: float
+    ) -> tuple[list[tuple[str, bytes | None]], list[tuple[str, bytes | None]]]:
+        """Whom to dial: the living, then bootstrap addresses; and those who do not answer."""
+        linked = {self._own_id, *(link.node_id for link in self._links.values())}
+        alive: list[tuple[str, bytes | None]] = []
+        gone: list[tuple[str, bytes | None]] = []
+        living: set[str] = set()
+        for member in self._roster.members():
+            addresses = member.peer.body.addresses
+            if member.health is Health.ALIVE or member.peer.node_id in linked:
+                living.update(addresses)
+            if member.peer.node_id in linked or member.health is Health.LEFT:
+                continue
+            if any(address in self._dialling for address in addresses):
+                continue  # two dials to one member would give two links that get in each other's way
+            is_alive = member.health is Health.ALIVE
+            wait = limits.REDIAL_INTERVAL_S if is_alive else limits.REDIAL_DOWN_INTERVAL_S
+            due = [address for address in addresses if self._is_due(address, wait, now)]
+            if due:
+                address = due[self._rng.randrange(len(due))]
+                (alive if is_alive else gone).append((address, member.peer.node_id))
+        self._shuffle(alive)
+        self._shuffle(gone)
+        return alive + self._bootstrap_candidates(now, living, linked), gone
+
+    def _is_due(self, address: str, wait: float, now: float) -> bool:
+        return address not in self._dialling and now - self._tried.get(address, -1e9) >= wait
+
+    def _bootstrap_candidates(
+        self, now: float, living: set[str], linked: set[bytes]
+    ) -> list[tuple[str, bytes | None]]:
+        """Bootstrap addresses that lead to nobody we are linked to, whatever name they go by."""
+        if len(self._links) >= limits.LINKS_MIN:
+            return []
+        return [
+            (address, None)
+            for address in self._bootstrap
+            if address not in living
+            and self._leads_to.get(address) not in linked
+            and self._is_due(address, limits.REDIAL_INTERVAL_S, now)
+        ]
+
+    def _shuffle(self, items: list[tuple[str, bytes | None]]) -> None:
+        for i in range(len(items) - 1, 0, -1):
+            j = self._rng.randrange(i + 1)
+            items[i], items[j] = items[j], items[i]

@@ -1,0 +1,266 @@
+"""The manifest: a swarm's immutable genesis. Its SHA-256 is the swarm id.
+
+People read and edit it as TOML before the swarm exists; nodes exchange and hash its canonical bytes, a
+positional-free msgpack with sorted keys, so that comments and layout of the TOML do not matter and every
+value does.
+"""
+
+import math
+import tomllib
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Annotated, Any, Literal, Self
+
+import msgpack
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.errors import ConfigError, MalformedError
+from gossamer.protocol.layout import Layout, TensorSpec, plan
+from gossamer.protocol.limits import (
+    CHUNK_BYTES_MAX,
+    FRAGMENTS_MAX,
+    MANIFEST_BYTES_MAX,
+    PARAMETERS_MAX,
+    PAYLOAD_CHUNKS_MAX,
+    STALENESS_MAX,
+    STEPS_MAX,
+    TENSOR_DIMS_MAX,
+    TENSORS_MAX,
+)
+from gossamer.protocol.rules import RULES
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must be printable, since it is shown on terminals")
+    return text
+
+
+def _option(value: Any) -> Any:
+    """What TOML and msgpack can both hold; said in one line, where a union would say one for each type."""
+    fits = isinstance(value, str | bool) or (isinstance(value, int) and -(2**63) <= value < 2**63)
+    if not fits and not (isinstance(value, float) and math.isfinite(value)):
+        raise ValueError("an option is a string, a boolean, a finite number or an integer of 64 bits")
+    return value
+
+
+Text = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+Option = Annotated[str | int | float | bool, BeforeValidator(_option)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Swarm(_Section):
+    """What this swarm is called and when it began."""
+
+    name: Text
+    created: Annotated[int, Field(ge=0, le=2**40)]
+    """Unix seconds; with `pace.min_round_seconds` it bounds which rounds are plausible."""
+
+
+class TaskSection(_Section):
+    """What is trained: a task's name and its options, as `gossamer.models` understands them."""
+
+    name: Text
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    options: dict[str, Option] = {}
+
+
+class Outer(_Section):
+    """How windows become deltas, and deltas become Phi."""
+
+    codec: str = "int4"
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.5
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.7
+    ef_decay: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """What part of the error-feedback residual is carried into the next delta."""
+    clip: NonNegative = 3.0
+    """Times the round's median of norm / sqrt(steps), per tensor; 0 switches clipping off."""
+    weight_cap: NonNegative = 0.0
+    """Times the round's median weight; 0 means no cap (for invited members)."""
+    staleness_max: Annotated[int, Field(ge=0, le=STALENESS_MAX)] = 16
+
+    @model_validator(mode="after")
+    def _known_codec(self) -> Self:
+        if self.codec not in CODECS:
+            raise ValueError(f"codec {self.codec!r} is unknown; choose one of {', '.join(CODECS)}")
+        return self
+
+
+class PaceSection(_Section):
+    """When a node publishes. Exactly one of the two lengths is not zero."""
+
+    every_steps: Annotated[int, Field(ge=0, le=STEPS_MAX)] = 30
+    """Inner steps of one window, that is between two deltas of the same fragment."""
+    every_seconds: NonNegative = 0.0
+    min_round_seconds: Positive = 0.05
+    """No round follows the one before it faster than this; later rounds are refused as implausible."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.every_steps > 0) == (self.every_seconds > 0):
+            raise ValueError("set one of every_steps and every_seconds, and the other to 0")
+        return self
+
+
+class LayoutSection(_Section):
+    """The named tensors, in order, and into how many fragments they are split."""
+
+    fragments: Annotated[int, Field(ge=1, le=FRAGMENTS_MAX)] = 1
+    tensors: Annotated[tuple[TensorSpec, ...], Field(min_length=1, max_length=TENSORS_MAX)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tuples(cls, data: Any) -> Any:
+        """TOML and msgpack know arrays only; strict validation wants the tuples we keep."""
+        if isinstance(data, dict) and isinstance(data.get("tensors"), list):
+            rows = [_tensor_row(row) for row in data["tensors"]]
+            return {**data, "tensors": tuple(rows)}
+        return data
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        seen: set[str] = set()
+        for spec in self.tensors:
+            if spec.name in seen:
+                raise ValueError(f"tensor {spec.name!r} is listed twice")
+            seen.add(spec.name)
+            if spec.averaging not in RULES:
+                raise ValueError(
+                    f"tensor {spec.name!r}: averaging {spec.averaging!r} is unknown; "
+                    f"choose one of {', '.join(RULES)}"
+                )
+            if len(spec.shape) > TENSOR_DIMS_MAX or any(size < 1 for size in spec.shape):
+                raise ValueError(f"tensor {spec.name!r}: shape {list(spec.shape)} is impossible")
+        if sum(spec.numel for spec in self.tensors) > PARAMETERS_MAX:
+            raise ValueError(f"more than {PARAMETERS_MAX} parameters")
+        if self.fragments > len(self.tensors):
+            raise ValueError(
+                f"{self.fragments} fragments of {len(self.tensors)} tensors: use fewer fragments"
+            )
+        return self
+
+
+def _tensor_row(row: Any) -> Any:
+    if isinstance(row, list) and len(row) == 3 and isinstance(row[1], list):
+        return TensorSpec(row[0], tuple(row[1]), row[2])
+    return row
+
+
+class Genesis(_Section):
+    """Phi_0: the root (see `chunks`) of the first parameters' int32 bytes."""
+
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+    @property
+    def root(self) -> bytes:
+        return bytes.fromhex(self.digest)
+
+
+class Admission(_Section):
+    """Who may take part."""
+
+    mode: Literal["open"] = "open"
+
+
+class Manifest(_Section):
+    """Everything all nodes of a swarm must agree on before the first step."""
+
+    version: Literal[1] = 1
+    swarm: Swarm
+    task: TaskSection
+    outer: Outer = Outer()
+    pace: PaceSection = PaceSection()
+    admission: Admission = Admission()
+    layout: LayoutSection
+    genesis: Genesis
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        codec = CODECS[self.outer.codec]
+        for fragment in self.plan().fragments:
+            largest = sum(codec.section_bytes_max(slot.numel) for slot in fragment.slots)
+            if largest > PAYLOAD_CHUNKS_MAX * CHUNK_BYTES_MAX:
+                raise ValueError(
+                    f"layout.fragments: a delta may reach {largest} bytes, over the limit of 1 GiB: use more"
+                )
+        if len(self.canonical()) > MANIFEST_BYTES_MAX:
+            raise ValueError(f"layout: a manifest of over {MANIFEST_BYTES_MAX} bytes: shorten the names")
+        return self
+
+    def plan(self) -> Layout:
+        """The layout of Phi."""
+        return plan(self.layout.tensors, self.layout.fragments)
+
+    def canonical(self) -> bytes:
+        """The bytes that nodes exchange, and whose SHA-256 is the swarm id."""
+        packed: bytes = msgpack.packb(_sorted(self.model_dump(mode="python")), use_bin_type=True)
+        return packed
+
+    @property
+    def swarm_id(self) -> bytes:
+        return sha256(self.canonical()).digest()
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    if isinstance(value, list | tuple):
+        return [_sorted(item) for item in value]
+    return value
+
+
+def _first_problem(error: ValidationError) -> str:
+    """The first thing wrong, as one line that names the field."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if not where.isprintable():  # an unknown key from a peer may hold anything
+        where = ascii(where)
+    what = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        what = "unknown key; remove it or check its spelling"
+    return f"{where}: {what}" if where else what
+
+
+def from_values(values: Mapping[str, Any], source: str) -> Manifest:
+    """Check a manifest given as nested dicts. Raises ConfigError naming `source` and the first problem."""
+    try:
+        return Manifest.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {_first_problem(error)}") from None
+
+
+def from_toml(text: str, source: str) -> Manifest:
+    """Parse a manifest as people write it. Raises ConfigError naming `source` and the first problem."""
+    try:
+        return from_values(tomllib.loads(text), source)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not valid TOML: {error}") from None
+
+
+def from_canonical(data: bytes) -> Manifest:
+    """Parse a manifest from a peer. Raises MalformedError, also on a second encoding of the same values."""
+    if len(data) > MANIFEST_BYTES_MAX:
+        raise MalformedError(f"a manifest of {len(data)} bytes")
+    try:
+        manifest = Manifest.model_validate(msgpack.unpackb(data, raw=False, strict_map_key=True))
+    except ValidationError as error:
+        raise MalformedError(f"manifest: {_first_problem(error)}") from None
+    except Exception as error:  # msgpack raises ValueError, its own classes and UnicodeError
+        raise MalformedError(f"manifest is not msgpack: {type(error).__name__}") from None
+    if manifest.canonical() != data:
+        raise MalformedError("manifest is not in canonical form")
+    return manifest

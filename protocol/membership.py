@@ -1,0 +1,207 @@
+"""Who is alive: SWIM with Lifeguard's local health, over the links there are.
+
+Every 1.5 s one link is pinged. No answer within the time-out: three other links are asked to vouch for
+the peer; still none: it is *suspect*, which is gossiped, and any newer row of its refutes it; unrefuted it
+is *down*. Members without a link to us are judged by their gossiped heartbeat. A node that notices that it
+is itself slow (its own wake-ups come late) becomes more patient with the others instead of blaming them.
+
+Sources: Das et al., "SWIM" (2002); Dadgar et al., "Lifeguard" (arXiv 1707.00788). Membership steers
+gossip, dialling and displays, and never gates training.
+"""
+
+from dataclasses import dataclass
+
+from gossamer.protocol import limits
+from gossamer.protocol.effects import Effect, Notice, RandomSource, Send
+from gossamer.protocol.gossip import sample
+from gossamer.protocol.identity import short
+from gossamer.protocol.messages import Ack, Ping, PingFor, Suspect
+from gossamer.protocol.roster import Health, Member, Roster
+
+LATE_WAKE_S = 0.5
+"""A wake-up this late means that our own event loop is slow."""
+
+
+@dataclass(slots=True)
+class _Probe:
+    node_id: bytes
+    began: float
+    deadline: float
+    indirect: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Vouch:
+    """A ping that we made for somebody: who asked, under which number, and whom we pinged."""
+
+    asker: int
+    number: int
+    target: int
+    deadline: float
+
+
+class Membership:
+    """Judges the health of the roster's members."""
+
+    def __init__(self, roster: Roster, rng: RandomSource) -> None:
+        self._roster = roster
+        self._rng = rng
+        self._links: dict[int, bytes] = {}
+        self._probes: dict[int, _Probe] = {}
+        self._vouching: dict[int, _Vouch] = {}
+        self._rotation: list[int] = []
+        self._numbers = 0
+        self._next_probe = 0.0
+        self.local_health = 0
+        """0 when we are on time; grows to LOCAL_HEALTH_MAX - 1 as we find ourselves slow."""
+
+    def link_up(self, link: int, node_id: bytes, now: float) -> None:
+        self._links[link] = node_id
+        self._roster.heard_from(node_id, now)
+
+    def link_down(self, link: int, now: float) -> list[Effect]:
+        """A broken link is a reason to ask others at once, not yet a verdict."""
+        node_id = self._links.pop(link, None)
+        self._vouching = {n: v for n, v in self._vouching.items() if link not in (v.asker, v.target)}
+        member = self._roster.get(node_id) if node_id is not None else None
+        if (
+            node_id is None
+            or node_id in self._links.values()
+            or member is None
+            or member.health is not Health.ALIVE
+        ):
+            return []
+        return self._ask_others(node_id, now)
+
+    def deadline(self) -> float:
+        return min([self._next_probe, *(probe.deadline for probe in self._probes.values())])
+
+    def wake(self, now: float) -> list[Effect]:
+        """Probe the next link, follow up on silence, and let suspicions run out."""
+        late = now - self.deadline()
+        if late > LATE_WAKE_S and self._next_probe:
+            self._be_patient(late)
+        elif now >= self._next_probe:
+            self.local_health = max(0, self.local_health - 1)
+        effects: list[Effect] = []
+        for number, probe in list(self._probes.items()):
+            if now < probe.deadline:
+                continue
+            del self._probes[number]
+            member = self._roster.get(probe.node_id)
+            if member is not None and member.heard > probe.began:
+                continue  # it lives, whatever became of our ping
+            ask = self._suspect if probe.indirect else self._ask_others
+            effects += ask(probe.node_id, now)
+        if now >= self._next_probe:
+            self._vouching = {n: v for n, v in self._vouching.items() if now < v.deadline}
+            self._next_probe = now + limits.PROBE_INTERVAL_S
+            effects += self._probe_next(now)
+            effects += self._judge_silence(now)
+            self._roster.forget_old(now)
+        return effects
+
+    # -- messages
+
+    def ping(self, link: int, message: Ping) -> list[Effect]:
+        return [Send(link, Ack(message.number))]
+
+    def ack(self, link: int, message: Ack, now: float) -> list[Effect]:
+        """An answer to our own probe, or to one we made for somebody, who is then told."""
+        if link in self._links:
+            self._roster.heard_from(self._links[link], now)
+        probe = self._probes.get(message.number)
+        # Numbers can be guessed: a direct probe is answered by its target only.
+        if probe is not None and (probe.indirect or self._links.get(link) == probe.node_id):
+            del self._probes[message.number]
+            self._roster.heard_from(probe.node_id, now)
+        vouch = self._vouching.get(message.number)
+        if vouch is None or vouch.target != link:
+            return []
+        del self._vouching[message.number]
+        return [Send(vouch.asker, Ack(vouch.number))]
+
+    def ping_for(self, link: int, message: PingFor, now: float) -> list[Effect]:
+        """Vouch for a node: by its fresh heartbeat, or by pinging it over our link to it."""
+        member = self._roster.get(message.node_id)
+        if member is not None and now - member.heard < limits.PROBE_TIMEOUT_S:
+            return [Send(link, Ack(message.number))]
+        target = next((other for other, node_id in self._links.items() if node_id == message.node_id), None)
+        if target is None or len(self._vouching) >= limits.MEMBERS_MAX:
+            return []
+        self._numbers += 1
+        deadline = now + limits.INDIRECT_PROBE_TIMEOUT_S
+        self._vouching[self._numbers] = _Vouch(link, message.number, target, deadline)
+        return [Send(target, Ping(self._numbers))]
+
+    def suspicion(self, link: int, message: Suspect, now: float) -> list[Effect]:
+        """Somebody suspects a member; believe it unless we know better."""
+        member = self._roster.get(message.node_id)
+        if member is None or member.health is not Health.ALIVE:
+            return []
+        fresh = now - member.heard < limits.PROBE_TIMEOUT_S
+        if fresh or member.peer.body.age > (message.incarnation, message.heartbeat):
+            return []
+        return self._suspect(message.node_id, now, source=link)
+
+    # -- judgement
+
+    def _patience(self, seconds: float) -> float:
+        return seconds * (1 + self.local_health)
+
+    def _be_patient(self, late: float) -> None:
+        self.local_health = min(limits.LOCAL_HEALTH_MAX - 1, self.local_health + 1)
+        for probe in self._probes.values():
+            probe.began += late
+            probe.deadline += late
+        for member in self._roster.live():
+            member.heard += late
+            member.since += late if member.health is Health.SUSPECT else 0.0
+
+    def _probe_next(self, now: float) -> list[Effect]:
+        self._rotation = [link for link in self._rotation if link in self._links]
+        if not self._rotation:
+            self._rotation = sample(self._links, len(self._links), self._rng)
+        if not self._rotation:
+            return []
+        link = self._rotation.pop()
+        self._numbers += 1
+        deadline = now + self._patience(limits.PROBE_TIMEOUT_S)
+        self._probes[self._numbers] = _Probe(self._links[link], now, deadline)
+        return [Send(link, Ping(self._numbers))]
+
+    def _ask_others(self, node_id: bytes, now: float) -> list[Effect]:
+        others = [link for link, peer in self._links.items() if peer != node_id]
+        self._numbers += 1
+        deadline = now + self._patience(limits.INDIRECT_PROBE_TIMEOUT_S)
+        self._probes[self._numbers] = _Probe(node_id, now, deadline, indirect=True)
+        return [
+            Send(link, PingFor(self._numbers, node_id))
+            for link in sample(others, limits.INDIRECT_PROBES, self._rng)
+        ]
+
+    def _suspect(self, node_id: bytes, now: float, source: int | None = None) -> list[Effect]:
+        member = self._roster.get(node_id)
+        if member is None or member.health is not Health.ALIVE:
+            return []
+        self._roster.judge(node_id, Health.SUSPECT, now)
+        rumour = Suspect(node_id, *member.peer.body.age)
+        targets = sample(set(self._links) - {source}, limits.PUSH_FANOUT, self._rng)
+        return [Notice(f"{_named(member)} does not answer"), *(Send(link, rumour) for link in targets)]
+
+    def _judge_silence(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for member in self._roster.live():
+            node_id = member.peer.node_id
+            if member.health is Health.ALIVE:
+                if now - member.heard > self._patience(limits.SILENCE_SUSPECT_S):
+                    effects += self._suspect(node_id, now)
+            elif now - member.since > self._patience(limits.SUSPICION_TIMEOUT_S):
+                self._roster.judge(node_id, Health.DOWN, now)
+                effects.append(Notice(f"{_named(member)} is down"))
+        return effects
+
+
+def _named(member: Member) -> str:
+    name = member.peer.body.name
+    return f"{name} ({short(member.peer.node_id)})" if name else short(member.peer.node_id)

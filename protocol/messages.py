@@ -1,0 +1,284 @@
+"""What two linked nodes say to each other: one small dataclass a message, positional msgpack on the wire.
+
+`decode` returns a validated message or raises MalformedError; `encode` is its inverse. Adding a message
+means adding a class here and a handler in `replica`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, Self
+
+from gossamer.protocol import limits
+from gossamer.protocol.chunks import HASH_BYTES
+from gossamer.protocol.envelope import HEADER_BYTES
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.identity import NODE_ID_BYTES
+from gossamer.protocol.ranges import FANOUT, LEVEL_MAX
+from gossamer.protocol.wire import Fields, pack, unpack
+
+_COMPARED_MAX = limits.COMPARED_PARENTS_MAX * FANOUT
+
+
+class Message(Protocol):
+    """Anything a link carries."""
+
+    code: ClassVar[int]
+
+    def fields(self) -> list[Any]: ...
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self: ...
+
+
+def _pairs(fields: Fields, name: str, high: int) -> list[Fields]:
+    return [Fields(item, name) for item in fields.array(name, high)]
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Signed envelopes, each with whether the sender holds its payload too."""
+
+    code: ClassVar[int] = 1
+    entries: tuple[tuple[bytes, bool], ...]
+
+    def fields(self) -> list[Any]:
+        return [self.entries]
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        entries = []
+        for item in _pairs(fields, "records", limits.RECORDS_PER_MESSAGE_MAX):
+            entries.append(
+                (item.blob("envelope", HEADER_BYTES, limits.RECORD_BYTES_MAX), item.boolean("held"))
+            )
+            item.end()
+        return cls(tuple(entries))
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The sender now holds the payloads of these deltas."""
+
+    code: ClassVar[int] = 2
+    record_ids: tuple[bytes, ...]
+
+    def fields(self) -> list[Any]:
+        return [self.record_ids]
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        return cls(fields.blobs("record_ids", HASH_BYTES, limits.IDS_PER_MESSAGE_MAX))
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """Digests of ranges of the sender's ledger at one level: answer with what differs, one level down.
+
+    `whole` marks the opening of an exchange: these ranges cover all that the sender has. No ranges at all
+    is the answer "we are equal".
+    """
+
+    code: ClassVar[int] = 3
+    level: int
+    ranges: tuple[tuple[int, bytes], ...]
+    whole: bool = False
+
+    def fields(self) -> list[Any]:
+        return [self.level, self.ranges, self.whole]
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        level = fields.integer("level", 0, LEVEL_MAX)
+        ranges = []
+        for item in _pairs(fields, "ranges", _COMPARED_MAX):
+            ranges.append((item.integer("index", 0, limits.ROUND_MAX), item.blob("digest", HASH_BYTES)))
+            item.end()
+        return cls(level, tuple(ranges), fields.boolean("whole"))
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """All record ids that the sender has for some rounds on which the two ledgers differ."""
+
+    code: ClassVar[int] = 4
+    rounds: tuple[tuple[int, tuple[bytes, ...]], ...]
+
+    def fields(self) -> list[Any]:
+        return [self.rounds]
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        rounds = []
+        for item in _pairs(fields, "rounds", _COMPARED_MAX):
+            number = item.integer("round", 0, limits.ROUND_MAX)
+            rounds.append((number, item.blobs("record_ids", HASH_BYTES, limits.IDS_PER_ROUND_MAX)))
+            item.end()
+        return cls(tuple(rounds))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Send me these records."""
+
+    code: ClassVar[int] = 5
+    record_ids: tuple[bytes, ...]
+
+    def fields(self) -> list[Any]:
+        return [self.record_ids]
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        return cls(fields.blobs("record_ids", HASH_BYTES, limits.IDS_PER_MESSAGE_MAX))
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Which peer rows the sender has, and how new: (node id, incarnation, heartbeat)."""
+
+    code: ClassVar[int] = 6
+    rows: tuple[tuple[bytes, int, int], ...]
+    answer: bool
+    """Whether this answers a Roster, and so wants none back."""
+
+    def fields(self) -> list[Any]:
+        return [self.rows, self.answer]
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        rows = []
+        for item in _pairs(fields, "rows", limits.MEMBERS_MAX):
+            node_id = item.blob("node_id", NODE_ID_BYTES)
+            rows.append((node_id, item.integer("incarnation", 0, 2**53), item.integer("heartbeat", 0, 2**53)))
+            item.end()
+        return cls(tuple(rows), fields.boolean("answer"))
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Are you there?"""
+
+    code: ClassVar[int] = 7
+    number: int
+
+    def fields(self) -> list[Any]:
+        return [self.number]
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        return cls(fields.integer("number", 0, 2**53))
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The answer to a Ping, or to a PingFor whose target answered."""
+
+    code: ClassVar[int] = 8
+    number: int
+
+    def fields(self) -> list[Any]:
+        return [self.number]
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        return cls(fields.integer("number", 0, 2**53))
+
+
+@dataclass(frozen=True, slots=True)
+class PingFor:
+    """I cannot reach this node: ping it for me, and acknowledge `number` if you can vouch for it."""
+
+    code: ClassVar[int] = 9
+    number: int
+    node_id: bytes
+
+    def fields(self) -> list[Any]:
+        return [self.number, self.node_id]
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        return cls(fields.integer("number", 0, 2**53), fields.blob("node_id", NODE_ID_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A node seems dead since this row of its; a newer row refutes it."""
+
+    code: ClassVar[int] = 10
+    node_id: bytes
+    incarnation: int
+    heartbeat: int
+
+    def fields(self) -> list[Any]:
+        return [self.node_id, self.incarnation, self.heartbeat]
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        return cls(
+            fields.blob("node_id", NODE_ID_BYTES),
+            fields.integer("incarnation", 0, 2**53),
+            fields.integer("heartbeat", 0, 2**53),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Send me this chunk by PUT: you dialled me, so I may not be able to GET it from you."""
+
+    code: ClassVar[int] = 11
+    blob: bytes
+
+    def fields(self) -> list[Any]:
+        return [self.blob]
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        return cls(fields.blob("blob", HASH_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """I cannot send that chunk."""
+
+    code: ClassVar[int] = 12
+    blob: bytes
+
+    def fields(self) -> list[Any]:
+        return [self.blob]
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        return cls(fields.blob("blob", HASH_BYTES))
+
+
+_TYPES: dict[int, type[Message]] = {
+    kind.code: kind
+    for kind in (
+        Records,
+        Holding,
+        Compare,
+        Inventory,
+        Request,
+        Roster,
+        Ping,
+        Ack,
+        PingFor,
+        Suspect,
+        Ask,
+        Decline,
+    )
+}
+
+
+def encode(message: Message) -> bytes:
+    """Serialise a message."""
+    return pack([message.code, *message.fields()])
+
+
+def decode(data: bytes) -> Message:
+    """Parse and check a message. Raises MalformedError."""
+    fields = Fields(unpack(data, limits.MESSAGE_BYTES_MAX), "message")
+    kind = _TYPES.get(fields.integer("code", 0, 255))
+    if kind is None:
+        raise MalformedError("message of unknown kind")
+    message = kind.parse(fields)
+    fields.end()
+    return message

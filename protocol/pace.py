@@ -1,0 +1,54 @@
+"""When to publish, and which round: the swarm's clock as one node sees it (DESIGN, section 4).
+
+Nobody waits and nobody runs away: a fast node does more steps a round, a slow one publishes shorter
+windows, one that cannot finish a step skips rounds.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_SLACK
+from gossamer.protocol.manifest import Manifest, PaceSection
+
+
+def round_clock(rounds: Iterable[int]) -> int:
+    """The highest round among live members, leaving out the top third (rounded down).
+
+    One liar cannot race the clock and an isolated node still moves. 0 when there is nobody.
+    """
+    ordered = sorted(rounds, reverse=True)
+    return ordered[len(ordered) // 3] if ordered else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Decides at an inner step boundary whether a node publishes, and for which round."""
+
+    section: PaceSection
+    fragments: int
+
+    def due(self, own_last: int, clock: int, steps: int, seconds: float) -> int | None:
+        """Return the round to publish now, or None.
+
+        `steps` and `seconds` count since this node's previous delta of any fragment: with F fragments a
+        round is due F times in a window, so that fragments take turns instead of leaving all at once.
+        """
+        round_ = max(own_last + 1, clock)
+        if steps < 1 or round_ > clock + 1:
+            return None
+        if clock >= round_:
+            return round_
+        # Whoever opens a round keeps the minimum length, or rounds would outrun `is_plausible`.
+        timely = seconds >= self.section.min_round_seconds
+        return round_ if timely and self._filled(steps, seconds) else None
+
+    def _filled(self, steps: int, seconds: float) -> bool:
+        if self.section.every_steps:
+            return steps * self.fragments >= self.section.every_steps
+        return seconds * self.fragments >= self.section.every_seconds
+
+
+def is_plausible(round_: int, manifest: Manifest, unix_s: float) -> bool:
+    """Whether a round can have been reached by this time, at the manifest's minimum round length."""
+    age = unix_s - manifest.swarm.created + CLOCK_SKEW_S
+    return round_ <= age / manifest.pace.min_round_seconds + ROUND_SLACK

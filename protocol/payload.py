@@ -1,0 +1,53 @@
+"""A payload: one fragment's delta, encoded tensor by tensor.
+
+Sections lie one after another in the fragment's order, so that a merge walks tensor by tensor in bounded
+memory and never holds a decoded delta whole.
+"""
+
+from collections.abc import Iterable
+
+from gossamer.protocol.codecs import CODECS, Codec
+from gossamer.protocol.errors import PayloadError
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.layout import Fragment
+
+
+def payload_bytes_max(codec: Codec, fragment: Fragment) -> int:
+    """Most bytes that a payload of this fragment can take."""
+    return sum(codec.section_bytes_max(slot.numel) for slot in fragment.slots)
+
+
+def encode_payload(codec_name: str, fragment: Fragment, tensors: Iterable[Ints]) -> bytes:
+    """Encode the fragment's tensors (int32 fixed point, in its order) with the reference encoder."""
+    codec = CODECS[codec_name]
+    return b"".join(codec.encode(values) for _, values in zip(fragment.slots, tensors, strict=True))
+
+
+class Payload:
+    """A payload cut into its sections, decoded only when asked. Raises PayloadError if it cannot be."""
+
+    __slots__ = ("_codec", "_fragment", "_sections", "size")
+
+    def __init__(self, codec_name: str, fragment: Fragment, data: bytes | memoryview) -> None:
+        self._codec = CODECS[codec_name]
+        self._fragment = fragment
+        self._sections: list[memoryview] = []
+        self.size = len(data)
+        rest = memoryview(data)
+        for slot in fragment.slots:
+            length = self._codec.section_bytes(rest, slot.numel)
+            if length > len(rest):
+                raise PayloadError(f"payload ends inside tensor {slot.spec.name}")
+            self._sections.append(rest[:length])
+            rest = rest[length:]
+        if len(rest):
+            raise PayloadError(f"payload has {len(rest)} bytes too many")
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors there are."""
+        return len(self._sections)
+
+    def tensor(self, index: int) -> Ints:
+        """Decode the fragment's tensor `index` as int32[numel]. Raises PayloadError."""
+        return self._codec.decode(self._sections[index], self._fragment.slots[index].numel)

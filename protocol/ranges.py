@@ -1,0 +1,73 @@
+"""Digests of a set by ranges of rounds: two sets are compared in a few messages, however long they are.
+
+A tree over round numbers with 16 children a node: a leaf is the digest of one round, a parent the hash of
+its children, an empty range 32 zero bytes. Equal digests mean equal content; where they differ one
+descends. Parents are computed when asked for and forgotten when something below them changes.
+"""
+
+from hashlib import sha256
+
+from gossamer.protocol.limits import RANGE_FANOUT_BITS, ROUND_MAX
+
+EMPTY = bytes(32)
+FANOUT = 1 << RANGE_FANOUT_BITS
+LEVEL_MAX = -(-ROUND_MAX.bit_length() // RANGE_FANOUT_BITS) - 1
+
+
+class RangeDigests:
+    """A digest for every range ``[index * 16**level, (index + 1) * 16**level)`` of rounds."""
+
+    def __init__(self) -> None:
+        self._levels: list[dict[int, bytes]] = [{} for _ in range(LEVEL_MAX + 2)]
+        # How many rounds of a range are not empty: a gap of millions of rounds costs nothing to hash.
+        self._counts: list[dict[int, int]] = [{} for _ in range(LEVEL_MAX + 2)]
+        self._highest = 0
+
+    def update(self, round_: int, digest: bytes) -> None:
+        """Set the digest of one round, EMPTY if nothing is left of it."""
+        leaves = self._levels[0]
+        change = (digest != EMPTY) - (round_ in leaves)
+        if digest == EMPTY:
+            leaves.pop(round_, None)
+            if round_ == self._highest:
+                self._highest = max(leaves, default=0)
+        else:
+            leaves[round_] = digest
+            self._highest = max(self._highest, round_)
+        index = round_
+        for level, counts in zip(self._levels[1:], self._counts[1:], strict=True):
+            index >>= RANGE_FANOUT_BITS
+            level.pop(index, None)
+            counts[index] = counts.get(index, 0) + change
+            if not counts[index]:
+                del counts[index]
+
+    def digest(self, level: int, index: int) -> bytes:
+        """Digest of one range; EMPTY where the set has nothing."""
+        known = self._levels[level].get(index)
+        if known is not None or level == 0:
+            return known or EMPTY
+        if index not in self._counts[level]:
+            return EMPTY
+        combined = sha256(b"".join(digest for _, digest in self.children(level, index))).digest()
+        self._levels[level][index] = combined
+        return combined
+
+    def children(self, level: int, index: int) -> list[tuple[int, bytes]]:
+        """The ranges one level down, with their digests, empty ones included."""
+        first = index << RANGE_FANOUT_BITS
+        return [(child, self.digest(level - 1, child)) for child in range(first, first + FANOUT)]
+
+    @property
+    def top(self) -> int:
+        """The lowest level on which 16 ranges hold everything."""
+        return max(0, (self._highest.bit_length() - 1) // RANGE_FANOUT_BITS)
+
+    def summary(self) -> list[tuple[int, bytes]]:
+        """All ranges of the top level."""
+        return self.children(self.top + 1, 0)
+
+    @property
+    def root(self) -> bytes:
+        """One digest for the whole set."""
+        return self.digest(self.top + 1, 0)

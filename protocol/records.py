@@ -1,0 +1,185 @@
+"""The bodies of records: what a delta and a peer say about themselves.
+
+Bodies are positional msgpack. `parse_*` checks every field; what it returns can be used without further
+thought, except for what only a set can show (equivocation) or only time (plausibility of a round).
+"""
+
+from dataclasses import dataclass
+
+from gossamer.protocol import limits
+from gossamer.protocol.chunks import HASH_BYTES, chunk_sizes
+from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.envelope import Envelope, Kind
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.layout import Layout
+from gossamer.protocol.payload import payload_bytes_max
+from gossamer.protocol.wire import Fields, pack, unpack
+
+NO_RECORD = bytes(32)
+"""Stands for "no earlier delta" in `Delta.previous`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaBody:
+    """One node's contribution to one round, without author and signature."""
+
+    round: int
+    base: int
+    """The round up to which the author had merged this fragment when its window began; negative before
+    the first."""
+    tokens: int
+    steps: int
+    loss: float
+    """Mean training loss over the window, in the task's own unit (nats per token for text)."""
+    codec: str
+    payload_bytes: int
+    chunks: tuple[bytes, ...]
+    previous: bytes
+    """Record id of the author's delta before this one, or NO_RECORD."""
+
+    def pack(self) -> bytes:
+        return pack(
+            [
+                self.round,
+                self.base,
+                self.tokens,
+                self.steps,
+                self.loss,
+                self.codec,
+                self.payload_bytes,
+                self.chunks,
+                self.previous,
+            ]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """A verified delta record."""
+
+    record_id: bytes
+    author: bytes
+    body: DeltaBody
+    data: bytes
+    """The envelope's exact bytes."""
+
+    @property
+    def round(self) -> int:
+        return self.body.round
+
+    def staleness(self, fragments: int) -> int:
+        """Merges of this fragment that happened during the window (DESIGN, section 2)."""
+        return (self.body.round - self.body.base) // fragments - 1
+
+
+def parse_delta(envelope: Envelope, layout: Layout) -> Delta:
+    """Check a delta's body against the layout it must fit. Raises MalformedError."""
+    if envelope.kind is not Kind.DELTA:
+        raise MalformedError("not a delta")
+    fields = Fields(unpack(envelope.body, limits.RECORD_BYTES_MAX), "delta")
+    fragments = len(layout.fragments)
+    round_ = fields.integer("round", 1, limits.ROUND_MAX)
+    base = fields.integer("base", 1 - fragments, round_ - fragments)
+    tokens = fields.integer("tokens", 1, limits.TOKENS_MAX)
+    steps = fields.integer("steps", 1, limits.STEPS_MAX)
+    loss = fields.number("loss", -limits.LOSS_MAX, limits.LOSS_MAX)
+    codec = fields.text("codec")
+    if codec not in CODECS:
+        raise MalformedError(f"delta: unknown codec {codec!r}")
+    largest = payload_bytes_max(CODECS[codec], layout.of_round(round_))
+    body = DeltaBody(
+        round=round_,
+        base=base,
+        tokens=tokens,
+        steps=steps,
+        loss=loss,
+        codec=codec,
+        payload_bytes=fields.integer("payload_bytes", 1, largest),
+        chunks=fields.blobs("chunks", HASH_BYTES, limits.PAYLOAD_CHUNKS_MAX),
+        previous=fields.blob("previous", HASH_BYTES),
+    )
+    fields.end()
+    if (round_ - base) % fragments:
+        raise MalformedError("delta: base is of another fragment than round")
+    if len(body.chunks) != len(chunk_sizes(body.payload_bytes)):
+        raise MalformedError("delta: number of chunks does not fit the payload size")
+    return Delta(record_id=envelope.record_id, author=envelope.author, body=body, data=envelope.data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerBody:
+    """A node's own row in the roster; only its author writes it, the newest wins."""
+
+    incarnation: int
+    """Grows with every start of the node: milliseconds of Unix time, or one more than the last."""
+    heartbeat: int
+    leaving: bool
+    trains: bool
+    addresses: tuple[str, ...]
+    """``host:port`` where it may be dialled; empty for a node that can only dial out."""
+    name: str
+    device: str
+    version: str
+    round: int
+    """Its own last published round; 0 before the first."""
+    inner_steps: int
+    tokens: int
+    tokens_per_s: float
+    loss: float
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Orders rows of one author."""
+        return (self.incarnation, self.heartbeat)
+
+    def pack(self) -> bytes:
+        return pack(
+            [
+                self.incarnation,
+                self.heartbeat,
+                self.leaving,
+                self.trains,
+                self.addresses,
+                self.name,
+                self.device,
+                self.version,
+                self.round,
+                self.inner_steps,
+                self.tokens,
+                self.tokens_per_s,
+                self.loss,
+            ]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """A verified peer record."""
+
+    node_id: bytes
+    body: PeerBody
+    data: bytes
+
+
+def parse_peer(envelope: Envelope) -> Peer:
+    """Check a peer record's body. Raises MalformedError."""
+    if envelope.kind is not Kind.PEER:
+        raise MalformedError("not a peer record")
+    fields = Fields(unpack(envelope.body, limits.RECORD_BYTES_MAX), "peer")
+    body = PeerBody(
+        incarnation=fields.integer("incarnation", 0, 2**53),
+        heartbeat=fields.integer("heartbeat", 0, 2**53),
+        leaving=fields.boolean("leaving"),
+        trains=fields.boolean("trains"),
+        addresses=fields.texts("addresses", limits.ADDRESSES_PER_PEER_MAX),
+        name=fields.text("name"),
+        device=fields.text("device"),
+        version=fields.text("version"),
+        round=fields.integer("round", 0, limits.ROUND_MAX),
+        inner_steps=fields.integer("inner_steps", 0, 2**53),
+        tokens=fields.integer("tokens", 0, 2**60),
+        tokens_per_s=fields.number("tokens_per_s", 0.0, limits.TOKENS_PER_S_MAX),
+        loss=fields.number("loss", -limits.LOSS_MAX, limits.LOSS_MAX),
+    )
+    fields.end()
+    return Peer(node_id=envelope.author, body=body, data=envelope.data)

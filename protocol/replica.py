@@ -1,0 +1,440 @@
+"""One node's protocol core: the ledger and the state machines around it, behind one door.
+
+`handle(event, now)` takes one event and returns the effects to carry out, in order; `next_wake` says when
+to send a Wake. `now` is seconds of a monotonic clock. The daemon and the simulator drive the same object.
+
+Inbound bytes are checked in the order length, signature, bounds, plausibility, set rules; what fails any
+of them costs its sender a `Blame` and reaches nothing else.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from gossamer.protocol import effects as fx
+from gossamer.protocol import limits
+from gossamer.protocol import messages as msg
+from gossamer.protocol.chunks import chunk_sizes
+from gossamer.protocol.effects import Effect, Event, RandomSource
+from gossamer.protocol.envelope import Envelope, Kind, open_envelope, seal
+from gossamer.protocol.errors import ConfigError, MalformedError, PeerError
+from gossamer.protocol.fetch import Fetcher
+from gossamer.protocol.gossip import Gossip, batches, sample
+from gossamer.protocol.identity import Identity, short
+from gossamer.protocol.ledger import Added, Ledger
+from gossamer.protocol.links import Links
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.membership import Membership
+from gossamer.protocol.pace import is_plausible, round_clock
+from gossamer.protocol.records import Delta, Peer, PeerBody, parse_delta, parse_peer
+from gossamer.protocol.roster import Health, Roster
+
+
+def _within(value: float, bound: float) -> float:
+    """A number that others accept: a diverged loss shows as the bound."""
+    return max(-bound, min(bound, value)) if math.isfinite(value) else bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeInfo:
+    """What a node says of itself and was told at its start."""
+
+    name: str
+    trains: bool
+    incarnation: int
+    bootstrap: tuple[str, ...] = ()
+    version: str = ""
+
+
+class Replica:
+    """The core of one node."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        manifest: Manifest,
+        info: NodeInfo,
+        has_chunk: Callable[[bytes], bool],
+        unix_offset_s: float,
+        rng: RandomSource,
+    ) -> None:
+        self.identity = identity
+        self.manifest = manifest
+        self.info = info
+        self.layout = manifest.plan()
+        self.swarm_id = manifest.swarm_id
+        self.ledger = Ledger()
+        self.roster = Roster(identity.node_id)
+        self.links = Links(identity.node_id, self.roster, info.bootstrap, rng)
+        self.membership = Membership(self.roster, rng)
+        self.gossip = Gossip(self.ledger, self.holds, rng)
+        self.fetcher = Fetcher(has_chunk, rng)
+        self._rng = rng
+        self._unix_offset_s = unix_offset_s
+        self._held: set[bytes] = set()
+        self._addresses: tuple[str, ...] = ()
+        self._progress = fx.Progress(0, 0, 0.0, 0.0, "")
+        self._heartbeat = 0
+        self._leaving = False
+        self._next_heartbeat = 0.0
+        self._next_roster = 0.0
+        self._signing: int = 0
+        self._own_row = self._sign_row()
+
+    # -- what others ask
+
+    def holds(self, record_id: bytes) -> bool:
+        """Whether a delta's payload is here, all of it."""
+        return record_id in self._held
+
+    @property
+    def own_last(self) -> int:
+        """The highest round we have signed a delta for, 0 if none."""
+        return max(self._signing, self.ledger.last_round(self.identity.node_id))
+
+    @property
+    def clock(self) -> int:
+        """The swarm's round clock as we see it."""
+        rounds = [
+            max(member.peer.body.round, self.ledger.last_round(member.peer.node_id))
+            for member in self.roster.live()
+            if member.peer.body.trains
+        ]
+        return round_clock([*rounds, self.own_last] if self.info.trains else rounds)
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether we may train: nobody to learn from, or a peer's ledger seen and its payloads here.
+
+        A node with a delta of its own on its own disk goes on at once; one that hears of its own deltas from
+        others lost its disk, and must learn of all of them before it signs another.
+        """
+        alone = not self.info.bootstrap and not self.links
+        known = self.gossip.synced_once and self.fetcher.pending == 0
+        return alone or known or self._signing > 0
+
+    @property
+    def own_row(self) -> PeerBody:
+        """Our row as the others see it."""
+        return self._own_row[0]
+
+    def next_wake(self) -> float:
+        """When `handle(Wake())` is due."""
+        return min(
+            self._next_heartbeat,
+            self._next_roster,
+            self.gossip.deadline(),
+            self.membership.deadline(),
+            self.links.deadline(),
+            self.fetcher.deadline(),
+        )
+
+    # -- what happens
+
+    def restore(self, deltas: Iterable[Delta], held: Iterable[bytes], now: float) -> list[Effect]:
+        """Take over what a previous run stored; returns `Ready` for each delta whose payload is here."""
+        self._held.update(held)
+        result: list[Effect] = []
+        for delta in deltas:
+            self.ledger.add(delta)
+        self._signing = max(self._signing, self.ledger.last_round(self.identity.node_id))
+        for delta in self.ledger:
+            if not self.ledger.is_void(delta):
+                result += [fx.Ready(delta)] if self.holds(delta.record_id) else self._want(delta, now)
+        return result
+
+    def announce(self, addresses: tuple[str, ...]) -> list[Effect]:
+        """Tell where we can be dialled, once that is known."""
+        self._addresses = addresses
+        return self._beat()
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Advance by one event."""
+        return [*self._dispatch(event, now), *self.fetcher.plan(now)]
+
+    def _dispatch(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case fx.Received():
+                return self._received(event, now)
+            case fx.Wake():
+                return self._wake(now)
+            case fx.Publish():
+                return self._publish(event)
+            case fx.Stored():
+                return self._stored(event.delta)
+            case fx.ChunkArrived():
+                return self._complete(self.fetcher.arrived(event.blob))
+            case fx.ChunkFailed():
+                self.fetcher.failed(event.link, event.blob, now)
+                return []
+            case fx.Need():
+                return self.fetcher.want(event.key, event.chunks, now)
+            case fx.LinkUp():
+                return self._link_up(event, now)
+            case fx.LinkDown():
+                return self._link_down(event.link, now)
+            case fx.DialFailed():
+                self.links.dial_failed(event.address, now)
+                return []
+            case fx.Progress():
+                self._progress = replace(
+                    event,
+                    tokens_per_s=_within(event.tokens_per_s, limits.TOKENS_PER_S_MAX),
+                    loss=_within(event.loss, limits.LOSS_MAX),
+                )
+                return []
+            case fx.Leave():
+                self._leaving = True
+                return self._beat()
+
+    def _wake(self, now: float) -> list[Effect]:
+        result: list[Effect] = []
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + limits.HEARTBEAT_INTERVAL_S
+            result += self._beat()
+        if now >= self._next_roster:
+            self._next_roster = now + limits.ANTI_ENTROPY_INTERVAL_S
+            numbers = [link.number for link in self.links.all()]
+            result += [fx.Send(n, self._roster_message(answer=False)) for n in sample(numbers, 1, self._rng)]
+        return [
+            *result,
+            *self.links.wake(now),
+            *self.membership.wake(now),
+            *self._drop_dead_links(now),
+            *self.gossip.wake(now),
+        ]
+
+    # -- links
+
+    def _drop_dead_links(self, now: float) -> list[Effect]:
+        """A link to a member that is down may stay open for a quarter of an hour and lead nowhere."""
+        result: list[Effect] = []
+        for link in self.links.all():
+            member = self.roster.get(link.node_id)
+            if member is not None and member.health is Health.DOWN:
+                result += [fx.Hangup(link.number, "does not answer"), *self._forget_link(link.number, now)]
+        return result
+
+    def _link_up(self, event: fx.LinkUp, now: float) -> list[Effect]:
+        stays, result = self.links.up(event)
+        if not stays:
+            rows = self._rows()
+            return [*(fx.Send(event.link, message) for message in batches(rows)), *result]
+        self.membership.link_up(event.link, event.node_id, now)  # before the old one goes: nobody is missing
+        for hangup in list(result):
+            if isinstance(hangup, fx.Hangup):
+                result += self._forget_link(hangup.link, now)
+        self.fetcher.link_up(event.link, event.outbound)
+        result.append(fx.Send(event.link, msg.Records(((self._own_row[1], False),))))
+        opening = self.gossip.link_up(event.link)
+        if event.outbound:
+            result += [*opening, fx.Send(event.link, self._roster_message(answer=False))]
+        return result
+
+    def _link_down(self, number: int, now: float) -> list[Effect]:
+        return self._forget_link(number, now) if self.links.get(number) else []
+
+    def _forget_link(self, number: int, now: float) -> list[Effect]:
+        self.links.down(number)
+        self.gossip.link_down(number)
+        self.fetcher.link_down(number)
+        return self.membership.link_down(number, now)
+
+    # -- messages
+
+    def _received(self, event: fx.Received, now: float) -> list[Effect]:
+        if self.links.get(event.link) is None:
+            return []
+        try:
+            message = msg.decode(event.data)
+        except PeerError as error:
+            return [fx.Blame(event.link, str(error)), fx.Hangup(event.link, "malformed message")]
+        return self._message(event.link, message, now)
+
+    def _message(self, link: int, message: msg.Message, now: float) -> list[Effect]:
+        match message:
+            case msg.Records():
+                return self._records(link, message, now)
+            case msg.Holding():
+                for record_id in message.record_ids:
+                    self.fetcher.hint(link, record_id)
+                return []
+            case msg.Compare():
+                return self.gossip.compare(link, message)
+            case msg.Inventory():
+                return self.gossip.inventory(link, message)
+            case msg.Request():
+                return self.gossip.request(link, message.record_ids)
+            case msg.Roster():
+                return self._roster(link, message)
+            case msg.Ping():
+                return self.membership.ping(link, message)
+            case msg.Ack():
+                return self.membership.ack(link, message, now)
+            case msg.PingFor():
+                return self.membership.ping_for(link, message, now)
+            case msg.Suspect():
+                if message.node_id == self.identity.node_id:
+                    return self._refute(link, message)
+                return self.membership.suspicion(link, message, now)
+            case msg.Ask():
+                return self._ask(link, message)
+            case msg.Decline():
+                self.fetcher.failed(link, message.blob, now)
+                return []
+        return [fx.Blame(link, "message without a handler")]
+
+    def _ask(self, link: int, message: msg.Ask) -> list[Effect]:
+        known = self.links.get(link)
+        if known is None or not known.outbound:
+            return [fx.Blame(link, "asked for a chunk that it could get itself")]
+        return [fx.Put(link, message.blob)]
+
+    # -- records
+
+    def _records(self, link: int, message: msg.Records, now: float) -> list[Effect]:
+        result: list[Effect] = []
+        fresh: list[Delta] = []
+        delivered: list[bytes] = []
+        for data, held in message.entries:
+            try:
+                envelope = open_envelope(data, self.swarm_id)
+                if envelope.kind is Kind.PEER:
+                    result += self._peer_row(parse_peer(envelope), link, now)
+                    continue
+                delivered.append(envelope.record_id)
+                result += self._delta(envelope, fresh, now)
+                if held:
+                    self.fetcher.hint(link, envelope.record_id)
+            except PeerError as error:
+                result.append(fx.Blame(link, str(error)))
+        if fresh:
+            result += self.gossip.push(fresh, source=link)
+        return result + self.gossip.received(link, delivered)
+
+    def _delta(self, envelope: Envelope, fresh: list[Delta], now: float) -> list[Effect]:
+        if envelope.record_id in self.ledger:
+            return []
+        delta = parse_delta(envelope, self.layout)
+        if not is_plausible(delta.round, self.manifest, now + self._unix_offset_s):
+            raise MalformedError(f"round {delta.round} is too early for this swarm's age")
+        added = self.ledger.add(delta)
+        if added is Added.KNOWN:
+            return []
+        fresh.append(delta)
+        stored: list[Effect] = [fx.Store(delta, own=False)]
+        if added is Added.VOIDED:
+            for record_id in self.ledger.ids(delta.round):
+                other = self.ledger.get(record_id)
+                if other is not None and other.author == delta.author:
+                    self.fetcher.forget(record_id)
+            text = f"{short(delta.author)} signed two deltas for round {delta.round}: both are void"
+            return [*stored, fx.Ready(delta), fx.Notice(text)]
+        return stored + self._want(delta, now)
+
+    def _want(self, delta: Delta, now: float) -> list[Effect]:
+        sizes = chunk_sizes(delta.body.payload_bytes)
+        chunks = tuple(zip(delta.body.chunks, sizes, strict=True))
+        return self._complete(self.fetcher.want(delta.record_id, chunks, now))
+
+    def _complete(self, fetched: list[Effect]) -> list[Effect]:
+        """Deltas whose payload is complete are merged, and their chunks offered to our links."""
+        result: list[Effect] = []
+        for effect in fetched:
+            delta = self.ledger.get(effect.key) if isinstance(effect, fx.Fetched) else None
+            if delta is None:
+                result.append(effect)
+                continue
+            self._held.add(delta.record_id)
+            result.append(fx.Ready(delta))
+            offer = msg.Holding((delta.record_id,))
+            result += [fx.Send(link.number, offer) for link in self.links.all()]
+        return result
+
+    # -- our own deltas
+
+    def _publish(self, event: fx.Publish) -> list[Effect]:
+        if event.body.round <= self.own_last:
+            return [fx.Notice(f"not signing round {event.body.round} again: {self.own_last} was our last")]
+        previous = self.ledger.last_record(self.identity.node_id)
+        body = replace(event.body, previous=previous)
+        envelope = seal(self.identity, Kind.DELTA, self.swarm_id, body.pack())
+        try:
+            delta = parse_delta(envelope, self.layout)
+        except MalformedError as error:  # a loss that is not finite, say: nobody would take it
+            return [fx.Notice(f"not publishing round {event.body.round}: {error}")]
+        self._signing = event.body.round
+        return [fx.Store(delta, own=True)]
+
+    def _stored(self, delta: Delta) -> list[Effect]:
+        self.ledger.add(delta)
+        self._held.add(delta.record_id)
+        return [fx.Ready(delta), *self.gossip.push([delta], source=None), *self._beat()]
+
+    # -- peer rows
+
+    def _peer_row(self, peer: Peer, link: int, now: float) -> list[Effect]:
+        if not self.roster.update(peer, now):
+            return []
+        targets = sample({other.number for other in self.links.all()} - {link}, limits.PUSH_FANOUT, self._rng)
+        return [fx.Send(target, msg.Records(((peer.data, False),))) for target in targets]
+
+    def _beat(self) -> list[Effect]:
+        """Sign a newer row of ourselves and push it."""
+        self._heartbeat += 1
+        self._own_row = self._sign_row()
+        targets = sample([link.number for link in self.links.all()], limits.PUSH_FANOUT, self._rng)
+        return [fx.Send(target, msg.Records(((self._own_row[1], False),))) for target in targets]
+
+    def _refute(self, link: int, message: msg.Suspect) -> list[Effect]:
+        """Somebody suspects us: a newer row than it has seen clears it up. We may have one already."""
+        if (message.incarnation, message.heartbeat) < self._own_row[0].age:
+            return [fx.Send(link, msg.Records(((self._own_row[1], False),)))]
+        return self._beat()
+
+    def _sign_row(self) -> tuple[PeerBody, bytes]:
+        body = PeerBody(
+            incarnation=self.info.incarnation,
+            heartbeat=self._heartbeat,
+            leaving=self._leaving,
+            trains=self.info.trains,
+            addresses=self._addresses,
+            name=self.info.name,
+            device=self._progress.device,
+            version=self.info.version,
+            round=self.own_last,
+            inner_steps=self._progress.inner_steps,
+            tokens=self._progress.tokens,
+            tokens_per_s=self._progress.tokens_per_s,
+            loss=self._progress.loss,
+        )
+        envelope = seal(self.identity, Kind.PEER, self.swarm_id, body.pack())
+        try:
+            parse_peer(envelope)
+        except MalformedError as error:
+            raise ConfigError(f"this node cannot present itself to others: {error}") from None
+        return body, envelope.data
+
+    def _rows(self) -> list[tuple[bytes, bool]]:
+        return [(self._own_row[1], False), *((member.peer.data, False) for member in self.roster.members())]
+
+    def _roster_message(self, *, answer: bool) -> msg.Roster:
+        ages = [(m.peer.node_id, *m.peer.body.age) for m in self.roster.members()]
+        own = (self.identity.node_id, *self._own_row[0].age)
+        return msg.Roster((own, *ages[: limits.MEMBERS_MAX - 1]), answer)
+
+    def _roster(self, link: int, message: msg.Roster) -> list[Effect]:
+        """Send the rows that the other lacks or has older, and let it do the same."""
+        theirs = {node_id: (incarnation, heartbeat) for node_id, incarnation, heartbeat in message.rows}
+        newer = [
+            (member.peer.data, False)
+            for member in self.roster.members()
+            if theirs.get(member.peer.node_id, (-1, -1)) < member.peer.body.age
+        ]
+        if theirs.get(self.identity.node_id, (-1, -1)) < self._own_row[0].age:
+            newer.append((self._own_row[1], False))
+        result: list[Effect] = [fx.Send(link, records) for records in batches(newer)]
+        if not message.answer:
+            result.append(fx.Send(link, self._roster_message(answer=True)))
+        return result

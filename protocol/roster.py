@@ -1,0 +1,96 @@
+"""The roster: everybody's newest peer row, and what we believe of their health.
+
+A row is written by its author only and the newest (incarnation, heartbeat) wins, so the roster is a set
+that gossip can union like the ledger. Health is each node's own judgement (see `membership`).
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gossamer.protocol import limits
+from gossamer.protocol.records import Peer
+
+
+class Health(StrEnum):
+    """What we believe of a member."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    DOWN = "down"
+    LEFT = "left"
+
+
+@dataclass(slots=True)
+class Member:
+    """A row and our judgement of it; times are the local clock's, seconds."""
+
+    peer: Peer
+    health: Health
+    since: float
+    """When its health last changed."""
+    heard: float
+    """When there was last a sign of life: a newer row, or an answer on a link."""
+
+
+class Roster:
+    """All members known, ourselves left out."""
+
+    def __init__(self, own_id: bytes) -> None:
+        self._own_id = own_id
+        self._members: dict[bytes, Member] = {}
+
+    def update(self, peer: Peer, now: float) -> bool:
+        """Take over a row if it is newer than ours. Returns whether it was."""
+        if peer.node_id == self._own_id:
+            return False
+        known = self._members.get(peer.node_id)
+        if known is not None and peer.body.age <= known.peer.body.age:
+            return False
+        if known is None:
+            if len(self._members) >= limits.MEMBERS_MAX and not self._make_room():
+                return False
+            self._members[peer.node_id] = known = Member(peer, Health.ALIVE, now, now)
+        known.peer = peer
+        known.heard = now
+        self.judge(peer.node_id, Health.LEFT if peer.body.leaving else Health.ALIVE, now)
+        return True
+
+    def judge(self, node_id: bytes, health: Health, now: float) -> None:
+        """Change what we believe of a member."""
+        member = self._members[node_id]
+        if member.health is not health:
+            member.health = health
+            member.since = now
+
+    def heard_from(self, node_id: bytes, now: float) -> None:
+        """Note a sign of life other than a row; it lifts a suspicion."""
+        member = self._members.get(node_id)
+        if member is not None and member.health is not Health.LEFT:
+            member.heard = now
+            self.judge(node_id, Health.ALIVE, now)
+
+    def forget_old(self, now: float) -> None:
+        """Drop members that have been gone for a day."""
+        for node_id, member in list(self._members.items()):
+            gone = member.health in (Health.DOWN, Health.LEFT)
+            if gone and now - member.since > limits.FORGET_DOWN_AFTER_S:
+                del self._members[node_id]
+
+    def _make_room(self) -> bool:
+        gone = [m for m in self._members.values() if m.health in (Health.DOWN, Health.LEFT)]
+        if not gone:
+            return False
+        oldest = min(gone, key=lambda m: (m.since, m.peer.node_id))
+        del self._members[oldest.peer.node_id]
+        return True
+
+    def get(self, node_id: bytes) -> Member | None:
+        return self._members.get(node_id)
+
+    def members(self) -> list[Member]:
+        """All members in order of node id."""
+        return [self._members[node_id] for node_id in sorted(self._members)]
+
+    def live(self) -> list[Member]:
+        """Members not known to be gone; a mere suspicion changes nothing for training."""
+        return [m for m in self.members() if m.health in (Health.ALIVE, Health.SUSPECT)]

@@ -1,0 +1,13 @@
+"""Averaging rules: how the deltas of one tensor, one per author, become one step.
+
+A rule is a named strategy in the manifest's layout (`averaging` of each tensor), one file each. All of
+them reduce to integer coefficients and one float factor, see `base`.
+"""
+
+from gossamer.protocol.rules.base import Deltas, Rule
+from gossamer.protocol.rules.mean import weighted_mean
+from gossamer.protocol.rules.rda import radial_directional
+
+RULES: dict[str, Rule] = {"rda": radial_directional, "mean": weighted_mean}
+
+__all__ = ["RULES", "Deltas", "Rule"]

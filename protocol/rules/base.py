@@ -1,0 +1,61 @@
+"""The one arithmetic through which every rule reaches Phi.
+
+``result = round_half_even(scale * sum_i a_i * v_i)`` with integers ``a_i``, the sum in int64, and a single
+IEEE double multiplication per element: the same bits on every machine. A rule chooses ``a_i`` such that
+``a_i * |v_i|`` stays below 2**48, which leaves room for 2**14 authors.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints, norm
+
+
+@dataclass(frozen=True, slots=True)
+class Deltas:
+    """One tensor's deltas in a round, in order of author, with what a rule may look at.
+
+    `shrink` holds the factors (at most 1.0) by which clipping shortens each; weights are positive.
+    """
+
+    decode: Callable[[int], Ints]
+    weights: Sequence[float]
+    norms: Sequence[float]
+    shrink: Sequence[float]
+
+
+Rule = Callable[[Deltas], Ints]
+
+
+def combine(deltas: Deltas, coefficients: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return ``sum_i a_i * v_i``; at least one coefficient is positive. Deltas are decoded one at a time."""
+    summed: npt.NDArray[np.int64] | None = None
+    for index, coefficient in enumerate(coefficients):
+        if coefficient == 0:
+            continue
+        term = np.multiply(deltas.decode(index), np.int64(coefficient), dtype=np.int64)
+        if summed is None:
+            summed = term
+        else:
+            summed += term
+    if summed is None:
+        raise ValueError("no delta with a positive coefficient")
+    return summed
+
+
+def norm_of_sum(summed: npt.NDArray[np.int64]) -> float:
+    """Euclidean norm of an int64 sum, from its 30 leading bits (floor), in the same units."""
+    peak = max(int(summed.max()), -int(summed.min()))
+    shift = max(0, peak.bit_length() - 30)
+    return norm((summed >> shift).astype(np.int32)) * float(1 << shift)
+
+
+def scaled(summed: npt.NDArray[np.int64], scale: float) -> Ints:
+    """``round_half_even(scale * summed)`` as int32, saturated at +-64 (never reached in health)."""
+    result: npt.NDArray[Any] = np.rint(summed.astype(np.float64) * scale)
+    np.clip(result, 1 - VALUE_LIMIT, VALUE_LIMIT - 1, out=result)
+    return result.astype(np.int32)

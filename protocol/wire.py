@@ -1,0 +1,120 @@
+"""msgpack with a bound on everything.
+
+All structured bytes from the network come through `unpack` and `Fields`: positional arrays whose every
+field is checked for type and range before use, so that the rest of the code never meets a surprise.
+"""
+
+import math
+from typing import Any
+
+import msgpack
+
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.limits import TEXT_BYTES_MAX
+
+
+def pack(value: Any) -> bytes:
+    """Serialise ints, floats, bytes, str, bool, None, and lists or tuples of them."""
+    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    return packed
+
+
+def unpack(data: bytes, bytes_max: int) -> Any:
+    """Parse one msgpack value. Raises MalformedError on anything but one well-formed value.
+
+    Maps and extension types are refused outright: nothing in the protocol uses them.
+    """
+    if len(data) > bytes_max:
+        raise MalformedError(f"message of {len(data)} bytes, over the limit of {bytes_max}")
+    try:
+        return msgpack.unpackb(
+            data,
+            raw=False,
+            use_list=True,
+            max_str_len=bytes_max,
+            max_bin_len=bytes_max,
+            max_array_len=bytes_max,
+            max_map_len=0,
+            max_ext_len=0,
+        )
+    except Exception as error:  # msgpack raises ValueError, its own classes and, for bad UTF-8, UnicodeError
+        raise MalformedError(f"not msgpack: {type(error).__name__}") from None
+
+
+class Fields:
+    """Reads a positional array field by field; each reader raises MalformedError naming the field."""
+
+    def __init__(self, value: Any, what: str) -> None:
+        if not isinstance(value, list):
+            raise MalformedError(f"{what}: expected an array")
+        self._values = value
+        self._next = 0
+        self._what = what
+
+    def _take(self, name: str) -> Any:
+        if self._next >= len(self._values):
+            raise MalformedError(f"{self._what}: field {name} is missing")
+        self._next += 1
+        return self._values[self._next - 1]
+
+    def _fail(self, name: str, problem: str) -> MalformedError:
+        return MalformedError(f"{self._what}: field {name} {problem}")
+
+    def integer(self, name: str, low: int, high: int) -> int:
+        value = self._take(name)
+        if type(value) is not int or not low <= value <= high:
+            raise self._fail(name, f"is not an integer from {low} to {high}")
+        return value
+
+    def boolean(self, name: str) -> bool:
+        value = self._take(name)
+        if type(value) is not bool:
+            raise self._fail(name, "is not a boolean")
+        return value
+
+    def number(self, name: str, low: float, high: float) -> float:
+        value = self._take(name)
+        if type(value) is not float or not math.isfinite(value) or not low <= value <= high:
+            raise self._fail(name, f"is not a float from {low} to {high}")
+        return value
+
+    def blob(self, name: str, low: int, high: int | None = None) -> bytes:
+        """Bytes of exactly `low`, or of `low` to `high`, bytes."""
+        return self._as_blob(name, self._take(name), low, low if high is None else high)
+
+    def text(self, name: str, high: int = TEXT_BYTES_MAX) -> str:
+        """Printable text of at most `high` bytes: it may go to a terminal or a log as it is."""
+        return self._as_text(name, self._take(name), high)
+
+    def texts(self, name: str, high: int) -> tuple[str, ...]:
+        """At most `high` printable texts."""
+        return tuple(self._as_text(name, item, TEXT_BYTES_MAX) for item in self.array(name, high))
+
+    def array(self, name: str, high: int) -> list[Any]:
+        value = self._take(name)
+        if not isinstance(value, list) or len(value) > high:
+            raise self._fail(name, f"is not an array of at most {high} items")
+        return value
+
+    def blobs(self, name: str, size: int, high: int) -> tuple[bytes, ...]:
+        """At most `high` byte strings of exactly `size` bytes each."""
+        return tuple(self._as_blob(name, item, size, size) for item in self.array(name, high))
+
+    def _as_text(self, name: str, value: Any, high: int) -> str:
+        if (
+            not isinstance(value, str)
+            or not value.isprintable()
+            or len(value.encode("utf-8", "replace")) > high
+        ):
+            raise self._fail(name, f"is not printable text of at most {high} bytes")
+        return value
+
+    def _as_blob(self, name: str, value: Any, low: int, high: int) -> bytes:
+        if not isinstance(value, bytes) or not low <= len(value) <= high:
+            raise self._fail(name, f"is not {low} to {high} bytes")
+        return value
+
+    def end(self) -> None:
+        """Nothing may follow: two encodings of one meaning would have two hashes."""
+        if self._next != len(self._values):
+            raise MalformedError(f"{self._what}: {len(self._values) - self._next} fields too many")

@@ -1,0 +1,102 @@
+"""What all tests share: hypothesis profiles, and one seed for everything drawn at random.
+
+A test that wants randomness takes the `seed` fixture (an int) or `rng` (a NumPy generator). The seed
+of the run is new each time; pytest's header shows it, and so does a failure. Each test's own seed
+follows from it and from the test's name, so that one test alone can be replayed:
+
+    make test ARGS="--seed 1234 -k name_of_the_test"
+
+Hypothesis has its own: a failure prints the example and a @reproduce_failure line. More examples:
+
+    make test ARGS="--hypothesis-profile fuzz -k merge"
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from collections.abc import Iterator
+
+import hypothesis
+import numpy as np
+import pytest
+
+SEED = pytest.StashKey[int]()
+TEST_SEED = pytest.StashKey[int]()
+
+# Deadlines measure the machine, not the code. "ci" always runs the same examples, so that a change
+# fails for what it changed; "dev" and "fuzz" look for new ones.
+_SHARED = {"deadline": None, "print_blob": True}
+hypothesis.settings.register_profile("dev", max_examples=50, **_SHARED)
+hypothesis.settings.register_profile("ci", max_examples=100, derandomize=True, database=None, **_SHARED)
+hypothesis.settings.register_profile(
+    "fuzz", max_examples=5000, suppress_health_check=[hypothesis.HealthCheck.too_slow], **_SHARED
+)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--seed",
+        type=int,
+        default=None,
+        help="seed of the random tests (default: a new one each time; GOSSAMER_TEST_SEED sets it too)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    seed = config.getoption("--seed")
+    if seed is None:
+        text = os.environ.get("GOSSAMER_TEST_SEED", "")
+        seed = int(text) if text else random.SystemRandom().randrange(2**32)
+    config.stash[SEED] = seed
+
+
+def _how_to_replay(config: pytest.Config) -> str:
+    seed = config.stash[SEED]
+    profile = hypothesis.settings.get_current_profile_name()
+    return f'seed: {seed} (replay: make test ARGS="--seed {seed}"); hypothesis profile: {profile}'
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return _how_to_replay(config)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+) -> None:
+    if exitstatus and config.get_verbosity() < 0:  # -q leaves the header out
+        terminalreporter.write_line(_how_to_replay(config))
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """This test's seed. It follows from the run's seed and the test's name alone."""
+    text = f"{request.config.stash[SEED]}/{request.node.nodeid}"
+    value = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+    request.node.stash[TEST_SEED] = value
+    return value
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    """A NumPy generator with this test's seed."""
+    return np.random.default_rng(seed)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[None] | pytest.TestReport:
+    report: pytest.TestReport = yield
+    if report.failed and TEST_SEED in item.stash:
+        run_seed = item.config.stash[SEED]
+        report.sections.append(
+            (
+                "seed",
+                f"this test drew from seed {item.stash[TEST_SEED]}; replay it with\n"
+                f"    .venv/bin/python -m pytest --seed {run_seed} '{item.nodeid}'",
+            )
+        )
+    return report

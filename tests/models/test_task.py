@@ -1,0 +1,153 @@
+"""The interface's own promises: streams, names, averaging, and what a task need not implement."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from gossamer.models.errors import TaskError
+from gossamer.models.task import Batch, DataStream, Task, evaluating, named_tensors
+
+
+class Regression(Task):
+    """As little as a user must write; no text."""
+
+    def build_model(self, seed: int) -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 1))
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def batches(self, stream: DataStream) -> Iterator[Batch]:
+        while True:
+            yield torch.ones(2, 3)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return model(batch).square().mean()
+
+    def tokens(self, batch: Batch) -> int:
+        return len(batch)
+
+    def evaluate(self, model: nn.Module) -> float:
+        with evaluating(model):
+            return float(self.loss(model, torch.zeros(1, 3)))
+
+
+class Tied(nn.Module):
+    """A head tied to its embedding, a projection, and a frozen parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 10, bias=True)
+        self.embedding = nn.Embedding(10, 4)
+        self.embedding.weight = self.head.weight
+        self.projection = nn.Linear(4, 4, bias=False)
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.register_buffer("table", torch.ones(3))
+
+
+def stream(node: bytes = b"node", seed: int = 0) -> DataStream:
+    return DataStream(seed=seed, node_id=node)
+
+
+def test_derived_seed_is_pinned() -> None:
+    # Any change here changes what every node draws: it would need a new purpose string, not a new number.
+    text = bytes(8) + (4).to_bytes(8, "big") + b"node"
+    assert stream().derived_seed() == int(hashlib.sha256(text).hexdigest()[:16], 16) // 2
+    assert stream().derived_seed() == 2069451004807217585
+    assert stream().derived_seed("order") != stream().derived_seed()
+
+
+@given(st.integers(0, 2**63 - 1), st.binary(max_size=40))
+def test_derived_seed_fits_63_bits_and_depends_on_seed_and_node(seed: int, node: bytes) -> None:
+    derived = stream(node, seed).derived_seed()
+    assert 0 <= derived < 2**63
+    assert derived == stream(node, seed).derived_seed()
+    assert derived != stream(node + b"\0", seed).derived_seed()
+    assert derived != stream(node, (seed + 1) % 2**63).derived_seed()
+
+
+def test_derived_seed_ignores_where_the_stream_begins() -> None:
+    assert dataclasses.replace(stream(), skip_batches=7).derived_seed() == stream().derived_seed()
+
+
+def test_generators_differ_by_epoch_and_repeat() -> None:
+    first, again, later = stream().generator(0), stream().generator(0), stream().generator(1)
+    assert (values := first.integers(0, 1 << 40, 4).tolist()) == again.integers(0, 1 << 40, 4).tolist()
+    assert values != later.integers(0, 1 << 40, 4).tolist()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_stream_refuses_a_seed_out_of_range(seed: int) -> None:
+    with pytest.raises(TaskError, match=r"^seed is .*: choose one in 0 <= seed < 2\*\*63$"):
+        stream(seed=seed)
+
+
+def test_stream_refuses_a_negative_skip() -> None:
+    with pytest.raises(TaskError, match="skip_batches is -1"):
+        DataStream(seed=0, node_id=b"", skip_batches=-1)
+
+
+def test_named_tensors_has_trainable_parameters_once_in_order_of_registration() -> None:
+    model = Tied()
+    assert [name for name, _ in named_tensors(model)] == ["head.weight", "head.bias", "projection.weight"]
+    assert named_tensors(model)[0][1] is model.embedding.weight
+
+
+def test_named_tensors_drops_the_prefix_of_torch_compile() -> None:
+    model = nn.Module()
+    model.add_module("_orig_mod", nn.Linear(2, 2))
+    assert [name for name, _ in named_tensors(model)] == ["weight", "bias"]
+
+
+def test_averaging_is_rda_for_matrices_only_and_sees_through_ties() -> None:
+    task, model = Regression(), Tied()
+    rules = {name: task.averaging(model, name, parameter) for name, parameter in named_tensors(model)}
+    assert rules == {"head.weight": "mean", "head.bias": "mean", "projection.weight": "rda"}
+
+
+def test_averaging_takes_convolutions_for_matrices_and_norms_for_vectors() -> None:
+    task, model = Regression(), nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    rules = [task.averaging(model, name, parameter) for name, parameter in named_tensors(model)]
+    assert rules == ["rda", "mean", "mean", "mean"]
+
+
+def test_defaults_are_a_constant_rate_and_no_text() -> None:
+    task = Regression()
+    assert task.lr_scale(0) == task.lr_scale(10**12) == 1.0
+    with pytest.raises(TaskError, match="^Regression does not generate text; choose"):
+        task.sample(task.build_model(0), "", 1, temperature=1.0, seed=0)
+
+
+def test_a_minimal_task_trains() -> None:
+    task = Regression()
+    model = task.build_model(0)
+    optimizer = task.build_optimizer(model)
+    batch = next(task.batches(stream()))
+    before = task.loss(model, batch).item()
+    for _ in range(5):
+        optimizer.zero_grad()
+        task.loss(model, batch).backward()
+        optimizer.step()
+    assert task.loss(model, batch).item() < before
+    assert task.tokens(batch) == 2
+
+
+def test_evaluating_restores_each_submodules_mode_and_the_gradient_even_after_an_error() -> None:
+    model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2))
+    model[1].eval()
+    with pytest.raises(RuntimeError, match="inside"), evaluating(model):
+        assert not any(module.training for module in model.modules())
+        assert not torch.is_grad_enabled()
+        raise RuntimeError("inside")
+    assert [module.training for module in model.modules()] == [True, True, False]
+    assert torch.is_grad_enabled()

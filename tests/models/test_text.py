@@ -1,0 +1,193 @@
+"""The text task as a trainer uses it: it builds, draws, learns, evaluates, schedules and writes."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from gossamer.models.errors import TaskError
+from gossamer.models.generate import decode_characters
+from gossamer.models.gpt import GPT
+from gossamer.models.task import DataStream, named_tensors
+from gossamer.models.text import ByteTextTask, TextOptions
+
+STREAM = DataStream(seed=0, node_id=b"node")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    for i in range(40):
+        lines = [f"the {i % 7} quick brown foxes jump over {j} lazy dogs\n" for j in range(40)]
+        (folder / f"{i}.txt").write_text("".join(lines))
+    return folder
+
+
+@pytest.fixture
+def task(folder: Path) -> ByteTextTask:
+    return ByteTextTask(TextOptions(batch_size=4, context=32, eval_batches=4), [folder])
+
+
+def test_loss_falls_and_evaluation_agrees(task: ByteTextTask) -> None:
+    model = task.build_model(0)
+    optimizer = task.build_optimizer(model)
+    before = task.evaluate(model)
+    for batch in itertools.islice(task.batches(STREAM), 30):
+        optimizer.zero_grad()
+        task.loss(model, batch).backward()
+        optimizer.step()
+    after = task.evaluate(model)
+    assert 4.5 < before < 6.0
+    assert after < 2.5
+    assert task.evaluate(model) == after
+
+
+def test_build_model_is_deterministic_and_leaves_the_global_generator(task: ByteTextTask) -> None:
+    state = torch.get_rng_state()
+    first, second = task.build_model(3), task.build_model(3)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert first.training
+
+
+def test_batches_follow_the_stream(task: ByteTextTask) -> None:
+    first, again = next(task.batches(STREAM)), next(task.batches(STREAM))
+    other = next(task.batches(DataStream(seed=0, node_id=b"other")))
+    assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
+    assert not torch.equal(first[0], other[0])
+    assert task.tokens(first) == 4 * 32
+
+
+def test_held_out_text_is_never_trained_on(folder: Path) -> None:
+    task = ByteTextTask(TextOptions(batch_size=4, context=32), [folder])
+    held_out = task.corpus.held_out.tobytes()
+    train = task.corpus.train.tobytes()
+    assert held_out not in train
+    for inputs_BL, targets_BL in itertools.islice(task.batches(STREAM), 20):
+        for row in torch.cat([inputs_BL, targets_BL[:, -1:]], 1).tolist():
+            assert bytes(row) in train
+
+
+def test_evaluate_restores_the_mode_and_needs_no_gradient(task: ByteTextTask) -> None:
+    model = task.build_model(0)
+    task.evaluate(model)
+    assert model.training
+    model.eval()
+    task.evaluate(model)
+    assert not model.training
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_evaluate_is_the_mean_over_windows_whatever_the_batch_size(folder: Path) -> None:
+    losses = []
+    for batch_size, batches in ((4, 3), (12, 1), (5, 12)):
+        task = ByteTextTask(TextOptions(batch_size=batch_size, context=32, eval_batches=batches), [folder])
+        losses.append(task.evaluate(task.build_model(0)))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0] == pytest.approx(losses[2], rel=0.05)
+
+
+def test_bfloat16_autocast_gives_nearly_the_same_loss_in_float32(task: ByteTextTask) -> None:
+    model, batch = task.build_model(0), next(task.batches(STREAM))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = task.loss(model, batch)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(task.loss(model, batch).item(), rel=0.01)
+
+
+def test_averaging_of_the_gpt(task: ByteTextTask) -> None:
+    model = task.build_model(0)
+    rules = {name: task.averaging(model, name, parameter) for name, parameter in named_tensors(model)}
+    assert rules["model.embed_tokens.weight"] == "mean"
+    assert {rules[name] for name in rules if name.endswith("norm.weight")} == {"mean"}
+    assert {rules[name] for name in rules if name.endswith("_proj.weight")} == {"rda"}
+
+
+def test_optimizer_decays_matrices_only(task: ByteTextTask) -> None:
+    matrices, vectors = task.build_optimizer(task.build_model(0)).param_groups
+    assert {p.ndim for p in matrices["params"]} == {2} and matrices["weight_decay"] == 0.1
+    assert {p.ndim for p in vectors["params"]} == {1} and vectors["weight_decay"] == 0.0
+    assert matrices["lr"] == vectors["lr"] == task.options.lr
+    assert matrices["betas"] == (0.9, 0.95)
+
+
+def test_lr_scale_is_constant_without_a_horizon_and_a_cosine_with_one() -> None:
+    assert ByteTextTask().lr_scale(0) == ByteTextTask().lr_scale(10**15) == 1.0
+    scale = ByteTextTask(TextOptions(horizon_tokens=1000)).lr_scale
+    assert scale(0) == 1.0
+    assert scale(500) == pytest.approx(0.55)
+    assert scale(1000) == scale(10**15) == pytest.approx(0.1)
+    assert all(scale(a) > scale(a + 50) for a in range(0, 1000, 50))
+
+
+def test_zeros_stand_for_the_presets_own_values() -> None:
+    options = TextOptions(preset="small", lr=0.5).resolved()
+    assert (options.context, options.lr) == (256, 0.5)
+    assert options.batch_size > 0
+    assert options.resolved() == options
+    assert ByteTextTask(TextOptions(context=32)).config.context == 32
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preset": "huge"}, "there is no preset 'huge'; choose from tiny, small, medium, 124m"),
+        ({"batch_size": -1}, "option 'batch_size' is -1: choose one from 0 to 65536"),
+        ({"lr": -0.1}, "option 'lr' is -0.1: choose one from 0 to 10"),
+        ({"lr": float("nan")}, "option 'lr' is nan: choose one from 0 to 10"),
+        ({"eval_batches": 0}, "option 'eval_batches' is 0: choose one from 1 to 65536"),
+    ],
+)
+def test_impossible_options_are_refused_by_name(options: dict[str, float], message: str) -> None:
+    with pytest.raises(TaskError, match=f"^{message}$"):
+        TextOptions(**options)
+
+
+def test_missing_data_is_said_when_it_is_first_needed(tmp_path: Path) -> None:
+    task = ByteTextTask(data=[tmp_path / "missing"])
+    model = task.build_model(0)
+    with pytest.raises(TaskError, match="missing does not exist"):
+        next(task.batches(STREAM))
+    with pytest.raises(TaskError, match="missing does not exist"):
+        task.evaluate(model)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("prompt", ["", "the ", "héllo — " * 20, "\udc80"])
+def test_sample_yields_the_length_asked_for(task: ByteTextTask, temperature: float, prompt: str) -> None:
+    model = task.build_model(0)
+    texts = [
+        "".join(task.sample(model, prompt, 20, temperature=temperature, seed=seed)) for seed in (1, 1, 2)
+    ]
+    assert [len(text) for text in texts] == [20, 20, 20]
+    assert texts[0] == texts[1]
+    assert (texts[0] == texts[2]) == (temperature == 0)
+    assert model.training
+
+
+def test_sample_comes_in_pieces_and_leaves_the_global_generator(task: ByteTextTask) -> None:
+    state = torch.get_rng_state()
+    pieces = list(task.sample(task.build_model(0), "a", 10, temperature=1.0, seed=0))
+    assert len(pieces) > 1
+    assert torch.equal(torch.get_rng_state(), state)
+    assert list(task.sample(task.build_model(0), "a", 0, temperature=1.0, seed=0)) == []
+
+
+def test_sample_refuses_impossible_arguments_at_the_call(task: ByteTextTask) -> None:
+    model = GPT(task.config)
+    with pytest.raises(TaskError, match="^length is -1: choose 0 or more characters$"):
+        task.sample(model, "", -1, temperature=1.0, seed=0)
+    for temperature in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(TaskError, match="^temperature is .*: choose 0 or more$"):
+            task.sample(model, "", 1, temperature=temperature, seed=0)
+
+
+def test_characters_are_whole_and_broken_bytes_replaced() -> None:
+    data = "aé—😀".encode() + b"\xff\xe2\x28z"
+    assert list(decode_characters(data, 5)) == ["a", "é", "—", "😀", "\ufffd"]
+    assert "".join(decode_characters(data, 8)) == "aé—😀\ufffd\ufffd(z"
+    assert "".join(decode_characters(data, 6)) == "aé—😀\ufffd\ufffd"

@@ -1,0 +1,224 @@
+"""The trainer's encoders against the reference codecs: the same bytes, and the same decoded values."""
+
+from multiprocessing.shared_memory import SharedMemory
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from gossamer.node import encoders
+from gossamer.node.encoders import ENCODERS, encode_fragment, encode_tensor
+from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints
+from gossamer.protocol.layout import Fragment, TensorSpec, plan
+from gossamer.protocol.payload import Payload, encode_payload, payload_bytes_max
+
+PEAK = VALUE_LIMIT - 1
+SIZES = [1, 2, 3, 63, 64, 65, 255, 256, 257, 511, 1023, 4095, 4096, 4097, 8192, 12_345]
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none")
+
+
+def gaussian(rng: np.random.Generator, size: int) -> Ints:
+    return (rng.normal(size=size) * 10.0 ** rng.uniform(0, 7)).astype(np.int32)
+
+
+def heavy_tailed(rng: np.random.Generator, size: int) -> Ints:
+    return np.clip(rng.standard_cauchy(size) * 10.0 ** rng.uniform(0, 7), -PEAK, PEAK).astype(np.int32)
+
+
+def sparse(rng: np.random.Generator, size: int) -> Ints:
+    """Mostly zeros, so that some blocks are empty and others hold fewer values than top-k sends."""
+    return np.where(rng.random(size) < 10.0 ** -rng.uniform(1, 4), gaussian(rng, size), 0).astype(np.int32)
+
+
+def zeros(rng: np.random.Generator, size: int) -> Ints:
+    return np.zeros(size, dtype=np.int32)
+
+
+def full_range(rng: np.random.Generator, size: int) -> Ints:
+    return rng.integers(-PEAK, PEAK + 1, size, dtype=np.int32)
+
+
+def extremes(rng: np.random.Generator, size: int) -> Ints:
+    return rng.choice(np.array([-PEAK, PEAK, -PEAK + 1, 0], dtype=np.int32), size)
+
+
+def tied(rng: np.random.Generator, size: int) -> Ints:
+    """Few distinct magnitudes: which of many equal values top-k sends is up to the tie rule."""
+    return rng.integers(-3, 4, size, dtype=np.int32) * np.int32(rng.integers(1, 2**28))
+
+
+def powers_of_two(rng: np.random.Generator, size: int) -> Ints:
+    """Every border of a bit length, and its neighbours."""
+    magnitudes = (1 << rng.integers(0, 30, size)) + rng.integers(-1, 2, size)
+    return (np.minimum(magnitudes, PEAK) * rng.choice([-1, 1], size)).astype(np.int32)
+
+
+def scales(rng: np.random.Generator, size: int) -> Ints:
+    """Blocks of all magnitudes side by side, so that every exponent occurs."""
+    exponents = np.repeat(rng.uniform(0, 30, -(-size // 256)), 256)[:size]
+    return (rng.uniform(-1, 1, size) * 2.0**exponents).astype(np.int32)
+
+
+DISTRIBUTIONS = [gaussian, heavy_tailed, sparse, zeros, full_range, extremes, tied, powers_of_two, scales]
+
+codecs = pytest.mark.parametrize("codec", sorted(CODECS))
+
+
+def check(codec: str, values: Ints, device: str = "cpu") -> None:
+    """Assert that encoding `values` gives the reference's bytes and decoded values, on the same device."""
+    given_values = torch.from_numpy(values.copy()).to(device)
+    section, decoded = encode_tensor(codec, given_values)
+    expected = CODECS[codec].encode(values)
+    assert section.device == decoded.device == given_values.device
+    assert section.dtype == torch.uint8 and section.dim() == 1
+    assert section.cpu().numpy().tobytes() == expected
+    assert decoded.dtype == torch.int32 and decoded.shape == values.shape
+    reference = CODECS[codec].decode(memoryview(expected), values.size).reshape(values.shape)
+    np.testing.assert_array_equal(decoded.cpu().numpy(), reference)
+    np.testing.assert_array_equal(given_values.cpu().numpy(), values, "the input was changed")
+
+
+def test_every_codec_has_an_encoder() -> None:
+    assert list(ENCODERS) == list(CODECS)
+
+
+@codecs
+@pytest.mark.parametrize("draw", DISTRIBUTIONS, ids=lambda draw: draw.__name__)
+def test_encodes_like_the_reference(codec: str, draw, rng: np.random.Generator) -> None:
+    for size in SIZES:
+        check(codec, draw(rng, size))
+
+
+@codecs
+@given(data=st.data())
+def test_encodes_any_values_like_the_reference(codec: str, data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 700))
+    check(codec, data.draw(arrays(np.int32, size, elements=st.integers(-PEAK, PEAK))))
+
+
+@codecs
+@given(size=st.integers(1, 9000), seed=st.integers(0, 2**32 - 1), draw=st.sampled_from(DISTRIBUTIONS))
+def test_encodes_any_size_like_the_reference(codec: str, size: int, seed: int, draw) -> None:
+    check(codec, draw(np.random.default_rng(seed), size))
+
+
+@codecs
+def test_pieces_do_not_show(codec: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoders, "PIECE_CPU", 4096)
+    for size in (3 * 4096, 2 * 4096 + 256, 5 * 4096 - 1):
+        check(codec, scales(rng, size))
+
+
+@codecs
+def test_more_than_one_piece(codec: str, rng: np.random.Generator) -> None:
+    check(codec, gaussian(rng, encoders.PIECE_CPU + 4096 + 300))
+
+
+@codecs
+def test_shapes_and_strides(codec: str, rng: np.random.Generator) -> None:
+    for shape in [(), (1,), (7, 1, 5), (33, 129), (2, 3, 4, 100)]:
+        check(codec, np.asarray(full_range(rng, int(np.prod(shape)))).reshape(shape))
+    values = gaussian(rng, 300 * 70).reshape(300, 70)
+    section, decoded = encode_tensor(codec, torch.from_numpy(values).T)
+    assert section.numpy().tobytes() == CODECS[codec].encode(values.T)
+    assert decoded.shape == (70, 300) and decoded.is_contiguous()
+
+
+@codecs
+def test_no_values_at_all(codec: str) -> None:
+    section, decoded = encode_tensor(codec, torch.empty((0, 4), dtype=torch.int32))
+    assert section.numpy().tobytes() == CODECS[codec].encode(np.empty((0, 4), dtype=np.int32))
+    assert decoded.shape == (0, 4)
+
+
+@codecs
+def test_error_feedback_loses_nothing(codec: str, rng: np.random.Generator) -> None:
+    shape = (37, 129)
+    total, received = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    residual = torch.zeros(shape, dtype=torch.int32)
+    for _ in range(60):
+        delta = (rng.standard_t(3, shape) * 2e4).astype(np.int32)
+        total += delta
+        residual += torch.from_numpy(delta)
+        decoded = encode_tensor(codec, residual)[1]
+        residual -= decoded
+        received += decoded.numpy()
+    np.testing.assert_array_equal(received + residual.numpy(), total)
+    assert codec != "exact" or not residual.any()
+
+
+def fragment_of(*shapes: tuple[int, ...]) -> Fragment:
+    return plan([TensorSpec(f"t{i}", shape, "rda") for i, shape in enumerate(shapes)], 1).fragments[0]
+
+
+@codecs
+def test_a_fragment_is_encoded_like_the_reference_payload(codec: str, rng: np.random.Generator) -> None:
+    fragment = fragment_of((5000,), (3, 3), (1,), (64, 80), (257,))
+    arrays_ = [gaussian(rng, slot.numel).reshape(slot.spec.shape) for slot in fragment.slots]
+    expected = encode_payload(codec, fragment, arrays_)
+    memory = SharedMemory(create=True, size=payload_bytes_max(CODECS[codec], fragment) + 100)
+    try:
+        memory.buf[:] = b"\xaa" * memory.size
+        length, decoded = encode_fragment(codec, fragment, [torch.from_numpy(a) for a in arrays_], memory.buf)
+        data = bytes(memory.buf)
+    finally:
+        memory.close()  # raises BufferError if a tensor still refers to it
+        memory.unlink()
+    assert data[:length] == expected
+    assert data[length:].strip(b"\xaa") == b"" or codec == "exact"
+    payload = Payload(codec, fragment, expected)
+    for index, (tensor, values) in enumerate(zip(decoded, arrays_, strict=True)):
+        assert tensor.shape == values.shape
+        np.testing.assert_array_equal(tensor.numpy().reshape(-1), payload.tensor(index))
+
+
+@codecs
+def test_a_fragment_without_tensors_is_an_empty_payload(codec: str) -> None:
+    assert encode_fragment(codec, fragment_of(), [], memoryview(bytearray())) == (0, [])
+
+
+def test_an_unknown_codec_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="unknown codec 'int3'"):
+        encode_tensor("int3", torch.zeros(4, dtype=torch.int32))
+    with pytest.raises(ConfigError, match="this version has exact, int8"):
+        encode_fragment("int3", fragment_of(), [], memoryview(bytearray()))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    fragment = fragment_of((300,))
+    values = torch.zeros(300, dtype=torch.int32)
+    with pytest.raises(ValueError, match="needs up to 258 writable bytes, and there are 257"):
+        encode_fragment("int4", fragment, [values], memoryview(bytearray(257)))
+    with pytest.raises(ValueError, match="and there are 0"):
+        encode_fragment("int4", fragment, [values], memoryview(bytes(1000)))
+    with pytest.raises(ValueError, match="t0 has 299 values, its slot 300"):
+        encode_fragment("int4", fragment, [values[1:]], memoryview(bytearray(1000)))
+    with pytest.raises(ValueError, match="zip"):
+        encode_fragment("int4", fragment, [values, values], memoryview(bytearray(1000)))
+    with pytest.raises(ValueError, match="not torch.float32"):
+        encode_tensor("int4", values.float())
+
+
+@NEEDS_CUDA
+@codecs
+def test_cuda_gives_the_same_bits(codec: str, rng: np.random.Generator) -> None:
+    for draw in DISTRIBUTIONS:
+        for size in (1, 3, 255, 4096, 4097, 100_001):
+            check(codec, draw(rng, size), "cuda")
+
+
+@NEEDS_CUDA
+@codecs
+def test_a_fragment_may_lie_on_several_devices(codec: str, rng: np.random.Generator) -> None:
+    fragment = fragment_of((5000,), (3, 3), (257,))
+    arrays_ = [gaussian(rng, slot.numel).reshape(slot.spec.shape) for slot in fragment.slots]
+    tensors = [torch.from_numpy(a).to(d) for a, d in zip(arrays_, ("cuda", "cpu", "cuda"), strict=True)]
+    out = bytearray(payload_bytes_max(CODECS[codec], fragment))
+    length, decoded = encode_fragment(codec, fragment, tensors, memoryview(out))
+    assert bytes(out[:length]) == encode_payload(codec, fragment, arrays_)
+    assert [d.device.type for d in decoded] == ["cuda", "cpu", "cuda"]

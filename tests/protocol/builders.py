@@ -1,0 +1,154 @@
+"""What the tests of `protocol` build again and again: identities, manifests, signed and unsigned deltas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from hashlib import sha256
+
+import numpy as np
+
+from gossamer.protocol.chunks import chunk_hashes
+from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.envelope import Kind, open_envelope, seal
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.layout import Fragment, Layout, TensorSpec, plan
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.merge import Contribution, norms_of
+from gossamer.protocol.payload import Payload, encode_payload
+from gossamer.protocol.records import NO_RECORD, Delta, DeltaBody, Peer, PeerBody, parse_delta, parse_peer
+
+CREATED = 1_700_000_000
+"""Unix seconds at which the tests' swarms began."""
+
+TENSORS = (
+    TensorSpec("wte", (40, 10), "mean"),
+    TensorSpec("w", (300,), "rda"),
+    TensorSpec("b", (7,), "mean"),
+    TensorSpec("v", (3, 5), "rda"),
+    TensorSpec("scale", (), "mean"),
+)
+
+
+@cache
+def identity(number: int) -> Identity:
+    """Key pair number `number`, always the same."""
+    return Identity.from_seed(sha256(f"identity {number}".encode()).digest())
+
+
+def manifest(
+    tensors: tuple[TensorSpec, ...] = TENSORS, fragments: int = 2, name: str = "test", **sections: dict
+) -> Manifest:
+    """A small manifest; sections such as ``pace={...}`` replace the defaults."""
+    return Manifest.model_validate(
+        {
+            "swarm": {"name": name, "created": CREATED},
+            "task": {"name": "none"},
+            "layout": {"fragments": fragments, "tensors": tensors},
+            "genesis": {"digest": "00" * 32},
+            **sections,
+        }
+    )
+
+
+SMALL = manifest()
+LAYOUT = SMALL.plan()
+
+
+def one_tensor(numel: int, averaging: str) -> Fragment:
+    """A fragment that is one flat tensor."""
+    return plan([TensorSpec("x", (numel,), averaging)], 1).fragments[0]
+
+
+def random_tensors(rng: np.random.Generator, fragment: Fragment, magnitude: int) -> list[Ints]:
+    """Values up to `magnitude` for every tensor of a fragment."""
+    return [rng.integers(-magnitude, magnitude + 1, slot.numel).astype(np.int32) for slot in fragment.slots]
+
+
+def body_of(payload: bytes, codec: str, round_: int, fragments: int, **changes: object) -> DeltaBody:
+    """A delta body that describes a payload; the window is fresh (staleness 0) unless `changes` says more."""
+    body = DeltaBody(
+        round=round_,
+        base=round_ - fragments,
+        tokens=1000,
+        steps=10,
+        loss=2.5,
+        codec=codec,
+        payload_bytes=len(payload),
+        chunks=chunk_hashes(payload),
+        previous=NO_RECORD,
+    )
+    return replace(body, **changes)
+
+
+def signed(author: Identity, body: DeltaBody, of: Manifest = SMALL) -> Delta:
+    """A delta as it comes off the wire: sealed, opened and parsed."""
+    envelope = seal(author, Kind.DELTA, of.swarm_id, body.pack())
+    return parse_delta(open_envelope(envelope.data, of.swarm_id), of.plan())
+
+
+def random_delta(
+    rng: np.random.Generator,
+    author: Identity,
+    round_: int,
+    *,
+    of: Manifest = SMALL,
+    codec: str = "int8",
+    magnitude: int = 1 << 14,
+    **changes: object,
+) -> tuple[Delta, bytes]:
+    """A signed delta with a random payload, and that payload."""
+    layout = of.plan()
+    fragment = layout.of_round(round_)
+    payload = encode_payload(codec, fragment, random_tensors(rng, fragment, magnitude))
+    body = body_of(payload, codec, round_, len(layout.fragments), **changes)
+    return signed(author, body, of), payload
+
+
+def unsigned(author: int, round_: int, variant: int = 0) -> Delta:
+    """A delta for tests of sets and schedules, where signatures would only cost time."""
+    node_id = sha256(f"author {author}".encode()).digest()
+    record_id = sha256(f"record {author} {round_} {variant}".encode()).digest()
+    body = body_of(record_id, "int8", round_, 1)
+    return Delta(record_id=record_id, author=node_id, body=body, data=b"envelope of " + record_id)
+
+
+def contribution(delta: Delta, payload: bytes, layout: Layout) -> Contribution:
+    """A delta as Merge sees it. Raises PayloadError."""
+    parsed = Payload(delta.body.codec, layout.of_round(delta.round), payload)
+    return Contribution(
+        author=delta.author,
+        tokens=delta.body.tokens,
+        steps=delta.body.steps,
+        staleness=delta.staleness(len(layout.fragments)),
+        norms=norms_of(parsed),
+        tensor=parsed.tensor,
+    )
+
+
+def row(author: Identity, *, of: Manifest = SMALL, **changes: object) -> Peer:
+    """A signed peer row as it comes off the wire."""
+    body = PeerBody(
+        incarnation=1,
+        heartbeat=1,
+        leaving=False,
+        trains=True,
+        addresses=(f"{author.node_id[:2].hex()}:7700",),
+        name="",
+        device="cpu",
+        version="0",
+        round=0,
+        inner_steps=0,
+        tokens=0,
+        tokens_per_s=0.0,
+        loss=0.0,
+    )
+    envelope = seal(author, Kind.PEER, of.swarm_id, replace(body, **changes).pack())
+    return parse_peer(open_envelope(envelope.data, of.swarm_id))
+
+
+def random_section(rng: np.random.Generator, codec: str, numel: int, magnitude: int) -> tuple[Ints, bytes]:
+    """Random values and their section."""
+    values = rng.integers(-magnitude, magnitude + 1, numel).astype(np.int32)
+    return values, CODECS[codec].encode(values)

@@ -1,0 +1,67 @@
+"""Content addressing: sizes, hashes and roots, and any flipped bit found."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.protocol.chunks import (
+    check_chunks,
+    chunk_hashes,
+    chunk_sizes,
+    parse_index,
+    root_of,
+    split,
+)
+from gossamer.protocol.errors import PayloadError
+from gossamer.protocol.limits import CHUNK_BYTES_MAX
+
+MIB = CHUNK_BYTES_MAX
+
+
+@pytest.mark.parametrize("total", [0, 1, MIB - 1, MIB, MIB + 1, 3 * MIB])
+def test_sizes_agree_with_what_is_cut(total):
+    data = bytes(total)
+    chunks = list(split(data))
+    assert tuple(len(chunk) for chunk in chunks) == chunk_sizes(total)
+    assert b"".join(chunks) == data
+    assert chunk_hashes(data) == tuple(sha256(chunk).digest() for chunk in chunks)
+
+
+def test_split_takes_any_buffer(rng):
+    values = rng.integers(0, 100, 300_000).astype("int32")
+    assert chunk_hashes(memoryview(values)) == chunk_hashes(values.tobytes())
+
+
+@given(st.binary(min_size=1, max_size=2000), st.data())
+def test_any_flipped_bit_is_found(data, draw):
+    hashes = chunk_hashes(data)
+    check_chunks([data], hashes)
+    bit = draw.draw(st.integers(0, 8 * len(data) - 1))
+    flipped = bytearray(data)
+    flipped[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(PayloadError, match="chunk 0 does not match"):
+        check_chunks([bytes(flipped)], hashes)
+
+
+def test_chunks_exchanged_missing_or_added():
+    data = bytes(MIB) + b"rest"
+    chunks, hashes = list(split(data)), chunk_hashes(data)
+    check_chunks(chunks, hashes)
+    for wrong in (chunks[::-1], chunks[:1], [*chunks, b""], []):
+        with pytest.raises(PayloadError):
+            check_chunks(wrong, hashes)
+
+
+def test_index_of_a_file():
+    data = bytes(2 * MIB) + b"rest"
+    hashes = chunk_hashes(data)
+    index = b"".join(hashes)
+    assert parse_index(index, len(data)) == hashes
+    assert root_of(hashes) == sha256(index).digest()
+    for wrong, total in ((index[:-1], len(data)), (index + bytes(32), len(data)), (index, 4 * MIB), (b"", 1)):
+        with pytest.raises(PayloadError, match="does not describe"):
+            parse_index(wrong, total)

@@ -1,0 +1,422 @@
+"""Several `Replica` cores in one process: their effects carried out in memory, in virtual time.
+
+Everything follows from one seed: same seed, same run, to the last effect. Messages really go over the
+wire as bytes. A `World` can lose, duplicate, reorder and delay them, cut the network into parts (silently:
+links stay up and carry nothing, as with a cable pulled), freeze a node's event loop, crash and restart it.
+
+It checks one thing by itself: after a Wake, a core never asks for another at or before now.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import numpy as np
+
+from gossamer.protocol import effects as fx
+from gossamer.protocol import messages as msg
+from gossamer.protocol.chunks import chunk_hashes, split
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.pace import Pace
+from gossamer.protocol.payload import encode_payload
+from gossamer.protocol.records import Delta
+from gossamer.protocol.replica import NodeInfo, Replica
+from gossamer.protocol.roster import Health
+
+from tests.protocol import builders
+
+
+@dataclass
+class Weather:
+    """What the network does to messages. Probabilities are per message."""
+
+    loss: float = 0.0
+    duplicates: float = 0.0
+    reorders: bool = False
+    delay: tuple[float, float] = (0.005, 0.05)
+
+
+@dataclass
+class Node:
+    """A core and what its adapter would keep: disk, links, and notes of what happened."""
+
+    number: int
+    identity: Identity
+    address: str
+    info: NodeInfo
+    core: Replica
+    disk: list[Delta] = field(default_factory=list)
+    blobs: dict[bytes, bytes] = field(default_factory=dict)
+    links: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Our link number -> (their node number, their link number)."""
+    ready: set[bytes] = field(default_factory=set)
+    fetched: list[bytes] = field(default_factory=list)
+    blames: list[fx.Blame] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    judged: list[tuple[float, int, Health]] = field(default_factory=list)
+    running: bool = True
+    frozen_until: float = 0.0
+    life: int = 0
+    """Counts starts, so that what was scheduled for an earlier one comes to nothing."""
+    wake_at: float = float("inf")
+    timer: int = 0
+
+    def held(self) -> set[bytes]:
+        """Ids of the valid deltas in the ledger whose payload is here."""
+        ledger = self.core.ledger
+        return {d.record_id for d in ledger if self.core.holds(d.record_id) and not ledger.is_void(d)}
+
+
+class World:
+    """The nodes and the network between them."""
+
+    def __init__(self, seed: int, manifest: Manifest = builders.SMALL, weather: Weather | None = None) -> None:
+        self.rng = random.Random(seed)
+        self.numpy = np.random.default_rng(seed)
+        self.manifest = manifest
+        self.weather = weather or Weather()
+        self.now = 100.0
+        self.nodes: dict[int, Node] = {}
+        self.messages = 0
+        self.by_kind: dict[str, int] = {}
+        self.transcript = sha256()
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = 0
+        self._link_numbers = 0
+        self._side: dict[int, int] = {}
+        self._last_delivery: dict[tuple[int, int], float] = {}
+
+    # -- nodes
+
+    def add(self, number: int, bootstrap: Iterable[int] = (), *, trains: bool = True, dialable: bool = True) -> Node:
+        """Start node `number`, which knows the addresses of the nodes `bootstrap`."""
+        identity = builders.identity(number)
+        info = NodeInfo(
+            name=f"n{number}",
+            trains=trains,
+            incarnation=1,
+            bootstrap=tuple(f"host{n}:7700" for n in bootstrap),
+        )
+        blobs: dict[bytes, bytes] = {}
+        address = f"host{number}:7700"
+        node = Node(number, identity, address if dialable else "", info, self._core(identity, info, blobs), blobs=blobs)
+        self.nodes[number] = node
+        self._begin(node)
+        return node
+
+    def _core(self, identity: Identity, info: NodeInfo, blobs: dict[bytes, bytes]) -> Replica:
+        return Replica(
+            identity=identity,
+            manifest=self.manifest,
+            info=info,
+            has_chunk=blobs.__contains__,
+            unix_offset_s=builders.CREATED + 3600.0,
+            rng=random.Random(self.rng.getrandbits(64)),
+        )
+
+    def _begin(self, node: Node) -> None:
+        held = [d.record_id for d in node.disk if all(blob in node.blobs for blob in d.body.chunks)]
+        self._carry_out(node, node.core.restore(node.disk, held, self.now))
+        self._carry_out(node, node.core.announce((node.address,) if node.address else ()))
+        self._set_timer(node)
+
+    def crash(self, node: Node, *, silently: bool = False) -> None:
+        """Stop a node at once. `silently`: the others' links stay open, as when a machine loses power."""
+        node.running = False
+        node.life += 1
+        for number in list(node.links):
+            if not silently:
+                self._close(node, number)
+        if silently:
+            node.links.clear()
+
+    def restart(self, node: Node, *, keep_disk: bool = True) -> None:
+        """Start a crashed node again, from its disk or with its key alone."""
+        node.running = True
+        node.life += 1
+        node.timer += 1
+        if not keep_disk:
+            node.disk.clear()
+            node.blobs.clear()
+        node.ready.clear()
+        node.info = NodeInfo(
+            name=node.info.name,
+            trains=node.info.trains,
+            incarnation=node.info.incarnation + 1,
+            bootstrap=node.info.bootstrap,
+        )
+        node.core = self._core(node.identity, node.info, node.blobs)
+        self._begin(node)
+
+    def freeze(self, node: Node, seconds: float) -> None:
+        """Block a node's event loop: it sees nothing until then, and all of it at once afterwards."""
+        node.frozen_until = self.now + seconds
+
+    def running(self) -> list[Node]:
+        return [node for node in self.nodes.values() if node.running]
+
+    # -- the network
+
+    def partition(self, *sides: Iterable[int]) -> None:
+        """Let messages pass within each side only; nodes not named are on a side of their own together."""
+        self._side = {number: side for side, numbers in enumerate(sides) for number in numbers}
+
+    def heal(self) -> None:
+        self._side = {}
+
+    def reachable(self, a: Node, b: Node) -> bool:
+        return self._side.get(a.number, -1) == self._side.get(b.number, -1)
+
+    def connect(self, a: Node, b: Node) -> None:
+        """Make a link, as if `a` had dialled."""
+        self._dial(a, fx.Dial(b.address, None))
+
+    def inject(self, node: Node, link: int, data: bytes) -> list[fx.Effect]:
+        """Give a node bytes as if they had come over one of its links."""
+        return self.handle(node, fx.Received(link, data))
+
+    # -- training
+
+    def publish(self, node: Node, round_: int | None = None, **changes: object) -> None:
+        """Have a node publish a delta, of its next round unless told otherwise."""
+        core = node.core
+        round_ = core.own_last + 1 if round_ is None else round_
+        fragment = core.layout.of_round(round_)
+        payload = encode_payload("int8", fragment, builders.random_tensors(self.numpy, fragment, 1000))
+        for blob, chunk in zip(chunk_hashes(payload), split(payload), strict=True):
+            node.blobs[blob] = bytes(chunk)
+        body = builders.body_of(payload, "int8", round_, len(core.layout.fragments), **changes)
+        self.handle(node, fx.Publish(body))
+
+    def train(self, node: Node, step_s: float, until: float) -> None:
+        """Have a node do an inner step every `step_s` seconds and publish as the pace says."""
+        pace = Pace(self.manifest.pace, len(node.core.layout.fragments))
+        life = node.life
+        steps, since = 0, self.now
+
+        def step() -> None:
+            nonlocal steps, since
+            if not node.running or node.life != life or self.now >= until:
+                return
+            if node.core.caught_up:
+                steps += 1
+                due = pace.due(node.core.own_last, node.core.clock, steps, self.now - since)
+                if due is not None:
+                    self.publish(node, due)
+                    steps, since = 0, self.now
+            self.after(step_s, step)
+
+        self.after(step_s, step)
+
+    # -- time
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._queue, (self.now + seconds, self._order, action))
+
+    def run(self, seconds: float, until: Callable[[], bool] | None = None) -> float:
+        """Let time pass; stops early once `until` holds. Returns the seconds that passed."""
+        start, end = self.now, self.now + seconds
+        while self._queue and self._queue[0][0] <= end:
+            if until is not None and until():
+                return self.now - start
+            self.now, _, action = heapq.heappop(self._queue)
+            action()
+        if until is not None and until():
+            return self.now - start
+        self.now = end
+        return seconds
+
+    def _set_timer(self, node: Node) -> None:
+        wake_at = node.core.next_wake()
+        if wake_at == node.wake_at:
+            return
+        node.wake_at = wake_at
+        node.timer += 1
+        timer, life = node.timer, node.life
+        self.after(max(0.0, wake_at - self.now), lambda: self._wake(node, timer, life))
+
+    def _wake(self, node: Node, timer: int, life: int) -> None:
+        if not node.running or node.timer != timer or node.life != life:
+            return
+        if node.frozen_until > self.now:
+            self.after(node.frozen_until - self.now, lambda: self._wake(node, timer, life))
+            return
+        node.wake_at = float("inf")
+        self.handle(node, fx.Wake())
+        assert node.core.next_wake() > self.now, "the core asks for a wake that is due already, for ever"
+
+    # -- events and effects
+
+    def handle(self, node: Node, event: fx.Event) -> list[fx.Effect]:
+        """Give a core an event now, and carry out what it answers."""
+        before = {m.peer.node_id: m.health for m in node.core.roster.members()}
+        effects = node.core.handle(event, self.now)
+        for member in node.core.roster.members():
+            if before.get(member.peer.node_id) is not member.health:
+                node.judged.append((self.now, self.number_of(member.peer.node_id), member.health))
+        self.transcript.update(f"{self.now} {node.number} {effects!r}".encode())
+        self._carry_out(node, effects)
+        self._set_timer(node)
+        return effects
+
+    def number_of(self, node_id: bytes) -> int:
+        """The number of a node, -1 for one that is not of this world."""
+        return next((n.number for n in self.nodes.values() if n.identity.node_id == node_id), -1)
+
+    def _later(self, node: Node, event: fx.Event, seconds: float) -> None:
+        life = node.life
+
+        def deliver() -> None:
+            if not node.running or node.life != life:
+                return
+            if node.frozen_until > self.now:
+                self._later(node, event, node.frozen_until - self.now)
+            else:
+                self.handle(node, event)
+
+        self.after(seconds, deliver)
+
+    def _delay(self) -> float:
+        return self.rng.uniform(*self.weather.delay)
+
+    def _carry_out(self, node: Node, effects: Iterable[fx.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case fx.Send():
+                    self._send(node, effect.link, msg.encode(effect.message))
+                    kind = type(effect.message).__name__
+                    self.by_kind[kind] = self.by_kind.get(kind, 0) + 1
+                case fx.Dial():
+                    self._dial(node, effect)
+                case fx.Hangup():
+                    self._close(node, effect.link)
+                case fx.Store():
+                    node.disk.append(effect.delta)
+                    if effect.own:
+                        self._later(node, fx.Stored(effect.delta), 0.001)
+                case fx.Get():
+                    self._get(node, effect)
+                case fx.Put():
+                    self._put(node, effect)
+                case fx.Ready():
+                    ledger = node.core.ledger
+                    ids = ledger.ids(effect.delta.round)
+                    same = {i for i in ids if (d := ledger.get(i)) and d.author == effect.delta.author}
+                    if ledger.is_void(effect.delta):
+                        node.ready -= same
+                    else:
+                        node.ready.add(effect.delta.record_id)
+                case fx.Fetched():
+                    node.fetched.append(effect.key)
+                case fx.Blame():
+                    node.blames.append(effect)
+                case fx.Notice():
+                    node.notices.append(effect.text)
+
+    def _send(self, node: Node, link: int, data: bytes) -> None:
+        self.messages += 1
+        if link not in node.links:
+            return
+        number, their_link = node.links[link]
+        other = self.nodes[number]
+        copies = 1 + (self.rng.random() < self.weather.duplicates)
+        for _ in range(copies):
+            if self.rng.random() < self.weather.loss or not self.reachable(node, other):
+                continue
+            at = self.now + self._delay()
+            if not self.weather.reorders:
+                at = max(at, self._last_delivery.get((node.number, link), 0.0))
+                self._last_delivery[(node.number, link)] = at
+            self._later(other, fx.Received(their_link, data), at - self.now)
+
+    def _dial(self, node: Node, effect: fx.Dial) -> None:
+        other = next((n for n in self.running() if n.address == effect.address), None)
+        meant = other is not None and effect.node_id in (None, other.identity.node_id)
+        if other is None or not meant or not self.reachable(node, other):
+            self._later(node, fx.DialFailed(effect.address), 1.0)
+            return
+        self._link_numbers += 2
+        ours, theirs = self._link_numbers, self._link_numbers + 1
+        life, their_life = node.life, other.life
+
+        def connected() -> None:
+            if node.life == life and other.life == their_life and self.reachable(node, other):
+                node.links[ours] = (other.number, theirs)
+                other.links[theirs] = (node.number, ours)
+                self._later(node, fx.LinkUp(ours, other.identity.node_id, True, effect.address), self._delay())
+                self._later(other, fx.LinkUp(theirs, node.identity.node_id, False, None), self._delay())
+
+        self.after(self._delay(), connected)
+
+    def _close(self, node: Node, link: int) -> None:
+        """Both ends learn of the end of a link after what is under way has arrived."""
+        if link not in node.links:
+            return
+        number, their_link = node.links[link]
+        other = self.nodes[number]
+        wait = 2 * self.weather.delay[1]
+
+        def closed() -> None:
+            node.links.pop(link, None)
+            self._later(node, fx.LinkDown(link), 0.0)
+            if self.reachable(node, other) and other.links.pop(their_link, None):
+                self._later(other, fx.LinkDown(their_link), 0.0)
+
+        self.after(wait, closed)
+
+    def _get(self, node: Node, effect: fx.Get) -> None:
+        other = self.nodes[node.links[effect.link][0]] if effect.link in node.links else None
+        self._transfer(other, node, effect.blob, effect.size, lambda: self._failed(node, effect.link, effect.blob))
+
+    def _failed(self, node: Node, link: int, blob: bytes) -> None:
+        self._later(node, fx.ChunkFailed(link, blob), 0.0)
+
+    def _put(self, node: Node, effect: fx.Put) -> None:
+        if effect.link not in node.links:
+            return
+        other = self.nodes[node.links[effect.link][0]]
+        decline = msg.encode(msg.Decline(effect.blob))
+        size = other.core.fetcher.expected_size(effect.blob)
+        self._transfer(node, other, effect.blob, size, lambda: self._send(node, effect.link, decline))
+
+    def _transfer(
+        self, source: Node | None, target: Node, blob: bytes, size: int | None, fail: Callable[[], None]
+    ) -> None:
+        """Copy a chunk, with the checks of the daemon's transport: it exists, size and hash hold."""
+        passes = source is not None and source.running and self.reachable(source, target)
+        if source is not None and not passes:
+            self.after(5.0, fail)
+            return
+        data = source.blobs.get(blob) if source is not None else None
+        if data is None or len(data) != size or self.rng.random() < self.weather.loss:
+            self.after(self._delay(), fail)
+            return
+        life = target.life
+
+        def arrived() -> None:
+            if target.running and target.life == life:
+                target.blobs[blob] = data
+                self._later(target, fx.ChunkArrived(blob), 0.0)
+
+        self.after(self._delay(), arrived)
+
+    # -- what tests ask
+
+    def roots(self) -> set[bytes]:
+        """The ledger roots of all running nodes: one, when they agree."""
+        return {node.core.ledger.digests.root for node in self.running()}
+
+    def agree(self) -> bool:
+        """Whether all running nodes have the same ledger and every payload of it."""
+        complete = all(
+            node.core.holds(d.record_id) or node.core.ledger.is_void(d)
+            for node in self.running()
+            for d in node.core.ledger
+        )
+        return len(self.roots()) == 1 and complete
