@@ -34,9 +34,15 @@ Codec = Annotated[str, typer.Option(help=f"How deltas are compressed: {', '.join
 EverySteps = Annotated[
     int, typer.Option(min=1, max=1_000_000, help="Inner steps of a window, between two deltas of a fragment.")
 ]
-EverySeconds = Annotated[float, typer.Option(min=0, max=86_400, help="Window length in seconds instead; 0 for steps.")]
-Fragments = Annotated[int, typer.Option(min=1, max=256, help="Parts the model is split into; they take turns.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**62, help="Of the first parameters and the order of the data.")]
+EverySeconds = Annotated[
+    float, typer.Option(min=0, max=86_400, help="Window length in seconds instead; 0 for steps.")
+]
+Fragments = Annotated[
+    int, typer.Option(min=1, max=256, help="Parts the model is split into; they take turns.")
+]
+Seed = Annotated[
+    int, typer.Option(min=0, max=2**62, help="Of the first parameters and the order of the data.")
+]
 
 
 @app.callback()
@@ -62,7 +68,10 @@ def init(
     fragments: Fragments = 1,
     seed: Seed = 0,
     horizon_tokens: Annotated[
-        int, typer.Option(min=0, help="Tokens over which the learning rate falls to a tenth; 0 keeps it constant.")
+        int,
+        typer.Option(
+            min=0, help="Tokens over which the learning rate falls to a tenth; 0 keeps it constant."
+        ),
     ] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
@@ -99,8 +108,8 @@ def bootstrap(
     log_json: LogJson = False,
 ) -> None:
     """Run a bootstrap peer: a full replica without a trainer, where others can join."""
-    from gossamer.bootstrap import manifests  # noqa: PLC0415
-    from gossamer.bootstrap.genesis import ensure_genesis  # noqa: PLC0415
+    from gossamer.bootstrap import manifests
+    from gossamer.bootstrap.genesis import ensure_genesis
 
     logs.configure(debug=debug, as_json=log_json)
     manifest = manifests.read(path)
@@ -130,7 +139,9 @@ def bootstrap(
 
 @app.command(rich_help_panel="Begin")
 def swarm(
-    nodes: Annotated[int, typer.Option(min=1, max=64, help="Training nodes, each a process with its own key.")] = 4,
+    nodes: Annotated[
+        int, typer.Option(min=1, max=64, help="Training nodes, each a process with its own key.")
+    ] = 4,
     rounds: Annotated[int, typer.Option(min=1, max=1_000_000, help="Rounds to train.")] = 40,
     preset: Preset = "tiny",
     data: Annotated[
@@ -151,7 +162,7 @@ def swarm(
 
     Example: gossamer swarm --nodes 6 --rounds 60 --codec topk
     """
-    from gossamer.bootstrap.swarm import SwarmOptions, run_swarm  # noqa: PLC0415
+    from gossamer.bootstrap.swarm import SwarmOptions, run_swarm
 
     options = SwarmOptions(
         nodes=nodes,

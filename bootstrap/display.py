@@ -52,7 +52,9 @@ class Display:
         self._loss_rounds: dict[int, float] = {}
         self._phase = "starting"
         self._printed_at = 0.0
-        self._live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
+        self._live = (
+            Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
+        )
 
     def __enter__(self) -> "Display":
         if self._live:
@@ -127,7 +129,9 @@ class Display:
             loss.append(f"  from {self._losses[0]:.3f}", style="dim")
         else:
             loss.append("not measured yet", style="dim")
-        return Panel(Group(table, Text(), progress, loss), title=f"{self._title} · {phase}", title_align="left")
+        return Panel(
+            Group(table, Text(), progress, loss), title=f"{self._title} · {phase}", title_align="left"
+        )
 
     @staticmethod
     def _row(process: NodeProcess) -> list[Text]:
@@ -186,7 +190,9 @@ def show_summary(console: Console, summary: SwarmSummary) -> None:
         f" data-parallel training: {amount(summary.data_parallel_bytes)}{ratio}",
     )
     worst = max(node.wait_fraction for node in summary.nodes)
-    table.add_row("away from training", f"{worst:.2%} of the slowest node's wall time went to publishing and merging")
+    table.add_row(
+        "away from training", f"{worst:.2%} of the slowest node's wall time went to publishing and merging"
+    )
     table.add_row("trained", f"{summary.tokens:,} tokens in {minutes(summary.wall_s)}")
     console.print(Panel(table, title=f"swarm {summary.swarm_id[:12]}", title_align="left"))
     if summary.sample:

@@ -18,7 +18,10 @@ def ensure_genesis(home: Home, manifest: Manifest) -> None:
     if genesis.is_stored(manifest, ChunkStore(home.chunks_path)):
         return
     result = subprocess.run(
-        [sys.executable, "-m", "gossamer.node.genesis", str(home.root)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "gossamer.node.genesis", str(home.root)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if result.returncode:
         lines = result.stderr.strip().splitlines() or ["the first parameters could not be built"]

@@ -43,7 +43,9 @@ class NodeProcess:
 
     def last_words(self) -> str:
         """The last line of its log, for the person who wants to know why it ended."""
-        lines = self.log_path.read_text("utf-8", "replace").strip().splitlines() if self.log_path.exists() else []
+        lines = (
+            self.log_path.read_text("utf-8", "replace").strip().splitlines() if self.log_path.exists() else []
+        )
         return lines[-1] if lines else "it said nothing"
 
     async def address(self) -> str:

@@ -28,6 +28,7 @@ from gossamer.node import genesis
 from gossamer.node.chunkstore import ChunkStore
 from gossamer.node.home import Home, write_atomically
 from gossamer.protocol.errors import ConfigError, LocalError, StorageError
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
 
 REFRESH_S = 0.5
@@ -61,7 +62,9 @@ class SwarmOptions:
 def run_swarm(options: SwarmOptions) -> int:
     """Run it and show it; returns 0 only if all is well. Raises LocalError for what a person can mend."""
     if options.json_path is not None and not options.json_path.absolute().parent.is_dir():
-        raise ConfigError(f"--json {options.json_path}: there is no folder {options.json_path.absolute().parent}")
+        raise ConfigError(
+            f"--json {options.json_path}: there is no folder {options.json_path.absolute().parent}"
+        )
     manifest, phi = _plan(options)
     folder, is_temporary = _folder(options)
     try:
@@ -83,13 +86,13 @@ def run_swarm(options: SwarmOptions) -> int:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _plan(options: SwarmOptions) -> tuple[Manifest, genesis.Ints]:
+def _plan(options: SwarmOptions) -> tuple[Manifest, Ints]:
     """The manifest for this run, with a learning rate schedule that ends with it."""
     for path in options.data:
         if not Path(path).exists():
             raise ConfigError(f"--data {path}: there is no such file or folder")
 
-    def create(horizon: int) -> tuple[Manifest, genesis.Ints]:
+    def create(horizon: int) -> tuple[Manifest, Ints]:
         return manifests.create(
             name="local",
             task="text",
@@ -132,7 +135,9 @@ class LocalSwarm:
         self._options = options
         self._manifest = manifest
         self._folder = folder
-        common = (["--insecure-plaintext"] if options.plaintext else []) + (["--debug"] if options.debug else [])
+        common = (["--insecure-plaintext"] if options.plaintext else []) + (
+            ["--debug"] if options.debug else []
+        )
         self._boot = NodeProcess(
             "bootstrap",
             folder / "bootstrap",
@@ -249,7 +254,11 @@ class LocalSwarm:
 
         try:
             pieces = generate(
-                Home(self._nodes[0].folder), SAMPLE_PROMPT, SAMPLE_CHARACTERS, temperature=0.7, seed=self._options.seed
+                Home(self._nodes[0].folder),
+                SAMPLE_PROMPT,
+                SAMPLE_CHARACTERS,
+                temperature=0.7,
+                seed=self._options.seed,
             )
             return SAMPLE_PROMPT + "".join(pieces)
         except LocalError as error:

@@ -27,7 +27,10 @@ class ChunkStore:
         self._root = root
         self._root.mkdir(mode=0o700, exist_ok=True)
         self._known = {
-            bytes.fromhex(file.name) for folder in os.scandir(root) if folder.is_dir() for file in os.scandir(folder)
+            bytes.fromhex(file.name)
+            for folder in os.scandir(root)
+            if folder.is_dir()
+            for file in os.scandir(folder)
             if len(file.name) == 64
         }
 

@@ -23,7 +23,9 @@ from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.identity import short
 from gossamer.protocol.manifest import Manifest
 
-app = typer.Typer(add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app = typer.Typer(
+    add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
+)
 
 Join = Annotated[
     list[str] | None,
@@ -31,14 +33,17 @@ Join = Annotated[
 ]
 Dir = Annotated[Path | None, typer.Option("--dir", help="The node's folder. Default: ~/.gossamer/SWARM")]
 Listen = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 chooses one, 0.0.0.0 is every address.")
+    str,
+    typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 chooses one, 0.0.0.0 is every address."),
 ]
 Advertise = Annotated[
-    list[str] | None, typer.Option(metavar="HOST:PORT", help="Where others can dial this node, if not as it listens.")
+    list[str] | None,
+    typer.Option(metavar="HOST:PORT", help="Where others can dial this node, if not as it listens."),
 ]
 Name = Annotated[str, typer.Option(help="What displays call this node.")]
 Plaintext = Annotated[
-    bool, typer.Option("--insecure-plaintext", help="No TLS. For tests on loopback; all nodes must do the same.")
+    bool,
+    typer.Option("--insecure-plaintext", help="No TLS. For tests on loopback; all nodes must do the same."),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Log more, and show tracebacks.")]
 LogJson = Annotated[bool, typer.Option("--log-json", help="Log JSON objects, one a line.")]
@@ -73,7 +78,9 @@ def node(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps ...")] = "auto",
     threads: Annotated[int, typer.Option(min=0, max=1024, help="CPU threads for training; 0 for all.")] = 0,
     rounds: Annotated[int, typer.Option(min=0, help="Stop training after this round; 0 for never.")] = 0,
-    evaluate_every: Annotated[int, typer.Option(min=0, help="Evaluate every so many rounds; 0 for never.")] = 5,
+    evaluate_every: Annotated[
+        int, typer.Option(min=0, help="Evaluate every so many rounds; 0 for never.")
+    ] = 5,
     plaintext: Plaintext = False,
     debug: Debug = False,
     log_json: LogJson = False,
@@ -125,7 +132,10 @@ def _enter_swarm(join: tuple[str, ...], folder: Path | None, swarm_id: str | Non
         raise ConfigError("which swarm? Give a node of it with --join HOST:PORT, or a folder with --dir")
     manifest = fetch_manifest(join, swarm_id, plaintext=plaintext)
     if swarm_id is None:
-        typer.echo(f"joining swarm {manifest.swarm_id.hex()} (trusted on first use; pin it with --swarm-id)", err=True)
+        typer.echo(
+            f"joining swarm {manifest.swarm_id.hex()} (trusted on first use; pin it with --swarm-id)",
+            err=True,
+        )
     home = Home((folder or default_folder(manifest)).absolute())
     home.create()
     home.adopt(manifest)
@@ -146,13 +156,19 @@ def status(
     typer.echo(f"swarm {found['swarm']} ({found['swarm_id'][:12]}), {found['records']} records")
     typer.echo(one_line(found))
     for member in found["members"]:
-        typer.echo(f"  {member['name'] or member['node_id'][:8]}: {member['health']}, round {member['round']}")
+        typer.echo(
+            f"  {member['name'] or member['node_id'][:8]}: {member['health']}, round {member['round']}"
+        )
 
 
 @app.command(rich_help_panel="Watch")
 def verify(
-    addresses: Annotated[list[str], typer.Argument(metavar="HOST:PORT...", help="Two or more running nodes.")],
-    wait: Annotated[float, typer.Option(min=0, max=3600, help="Seconds to wait for them to hold the same records.")] = 30,
+    addresses: Annotated[
+        list[str], typer.Argument(metavar="HOST:PORT...", help="Two or more running nodes.")
+    ],
+    wait: Annotated[
+        float, typer.Option(min=0, max=3600, help="Seconds to wait for them to hold the same records.")
+    ] = 30,
     plaintext: Plaintext = False,
 ) -> None:
     """Check that replicas are bit-identical. Exit status 0 only if they are."""
@@ -184,7 +200,9 @@ def generate(
 
 
 @app.command("id", rich_help_panel="Watch")
-def show_id(folder: Annotated[Path, typer.Option("--dir", help="A node's folder; a key is made if it has none.")]) -> None:
+def show_id(
+    folder: Annotated[Path, typer.Option("--dir", help="A node's folder; a key is made if it has none.")],
+) -> None:
     """Print a node's own id."""
     home = Home(folder)
     home.create()

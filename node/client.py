@@ -36,7 +36,9 @@ async def _ask(address: str, path: str, bytes_max: int, *, plaintext: bool) -> b
             while len(body) <= bytes_max and (more := await response.content.read(bytes_max + 1 - len(body))):
                 body += more
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise UnreachableError(f"nobody useful answers at {address} ({_reason(error)}); is the node running?") from None
+        raise UnreachableError(
+            f"nobody useful answers at {address} ({_reason(error)}); is the node running?"
+        ) from None
     if len(body) > bytes_max:
         raise UnreachableError(f"{address} sends more than a node would")
     return body
@@ -71,7 +73,9 @@ def fetch_manifest(addresses: tuple[str, ...], swarm_id: str | None, *, plaintex
 
 async def fetch_status(address: str, *, digest: bool = False, plaintext: bool = False) -> dict[str, Any]:
     """Ask a node for its status. Raises UnreachableError or ConfigError."""
-    body = await _ask(address, "status?digest=1" if digest else "status", STATUS_BYTES_MAX, plaintext=plaintext)
+    body = await _ask(
+        address, "status?digest=1" if digest else "status", STATUS_BYTES_MAX, plaintext=plaintext
+    )
     return parse_status(address, body)
 
 

@@ -149,7 +149,9 @@ class Daemon:
         self._carry_out(self.core.announce(advertised))
         self._fetch_genesis()
         local = format_address("127.0.0.1" if host in WILDCARDS else host, port)
-        self.home.write_daemon(address=local, node_id=self.identity.node_id.hex(), plaintext=self.options.plaintext)
+        self.home.write_daemon(
+            address=local, node_id=self.identity.node_id.hex(), plaintext=self.options.plaintext
+        )
         log.info("node %s of swarm %s listens on %s", short(self.identity.node_id), self._swarm, local)
         if stored:
             log.info("resumed with %d records, own round %d", len(stored), self.core.own_last)
@@ -309,7 +311,7 @@ class Daemon:
             return
         total = self.core.layout.snapshot_bytes
         if lacking == (root,):
-            wanted = ((root, 32 * len(chunk_sizes(total))),)
+            wanted: tuple[tuple[bytes, int], ...] = ((root, 32 * len(chunk_sizes(total))),)
         else:
             hashes = parse_index(self.chunks.get(root), total)
             sizes = dict(zip(hashes, chunk_sizes(total), strict=True))

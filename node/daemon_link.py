@@ -10,8 +10,6 @@ import threading
 import time
 from contextlib import suppress
 
-import torch  # noqa: F401: this module belongs to the trainer's side, and says so
-
 from gossamer.node import control
 from gossamer.node.shared import SharedMemory
 from gossamer.protocol.errors import MalformedError, UnreachableError

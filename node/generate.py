@@ -27,7 +27,10 @@ def load_into(model: nn.Module, manifest: Manifest, phi: Ints) -> None:
 
 
 def generate(home: Home, prompt: str, length: int, *, temperature: float, seed: int) -> Iterator[str]:
-    """Continue a prompt with the model in a node's folder, piece by piece. Raises ConfigError or StorageError."""
+    """Continue a prompt with the model in a node's folder, piece by piece.
+
+    Raises ConfigError or StorageError.
+    """
     manifest, merger = replay(home)
     try:
         task = build_task(manifest.task.name, manifest.task.options, ())

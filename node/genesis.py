@@ -79,9 +79,12 @@ def load(manifest: Manifest, chunks: ChunkStore) -> Ints:
 
 
 def rebuild(manifest: Manifest, chunks: ChunkStore) -> None:
-    """Build the task's model from the seed and keep its parameters. Raises ConfigError if the digest differs."""
+    """Build the task's model from the seed and keep its parameters.
+
+    Raises ConfigError if their digest is not the manifest's.
+    """
     from gossamer.models.errors import TaskError  # noqa: PLC0415: torch only where it is needed
-    from gossamer.models.registry import build_task  # noqa: PLC0415
+    from gossamer.models.registry import build_task
 
     try:
         model = build_task(manifest.task.name, manifest.task.options, ()).build_model(manifest.task.seed)

@@ -18,7 +18,7 @@ import os
 import tempfile
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from gossamer.protocol.errors import ConfigError, MalformedError, StorageError
 from gossamer.protocol.identity import Identity
@@ -53,7 +53,7 @@ class Home:
         self.ledger_path = root / "ledger.sqlite"
         self.chunks_path = root / "chunks"
         self.daemon_path = root / "daemon.json"
-        self._lock: IO[bytes] | None = None
+        self._lock = -1
 
     def create(self) -> None:
         """Make the folder. Raises StorageError."""
@@ -64,11 +64,13 @@ class Home:
 
     def lock(self) -> None:
         """Make sure that no other daemon uses this folder. Raises StorageError."""
-        self._lock = open(self.root / "lock", "wb")  # noqa: SIM115: held as long as we live
+        self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)  # held as long as we live
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise StorageError(f"another node is running in {self.root}; stop it or choose another --dir") from None
+            raise StorageError(
+                f"another node is running in {self.root}; stop it or choose another --dir"
+            ) from None
 
     def identity(self) -> Identity:
         """Read the key, making one the first time. Raises StorageError."""
@@ -91,16 +93,16 @@ class Home:
         except FileNotFoundError:
             return None
         except (OSError, MalformedError) as error:
-            raise StorageError(f"{self.manifest_path} is damaged ({error}); remove it and join again") from None
+            raise StorageError(
+                f"{self.manifest_path} is damaged ({error}); remove it and join again"
+            ) from None
 
     def adopt(self, manifest: Manifest) -> None:
         """Keep the manifest of the swarm this folder is for. Raises ConfigError if it is for another."""
         known = self.manifest()
         if known is not None and known.swarm_id != manifest.swarm_id:
-            raise ConfigError(
-                f"{self.root} belongs to swarm {known.swarm_id.hex()[:12]}, not {manifest.swarm_id.hex()[:12]};"
-                " choose another --dir"
-            )
+            ours, theirs = known.swarm_id.hex()[:12], manifest.swarm_id.hex()[:12]
+            raise ConfigError(f"{self.root} belongs to swarm {ours}, not {theirs}; choose another --dir")
         if known is None:
             write_atomically(self.manifest_path, manifest.canonical(), durable=True)
 

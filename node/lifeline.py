@@ -17,7 +17,12 @@ class Child:
     """A child process tied to this one by a lifeline."""
 
     def __init__(
-        self, module: str, args: Sequence[str], *, env: Mapping[str, str] | None = None, stderr: int | None = None
+        self,
+        module: str,
+        args: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stderr: int | None = None,
     ) -> None:
         """Start ``python -m module args``. Raises OSError if it cannot be started."""
         read_end, self._write_end = os.pipe()

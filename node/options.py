@@ -18,9 +18,11 @@ class _Options:
     def from_json(cls, text: str) -> Self:
         """Inverse of `to_json`."""
         values: dict[str, Any] = json.loads(text)
-        values["folder"] = Path(values["folder"])
-        known = {field.name for field in fields(cls)}
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in known})
+        known = {field.name for field in fields(cls)} - {"folder"}
+        rest: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in known
+        }
+        return cls(folder=Path(values["folder"]), **rest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,14 +71,20 @@ class OuterLoop:
         layout = manifest.plan()
         for spec in manifest.layout.tensors:
             if spec.name not in tensors:
-                raise ConfigError(f"the model has no trainable tensor {spec.name!r}, which the manifest lists")
+                raise ConfigError(
+                    f"the model has no trainable tensor {spec.name!r}, which the manifest lists"
+                )
             if tuple(tensors[spec.name].shape) != spec.shape:
                 found = list(tensors[spec.name].shape)
-                raise ConfigError(f"tensor {spec.name!r} has shape {found}; the manifest says {list(spec.shape)}")
+                raise ConfigError(
+                    f"tensor {spec.name!r} has shape {found}; the manifest says {list(spec.shape)}"
+                )
         extra = tensors.keys() - {spec.name for spec in manifest.layout.tensors}
         if extra:
             raise ConfigError(f"the model trains tensor {min(extra)!r}, which the manifest does not list")
-        self.fragments = [self._bind(fragment, tensors, len(layout.fragments)) for fragment in layout.fragments]
+        self.fragments = [
+            self._bind(fragment, tensors, len(layout.fragments)) for fragment in layout.fragments
+        ]
 
     @staticmethod
     def _bind(fragment: Fragment, tensors: Mapping[str, nn.Parameter], count: int) -> FragmentState:
@@ -100,7 +106,7 @@ class OuterLoop:
 
     @torch.no_grad()
     def apply(self, index: int, phi: Ints, merged_round: int, *, keep_progress: bool = True) -> None:
-        """Move a fragment to a newer Phi (int32[fragment.numel]), keeping local progress unless told not to."""
+        """Move a fragment to a newer Phi, int32[fragment.numel], keeping local progress unless told not to."""
         state = self.fragments[index]
         state.merged_round = merged_round
         for i, slot in enumerate(state.fragment.slots):

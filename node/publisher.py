@@ -38,7 +38,9 @@ class Publisher:
                 hashes = await asyncio.to_thread(self._store, data)
                 break
             except OSError as error:
-                log.error("cannot store our own delta: %s; publishing pauses until there is space", error.strerror)
+                log.error(
+                    "cannot store our own delta: %s; publishing pauses until there is space", error.strerror
+                )
                 await asyncio.sleep(DISK_RETRY_S)
         body = DeltaBody(
             round=message.round,

@@ -71,12 +71,16 @@ class RecordStore:
         found: list[Delta] = []
         broken: list[bytes] = []
         try:
-            for record_id, envelope in self._db.execute("SELECT record_id, envelope FROM deltas ORDER BY round"):
+            for record_id, envelope in self._db.execute(
+                "SELECT record_id, envelope FROM deltas ORDER BY round"
+            ):
                 try:
                     found.append(parse_delta(open_envelope(envelope, self._swarm_id), layout))
                 except PeerError:
                     broken.append(record_id)
-            self._db.executemany("DELETE FROM deltas WHERE record_id = ?", [(record_id,) for record_id in broken])
+            self._db.executemany(
+                "DELETE FROM deltas WHERE record_id = ?", [(record_id,) for record_id in broken]
+            )
         except sqlite3.Error as error:
             raise self._broken(error) from None
         return found

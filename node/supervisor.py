@@ -96,7 +96,11 @@ class Supervisor:
         status = 0
         try:
             while not self._stop.is_set():
-                ended = [s for service in self._services if (s := service.keep_running(time.monotonic())) is not None]
+                ended = [
+                    s
+                    for service in self._services
+                    if (s := service.keep_running(time.monotonic())) is not None
+                ]
                 if ended:
                     status = max(ended)
                     break

@@ -104,7 +104,7 @@ class Trainer:
         for group, peak in zip(self._optimizer.param_groups, self._peak_rates, strict=True):
             group["lr"] = peak * scale
         loss = self._task.loss(self._model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         tokens = self._task.tokens(batch)

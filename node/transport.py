@@ -70,7 +70,9 @@ class Receiver(Protocol):
 class Transport:
     """Server and client of one node."""
 
-    def __init__(self, identity: Identity, swarm_id: bytes, manifest: bytes, receiver: Receiver, tls: bool) -> None:
+    def __init__(
+        self, identity: Identity, swarm_id: bytes, manifest: bytes, receiver: Receiver, tls: bool
+    ) -> None:
         self._identity = identity
         self._swarm_id = swarm_id
         self._manifest = manifest
@@ -108,7 +110,9 @@ class Transport:
         except OSError as error:
             await self._runner.cleanup()
             where = format_address(host, port)
-            raise ConfigError(f"cannot listen on {where}: {error.strerror}; choose another --listen") from None
+            raise ConfigError(
+                f"cannot listen on {where}: {error.strerror}; choose another --listen"
+            ) from None
         self._client = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=64, ssl=self._client_ssl),
             auto_decompress=False,
@@ -157,7 +161,9 @@ class Transport:
             raise
         pin = aiohttp.Fingerprint(binding) if binding else None
         await self._carry(
-            PeerLink(next(self._numbers), node_id, socket, session, base_url=base_url, address=address, pin=pin)
+            PeerLink(
+                next(self._numbers), node_id, socket, session, base_url=base_url, address=address, pin=pin
+            )
         )
 
     async def _carry(self, link: PeerLink) -> None:

@@ -247,7 +247,7 @@ def from_toml(text: str, source: str) -> Manifest:
     """Parse a manifest as people write it. Raises ConfigError naming `source` and the first problem."""
     try:
         return from_values(tomllib.loads(text), source)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # tomllib lets those of int() and of deep nesting through
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
 
 

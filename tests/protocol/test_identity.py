@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from gossamer.protocol.errors import ConfigError, SignatureError
 from gossamer.protocol.identity import Identity, has_small_order, node_id_of, short, verify
-
 from tests.protocol import builders
 
 P = 2**255 - 19

@@ -27,7 +27,6 @@ from gossamer.protocol.payload import encode_payload
 from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import NodeInfo, Replica
 from gossamer.protocol.roster import Health
-
 from tests.protocol import builders
 
 

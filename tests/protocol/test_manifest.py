@@ -1,0 +1,238 @@
+"""The manifest: one meaning, one sequence of bytes; and a clear line for everything that is wrong."""
+
+from __future__ import annotations
+
+import copy
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import ConfigError, MalformedError
+from gossamer.protocol.layout import TensorSpec
+from gossamer.protocol.manifest import from_canonical, from_toml
+from tests.protocol import builders
+
+TOML = """
+# a comment
+version = 1
+
+[swarm]
+name = "shakespeare"
+created = 1700000000
+
+[task]
+name = "gpt"
+seed = 7
+options = { width = 64, dropout = 0.5, tie = true, corpus = "a.txt" }
+
+[outer]
+codec = "int4"
+clip = 3
+
+[pace]
+every_steps = 30
+
+[layout]
+fragments = 2
+tensors = [["wte", [256, 64], "mean"], ["w", [64, 64], "rda"], ["scale", [], "mean"]]
+
+[genesis]
+digest = "1111111111111111111111111111111111111111111111111111111111111111"
+"""
+
+SAME_BUT_SHUFFLED = """
+genesis.digest = '1111111111111111111111111111111111111111111111111111111111111111'
+pace = { every_steps = 3_0 }
+layout.tensors = [
+    ["wte", [0x100, 64], "mean"], # the embedding
+    ["w", [64, 64], "rda"],
+    ["scale", [], "mean"],
+]
+layout.fragments = 2
+outer = { clip = 3.0, codec = "int4", learning_rate = 5e-1 }
+task.options.tie = true
+task.options.corpus = "a.txt"
+task.options.dropout = 0.5
+task.options.width = 64
+task.seed = 7
+task.name = "gpt"
+swarm = { created = 1_700_000_000, name = "shakes\\u0070eare" }
+"""
+
+
+def test_swarm_id_depends_on_values_only():
+    one, other = from_toml(TOML, "a"), from_toml(SAME_BUT_SHUFFLED, "b")
+    assert one == other
+    assert one.canonical() == other.canonical()
+    assert one.swarm_id == other.swarm_id
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("seed = 7", "seed = 8"),
+        ('"shakespeare"', '"Shakespeare"'),
+        ("created = 1700000000", "created = 1700000001"),
+        ("width = 64", "width = 64.0"),
+        ("tie = true", "tie = false"),
+        ("tie = true", "tie = 1"),
+        ("clip = 3", "clip = 3.0000001"),
+        ("every_steps = 30", "every_steps = 31"),
+        ("fragments = 2", "fragments = 3"),
+        ("[64, 64]", "[64, 32]"),
+        ("[64, 64]", "[4096]"),
+        ('"rda"', '"mean"'),
+        ('["w", [64, 64], "rda"], ["scale", [], "mean"]', '["scale", [], "mean"], ["w", [64, 64], "rda"]'),
+        ("digest = \"1", "digest = \"2"),
+    ],
+)
+def test_every_value_matters(old, new):
+    assert TOML.count(old) == 1
+    assert from_toml(TOML, "a").swarm_id != from_toml(TOML.replace(old, new), "a").swarm_id
+
+
+def test_canonical_bytes_come_back():
+    for manifest in (from_toml(TOML, "a"), builders.SMALL):
+        again = from_canonical(manifest.canonical())
+        assert again == manifest
+        assert again.swarm_id == manifest.swarm_id
+        assert again.plan() == manifest.plan()
+
+
+def _unpacked() -> dict:
+    return msgpack.unpackb(from_toml(TOML, "a").canonical())
+
+
+def test_a_second_encoding_of_the_same_values_is_refused():
+    values = _unpacked()
+    backwards = {key: values[key] for key in sorted(values, reverse=True)}
+    as_integer = copy.deepcopy(values)
+    as_integer["outer"]["clip"] = 3
+    without_default = copy.deepcopy(values)
+    del without_default["admission"]
+    for other in (backwards, as_integer, without_default):
+        with pytest.raises(MalformedError, match="canonical"):
+            from_canonical(msgpack.packb(other))
+    with pytest.raises(MalformedError):
+        from_canonical(msgpack.packb(values, use_single_float=True))
+    with pytest.raises(MalformedError):
+        from_canonical(from_toml(TOML, "a").canonical() + b"\xc0")
+
+
+CANONICAL = from_toml(TOML, "a").canonical()
+
+
+@given(st.data())
+def test_mutated_bytes_from_a_peer_are_malformed(data):
+    wrong = bytearray(CANONICAL)
+    for _ in range(data.draw(st.integers(1, 4))):
+        wrong[data.draw(st.integers(0, len(wrong) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(wrong)))
+    for candidate in (bytes(wrong), bytes(wrong[:cut])):
+        try:
+            # A change of a name or a number can be a manifest too: another one, and canonical.
+            assert from_canonical(candidate).canonical() == candidate
+        except MalformedError as error:
+            assert str(error).isprintable()
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_from_a_peer_are_malformed(data):
+    with pytest.raises(MalformedError):
+        from_canonical(data)
+
+
+def test_bombs_and_giants_from_a_peer_are_malformed():
+    for data in (b"\x81\xa1a" * 5000, b"\xdd\x00\x10\x00\x00" * 2000, bytes(limits.MANIFEST_BYTES_MAX + 1)):
+        with pytest.raises(MalformedError):
+            from_canonical(data)
+
+
+def test_keys_from_a_peer_do_not_reach_a_terminal_as_they_are():
+    with pytest.raises(MalformedError) as caught:
+        from_canonical(msgpack.packb({**_unpacked(), "\x1b[2Jbad\n": 1}))
+    assert str(caught.value).isprintable()
+    assert "bad" in str(caught.value)
+
+
+BIG = "1" + 400 * "0"
+
+WRONG = [
+    # old, new, what the message must name
+    ("seed = 7", "sed = 7", "task.sed: unknown key"),
+    ("version = 1", "swarmm = 1", "swarmm: unknown key"),
+    ("[genesis]", "[genesi]", "genesis"),
+    ("created = 1700000000", "", "swarm.created"),
+    ("created = 1700000000", "created = '1700000000'", "swarm.created"),
+    ("created = 1700000000", "created = true", "swarm.created"),
+    ("created = 1700000000", "created = 1.5", "swarm.created"),
+    ("created = 1700000000", "created = 2020-01-01", "swarm.created"),
+    ("created = 1700000000", "created = -1", "swarm.created"),
+    ("version = 1", "version = 2", "version"),
+    ('name = "shakespeare"', 'name = ""', "swarm.name"),
+    ('name = "shakespeare"', 'name = "a\\u001b[2J"', "swarm.name"),
+    ('name = "shakespeare"', 'name = "%s"' % ("x" * 201), "swarm.name"),
+    ("seed = 7", "seed = -1", "task.seed"),
+    ("seed = 7", f"seed = {2**63}", "task.seed"),
+    ("width = 64", f"width = {2**63}", "task.options.width"),
+    ("width = 64", f"width = -{2**70}", "task.options.width"),
+    ("width = 64", "width = [64]", "task.options.width"),
+    ("width = 64", "width = nan", "task.options.width"),
+    ('codec = "int4"', 'codec = "zip"', "codec 'zip' is unknown; choose one of exact, int8, int4, int2, topk"),
+    ('codec = "int4"', "codec = 4", "outer.codec"),
+    ("clip = 3", "clip = -1", "outer.clip"),
+    ("clip = 3", "clip = nan", "outer.clip"),
+    ("clip = 3", "clip = inf", "outer.clip"),
+    ("clip = 3", "clip = true", "outer.clip"),
+    ("clip = 3", f"clip = {BIG}", "outer.clip"),
+    ("clip = 3", "momentum = 1.0", "outer.momentum"),
+    ("clip = 3", "learning_rate = 0", "outer.learning_rate"),
+    ("clip = 3", "staleness_max = 2000000", "outer.staleness_max"),
+    ("every_steps = 30", "every_steps = 0", "every_steps"),
+    ("every_steps = 30", "every_seconds = 3.0", "every_seconds"),
+    ("every_steps = 30", "min_round_seconds = 0.0", "pace.min_round_seconds"),
+    ("fragments = 2", "fragments = 0", "layout.fragments"),
+    ("fragments = 2", "fragments = 4", "4 fragments of 3 tensors"),
+    ('["w", [64, 64], "rda"]', '["wte", [64, 64], "rda"]', "tensor 'wte' is listed twice"),
+    ('"rda"', '"median"', "tensor 'w': averaging 'median' is unknown; choose one of rda, mean"),
+    ("[64, 64]", "[64, 0]", "tensor 'w': shape [64, 0]"),
+    ("[64, 64]", "[64, -64]", "tensor 'w': shape"),
+    ("[64, 64]", "[1,1,1,1,1,1,1,1,1]", "tensor 'w': shape"),
+    ("[64, 64]", "[64.0]", "layout.tensors.1"),
+    ("[64, 64]", '"64"', "layout.tensors.1"),
+    ("[64, 64]", f"[{2**40}]", "parameters"),
+    ("[64, 64]", f"[{2**32}]", "layout.fragments: a delta may reach"),
+    ('["scale", [], "mean"]', '["scale", []]', "layout.tensors.2"),
+    ('["scale", [], "mean"]', "3", "layout.tensors.2"),
+    ("digest = \"1", "digest = \"", "genesis.digest"),
+    ("digest = \"1", "digest = \"A", "genesis.digest"),
+    ("fragments = 2", "fragments = = 2", "not valid TOML"),
+    ("seed = 7", "seed = " + "1" * 5000, "not valid TOML"),
+    ("seed = 7", "seed = " + "[" * 5000, "not valid TOML"),
+    ("[pace]", '[admission]\nmode = "secret"\n[pace]', "admission.mode"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "named"), WRONG, ids=[f"{i}-{w[2][:20]}" for i, w in enumerate(WRONG)])
+def test_what_is_wrong_is_said_in_one_line_that_names_it(old, new, named):
+    assert TOML.count(old) == 1
+    with pytest.raises(ConfigError) as caught:
+        from_toml(TOML.replace(old, new), "my.toml")
+    text = str(caught.value)
+    assert text.startswith("my.toml")
+    assert named in text
+    assert text.isprintable(), "one line, and nothing that a terminal would act on"
+
+
+def test_a_manifest_too_large_to_be_sent_is_refused_at_once():
+    tensors = tuple(TensorSpec(f"{i:0300}", (1,), "mean") for i in range(limits.TENSORS_MAX))
+    with pytest.raises(ValueError, match="shorten the names"):
+        builders.manifest(tensors, 1)
+
+
+def test_swarm_id_is_that_of_version_1():
+    """A change here splits every swarm: it needs a new version."""
+    assert from_toml(TOML, "a").swarm_id.hex() == "a22125130f958df01b3d19310b054cf4cfef87f0be189e4e253c568c6b350506"

@@ -1,0 +1,96 @@
+"""Payloads: sections one after another, cut exactly, and any damage found by the chunks' hashes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.protocol.chunks import check_chunks, chunk_hashes
+from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.errors import PayloadError
+from gossamer.protocol.fixedpoint import VALUE_LIMIT
+from gossamer.protocol.merge import norms_of
+from gossamer.protocol.payload import Payload, encode_payload, payload_bytes_max
+from tests.protocol import builders
+
+NAMES = sorted(CODECS)
+FRAGMENT = max(builders.LAYOUT.fragments, key=lambda f: len(f.slots))
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def _payload(name: str, seed: int) -> tuple[list[np.ndarray], bytes]:
+    tensors = builders.random_tensors(np.random.default_rng(seed), FRAGMENT, 1 << 15)
+    return tensors, encode_payload(name, FRAGMENT, tensors)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=SEEDS)
+def test_every_tensor_comes_back_as_its_codec_gives_it(name, seed):
+    tensors, data = _payload(name, seed)
+    assert len(data) <= payload_bytes_max(CODECS[name], FRAGMENT)
+    payload = Payload(name, FRAGMENT, data)
+    assert payload.tensors == len(FRAGMENT.slots) == len(tensors)
+    for index, values in enumerate(tensors):
+        alone = CODECS[name].decode(memoryview(CODECS[name].encode(values)), values.size)
+        assert np.array_equal(payload.tensor(index), alone)
+        if name == "exact":
+            assert np.array_equal(payload.tensor(index), values)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=SEEDS, data=st.data())
+def test_truncation_and_extension_raise(name, seed, data):
+    _, payload = _payload(name, seed)
+    cut = data.draw(st.integers(0, len(payload) - 1))
+    for wrong in (payload[:cut], payload + b"\x00", payload + payload):
+        with pytest.raises(PayloadError):
+            Payload(name, FRAGMENT, wrong)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=SEEDS, data=st.data())
+def test_any_flipped_bit_is_caught_by_the_hashes(name, seed, data):
+    _, payload = _payload(name, seed)
+    hashes = chunk_hashes(payload)
+    wrong = bytearray(payload)
+    bit = data.draw(st.integers(0, 8 * len(wrong) - 1))
+    wrong[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(PayloadError, match="does not match its hash"):
+        check_chunks([bytes(wrong)], hashes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=SEEDS, data=st.data())
+def test_damage_that_was_signed_gives_values_in_range_or_payload_error(name, seed, data):
+    """An author may sign anything: every node then gets the same values, or the same refusal."""
+    _, payload = _payload(name, seed)
+    wrong = bytearray(payload)
+    for _ in range(data.draw(st.integers(1, 8))):
+        wrong[data.draw(st.integers(0, len(wrong) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        parsed = Payload(name, FRAGMENT, bytes(wrong))
+        norms = norms_of(parsed)
+    except PayloadError:
+        return
+    assert len(norms) == len(FRAGMENT.slots)
+    for index, slot in enumerate(FRAGMENT.slots):
+        values = parsed.tensor(index)
+        assert values.shape == (slot.numel,)
+        assert np.abs(values.astype(np.int64)).max() < VALUE_LIMIT
+
+
+@given(st.binary(max_size=600), st.sampled_from(NAMES))
+def test_random_bytes(data, name):
+    try:
+        norms_of(Payload(name, FRAGMENT, data))
+    except PayloadError:
+        pass
+
+
+def test_as_many_tensors_as_slots():
+    tensors, _ = _payload("int8", 1)
+    for wrong in (tensors[:-1], [*tensors, tensors[0]]):
+        with pytest.raises(ValueError):
+            encode_payload("int8", FRAGMENT, wrong)

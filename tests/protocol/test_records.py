@@ -1,0 +1,220 @@
+"""Bodies of records: every field bounded, and nothing but MalformedError for what does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.protocol import limits
+from gossamer.protocol.chunks import chunk_sizes
+from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.envelope import Kind, seal
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.layout import TensorSpec, plan
+from gossamer.protocol.payload import payload_bytes_max
+from gossamer.protocol.records import NO_RECORD, DeltaBody, PeerBody, parse_delta, parse_peer
+from gossamer.protocol.wire import pack
+from tests.protocol import builders
+
+ME = builders.identity(0)
+SWARM = builders.SMALL.swarm_id
+LAYOUT = builders.LAYOUT
+F = len(LAYOUT.fragments)
+
+GOOD = DeltaBody(
+    round=7,
+    base=5,
+    tokens=1,
+    steps=1,
+    loss=1.0,
+    codec="int8",
+    payload_bytes=1,
+    chunks=(bytes(32),),
+    previous=NO_RECORD,
+)
+ROW = builders.row(ME).body
+
+
+def _delta(body: DeltaBody | bytes, layout=LAYOUT):
+    data = body if isinstance(body, bytes) else body.pack()
+    return parse_delta(seal(ME, Kind.DELTA, SWARM, data), layout)
+
+
+def _peer(body: PeerBody | bytes):
+    data = body if isinstance(body, bytes) else body.pack()
+    return parse_peer(seal(ME, Kind.PEER, SWARM, data))
+
+
+@given(st.data())
+def test_deltas_come_back(data):
+    round_ = data.draw(st.integers(1, limits.ROUND_MAX))
+    windows = data.draw(st.integers(1, 1 + (round_ - 1) // F))
+    codec = data.draw(st.sampled_from(sorted(CODECS)))
+    size = data.draw(st.integers(1, payload_bytes_max(CODECS[codec], LAYOUT.of_round(round_))))
+    body = DeltaBody(
+        round=round_,
+        base=round_ - F * windows,
+        tokens=data.draw(st.integers(1, limits.TOKENS_MAX)),
+        steps=data.draw(st.integers(1, limits.STEPS_MAX)),
+        loss=data.draw(st.floats(-limits.LOSS_MAX, limits.LOSS_MAX)),
+        codec=codec,
+        payload_bytes=size,
+        chunks=tuple(data.draw(st.binary(min_size=32, max_size=32)) for _ in chunk_sizes(size)),
+        previous=data.draw(st.binary(min_size=32, max_size=32)),
+    )
+    delta = _delta(body)
+    assert delta.body == body
+    assert delta.author == ME.node_id
+    assert delta.staleness(F) == windows - 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"round": 0, "base": -2},
+        {"round": limits.ROUND_MAX + 1, "base": limits.ROUND_MAX - 1},
+        {"round": 7.0},
+        {"base": 7},
+        {"base": 6},  # of another fragment
+        {"base": -1 - F},
+        {"round": 2, "base": 1},
+        {"tokens": 0},
+        {"tokens": limits.TOKENS_MAX + 1},
+        {"tokens": True},
+        {"steps": 0},
+        {"steps": limits.STEPS_MAX + 1},
+        {"loss": float("nan")},
+        {"loss": float("inf")},
+        {"loss": 2e6},
+        {"loss": 1},
+        {"codec": "zip"},
+        {"codec": b"int8"},
+        {"codec": "x\n"},
+        {"payload_bytes": 0},
+        {"payload_bytes": 10**6},
+        {"chunks": ()},
+        {"chunks": (bytes(32), bytes(32))},
+        {"chunks": (bytes(31),)},
+        {"chunks": "x" * 32},
+        {"previous": bytes(31)},
+        {"previous": None},
+    ],
+    ids=str,
+)
+def test_deltas_out_of_bounds(changes):
+    _delta(GOOD)
+    with pytest.raises(MalformedError, match="delta: "):
+        _delta(replace(GOOD, **changes))
+
+
+def test_a_window_that_begins_before_the_first_round():
+    for round_ in range(1, 3 * F):
+        bases = range(round_ - F, -F, -F)
+        for base in bases:
+            assert _delta(replace(GOOD, round=round_, base=base)).staleness(F) == (round_ - base) // F - 1
+
+
+@pytest.mark.parametrize("parse", [_delta, _peer])
+@given(data=st.binary(min_size=1, max_size=300))
+def test_random_bodies(parse, data):
+    with pytest.raises(MalformedError):
+        parse(data)
+
+
+@pytest.mark.parametrize(("parse", "body"), [(_delta, GOOD), (_peer, ROW)])
+@given(data=st.data())
+def test_mutated_bodies(parse, body, data):
+    wrong = bytearray(body.pack())
+    for _ in range(data.draw(st.integers(1, 4))):
+        wrong[data.draw(st.integers(0, len(wrong) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        parse(bytes(wrong))
+    except MalformedError as error:
+        assert str(error).isprintable()
+
+
+@pytest.mark.parametrize(("parse", "body"), [(_delta, GOOD), (_peer, ROW)])
+def test_truncated_and_extended_bodies(parse, body):
+    packed = body.pack()
+    assert parse(packed).body == body
+    for cut in range(1, len(packed)):
+        with pytest.raises(MalformedError):
+            parse(packed[:cut])
+    fields = [getattr(body, name) for name in body.__dataclass_fields__]
+    with pytest.raises(MalformedError, match="too many"):
+        parse(pack([*fields, None]))
+    with pytest.raises(MalformedError, match="missing"):
+        parse(pack(fields[:-1]))
+    with pytest.raises(MalformedError):
+        parse(packed + b"\xc0")
+
+
+def test_kinds_are_not_confused():
+    with pytest.raises(MalformedError, match="not a delta"):
+        parse_delta(seal(ME, Kind.PEER, SWARM, ROW.pack()), LAYOUT)
+    with pytest.raises(MalformedError, match="not a peer"):
+        parse_peer(seal(ME, Kind.DELTA, SWARM, GOOD.pack()))
+
+
+def test_the_largest_delta_fits_in_an_envelope():
+    """1 GiB of payload, all numbers at their largest."""
+    layout = plan([TensorSpec("w", (2**28 - 1,), "rda")], 1)
+    body = replace(
+        GOOD,
+        round=limits.ROUND_MAX,
+        base=limits.ROUND_MAX - 1,
+        tokens=limits.TOKENS_MAX,
+        steps=limits.STEPS_MAX,
+        codec="exact",
+        payload_bytes=2**30,
+        chunks=(b"\xff" * 32,) * limits.PAYLOAD_CHUNKS_MAX,
+    )
+    assert _delta(body, layout).body == body
+
+
+def test_a_payload_beyond_the_chunk_limit_is_refused():
+    layout = plan([TensorSpec("w", (2**29,), "rda")], 1)
+    for chunks in (limits.PAYLOAD_CHUNKS_MAX, limits.PAYLOAD_CHUNKS_MAX + 1):
+        body = replace(GOOD, base=6, codec="exact", payload_bytes=2**30 + 1, chunks=(bytes(32),) * chunks)
+        with pytest.raises(MalformedError):
+            _delta(body, layout)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"incarnation": -1},
+        {"incarnation": 2**53 + 1},
+        {"heartbeat": 1.0},
+        {"leaving": 0},
+        {"trains": None},
+        {"addresses": ("a:1",) * (limits.ADDRESSES_PER_PEER_MAX + 1)},
+        {"addresses": ("a:1\n",)},
+        {"addresses": "a:1"},
+        {"addresses": ("x" * 257,)},
+        {"name": "\x1b[31mred"},
+        {"name": "x" * 257},
+        {"device": b"cpu"},
+        {"version": 1},
+        {"round": -1},
+        {"round": limits.ROUND_MAX + 1},
+        {"inner_steps": -1},
+        {"tokens": 2**60 + 1},
+        {"tokens_per_s": -0.1},
+        {"tokens_per_s": float("inf")},
+        {"loss": float("nan")},
+    ],
+    ids=str,
+)
+def test_peer_rows_out_of_bounds(changes):
+    _peer(ROW)
+    with pytest.raises(MalformedError, match="peer: "):
+        _peer(replace(ROW, **changes))
+
+
+def test_rows_are_ordered_by_incarnation_first():
+    ages = [replace(ROW, incarnation=i, heartbeat=h).age for i, h in ((1, 9), (2, 0), (2, 1), (3, 0))]
+    assert ages == sorted(ages)

@@ -1,0 +1,28 @@
+"""The deterministic simulator: many real protocol cores in one process, in virtual time, from one seed.
+
+After FoundationDB and TigerBeetle: the cores are the ones that nodes run; the network, the disks, the
+trainers, the clocks and everything that goes wrong are played from one seed, so that a seed and a commit
+replay any failure. Safety is checked all along, liveness once all faults have been healed.
+
+    python -m tests.sim --seeds 200              many seeds, on all processors
+    python -m tests.sim --seed 17 --trace        one seed, told line by line
+
+=============== ===========================================================================
+`loop`          virtual time: a queue of actions
+`trace`         what happened, as a hash and, if wanted, as lines
+`network`       hosts, paths, streams with the manners of TCP, requests for chunks
+`weather`       what is wrong with the network now: splits of all shapes, loss, corruption
+`disk`          what survives a crash, a power cut, a lost disk
+`trainer`       a stand-in that publishes small real payloads at its own speed
+`fold`          Phi, merged incrementally and from scratch
+`node`          the adapter: carries out the core's effects, as the daemon does
+`liar`          a member that equivocates, forges, withholds and lies
+`faults`        storms: what goes wrong, from when to when
+`scenario`      the choice of everything by a seed
+`audit`         checkers of safety and bounds, all along
+`verdicts`      checkers of liveness: convergence, progress, detection
+`world`         puts it together and runs one seed
+`memo`          caches of pure functions, which make it fast
+`mutants`       deliberately broken variants, which the checkers must find
+=============== ===========================================================================
+"""
