@@ -76,7 +76,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a manifest, and print the swarm's id. Edit it before the swarm begins, never after."""
-    from gossamer.bootstrap import manifests  # noqa: PLC0415: torch only where it is needed
+    from gossamer.bootstrap import manifests
 
     if path.exists() and not force:
         raise ConfigError(f"{path} exists; choose another name or replace it with --force")

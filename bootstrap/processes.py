@@ -5,7 +5,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from gossamer.node.client import fetch_status
 from gossamer.node.home import Home
@@ -28,14 +28,13 @@ class NodeProcess:
     env: dict[str, str]
     child: Child | None = None
     status: dict[str, Any] | None = None
-    _log: IO[bytes] | None = None
 
     def start(self) -> None:
         """Run the command; its log goes to a file beside its folder."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        self._log = open(self.log_path, "ab")  # noqa: SIM115: closed in `stop`
         Home(self.folder).daemon_path.unlink(missing_ok=True)
-        self.child = Child("gossamer.bootstrap.cli", self.args, env=self.env, stderr=self._log.fileno())
+        with open(self.log_path, "ab") as log:
+            self.child = Child("gossamer.bootstrap.cli", self.args, env=self.env, stderr=log.fileno())
 
     @property
     def log_path(self) -> Path:
@@ -92,8 +91,6 @@ def stop_all(processes: list[NodeProcess]) -> None:
         if process.child is not None:
             process.child.end(max(0.1, deadline - time.monotonic()))
             process.child = None
-        if process._log is not None:
-            process._log.close()
 
 
 def threads_each(nodes: int) -> int:

@@ -250,7 +250,7 @@ class LocalSwarm:
 
     def _sample(self) -> str:
         """A few lines from the first node's model. A failure to write is no failure to train."""
-        from gossamer.node.generate import generate  # noqa: PLC0415: torch only where it is needed
+        from gossamer.node.generate import generate
 
         try:
             pieces = generate(

@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     if name == "Peer":
-        from gossamer.node.peer import Peer  # noqa: PLC0415: torch is imported only when a trainer asks
+        from gossamer.node.peer import Peer
 
         return Peer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -191,7 +191,7 @@ def generate(
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Continue a prompt with the model in a node's folder."""
-    from gossamer.node.generate import generate as pieces  # noqa: PLC0415: torch only where it is needed
+    from gossamer.node.generate import generate as pieces
 
     typer.echo(prompt, nl=False)
     for piece in pieces(Home(folder), prompt, length, temperature=temperature, seed=seed):

@@ -76,18 +76,18 @@ class Daemon:
         self.transport = Transport(
             self.identity, manifest.swarm_id, manifest.canonical(), self, tls=not options.plaintext
         )
+        self.publisher = Publisher(self.chunks, self.dispatch, self._acknowledge)
         self.port = TrainerPort(
             self.home.socket_path(),
             manifest,
             self.identity.node_id,
             on_attach=self._welcome,
-            on_publish=lambda message, payload: self.publisher.publish(message, payload),
+            on_publish=self.publisher.publish,
             on_change=self._trainer_changed,
         )
         self.merging = Merging(manifest, self.core, self.port, self.chunks, self._refetch)
         self.writer = RecordWriter(self.records, self._own_stored)
         self.transfers = Transfers(self.chunks, self.transport, self.dispatch, self._refetch)
-        self.publisher = Publisher(self.chunks, self.dispatch, self.port.send)
         self.started = time.monotonic()
         self.links: dict[int, PeerLink] = {}
         self.blamed = 0
@@ -350,7 +350,10 @@ class Daemon:
 
     def _own_stored(self, delta: Delta) -> None:
         self.dispatch(fx.Stored(delta))
-        self.port.send(control.Published(delta.round))
+        self._acknowledge(control.Published(delta.round))
+
+    def _acknowledge(self, message: control.Published) -> None:
+        self.port.send(message)
 
     # -- what others see
 

@@ -83,7 +83,7 @@ def rebuild(manifest: Manifest, chunks: ChunkStore) -> None:
 
     Raises ConfigError if their digest is not the manifest's.
     """
-    from gossamer.models.errors import TaskError  # noqa: PLC0415: torch only where it is needed
+    from gossamer.models.errors import TaskError
     from gossamer.models.registry import build_task
 
     try:

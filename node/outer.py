@@ -106,7 +106,7 @@ class OuterLoop:
 
     @torch.no_grad()
     def apply(self, index: int, phi: Ints, merged_round: int, *, keep_progress: bool = True) -> None:
-        """Move a fragment to a newer Phi, int32[fragment.numel], keeping local progress unless told not to."""
+        """Move a fragment to a newer Phi, int32[fragment.numel], keeping local progress unless told not."""
         state = self.fragments[index]
         state.merged_round = merged_round
         for i, slot in enumerate(state.fragment.slots):

@@ -44,8 +44,8 @@ class RecordStore:
 
     def _broken(self, error: Exception) -> StorageError:
         return StorageError(
-            f"cannot use the database {self._path} ({error}); if it is damaged, remove it: what others hold is"
-            " fetched again"
+            f"cannot use the database {self._path} ({error});"
+            " if it is damaged, remove it: what others hold is fetched again"
         )
 
     def add(self, deltas: Iterable[Delta], *, durable: bool) -> None:

@@ -86,7 +86,8 @@ def one_line(status: dict[str, Any]) -> str:
     trainer = status.get("trainer") or {}
     loss = f", loss {trainer['loss']:.3f}" if trainer.get("loss") else ""
     live = sum(member["health"] == "alive" for member in status["members"])
+    name = status["name"] or short(bytes.fromhex(status["node_id"]))
     return (
-        f"{status['name'] or short(bytes.fromhex(status['node_id']))}: {status['state']}, round {status['round']}"
+        f"{name}: {status['state']}, round {status['round']}"
         f" (swarm {status['clock']}){loss}, {live} peers alive, {len(status['links'])} links"
     )

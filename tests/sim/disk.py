@@ -16,6 +16,9 @@ from gossamer.protocol.records import Delta, parse_delta
 WRITER_DELAY_S = 0.01
 """A record of another node is written this long after it was accepted."""
 
+WRITE_BACK_S = 30.0
+"""The system writes files to the disk by itself after this long."""
+
 
 class DamagedChunkError(Exception):
     """A chunk on disk is not what its name promises; `blob` is that name."""
@@ -32,7 +35,7 @@ class Disk:
         self._synced: dict[bytes, bytes] = {}
         self._cached: list[tuple[float, bytes, bytes]] = []
         self.chunks: dict[bytes, bytes] = {}
-        self._unsynced_chunks: set[bytes] = set()
+        self._unsynced: dict[bytes, float] = {}
 
     # -- records
 
@@ -61,12 +64,12 @@ class Disk:
     def has(self, blob: bytes) -> bool:
         return blob in self.chunks
 
-    def put(self, blob: bytes, data: bytes, *, durable: bool = False) -> None:
+    def put(self, blob: bytes, data: bytes, now: float, *, durable: bool = False) -> None:
         self.chunks[blob] = data
         if durable:
-            self._unsynced_chunks.discard(blob)
+            self._unsynced.pop(blob, None)
         else:
-            self._unsynced_chunks.add(blob)
+            self._unsynced[blob] = now
 
     def get(self, blob: bytes) -> bytes:
         """Read a chunk and check it. Raises DamagedChunkError, after which it is missing."""
@@ -82,20 +85,20 @@ class Disk:
         """What the process had not handed to the system yet is lost."""
         self._cached = [entry for entry in self._cached if entry[0] <= now - WRITER_DELAY_S]
 
-    def power_cut(self, rng: random.Random) -> None:
+    def power_cut(self, now: float, rng: random.Random) -> None:
         """What was not synced is lost in part."""
         del self._cached[rng.randrange(len(self._cached) + 1) :]
-        for blob in sorted(self._unsynced_chunks):
+        for blob in [blob for blob, since in self._unsynced.items() if since > now - WRITE_BACK_S]:
             fate = rng.random()
             if fate < 0.3:
                 self.chunks.pop(blob, None)
             elif fate < 0.5 and blob in self.chunks:
                 self.chunks[blob] = self.chunks[blob][:-1] + b"\0"
-        self._unsynced_chunks.clear()
+        self._unsynced.clear()
 
     def wipe(self) -> None:
         """The disk is lost, or replaced by an empty one."""
         self._synced.clear()
         self._cached.clear()
         self.chunks.clear()
-        self._unsynced_chunks.clear()
+        self._unsynced.clear()

@@ -1,0 +1,113 @@
+"""The ledger is a set: what it means depends on what was added, never on when or how often."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.protocol.ledger import Added, Ledger
+from gossamer.protocol.ranges import EMPTY
+from gossamer.protocol.records import NO_RECORD
+
+from tests.protocol import builders
+
+KEYS = st.lists(
+    st.tuples(st.integers(0, 4), st.one_of(st.integers(1, 40), st.integers(1, 10**6)), st.integers(0, 2)),
+    max_size=40,
+    unique=True,
+)
+
+
+def _filled(keys) -> Ledger:
+    ledger = Ledger()
+    for key in keys:
+        ledger.add(builders.unsigned(*key))
+    return ledger
+
+
+def _meaning(keys) -> dict:
+    """Per author and round: the one record, or void."""
+    found: dict = {}
+    for author, round_, variant in keys:
+        found.setdefault((author, round_), set()).add(variant)
+    return {key: "void" if len(variants) > 1 else variants for key, variants in found.items()}
+
+
+@given(KEYS, st.randoms(use_true_random=False))
+def test_any_order_with_any_repetition_means_the_same(keys, rng):
+    again = keys + [rng.choice(keys) for _ in keys]
+    rng.shuffle(again)
+    one, other = _filled(keys), _filled(again)
+    assert one.digests.root == other.digests.root
+    assert one.rounds() == other.rounds()
+    for round_ in one.rounds():
+        assert [d.record_id for d in one.valid(round_)] == [d.record_id for d in other.valid(round_)]
+    assert set(one.voided()) == set(other.voided())
+
+
+@given(KEYS, KEYS)
+def test_roots_are_equal_exactly_when_the_meaning_is(one, other):
+    equal = _filled(one).digests.root == _filled(other).digests.root
+    assert equal == (_meaning(one) == _meaning(other))
+
+
+@given(KEYS)
+def test_what_is_valid_void_and_last(keys):
+    ledger = _filled(keys)
+    meaning = _meaning(keys)
+    for (author, round_), what in meaning.items():
+        some = builders.unsigned(author, round_)
+        mine = [d for d in ledger.valid(round_) if d.author == some.author]
+        assert len(mine) == (0 if what == "void" else 1)
+        assert ledger.is_void(some) == (what == "void")
+        assert ledger.last_round(some.author) == max(r for a, r in meaning if a == author)
+        last = ledger.get(ledger.last_record(some.author))
+        assert last is not None
+        assert (last.author, last.round) == (some.author, ledger.last_round(some.author))
+    authors = [d.author for round_ in ledger.rounds() for d in ledger.valid(round_)]
+    assert len(authors) == sum(what != "void" for what in meaning.values())
+    for round_ in ledger.rounds():
+        in_round = [d.author for d in ledger.valid(round_)]
+        assert in_round == sorted(in_round)
+    assert len(ledger) == len(list(ledger)) == sum(len(ledger.ids(r)) for r in ledger.rounds())
+
+
+def test_void_with_three_different_records():
+    """Two prove it; which two is no matter; a third adds nothing and is not kept."""
+    a, b, c = (builders.unsigned(1, 5, variant) for variant in range(3))
+    ledger = Ledger()
+    assert ledger.add(a) is Added.NEW
+    once = ledger.digests.root
+    assert ledger.add(a) is Added.KNOWN
+    assert ledger.digests.root == once
+    assert ledger.add(b) is Added.VOIDED
+    void = ledger.digests.root
+    assert void != once
+    assert [ledger.add(d) for d in (c, a, b, c)] == [Added.KNOWN] * 4
+    assert ledger.digests.root == void
+    assert c.record_id not in ledger
+    assert len(ledger) == 2
+    assert ledger.ids(5) == sorted([a.record_id, b.record_id])
+    assert ledger.valid(5) == []
+    assert list(ledger.voided()) == [(a.author, 5)]
+    other = Ledger()
+    other.add(c)
+    other.add(b)
+    assert other.digests.root == void
+
+
+def test_a_void_round_leaves_others_of_its_author_alone():
+    ledger = _filled([(1, 5, 0), (1, 5, 1), (1, 6, 0), (2, 5, 0)])
+    assert [d.author for d in ledger.valid(5)] == [builders.unsigned(2, 5).author]
+    assert [d.author for d in ledger.valid(6)] == [builders.unsigned(1, 6).author]
+    assert not ledger.is_void(builders.unsigned(1, 6))
+
+
+def test_empty():
+    ledger = Ledger()
+    assert (len(ledger), ledger.rounds(), ledger.valid(1), ledger.ids(1)) == (0, [], [], [])
+    assert ledger.digests.root == EMPTY
+    assert ledger.last_round(b"nobody") == 0
+    assert ledger.last_record(b"nobody") == NO_RECORD
+    assert ledger.get(b"x") is None
+    assert not ledger.is_void(builders.unsigned(1, 1))

@@ -1,0 +1,486 @@
+"""Merge: a pure function of a set, equal to the formula in floats, and bounded against liars.
+
+The first part is the promise the whole design rests on: same records, same bits.
+"""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from math import sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossamer.protocol.errors import PayloadError
+from gossamer.protocol.fixedpoint import VALUE_LIMIT, norm
+from gossamer.protocol.layout import Fragment
+from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.manifest import Outer
+from gossamer.protocol.merge import Contribution, RoundMerge, median, merge_round, norms_of, weight_of
+from gossamer.protocol.payload import Payload, encode_payload
+from gossamer.protocol.records import Delta
+
+from tests.protocol import builders
+
+LAYOUT = builders.LAYOUT
+F = len(LAYOUT.fragments)
+OUTER = builders.SMALL.outer
+CAPPED = Outer(weight_cap=4.0)
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+# --- Phi is a function of the set ---------------------------------------------------------------------
+
+
+class Phi:
+    """A node's Phi, kept up to date as DESIGN says: ``Phi += Merge(old set) - Merge(new set)``."""
+
+    def __init__(self, start: list[np.ndarray], payloads: dict[bytes, bytes]) -> None:
+        self.values = [values.copy() for values in start]
+        self.ledger = Ledger()
+        self._payloads = payloads
+        self._merged: dict[int, np.ndarray] = {}
+        self._dirty: set[int] = set()
+
+    def add(self, delta: Delta) -> None:
+        self.ledger.add(delta)
+        self._dirty.add(delta.round)
+
+    def merge(self) -> None:
+        for round_ in self._dirty:
+            fragment = LAYOUT.of_round(round_)
+            new = merge_round(_contributions(self.ledger, round_, self._payloads), fragment, OUTER)
+            phi = self.values[fragment.index]
+            phi += self._merged.get(round_, np.int32(0)) - new
+            self._merged[round_] = new
+        self._dirty.clear()
+
+    def bytes(self) -> bytes:
+        return b"".join(values.tobytes() for values in self.values)
+
+
+def _contributions(ledger: Ledger, round_: int, payloads: dict[bytes, bytes]) -> list[Contribution]:
+    found = []
+    for delta in ledger.valid(round_):
+        try:
+            found.append(builders.contribution(delta, payloads[delta.record_id], LAYOUT))
+        except PayloadError:
+            continue  # weighs nothing
+    return found
+
+
+RECORD = st.fixed_dictionaries(
+    {
+        "author": st.integers(0, 5),
+        "round": st.integers(1, 4),
+        "codec": st.sampled_from(["exact", "int8", "int4", "int2", "topk"]),
+        "magnitude": st.sampled_from([0, 1, 1 << 14, VALUE_LIMIT - 1]),
+        "tokens": st.integers(1, 10**6),
+        "steps": st.integers(1, 50),
+        "windows": st.sampled_from([1, 1, 2, 30]),
+        "broken": st.sampled_from([False] * 9 + [True]),
+        "seed": SEEDS,
+    }
+)
+
+
+def _build(record: dict) -> tuple[Delta, bytes]:
+    rng = np.random.default_rng(record["seed"])
+    fragment = LAYOUT.of_round(record["round"])
+    payload = encode_payload(
+        record["codec"], fragment, builders.random_tensors(rng, fragment, record["magnitude"])
+    )
+    if record["broken"]:
+        payload = payload[:-1] or b"x"
+    base = record["round"] - F * record["windows"]
+    body = builders.body_of(
+        payload,
+        record["codec"],
+        record["round"],
+        F,
+        tokens=record["tokens"],
+        steps=record["steps"],
+        base=max(base, 1 - F + (record["round"] - 1) % F),
+    )
+    author = builders.identity(record["author"])
+    digest = sha256(repr(record).encode()).digest()
+    return Delta(record_id=digest, author=author.node_id, body=body, data=b""), payload
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(RECORD, min_size=1, max_size=12, unique_by=repr),
+    st.lists(st.randoms(use_true_random=False), min_size=2, max_size=3),
+    SEEDS,
+)
+def test_any_history_of_the_same_records_gives_the_same_bytes(records, histories, seed):
+    """Every order, duplication, batching and split of arrival; equivocators, stale and broken ones too."""
+    built = [_build(record) for record in records]
+    payloads = {delta.record_id: payload for delta, payload in built}
+    rng = np.random.default_rng(seed)
+    # Phi near its limits, so that sums wrap around on the way.
+    start = [rng.integers(-(2**31), 2**31, f.numel).astype(np.int32) for f in LAYOUT.fragments]
+
+    scratch = Phi(start, payloads)
+    for delta, _ in built:
+        scratch.ledger.add(delta)
+    expected = [values.astype(np.int64) for values in start]
+    for round_ in scratch.ledger.rounds():
+        fragment = LAYOUT.of_round(round_)
+        expected[fragment.index] -= merge_round(
+            _contributions(scratch.ledger, round_, payloads), fragment, OUTER
+        )
+    wrapped = b"".join(((v + 2**31) % 2**32 - 2**31).astype(np.int32).tobytes() for v in expected)
+
+    for history in histories:
+        arrivals = [delta for delta, _ in built] * 2
+        history.shuffle(arrivals)
+        phi = Phi(start, payloads)
+        for delta in arrivals:
+            phi.add(delta)
+            if history.random() < 0.4:
+                phi.merge()
+        phi.merge()
+        assert phi.bytes() == wrapped
+        assert phi.ledger.digests.root == scratch.ledger.digests.root
+
+
+@settings(max_examples=20)
+@given(st.lists(RECORD, min_size=2, max_size=12, unique_by=repr), st.randoms(use_true_random=False))
+def test_a_healed_partition_is_the_union(records, rng):
+    """Two sides merge on their own, then each takes the other's records in one go."""
+    built = [_build(record) for record in records]
+    payloads = {delta.record_id: payload for delta, payload in built}
+    start = [np.zeros(f.numel, dtype=np.int32) for f in LAYOUT.fragments]
+    sides = [Phi(start, payloads), Phi(start, payloads)]
+    for delta, _ in built:
+        sides[rng.randrange(2)].add(delta)
+    for side in sides:
+        side.merge()
+    alone = [list(side.ledger) for side in sides]
+    for side, others in zip(sides, reversed(alone), strict=True):
+        for delta in others:
+            side.add(delta)
+        side.merge()
+    assert sides[0].bytes() == sides[1].bytes()
+
+
+@dataclass
+class Sent:
+    """Arguments of one author's delta, in the simplest form."""
+
+    values: list[np.ndarray]
+    tokens: int = 1000
+    steps: int = 10
+    staleness: int = 0
+
+
+def _of(number: int, sent: Sent) -> Contribution:
+    return Contribution(
+        author=builders.identity(number).node_id,
+        tokens=sent.tokens,
+        steps=sent.steps,
+        staleness=sent.staleness,
+        norms=[norm(v) for v in sent.values],
+        tensor=lambda index: sent.values[index],
+    )
+
+
+def _merge(fragment: Fragment, outer: Outer, *sent: Sent) -> np.ndarray:
+    return merge_round([_of(number, s) for number, s in enumerate(sent)], fragment, outer)
+
+
+def _several(seed: int, fragment: Fragment, count: int, magnitude: int = 1 << 15) -> list[Sent]:
+    rng = np.random.default_rng(seed)
+    return [
+        Sent(
+            builders.random_tensors(rng, fragment, int(magnitude * rng.uniform(0.2, 1.0))),
+            tokens=int(rng.integers(1, 10**6)),
+            steps=int(rng.integers(1, 100)),
+            staleness=int(rng.integers(0, 3)),
+        )
+        for _ in range(count)
+    ]
+
+
+@given(SEEDS, st.integers(1, 8))
+def test_order_of_authors_does_not_matter(seed, count):
+    fragment = LAYOUT.fragments[0]
+    contributions = [_of(n, s) for n, s in enumerate(_several(seed, fragment, count))]
+    expected = merge_round(contributions, fragment, CAPPED)
+    random.Random(seed).shuffle(contributions)
+    assert np.array_equal(merge_round(contributions, fragment, CAPPED), expected)
+    assert np.array_equal(merge_round(iter(contributions), fragment, CAPPED), expected)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@given(seed=SEEDS)
+@settings(max_examples=10)
+def test_threads_do_not_matter(threads, seed):
+    fragment = max(LAYOUT.fragments, key=lambda f: len(f.slots))
+    contributions = [_of(n, s) for n, s in enumerate(_several(seed, fragment, 5))]
+    merge = RoundMerge(contributions, fragment, OUTER)
+    with ThreadPoolExecutor(threads) as pool:
+        tensors = list(pool.map(merge.tensor, range(len(fragment.slots))))
+    assert np.array_equal(np.concatenate(tensors), merge_round(contributions, fragment, OUTER))
+
+
+@pytest.mark.parametrize("averaging", ["rda", "mean"])
+@given(seed=SEEDS, numel=st.integers(1, 100), bits=st.integers(0, 30), tokens=st.integers(1, 2**40))
+def test_one_record_alone_merges_to_itself(averaging, seed, numel, bits, tokens):
+    magnitude = min(1 << bits, VALUE_LIMIT - 1)
+    values = np.random.default_rng(seed).integers(-magnitude, magnitude + 1, numel).astype(np.int32)
+    merged = _merge(builders.one_tensor(numel, averaging), CAPPED, Sent([values], tokens=tokens))
+    assert np.array_equal(merged, values)
+
+
+def test_nothing_merges_to_nothing():
+    for fragment in LAYOUT.fragments:
+        assert not merge_round([], fragment, OUTER).any()
+        assert merge_round([], fragment, OUTER).dtype == np.int32
+
+
+# --- weights ---------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 2**40), st.integers(1, 2**24), st.integers(0, 16))
+def test_weight_formula(tokens, steps, staleness):
+    weight = weight_of(tokens, steps, staleness, 16)
+    assert weight == pytest.approx(tokens**2 / steps * (1 + staleness) ** -0.5, rel=1e-14)
+    assert weight > 0
+
+
+def test_weight_is_zero_beyond_the_largest_staleness():
+    assert weight_of(1000, 10, 16, 16) > 0
+    assert weight_of(1000, 10, 17, 16) == 0.0
+
+
+@pytest.mark.parametrize("averaging", ["rda", "mean"])
+def test_too_stale_a_record_changes_nothing(averaging, rng):
+    fragment = builders.one_tensor(50, averaging)
+    fresh = [Sent([rng.integers(-1000, 1000, 50).astype(np.int32)]) for _ in range(2)]
+    stale = Sent([rng.integers(-1000, 1000, 50).astype(np.int32)], staleness=OUTER.staleness_max + 1)
+    assert np.array_equal(_merge(fragment, OUTER, *fresh, stale), _merge(fragment, OUTER, *fresh))
+    assert np.array_equal(_merge(fragment, OUTER, fresh[0], stale), fresh[0].values[0])
+    assert not _merge(fragment, OUTER, stale).any()
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=20))
+def test_median(values):
+    assert median(values) == pytest.approx(float(np.median(values)), abs=1e-6)
+    assert median(reversed(values)) == median(values)
+
+
+# --- the formula in floats ----------------------------------------------------------------------------
+
+
+def _reference(fragment: Fragment, outer: Outer, sent: list[Sent]) -> np.ndarray:
+    """DESIGN, section 3, word for word, in float64."""
+    counted = [s for s in sent if s.staleness <= outer.staleness_max]
+    weights = np.array([s.tokens * (s.tokens / s.steps) * (1 + s.staleness) ** -0.5 for s in counted])
+    if outer.weight_cap:
+        weights = np.minimum(weights, outer.weight_cap * np.median(weights))
+    result = []
+    for index, slot in enumerate(fragment.slots):
+        vectors = np.array([s.values[index] for s in counted], dtype=np.float64)
+        lengths = np.linalg.norm(vectors, axis=1)
+        rates = lengths / np.sqrt([s.steps for s in counted])
+        shrink = np.ones(len(counted))
+        if outer.clip and len(counted) >= 3:
+            limit = outer.clip * np.median(rates)
+            over = rates > limit
+            shrink[over] = limit / rates[over]
+        vectors *= shrink[:, None]
+        if slot.spec.averaging == "mean":
+            result.append((weights[:, None] * vectors).sum(axis=0) / weights.sum())
+            continue
+        lengths = np.linalg.norm(vectors, axis=1)
+        units = np.divide(vectors, lengths[:, None], out=np.zeros_like(vectors), where=lengths[:, None] > 0)
+        direction = (weights[:, None] * units).sum(axis=0)
+        size = np.linalg.norm(direction)
+        mean_length = (weights * lengths).sum() / weights.sum()
+        result.append(mean_length * direction / size if size > 0 else direction)
+    return np.concatenate(result)
+
+
+@pytest.mark.parametrize("outer", [OUTER, CAPPED, Outer(clip=0.0), Outer(clip=1.0, weight_cap=1.0)], ids=repr)
+@given(seed=SEEDS, count=st.integers(2, 8))
+def test_mean_is_the_weighted_mean(outer, seed, count):
+    """Within half a unit of rounding, and a 16383rd of the heaviest for each of the 14-bit coefficients."""
+    fragment = builders.one_tensor(80, "mean")
+    sent = _several(seed, fragment, count)
+    largest = max(int(np.abs(s.values[0]).max()) for s in sent)
+    error = _merge(fragment, outer, *sent) - _reference(fragment, outer, sent)
+    assert np.abs(error).max() <= 0.51 + count * largest * 0.5 / 16383
+
+
+@pytest.mark.parametrize("outer", [OUTER, CAPPED, Outer(clip=0.0), Outer(clip=1.0, weight_cap=1.0)], ids=repr)
+@given(seed=SEEDS, count=st.integers(2, 8), spread=st.integers(0, 20))
+def test_rda_is_the_mean_length_along_the_mean_direction(outer, seed, count, spread):
+    """Lengths may differ by a factor of a million: no delta's direction gets lost."""
+    fragment = builders.one_tensor(300, "rda")
+    sent = _several(seed, fragment, count)
+    rng = np.random.default_rng(seed)
+    for s in sent:
+        factor = 2.0 ** (rng.uniform(-1, 1) * spread / 2 + 4)
+        s.values[0] = np.rint(s.values[0] * factor).astype(np.int32)
+    expected = _reference(fragment, outer, sent)
+    error = _merge(fragment, outer, *sent) - expected
+    assert np.linalg.norm(error) <= 0.51 * sqrt(300) + 1e-4 * np.linalg.norm(expected)
+
+
+def test_a_whole_round_of_a_real_layout_matches_the_formula(rng):
+    for fragment in LAYOUT.fragments:
+        sent = _several(int(rng.integers(2**32)), fragment, 6)
+        expected = _reference(fragment, CAPPED, sent)
+        assert np.abs(_merge(fragment, CAPPED, *sent) - expected).max() <= 8
+
+
+def test_rda_keeps_the_length_of_orthogonal_deltas():
+    """Where the plain mean of n would shrink it by the square root of n."""
+    for count in (2, 4, 16):
+        vectors = np.eye(count, dtype=np.int32).repeat(4, axis=1) * 10_000
+        sent = [Sent([v]) for v in vectors]
+        lengths = {
+            averaging: norm(_merge(builders.one_tensor(4 * count, averaging), OUTER, *sent))
+            for averaging in ("rda", "mean")
+        }
+        assert lengths["rda"] == pytest.approx(20_000, rel=1e-4)
+        assert lengths["mean"] == pytest.approx(20_000 / sqrt(count), rel=1e-4)
+
+
+@pytest.mark.parametrize("tiny", [1, 3, 100])
+def test_a_delta_next_to_nothing_does_not_take_the_direction_over(rng, tiny):
+    """One liar (or a joiner that is warming up) among ten: its say is its weight's, not 1 / |v|."""
+    fragment = builders.one_tensor(4096, "rda")
+    common = rng.normal(0, 1e5, 4096)
+    honest = [Sent([(common + rng.normal(0, 2e4, 4096)).astype(np.int32)]) for _ in range(9)]
+    odd = np.zeros(4096, dtype=np.int32)
+    odd[0] = tiny
+    merged = _merge(fragment, CAPPED, *honest, Sent([odd])).astype(np.float64)
+    cosine = merged @ common / np.linalg.norm(merged) / np.linalg.norm(common)
+    assert cosine > 0.95
+
+
+@pytest.mark.parametrize("averaging", ["rda", "mean"])
+def test_zero_deltas(averaging):
+    fragment = builders.one_tensor(8, averaging)
+    zero, some = Sent([np.zeros(8, dtype=np.int32)]), Sent([np.full(8, 1000, dtype=np.int32)])
+    assert not _merge(fragment, OUTER, zero, zero).any()
+    assert not _merge(fragment, OUTER, zero, zero, zero).any()
+    assert np.array_equal(_merge(fragment, OUTER, zero, some), np.full(8, 500))
+    heavy = Sent(zero.values, tokens=2**40, steps=1)
+    light = Sent(some.values, tokens=1, steps=2**24, staleness=16)
+    assert not _merge(fragment, OUTER, heavy, light).any()
+
+
+@pytest.mark.parametrize("averaging", ["rda", "mean"])
+def test_opposite_deltas_cancel(averaging):
+    values = np.arange(-50, 50, dtype=np.int32) * 1000
+    merged = _merge(builders.one_tensor(100, averaging), OUTER, Sent([values]), Sent([-values]))
+    assert not merged.any()
+
+
+@pytest.mark.parametrize("averaging", ["rda", "mean"])
+@pytest.mark.parametrize("count", [2, 3, 64, 1024])
+def test_extremes_stay_in_range(averaging, count):
+    """As many members as a node can know, all at the largest value, weights as far apart as can be."""
+    fragment = builders.one_tensor(5, averaging)
+    for value in (VALUE_LIMIT - 1, 1 - VALUE_LIMIT):
+        vector = np.full(5, value, dtype=np.int32)
+        equal = [Sent([vector])] * count
+        assert np.abs(_merge(fragment, OUTER, *equal) - vector).max() <= 64
+        uneven = [Sent([vector], tokens=2**40, steps=1), *[Sent([vector], tokens=1, steps=2**24)] * (count - 1)]
+        assert np.abs(_merge(fragment, Outer(clip=0.0), *uneven) - vector).max() <= 64
+
+
+# --- liars -------------------------------------------------------------------------------------------
+
+
+def test_cap_bounds_a_claim_of_tokens(rng):
+    fragment = builders.one_tensor(200, "mean")
+    honest = [Sent([rng.integers(-100, 100, 200).astype(np.int32)]) for _ in range(8)]
+    liar = Sent([np.full(200, 150, dtype=np.int32)], tokens=2**40, steps=1)
+    without = _merge(fragment, Outer(clip=0.0), *honest, liar)
+    capped = _merge(fragment, Outer(clip=0.0, weight_cap=4.0), *honest, liar)
+    assert np.abs(without - 150).max() <= 1
+    assert capped.mean() == pytest.approx(150 * 4 / 12, abs=12)
+
+
+@pytest.mark.parametrize("averaging", ["rda", "mean"])
+def test_clip_bounds_a_giant_among_three_or_more(averaging, rng):
+    fragment = builders.one_tensor(200, averaging)
+    honest = [Sent([rng.integers(-100, 101, 200).astype(np.int32)]) for _ in range(2)]
+    giant = Sent([rng.integers(-100, 101, 200).astype(np.int32) * 10_000])
+    usual = max(norm(s.values[0]) for s in honest)
+    assert norm(_merge(fragment, Outer(clip=0.0), *honest, giant)) > 1000 * usual
+    assert norm(_merge(fragment, OUTER, *honest, giant)) <= 3.1 * usual
+    # Of two nobody can say who is the odd one out.
+    assert norm(_merge(fragment, OUTER, honest[0], giant)) > 1000 * usual
+
+
+@pytest.mark.parametrize("averaging", ["rda", "mean"])
+def test_clip_counts_records_of_positive_weight_only(averaging, rng):
+    fragment = builders.one_tensor(200, averaging)
+    honest = Sent([rng.integers(-100, 101, 200).astype(np.int32)])
+    giant = Sent([honest.values[0] * 1000])
+    stale = Sent(honest.values, staleness=OUTER.staleness_max + 1)
+    assert np.array_equal(
+        _merge(fragment, OUTER, honest, giant, stale), _merge(fragment, Outer(clip=0.0), honest, giant)
+    )
+
+
+def test_a_long_window_is_no_attack(rng):
+    """A machine 100 times as fast: 10 times the length after a random walk, and not clipped."""
+    fragment = builders.one_tensor(200, "mean")
+    slow = [Sent([rng.integers(-100, 101, 200).astype(np.int32)], steps=1, tokens=10) for _ in range(2)]
+    fast = Sent([rng.integers(-1000, 1001, 200).astype(np.int32)], steps=100, tokens=1000)
+    assert np.array_equal(
+        _merge(fragment, OUTER, *slow, fast), _merge(fragment, Outer(clip=0.0), *slow, fast)
+    )
+
+
+def test_clipping_is_by_tensor(rng):
+    fragment = max(LAYOUT.fragments, key=lambda f: len(f.slots))
+    sent = [Sent(builders.random_tensors(rng, fragment, 1000)) for _ in range(3)]
+    before = _merge(fragment, OUTER, *sent)
+    sent[0].values[0] = sent[0].values[0] * 1000
+    after = _merge(fragment, OUTER, *sent)
+    first = fragment.slots[0].span
+    assert not np.array_equal(after[first], before[first])
+    assert np.array_equal(after[first.stop :], before[first.stop :])
+
+
+# --- payloads --------------------------------------------------------------------------------------------
+
+
+def test_norms_prove_that_a_payload_decodes(rng):
+    fragment = LAYOUT.fragments[0]
+    tensors = builders.random_tensors(rng, fragment, 1000)
+    data = encode_payload("exact", fragment, tensors)
+    assert norms_of(Payload("exact", fragment, data)) == tuple(norm(t) for t in tensors)
+    bad = encode_payload("int8", fragment, tensors)
+    with pytest.raises(PayloadError):
+        norms_of(Payload("int8", fragment, b"\xff" + bad[1:]))
+
+
+def test_bits_are_those_of_version_1():
+    """A change here splits every swarm: it needs a new version."""
+    digest = sha256()
+    for fragment in LAYOUT.fragments:
+        at = np.arange(fragment.numel, dtype=np.int64)
+        for count in (1, 2, 3, 5):
+            sent = []
+            for number in range(count):
+                values = ((at * 2654435761 * (number + 3)) % (1 << (12 + number))).astype(np.int32)
+                values -= 1 << (11 + number)
+                tensors = [values[slot.span] for slot in fragment.slots]
+                sent.append(Sent(tensors, tokens=100 + 37 * number, steps=3 + number, staleness=number % 3))
+            for outer in (OUTER, CAPPED):
+                digest.update(_merge(fragment, outer, *sent).astype("<i4").tobytes())
+    assert digest.hexdigest()[:16] == "MERGE_BITS"
