@@ -186,7 +186,8 @@ def main() -> None:
     try:
         status = app(standalone_mode=False, prog_name="gossamer")
     except typer.TyperException as error:
-        print(f"gossamer: {error.format_message()} (see gossamer --help)", file=sys.stderr)
+        if error.format_message():  # empty where nothing was asked, and help has been printed
+            print(f"gossamer: {error.format_message()} (see gossamer --help)", file=sys.stderr)
         status = USER_ERROR
     except LocalError as error:
         if "--debug" in sys.argv:

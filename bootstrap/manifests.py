@@ -7,7 +7,7 @@ from pathlib import Path
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import OptionValue, build_task, resolve_options
 from gossamer.models.task import named_tensors
-from gossamer.node import genesis
+from gossamer.node import genesis, snapshots
 from gossamer.node.home import write_atomically
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints
@@ -58,7 +58,7 @@ def create(
         "outer": {"codec": codec, **outer_defaults(codec)},
         "pace": {"every_steps": 0 if every_seconds else every_steps, "every_seconds": float(every_seconds)},
         "layout": {"fragments": fragments, "tensors": specs},
-        "genesis": {"digest": genesis.digest(phi).hex()},
+        "genesis": {"digest": snapshots.digest(phi).hex()},
     }
     return from_values(values, "the new manifest"), phi
 
@@ -124,6 +124,11 @@ staleness_max = {outer.staleness_max}
 every_steps = {pace.every_steps}  # inner steps between two deltas of a fragment, or 0 ...
 every_seconds = {pace.every_seconds}  # ... and seconds instead
 min_round_seconds = {pace.min_round_seconds}
+
+[history]  # all in rounds
+seal_after = {manifest.history.seal_after}
+snapshot_every = {manifest.history.snapshot_every}
+retain = {manifest.history.retain}  # how long a partition may last and still heal exactly; 0 keeps all
 
 [admission]
 mode = {_value(manifest.admission.mode)}

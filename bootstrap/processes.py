@@ -14,7 +14,7 @@ from gossamer.protocol.errors import LocalError, UnreachableError
 
 START_TIMEOUT_S = 60.0
 ASK_TIMEOUT_S = 3.0
-STOP_S = 5.0
+STOP_S = 4.5
 POLL_S = 0.05
 
 

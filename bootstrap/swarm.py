@@ -7,6 +7,7 @@ compared.
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import sys
@@ -24,7 +25,7 @@ from gossamer.bootstrap.processes import NodeProcess, stop_all, threads_each
 from gossamer.bootstrap.summary import SwarmSummary, summarise
 from gossamer.models.corpus import load_corpus
 from gossamer.models.errors import TaskError
-from gossamer.node import genesis
+from gossamer.node import snapshots
 from gossamer.node.chunkstore import ChunkStore
 from gossamer.node.home import Home, write_atomically
 from gossamer.protocol.errors import ConfigError, LocalError, StorageError
@@ -61,17 +62,15 @@ class SwarmOptions:
 
 def run_swarm(options: SwarmOptions) -> int:
     """Run it and show it; returns 0 only if all is well. Raises LocalError for what a person can mend."""
-    if options.json_path is not None and not options.json_path.absolute().parent.is_dir():
-        raise ConfigError(
-            f"--json {options.json_path}: there is no folder {options.json_path.absolute().parent}"
-        )
+    if options.json_path is not None:
+        _check_writable(options.json_path.absolute())
     manifest, phi = _plan(options)
     folder, is_temporary = _folder(options)
     try:
         boot = Home(folder / "bootstrap")
         boot.create()
         boot.adopt(manifest)
-        genesis.store(phi, ChunkStore(boot.chunks_path))
+        snapshots.store(phi, ChunkStore(boot.chunks_path))
         manifests.write(manifest, folder / "swarm.toml")
         summary = asyncio.run(LocalSwarm(options, manifest, folder).run())
         if options.json_path is not None:
@@ -84,6 +83,16 @@ def run_swarm(options: SwarmOptions) -> int:
     finally:
         if is_temporary:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_writable(path: Path) -> None:
+    """Better now than after the run. Raises ConfigError."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"--json {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise ConfigError(f"--json {path}: that is a folder; name a file")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"--json {path}: {path.parent} cannot be written to")
 
 
 def _plan(options: SwarmOptions) -> tuple[Manifest, Ints]:
@@ -153,7 +162,6 @@ class LocalSwarm:
             {},
         )
         self._nodes = [self._node(f"node-{i + 1}", common) for i in range(options.nodes)]
-        self._interrupted = asyncio.Event()
 
     def _node(self, name: str, common: list[str]) -> NodeProcess:
         options = self._options
@@ -168,20 +176,15 @@ class LocalSwarm:
     async def run(self) -> SwarmSummary:
         """Start, watch, wait for agreement, and stop everything whatever happens."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._interrupted.set)
         begun = time.monotonic()
         everyone = [self._boot, *self._nodes]
-        title = (
-            f"gossamer swarm {self._manifest.swarm_id.hex()[:12]}: {len(self._nodes)} nodes,"
-            f" {self._parameters / 1e6:.2f} M parameters, {self._options.codec}"
-        )
+        work = asyncio.create_task(self._work(everyone))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, work.cancel)
         try:
-            with Display(Console(), self._options.rounds, title) as display:
-                display.update(everyone, "starting")
-                await self._start()
-                await self._watch(display, everyone, "training", self._all_finished, None)
-                await self._watch(display, everyone, "exchanging", self._all_agree, EXCHANGE_DEADLINE_S)
+            await work
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
         finally:
             await asyncio.to_thread(stop_all, everyone)
         wall_s = round(time.monotonic() - begun, 2)
@@ -193,6 +196,18 @@ class LocalSwarm:
             codec=self._options.codec,
             sample=await asyncio.to_thread(self._sample),
         )
+
+    async def _work(self, everyone: list[NodeProcess]) -> None:
+        """Everything between the first process and the last; may be cancelled anywhere."""
+        title = (
+            f"gossamer swarm {self._manifest.swarm_id.hex()[:12]}: {len(self._nodes)} nodes,"
+            f" {self._parameters / 1e6:.2f} M parameters, {self._options.codec}"
+        )
+        with Display(Console(), self._options.rounds, title) as display:
+            display.update(everyone, "starting")
+            await self._start()
+            await self._watch(display, everyone, "training", self._all_finished, None)
+            await self._watch(display, everyone, "exchanging", self._all_agree, EXCHANGE_DEADLINE_S)
 
     @property
     def _parameters(self) -> int:
@@ -216,19 +231,13 @@ class LocalSwarm:
         """Refresh statuses and the display until `is_over`, or for at most `deadline_s`."""
         begun = time.monotonic()
         while not is_over():
-            if self._interrupted.is_set():
-                raise KeyboardInterrupt
             for process in everyone:
                 process.check_running()
             await asyncio.gather(*(p.ask(digest=True, plaintext=self._options.plaintext) for p in everyone))
             display.update(everyone, phase)
             if deadline_s is not None and time.monotonic() - begun > deadline_s:
                 return
-            try:
-                async with asyncio.timeout(REFRESH_S):
-                    await self._interrupted.wait()
-            except TimeoutError:
-                pass
+            await asyncio.sleep(REFRESH_S)
 
     def _all_finished(self) -> bool:
         return all(process.status and process.status["state"] == "finished" for process in self._nodes)

@@ -1,19 +1,32 @@
 """Network addresses as people write them: ``host:port``, ``[v6]:port``."""
 
 import ipaddress
+import re
 
 from gossamer.protocol.errors import ConfigError
+
+_NAME = re.compile(r"(?!.{254})[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+_PORT = re.compile(r"[0-9]{1,5}")
 
 WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 
 
 def parse_address(text: str, *, port_min: int = 1) -> tuple[str, int]:
     """Split ``host:port``. Raises ConfigError."""
-    host, colon, port = text.strip().rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or not port_min <= int(port) <= 65535 or " " in host:
+    host, _, port = text.strip().rpartition(":")
+    is_v6 = host.startswith("[") and host.endswith("]") and _is_v6(host[1:-1])
+    fits = is_v6 or _NAME.fullmatch(host)
+    if not fits or not _PORT.fullmatch(port) or not port_min <= int(port) <= 65535:
         raise ConfigError(f"{text!r} is not an address; write HOST:PORT, for example 192.168.1.5:7700")
-    return host, int(port)
+    return host.strip("[]"), int(port)
+
+
+def _is_v6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def format_address(host: str, port: int) -> str:

@@ -5,11 +5,14 @@ a flipped bit is found before anyone uses it: the file is removed and the chunk 
 """
 
 import os
+import re
 from hashlib import sha256
 from pathlib import Path
 
 from gossamer.node.home import write_atomically
 from gossamer.protocol.errors import StorageError
+
+_HASH_NAME = re.compile("[0-9a-f]{64}")
 
 
 class MissingChunkError(StorageError):
@@ -24,15 +27,19 @@ class ChunkStore:
     """Content-addressed files under one folder. Blocking: call it from a worker thread."""
 
     def __init__(self, root: Path) -> None:
+        """Open or create the folder. Raises StorageError."""
         self._root = root
-        self._root.mkdir(mode=0o700, exist_ok=True)
-        self._known = {
-            bytes.fromhex(file.name)
-            for folder in os.scandir(root)
-            if folder.is_dir()
-            for file in os.scandir(folder)
-            if len(file.name) == 64
-        }
+        try:
+            self._root.mkdir(mode=0o700, exist_ok=True)
+            self._known = {
+                bytes.fromhex(file.name)
+                for folder in os.scandir(root)
+                if folder.is_dir()
+                for file in os.scandir(folder)
+                if _HASH_NAME.fullmatch(file.name)
+            }
+        except OSError as error:
+            raise StorageError(f"cannot use {root}: {error.strerror}") from None
 
     def __contains__(self, blob: bytes) -> bool:
         return blob in self._known
@@ -50,6 +57,18 @@ class ChunkStore:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         write_atomically(path, data if isinstance(data, bytes) else bytes(data), durable=durable)
         self._known.add(blob)
+
+    def drop(self, blob: bytes) -> None:
+        """Remove a chunk that nobody needs any more."""
+        self._known.discard(blob)
+        self._path(blob).unlink(missing_ok=True)
+
+    def sweep(self, needed: set[bytes]) -> int:
+        """Remove all chunks but these: what a crash left behind. Returns how many there were."""
+        orphans = self._known - needed
+        for blob in orphans:
+            self.drop(blob)
+        return len(orphans)
 
     def get(self, blob: bytes) -> bytes:
         """Read a chunk and check it. Raises MissingChunkError."""

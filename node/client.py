@@ -85,6 +85,6 @@ def parse_status(address: str, body: bytes) -> dict[str, Any]:
         status = json.loads(body)
     except ValueError:
         status = None
-    if not isinstance(status, dict):
+    if not isinstance(status, dict) or not {"swarm_id", "node_id"} <= status.keys():
         raise UnreachableError(f"{address} sent a status that cannot be read")
     return status

@@ -114,7 +114,7 @@ def encode(message: ControlMessage) -> bytes:
 def decode(body: bytes) -> ControlMessage:
     """Inverse of `encode`, without the length. Raises MalformedError."""
     value = unpack(body, FRAME_BYTES_MAX)
-    if not isinstance(value, list) or not value or value[0] not in _KINDS:
+    if not isinstance(value, list) or not value or type(value[0]) is not int or value[0] not in _KINDS:
         raise MalformedError("control message of unknown kind")
     try:
         return _KINDS[value[0]](*value[1:])

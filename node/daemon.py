@@ -11,13 +11,13 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine, Iterable
-from hashlib import sha256
 from typing import Any
 
 import aiohttp
 
-from gossamer.node import __version__, control, genesis, lifeline, logs
+from gossamer.node import __version__, control, lifeline, logs
 from gossamer.node.address import WILDCARDS, format_address, parse_address
+from gossamer.node.archive import Archive
 from gossamer.node.chunkstore import ChunkStore
 from gossamer.node.home import Home
 from gossamer.node.link import PeerLink
@@ -26,13 +26,15 @@ from gossamer.node.options import DaemonOptions
 from gossamer.node.publisher import Publisher
 from gossamer.node.recordstore import RecordStore
 from gossamer.node.recordwriter import RecordWriter
+from gossamer.node.restore import is_held, restore_merger
+from gossamer.node.snapshots import SnapshotShelf
 from gossamer.node.status import describe
 from gossamer.node.trainer_port import TrainerPort
 from gossamer.node.transfers import Transfers
 from gossamer.node.transport import Transport
 from gossamer.protocol import effects as fx
-from gossamer.protocol.chunks import chunk_sizes, parse_index
-from gossamer.protocol.errors import ConfigError, LocalError, PeerError
+from gossamer.protocol.chunks import chunk_sizes
+from gossamer.protocol.errors import ConfigError, LocalError, PeerError, StorageError
 from gossamer.protocol.identity import short
 from gossamer.protocol.messages import Message, encode
 from gossamer.protocol.records import Delta
@@ -85,7 +87,9 @@ class Daemon:
             on_publish=self.publisher.publish,
             on_change=self._trainer_changed,
         )
-        self.merging = Merging(manifest, self.core, self.port, self.chunks, self._refetch)
+        self.merging = Merging(self.core, self.port, self._refetch)
+        self.shelf = SnapshotShelf(self.chunks, self.core.layout.snapshot_bytes)
+        self.archive = Archive(self.core, self.merging, self.chunks, self.records, self.shelf, self.dispatch)
         self.writer = RecordWriter(self.records, self._own_stored)
         self.transfers = Transfers(self.chunks, self.transport, self.dispatch, self._refetch)
         self.started = time.monotonic()
@@ -106,11 +110,14 @@ class Daemon:
     async def run(self) -> None:
         """Serve until `stop`, then take leave. Raises LocalError if it cannot start or must not go on."""
         host, port = parse_address(self.options.listen, port_min=0)
-        bound = await self.transport.start(host, port)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.stop)
         try:
+            # Before anyone can speak to us: a trainer that hands its last delta over again would have us
+            # sign that round a second time, did we not know of it, and so equivocate.
+            stored = await self._restore()
+            bound = await self.transport.start(host, port)
             async with asyncio.TaskGroup() as self._tasks:
                 lasting = [
                     self._tasks.create_task(work, name=name)
@@ -118,10 +125,11 @@ class Daemon:
                         ("timer", self._keep_time()),
                         ("records", self.writer.run()),
                         ("merging", self.merging.run()),
+                        ("archive", self.archive.run()),
                         ("trainer", self.port.serve()),
                     )
                 ]
-                await self._begin(host, bound)
+                self._begin(host, bound, len(stored))
                 await self._stopping.wait()
                 await self._take_leave()
                 for task in [*lasting, *self._link_tasks]:
@@ -137,24 +145,47 @@ class Daemon:
         """Begin an orderly stop."""
         self._stopping.set()
 
-    async def _begin(self, host: str, port: int) -> None:
-        """Take up where the last run ended, and make ourselves known."""
-        stored = await asyncio.to_thread(self.records.load, self.core.layout)
-        held = [d.record_id for d in stored if all(blob in self.chunks for blob in d.body.chunks)]
-        self._carry_out(self.core.restore(stored, held, time.monotonic()))
+    def _begin(self, host: str, port: int, stored: int) -> None:
+        """Make ourselves known."""
         advertised = self.options.advertise or (
             (format_address(host, port),) if host not in WILDCARDS else ()
         )
         self._listen_port = port
         self._carry_out(self.core.announce(advertised))
-        self._fetch_genesis()
         local = format_address("127.0.0.1" if host in WILDCARDS else host, port)
         self.home.write_daemon(
             address=local, node_id=self.identity.node_id.hex(), plaintext=self.options.plaintext
         )
         log.info("node %s of swarm %s listens on %s", short(self.identity.node_id), self._swarm, local)
         if stored:
-            log.info("resumed with %d records, own round %d", len(stored), self.core.own_last)
+            log.info("resumed with %d records, own round %d", stored, self.core.own_last)
+
+    async def _restore(self) -> list[Delta]:
+        """Read back what an earlier run left on disk; returns its records."""
+        stored = await asyncio.to_thread(self.records.load, self.core.layout)
+        history = await asyncio.to_thread(self.records.load_history)
+        merger = await asyncio.to_thread(
+            restore_merger, self.manifest, self.chunks, history, stored, self.identity.node_id
+        )
+        if merger is not None:
+            self.shelf.restore(history.claims)
+            needed = self.shelf.blobs().union(*(delta.body.chunks for delta in stored))
+            await asyncio.to_thread(self.chunks.sweep, needed)
+            await self.merging.begin(merger)
+        elif history.claims and not self.options.join:
+            raise StorageError(
+                f"the model in {self.home.root} is damaged; fetch it again with --join HOST:PORT"
+            )
+        effects = self.core.restore(
+            stored,
+            [delta.record_id for delta in stored if is_held(delta, self.chunks)],
+            time.monotonic(),
+            claims=history.claims if merger is not None else (),
+            floor=history.base.round,
+            own_last=history.own_last,
+        )
+        self._carry_out(effects)
+        return stored
 
     @property
     def _swarm(self) -> str:
@@ -221,7 +252,13 @@ class Daemon:
                         log.debug("closing link %d: %s", effect.link, effect.reason)
                         self.links[effect.link].close_soon()
                 case fx.Fetched():
-                    self._fetch_genesis()
+                    self.archive.chunk_here()
+                case fx.Seal():
+                    self.archive.seal(effect.round)
+                case fx.Close():
+                    self.archive.close(effect)
+                case fx.Adopt():
+                    self.archive.adopt(effect.claim)
                 case fx.Blame():
                     self.blamed += 1
                     who = short(self.links[effect.link].node_id) if effect.link in self.links else "a peer"
@@ -274,8 +311,11 @@ class Daemon:
 
     async def _dial(self, effect: fx.Dial) -> None:
         try:
+            parse_address(effect.address)  # it may be a peer's word
             await self.transport.dial(effect.address, effect.node_id)
             return
+        except ConfigError as error:
+            log.debug("%s", error)
         except PeerError as error:
             log.warning("%s: %s", effect.address, error)
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
@@ -288,6 +328,7 @@ class Daemon:
         return self.core.fetcher.expected_size(blob)
 
     async def read_chunk(self, blob: bytes) -> bytes | None:
+        self.shelf.touch(blob)
         return await self.transfers.read(blob)
 
     async def chunk_arrived(self, blob: bytes, data: bytes) -> None:
@@ -300,24 +341,6 @@ class Daemon:
             if blob in delta.body.chunks:
                 sizes = chunk_sizes(delta.body.payload_bytes)
                 self.dispatch(fx.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))
-        self._fetch_genesis()
-
-    def _fetch_genesis(self) -> None:
-        """Fetch what is missing of Phi_0: first its index, then the chunks that this lists."""
-        root = self.manifest.genesis.root
-        lacking = genesis.missing(self.manifest, self.chunks)
-        if not lacking:
-            self.merging.genesis_here()
-            return
-        total = self.core.layout.snapshot_bytes
-        if lacking == (root,):
-            wanted: tuple[tuple[bytes, int], ...] = ((root, 32 * len(chunk_sizes(total))),)
-        else:
-            hashes = parse_index(self.chunks.get(root), total)
-            sizes = dict(zip(hashes, chunk_sizes(total), strict=True))
-            wanted = tuple((blob, sizes[blob]) for blob in lacking)
-        key = sha256(b"".join(blob for blob, _ in wanted)).digest()
-        self.dispatch(fx.Need(key, wanted))
 
     # -- the trainer
 

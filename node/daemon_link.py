@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 
 from gossamer.node import control
 from gossamer.node.shared import SharedMemory
@@ -21,6 +22,25 @@ RECONNECT_S = 0.5
 OUTBOX_MAX = 256
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A fragment of Phi that the daemon has left in shared memory.
+
+    It brings the memory along: should the daemon die, what it offered can still be read, and is never
+    mistaken for memory of the next one.
+    """
+
+    fragment: int
+    merged_round: int
+    own_round: int
+    version: int
+    shared: SharedMemory
+
+    def values(self, fragment: Fragment) -> Ints:
+        """The fragment's values, a view; read them before `took`."""
+        return self.shared.phi(fragment)
+
+
 class DaemonLink:
     """What the daemon last said, and a way to answer. Thread-safe where it says so."""
 
@@ -30,7 +50,9 @@ class DaemonLink:
         self._lock = threading.Lock()
         self._outbox: queue.Queue[control.ControlMessage | None] = queue.Queue(OUTBOX_MAX)
         self._shared: SharedMemory | None = None
-        self._offers: dict[int, control.Phi] = {}
+        self._attached = False
+        """Whether the daemon of `_shared`, which stays mapped when it dies, still listens."""
+        self._offers: dict[int, Offer] = {}
         self._unacknowledged: tuple[control.Publish, bytes] | None = None
         self._closing = threading.Event()
         self._connected = threading.Event()
@@ -54,35 +76,38 @@ class DaemonLink:
     @property
     def can_publish(self) -> bool:
         """Whether the payload area is ours: connected, and the last delta acknowledged."""
-        return self._shared is not None and self._unacknowledged is None
+        return self._attached and self._unacknowledged is None
 
     @property
     def payload_area(self) -> memoryview:
-        """Where to write the next payload; only while `can_publish`."""
+        """Where to write the next payload, once `can_publish`."""
         assert self._shared is not None
         return self._shared.payload
 
-    def publish(self, message: control.Publish) -> None:
-        """Hand over what was written to the payload area."""
-        assert self._shared is not None
-        with self._lock:
-            self._unacknowledged = (message, bytes(self._shared.payload[: message.payload_bytes]))
-            self.own_last = message.round
-        self.send(message)
+    def publish(self, message: control.Publish, area: memoryview) -> None:
+        """Hand over what was written to `area`, which was `payload_area` when the writing began.
 
-    def take_offer(self) -> control.Phi | None:
+        Since then the daemon may have died, and then the next one gets it as it comes; or that one is here
+        already, with a payload area of its own.
+        """
+        with self._lock:
+            payload = bytes(area[: message.payload_bytes])
+            self._unacknowledged = (message, payload)
+            self.own_last = message.round
+            if self._attached and self._shared is not None:
+                self._shared.payload[: len(payload)] = payload
+                self.send(message)
+
+    def take_offer(self) -> Offer | None:
         """The next fragment of Phi that is ready in shared memory."""
         with self._lock:
             return self._offers.pop(next(iter(self._offers)), None) if self._offers else None
 
-    def phi(self, fragment: Fragment) -> Ints:
-        """The offered fragment's values; read them before `took`."""
-        assert self._shared is not None
-        return self._shared.phi(fragment)
-
-    def took(self, fragment: int) -> None:
+    def took(self, offer: Offer) -> None:
         """Give a fragment's area back to the daemon."""
-        self.send(control.Took(fragment))
+        with self._lock:
+            if offer.shared is self._shared:
+                self.send(control.Took(offer.fragment))
 
     def send(self, message: control.ControlMessage) -> None:
         """Leave a message for the daemon; drops it if the daemon has stopped listening."""
@@ -109,7 +134,7 @@ class DaemonLink:
         while not self._closing.is_set():
             with suppress(OSError, MalformedError):
                 self._connect_and_listen()
-            self._shared = None
+            self._attached = False
             self._closing.wait(RECONNECT_S)
 
     def _connect_and_listen(self) -> None:
@@ -120,12 +145,14 @@ class DaemonLink:
             welcome = control.decode(body)
             if not isinstance(welcome, control.Welcome) or not fds:
                 raise MalformedError("the daemon did not welcome us")
-            self._begin(welcome, SharedMemory(self._manifest, fds[0]))
+            shared = SharedMemory(self._manifest, fds[0])
+            shared.close()  # the mapping stays
+            self._begin(welcome, shared)
             sender = threading.Thread(target=self._send_all, args=(connection,), daemon=True)
             sender.start()
             try:
                 while True:
-                    self._handle(control.receive(connection))
+                    self._handle(control.receive(connection), shared)
             finally:
                 self._drop_outbox()
                 sender.join(2.0)
@@ -145,13 +172,16 @@ class DaemonLink:
                 self._unacknowledged = None
                 self.own_last = max(self.own_last, welcome.own_last)
             self._shared = shared
+            self._attached = True
         self._connected.set()
 
-    def _handle(self, message: control.ControlMessage) -> None:
+    def _handle(self, message: control.ControlMessage, shared: SharedMemory) -> None:
         match message:
             case control.Phi():
                 with self._lock:
-                    self._offers[message.fragment] = message
+                    self._offers[message.fragment] = Offer(
+                        message.fragment, message.merged_round, message.own_round, message.version, shared
+                    )
             case control.Published():
                 with self._lock:
                     self._unacknowledged = None

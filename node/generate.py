@@ -9,7 +9,7 @@ from gossamer.models.errors import TaskError
 from gossamer.models.registry import build_task
 from gossamer.models.task import named_tensors
 from gossamer.node.home import Home
-from gossamer.node.replay import replay
+from gossamer.node.restore import replay
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import Ints, to_float
 from gossamer.protocol.manifest import Manifest
@@ -35,7 +35,7 @@ def generate(home: Home, prompt: str, length: int, *, temperature: float, seed: 
     try:
         task = build_task(manifest.task.name, manifest.task.options, ())
         model = task.build_model(manifest.task.seed)
-        load_into(model, manifest, merger.snapshot())
+        load_into(model, manifest, merger.phi)
         return task.sample(model, prompt, length, temperature=temperature, seed=seed)
     except TaskError as error:
         raise ConfigError(str(error)) from None

@@ -6,15 +6,14 @@ Run as a module it rebuilds them in a process of its own, so that a daemon never
 """
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gossamer.node import snapshots
 from gossamer.node.chunkstore import ChunkStore
 from gossamer.node.home import Home
-from gossamer.protocol.chunks import chunk_hashes, parse_index, root_of, split
 from gossamer.protocol.errors import ConfigError, LocalError
 from gossamer.protocol.fixedpoint import Ints, to_fixed
 from gossamer.protocol.layout import Layout
@@ -36,46 +35,9 @@ def parameters(model: "nn.Module", layout: Layout) -> Ints:
     return phi
 
 
-def digest(phi: Ints) -> bytes:
-    """The root that a manifest's genesis states."""
-    return root_of(chunk_hashes(phi.data))
-
-
-def store(phi: Ints, chunks: ChunkStore) -> bytes:
-    """Keep Phi_0 as chunks and an index; returns its root. Raises OSError."""
-    hashes = chunk_hashes(phi.data)
-    for blob, piece in zip(hashes, split(phi.data), strict=True):
-        chunks.put(blob, piece)
-    root = root_of(hashes)
-    chunks.put(root, b"".join(hashes))
-    return root
-
-
 def is_stored(manifest: Manifest, chunks: ChunkStore) -> bool:
     """Whether all of Phi_0 is in the chunk store."""
-    return not missing(manifest, chunks)
-
-
-def missing(manifest: Manifest, chunks: ChunkStore) -> tuple[bytes, ...]:
-    """Chunks of Phi_0 that are not here: its index first, then what that lists."""
-    root = manifest.genesis.root
-    if root not in chunks:
-        return (root,)
-    hashes = parse_index(chunks.get(root), manifest.plan().snapshot_bytes)
-    return tuple(blob for blob in hashes if blob not in chunks)
-
-
-def load(manifest: Manifest, chunks: ChunkStore) -> Ints:
-    """Read Phi_0: int32[numel]. Raises MissingChunkError or PayloadError."""
-    hashes: Iterable[bytes] = parse_index(chunks.get(manifest.genesis.root), manifest.plan().snapshot_bytes)
-    phi = np.empty(manifest.plan().numel, dtype=np.int32)
-    view = memoryview(phi.data).cast("B")
-    start = 0
-    for blob in hashes:
-        data = chunks.get(blob)
-        view[start : start + len(data)] = data
-        start += len(data)
-    return phi
+    return not snapshots.missing(manifest.genesis.root, manifest.plan().snapshot_bytes, chunks)
 
 
 def rebuild(manifest: Manifest, chunks: ChunkStore) -> None:
@@ -91,12 +53,12 @@ def rebuild(manifest: Manifest, chunks: ChunkStore) -> None:
         phi = parameters(model, manifest.plan())
     except (TaskError, KeyError, ValueError) as error:
         raise ConfigError(f"the manifest's task does not fit its layout: {error}") from None
-    if digest(phi) != manifest.genesis.root:
+    if snapshots.digest(phi) != manifest.genesis.root:
         raise ConfigError(
             "this machine's torch makes other first parameters than the manifest states; join a node that has"
             " them (--join), or write the manifest anew with this version"
         )
-    store(phi, chunks)
+    snapshots.store(phi, chunks)
 
 
 def main() -> int:

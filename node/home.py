@@ -6,6 +6,7 @@
     D/manifest            the manifest's canonical bytes
     D/ledger.sqlite       signed records
     D/chunks/ab/abcd...   payload and snapshot chunks by hash
+    D/trainer.safetensors residuals, momenta and inner optimizer of our own trainer
     D/daemon.json         where the running daemon answers
     D/lock                held by the running daemon
 
@@ -53,6 +54,7 @@ class Home:
         self.ledger_path = root / "ledger.sqlite"
         self.chunks_path = root / "chunks"
         self.daemon_path = root / "daemon.json"
+        self.checkpoint_path = root / "trainer.safetensors"
         self._lock = -1
 
     def create(self) -> None:
@@ -64,9 +66,11 @@ class Home:
 
     def lock(self) -> None:
         """Make sure that no other daemon uses this folder. Raises StorageError."""
-        self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)  # held as long as we live
         try:
+            self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)  # held as long as we live
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except PermissionError as error:
+            raise StorageError(f"cannot use {self.root}: {error.strerror}; choose another --dir") from None
         except OSError:
             raise StorageError(
                 f"another node is running in {self.root}; stop it or choose another --dir"
@@ -104,7 +108,10 @@ class Home:
             ours, theirs = known.swarm_id.hex()[:12], manifest.swarm_id.hex()[:12]
             raise ConfigError(f"{self.root} belongs to swarm {ours}, not {theirs}; choose another --dir")
         if known is None:
-            write_atomically(self.manifest_path, manifest.canonical(), durable=True)
+            try:
+                write_atomically(self.manifest_path, manifest.canonical(), durable=True)
+            except OSError as error:
+                raise StorageError(f"cannot write {self.manifest_path}: {error.strerror}") from None
 
     def socket_path(self) -> str:
         """Where the trainer finds the daemon: in the folder, or if its path is too long, under /tmp."""
@@ -118,8 +125,11 @@ class Home:
         return str(folder / f"{sha256(path.encode()).hexdigest()[:16]}.sock")
 
     def write_daemon(self, **facts: Any) -> None:
-        """Say where the running daemon answers."""
-        write_atomically(self.daemon_path, json.dumps(facts).encode())
+        """Say where the running daemon answers. Raises StorageError."""
+        try:
+            write_atomically(self.daemon_path, json.dumps(facts).encode())
+        except OSError as error:
+            raise StorageError(f"cannot write {self.daemon_path}: {error.strerror}") from None
 
     def read_daemon(self) -> dict[str, Any] | None:
         """What `write_daemon` said last, None if nothing usable."""

@@ -6,24 +6,37 @@ in which rounds are caught up does not matter. Blocking: runs in worker threads.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from hashlib import sha256
 
 import numpy as np
 
+from gossamer.node import snapshots
 from gossamer.node.chunkstore import ChunkStore
-from gossamer.protocol.chunks import chunk_hashes, root_of
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints, check_healthy
+from gossamer.protocol.history import chain, round_digest
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge import Contribution, RoundMerge, norms_of
 from gossamer.protocol.payload import Payload
-from gossamer.protocol.ranges import EMPTY, RangeDigests
 from gossamer.protocol.records import Delta
 
 PAYLOAD_CACHE_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What lies under the rounds that can still change: all of history up to `round`."""
+
+    round: int
+    chain: bytes
+    """Digest of the records merged up to the round, see `protocol.history.chain`."""
+    tokens: int
+
+
+GENESIS = Base(0, bytes(32), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +59,33 @@ class Merger:
         phi: Ints,
         chunks: ChunkStore,
         own_id: bytes,
+        *,
+        base: Base | None = None,
+        merged: Mapping[int, tuple[Delta, ...]] | None = None,
         threads: int = 1,
     ) -> None:
-        """`phi` is Phi_0, int32[layout.numel], and is taken over."""
+        """`phi`, int32[layout.numel], is taken over; it holds what `base` and `merged` say."""
         self._manifest = manifest
         self._layout = manifest.plan()
-        self._phi = phi
+        self.phi = phi
         self._chunks = chunks
         self._own_id = own_id
         self._pool = ThreadPoolExecutor(threads, "merge") if threads > 1 else None
-        self._merged: dict[int, tuple[Delta, ...]] = {}
+        self._merged = dict(merged or {})
+        self.base = base or GENESIS
         self._reach = {fragment.index: self._reach_of(fragment.index) for fragment in self._layout.fragments}
         self._latest: dict[int, tuple[int, Ints]] = {}
         self._norms: dict[bytes, tuple[float, ...] | None] = {}
         self._payloads: OrderedDict[bytes, Payload] = OrderedDict()
         self._payload_bytes = 0
         self._digest: tuple[int, bytes] | None = None
-        self.digests = RangeDigests()
-        """Of the records merged, by round: equal roots promise equal Phi."""
         self.version = 0
-        self.tokens = 0
+        self.tokens = self.base.tokens + _tokens(self._merged.values())
         """Tokens of all deltas merged."""
 
     def view(self, fragment: Fragment) -> Ints:
         """Phi of one fragment: int32[fragment.numel], not a copy."""
-        return self._phi[fragment.offset : fragment.offset + fragment.numel]
+        return self.phi[fragment.offset : fragment.offset + fragment.numel]
 
     def merge(self, round_: int, new: tuple[Delta, ...]) -> MergedState:
         """Make `new` the set of records of a round that is merged: all that are valid and held here.
@@ -80,7 +95,7 @@ class Merger:
         """
         fragment = self._layout.of_round(round_)
         old = self._merged.get(round_, ())
-        if new != old:
+        if new != old and round_ > self.base.round:
             before = self._result(round_, fragment, old)
             after = self._result(round_, fragment, new)
             view = self.view(fragment)
@@ -97,28 +112,54 @@ class Merger:
         """How far a fragment has been merged."""
         return MergedState(self.version, *self._reach[fragment.index])
 
-    def count(self, round_: int) -> int:
-        """How many records of a round are merged."""
-        return len(self._merged.get(round_, ()))
-
     def digest(self) -> bytes:
         """The replica's digest: the root of Phi's snapshot bytes."""
         if self._digest is None or self._digest[0] != self.version:
-            self._digest = (self.version, root_of(chunk_hashes(self._phi.data)))
+            self._digest = (self.version, snapshots.digest(self.phi))
         return self._digest[1]
 
-    def snapshot(self) -> Ints:
-        """A copy of Phi: int32[layout.numel]."""
-        return self._phi.copy()
+    def copy(self) -> "Merger":
+        """A replica of the same state, for another thread; it shares what is known of payloads."""
+        copy = Merger(
+            self._manifest, self.phi.copy(), self._chunks, self._own_id, base=self.base, merged=self._merged
+        )
+        copy._norms = self._norms
+        return copy
+
+    def take_back(self, above: int) -> None:
+        """Unmerge all rounds above one: what remains is Phi of that prefix. Raises MissingChunkError."""
+        for round_ in sorted(r for r in self._merged if r > above):
+            self.merge(round_, ())
+
+    def chain(self, upto: int | None = None) -> bytes:
+        """Digest of all records merged up to a round: equal digests promise equal Phi."""
+        digest = self.base.chain
+        for round_ in sorted(self._merged):
+            if upto is None or round_ <= upto:
+                digest = chain(digest, round_, round_digest(d.record_id for d in self._merged[round_]))
+        return digest
+
+    def merged_ids(self) -> list[bytes]:
+        """Record ids of everything merged above the base."""
+        return [delta.record_id for deltas in self._merged.values() for delta in deltas]
+
+    def close_up_to(self, floor: int) -> None:
+        """Make everything up to round `floor` part of the base: it cannot change any more."""
+        closed = {r: self._merged[r] for r in self._merged if r <= floor}
+        self.base = Base(floor, self.chain(floor), self.base.tokens + _tokens(closed.values()))
+        for round_, deltas in closed.items():
+            del self._merged[round_]
+            for delta in deltas:
+                self._norms.pop(delta.record_id, None)
+                payload = self._payloads.pop(delta.record_id, None)
+                self._payload_bytes -= payload.size if payload is not None else 0
 
     def _note(self, round_: int, old: tuple[Delta, ...], new: tuple[Delta, ...]) -> None:
-        self.tokens += sum(d.body.tokens for d in new) - sum(d.body.tokens for d in old)
+        self.tokens += _tokens([new]) - _tokens([old])
         if new:
             self._merged[round_] = new
-            self.digests.update(round_, sha256(b"".join(sorted(d.record_id for d in new))).digest())
         else:
             self._merged.pop(round_, None)
-            self.digests.update(round_, EMPTY)
         index = round_ % len(self._layout.fragments)
         if len(new) > len(old):
             merged, own = self._reach[index]
@@ -129,11 +170,15 @@ class Merger:
         self.version += 1
 
     def _reach_of(self, index: int) -> tuple[int, int]:
-        """The highest round merged into a fragment, and the highest with a delta of ours."""
+        """The highest round merged into a fragment, and the highest with a delta of ours.
+
+        What the base holds counts as both: nothing of ours below it is still to come.
+        """
         count = len(self._layout.fragments)
+        floor = self.base.round - (self.base.round - index) % count
         rounds = [round_ for round_ in self._merged if round_ % count == index]
         own = [r for r in rounds if any(delta.author == self._own_id for delta in self._merged[r])]
-        return max(rounds, default=index - count if index else 0), max(own, default=0)
+        return max(rounds, default=floor), max(own, default=max(0, floor))
 
     def _result(self, round_: int, fragment: Fragment, deltas: tuple[Delta, ...]) -> Ints | None:
         """Merge(deltas), or None for no step at all."""
@@ -191,3 +236,7 @@ class Merger:
         """Stop the worker threads."""
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
+
+
+def _tokens(rounds: Iterable[tuple[Delta, ...]]) -> int:
+    return sum(delta.body.tokens for deltas in rounds for delta in deltas)

@@ -10,11 +10,9 @@ import logging
 import time
 from collections.abc import Callable
 
-from gossamer.node import genesis
-from gossamer.node.chunkstore import ChunkStore, MissingChunkError
-from gossamer.node.merger import Merger
+from gossamer.node.chunkstore import MissingChunkError
+from gossamer.node.merger import Base, Merger
 from gossamer.node.trainer_port import TrainerPort
-from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.replica import Replica
 
 GATHER_S = 0.02
@@ -31,25 +29,26 @@ class Merging:
 
     def __init__(
         self,
-        manifest: Manifest,
         core: Replica,
         port: TrainerPort,
-        chunks: ChunkStore,
-        on_chunk_lost: Callable[[bytes], None],
+        chunk_lost: Callable[[bytes], None],
     ) -> None:
-        self._manifest = manifest
+        """`chunk_lost` is called with the hash of a payload chunk that turned out damaged on disk."""
         self._core = core
         self._port = port
-        self._chunks = chunks
-        self._on_chunk_lost = on_chunk_lost
+        self.chunk_lost = chunk_lost
+        self.on_merged: Callable[[int], None] = lambda round_: None
+        """Called with every round that was merged."""
         self._merger: Merger | None = None
-        self._genesis = asyncio.Event()
+        self._begun = asyncio.Event()
         self._dirty: set[int] = set()
         self._unoffered: set[int] = set()
         self._merged_at: dict[int, float] = {}
         self._news = asyncio.Event()
+        self._merged_some = asyncio.Event()
         self._busy = asyncio.Lock()
-        self._attached_before = False
+        self._attachments = 0
+        self._catch_up_to: int | None = None
         self.ready = False
         """Whether Phi holds all that the swarm had when we joined: the trainer may begin."""
 
@@ -68,9 +67,38 @@ class Merging:
         """Rounds that have changed and are not merged yet."""
         return len(self._dirty)
 
-    def genesis_here(self) -> None:
-        """Phi_0 is in the chunk store."""
-        self._genesis.set()
+    async def begin(self, merger: Merger) -> None:
+        """Take over a state, at the start or in place of ours; records above its base are merged into it."""
+        async with self._busy:
+            if self._merger is not None:
+                merger.version = self._merger.version + 1
+            self._merger = merger
+        self._dirty = {round_ for round_ in self._core.ledger.rounds() if round_ > merger.base.round}
+        self._unoffered.update(fragment.index for fragment in self._core.layout.fragments)
+        self._begun.set()
+        self._news.set()
+
+    async def settled(self, round_: int) -> None:
+        """Wait until no round up to this one waits to be merged."""
+        while any(dirty <= round_ for dirty in self._dirty):
+            self._merged_some.clear()
+            await self._merged_some.wait()
+
+    async def copy(self) -> Merger | None:
+        """A copy of the state, to work on in another thread."""
+        if self._merger is None:
+            return None
+        async with self._busy:
+            return await asyncio.to_thread(self._merger.copy)
+
+    async def close_up_to(self, floor: int) -> Base | None:
+        """Make everything up to a round unchangeable; returns the new base."""
+        if self._merger is None:
+            return None
+        async with self._busy:
+            self._merger.close_up_to(floor)
+        self._dirty = {round_ for round_ in self._dirty if round_ > floor}
+        return self._merger.base
 
     def mark(self, round_: int) -> None:
         """A round's set of complete, valid records has changed."""
@@ -83,9 +111,7 @@ class Merging:
 
     async def run(self) -> None:
         """Merge until cancelled. Raises DivergedError."""
-        await self._genesis.wait()
-        phi = await asyncio.to_thread(genesis.load, self._manifest, self._chunks)
-        self._merger = Merger(self._manifest, phi, self._chunks, self._core.identity.node_id)
+        await self._begun.wait()
         while True:
             await self._wait_for_news()
             await asyncio.sleep(GATHER_S)
@@ -93,8 +119,8 @@ class Merging:
             for round_ in sorted(self._dirty):
                 if self._is_due(round_):
                     await self._merge(round_)
-            if not self.ready and not self._dirty and self._core.caught_up:
-                self.ready = True
+            self._merged_some.set()
+            self._look_whether_ready()
             if self.ready:
                 await self._offer()
 
@@ -108,10 +134,18 @@ class Merging:
             pass
         self._news.clear()
 
+    def _look_whether_ready(self) -> None:
+        """We may train once all that the swarm had, when we first had seen all of it, is merged."""
+        if self.ready or not (self._core.caught_up and self._core.sealing.joined):
+            return
+        if self._catch_up_to is None:
+            self._catch_up_to = max(self._dirty, default=0)
+        self.ready = all(round_ > self._catch_up_to for round_ in self._dirty)
+
     def _note_new_trainer(self) -> None:
-        if self._port.attached and not self._attached_before:
+        if self._port.attachments != self._attachments:
             self._unoffered.update(fragment.index for fragment in self._core.layout.fragments)
-        self._attached_before = self._port.attached
+        self._attachments = self._port.attachments
 
     def _is_due(self, round_: int) -> bool:
         fragment = round_ % len(self._core.layout.fragments)
@@ -123,12 +157,16 @@ class Merging:
         self._dirty.discard(round_)
         deltas = tuple(d for d in self._core.ledger.valid(round_) if self._core.holds(d.record_id))
         fragment = self._core.layout.of_round(round_)
+        before = self._merger.version
         try:
             async with self._busy:
                 await asyncio.to_thread(self._merger.merge, round_, deltas)
         except MissingChunkError as error:
-            self._on_chunk_lost(error.blob)
+            self.chunk_lost(error.blob)
             return
+        if self._merger.version == before:
+            return
+        self.on_merged(round_)
         self._merged_at[fragment.index] = time.monotonic()
         self._unoffered.add(fragment.index)
 
@@ -145,7 +183,7 @@ class Merging:
         if self._merger is None:
             return None
         async with self._busy:
-            return self._merger.digests.root, await asyncio.to_thread(self._merger.digest)
+            return self._merger.chain(), await asyncio.to_thread(self._merger.digest)
 
     def close(self) -> None:
         """Stop the merge threads."""

@@ -149,7 +149,9 @@ class OuterLoop:
     def _outer_step(self, state: FragmentState, i: int) -> Tensor:
         """The tensor's step in fixed point, residual included: int32."""
         mu, lr = self._outer.momentum, self._outer.learning_rate
-        gradient = state.ref[i] - state.theta[i].float()
+        theta = state.theta[i]
+        # What bf16 cannot hold of `ref` is not progress: `theta` began at the image that it can.
+        gradient = state.ref[i].to(theta.dtype).float() - theta.float()
         if mu:
             state.momentum[i].mul_(mu).add_(gradient)
             gradient = gradient.add_(state.momentum[i], alpha=mu)

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from gossamer.models.task import named_tensors
 from gossamer.node import control
-from gossamer.node.daemon_link import DaemonLink
+from gossamer.node.checkpoint import CheckpointWriter, Progress, collect, restore
+from gossamer.node.daemon_link import DaemonLink, Offer
 from gossamer.node.home import Home
 from gossamer.node.outer import OuterLoop
 from gossamer.protocol.manifest import Manifest
@@ -26,8 +28,24 @@ POLL_S = 0.01
 class Peer:
     """One model's place in the swarm. Not thread-safe: it belongs to the training thread."""
 
-    def __init__(self, model: nn.Module, manifest: Manifest, link: DaemonLink, stop_round: int = 0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        manifest: Manifest,
+        link: DaemonLink,
+        *,
+        checkpoint: Path,
+        stop_round: int = 0,
+    ) -> None:
         """Raises ConfigError if the model does not fit the manifest."""
+        self._optimizer = optimizer
+        self._checkpoint_path = checkpoint
+        self._checkpoint = CheckpointWriter(checkpoint)
+        self.progress = Progress()
+        """How far this node has come over all its runs."""
+        self.resumed = False
+        """Whether the inner optimizer goes on from an earlier run."""
         self._outer = OuterLoop(dict(named_tensors(model)), manifest)
         self._link = link
         self._codec = manifest.outer.codec
@@ -42,11 +60,20 @@ class Peer:
         self.last_loss = 0.0
 
     @classmethod
-    def connect(cls, model: nn.Module, folder: Path, manifest: Manifest, stop_round: int = 0) -> "Peer":
+    def connect(
+        cls,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        folder: Path,
+        manifest: Manifest,
+        *,
+        stop_round: int = 0,
+    ) -> "Peer":
         """Join the daemon that runs in `folder`. Raises UnreachableError or ConfigError."""
-        link = DaemonLink(Home(folder).socket_path(), manifest)
+        home = Home(folder)
+        link = DaemonLink(home.socket_path(), manifest)
         link.wait_connected(CONNECT_TIMEOUT_S)
-        return cls(model, manifest, link, stop_round)
+        return cls(model, optimizer, manifest, link, checkpoint=home.checkpoint_path, stop_round=stop_round)
 
     # -- what the loop asks
 
@@ -104,6 +131,9 @@ class Peer:
                 continue
             self._load(offer)
             missing.discard(offer.fragment)
+        progress = restore(self._checkpoint_path, self._outer, self._optimizer)
+        self.resumed = progress is not None
+        self.progress = progress or self.progress
         self._started = time.perf_counter()
         self._published_at = time.monotonic()
         return not missing
@@ -115,20 +145,24 @@ class Peer:
         """
         begun = time.perf_counter()
         self._outer.step(tokens, loss)
+        self.progress = Progress(self.progress.steps + 1, self.progress.tokens + tokens)
         self._steps_since += 1
         self._apply_offers()
         round_ = self._due()
         if round_ is not None:
             self._publish(round_)
+            if self._checkpoint.is_due():
+                self._checkpoint.write(*collect(self._outer, self._optimizer, self.progress))
         self._outer_s += time.perf_counter() - begun
         return round_
 
     def flush(self, timeout_s: float) -> None:
-        """Before leaving: publish what the open window holds, and wait until it is durable."""
+        """Before leaving: publish what the open window holds, and see that all of it is on disk."""
         round_ = max(self._link.own_last + 1, self._link.clock)
         may = self._steps_since > 0 and round_ <= self._link.clock + 1 and not self.finished
         if may and self._link.can_publish:
             self._publish(round_)
+        self._checkpoint.write(*collect(self._outer, self._optimizer, self.progress), wait=True)
         self._link.wait_acknowledged(timeout_s)
 
     def drop_progress(self) -> None:
@@ -162,7 +196,8 @@ class Peer:
 
     def _publish(self, round_: int) -> None:
         index = round_ % len(self._outer.fragments)
-        length, window = self._outer.publish(index, round_, self._link.payload_area)
+        area = self._link.payload_area
+        length, window = self._outer.publish(index, round_, area)
         self.last_loss = window.mean_loss
         self._link.publish(
             control.Publish(
@@ -173,7 +208,8 @@ class Peer:
                 loss=window.mean_loss,
                 codec=self._codec,
                 payload_bytes=length,
-            )
+            ),
+            area,
         )
         self._steps_since = 0
         self._published_at = time.monotonic()
@@ -183,12 +219,14 @@ class Peer:
             state = self._outer.fragments[offer.fragment]
             # An image from before our own last delta was merged would take that delta back for a moment.
             if offer.own_round >= state.last_published:
-                self._outer.apply(offer.fragment, self._link.phi(state.fragment), offer.merged_round)
+                self._outer.apply(offer.fragment, offer.values(state.fragment), offer.merged_round)
                 self.version = max(self.version, offer.version)
-            self._link.took(offer.fragment)
+            self._link.took(offer)
 
-    def _load(self, offer: control.Phi) -> None:
-        fragment = self._outer.fragments[offer.fragment].fragment
-        self._outer.apply(offer.fragment, self._link.phi(fragment), offer.merged_round, keep_progress=False)
+    def _load(self, offer: Offer) -> None:
+        state = self._outer.fragments[offer.fragment]
+        state.last_published = max(state.last_published, offer.own_round)
+        phi = offer.values(state.fragment)
+        self._outer.apply(offer.fragment, phi, offer.merged_round, keep_progress=False)
         self.version = max(self.version, offer.version)
-        self._link.took(offer.fragment)
+        self._link.took(offer)

@@ -6,29 +6,54 @@ batches; what a crash loses of those, anti-entropy brings back.
 """
 
 import sqlite3
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from gossamer.node.merger import GENESIS, Base
 from gossamer.protocol.envelope import open_envelope
 from gossamer.protocol.errors import PeerError, StorageError
+from gossamer.protocol.history import Claim
 from gossamer.protocol.layout import Layout
 from gossamer.protocol.records import Delta, parse_delta
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS swarm (id BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS deltas (
-    record_id BLOB PRIMARY KEY, round INTEGER NOT NULL, envelope BLOB NOT NULL
+    record_id BLOB PRIMARY KEY, round INTEGER NOT NULL, envelope BLOB NOT NULL,
+    covered INTEGER NOT NULL DEFAULT 0  -- whether the newest snapshot holds it
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS snapshots (
+    root BLOB PRIMARY KEY, round INTEGER NOT NULL, tokens INTEGER NOT NULL, digest BLOB NOT NULL,
+    number INTEGER NOT NULL  -- the highest is the newest
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS history (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    floor INTEGER NOT NULL, chain BLOB NOT NULL, tokens INTEGER NOT NULL, own_last INTEGER NOT NULL
+);
 """
 
 
+@dataclass(frozen=True, slots=True)
+class StoredHistory:
+    """What is kept of the past: the closed part, the snapshots, and what the newest of them holds."""
+
+    base: Base
+    own_last: int
+    claims: tuple[Claim, ...]
+    covered: frozenset[bytes]
+
+
 class RecordStore:
-    """Blocking: call it from one worker thread at a time."""
+    """Blocking: call it from worker threads."""
 
     def __init__(self, path: Path, swarm_id: bytes) -> None:
         """Open or create the database. Raises StorageError if it is damaged or another swarm's."""
         self._path = path
         self._swarm_id = swarm_id
+        self._lock = threading.Lock()
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -48,20 +73,84 @@ class RecordStore:
             " if it is damaged, remove it: what others hold is fetched again"
         )
 
-    def add(self, deltas: Iterable[Delta], *, durable: bool) -> None:
-        """Commit records; with `durable`, they survive a power cut once this returns. Raises StorageError."""
-        rows = [(delta.record_id, delta.round, delta.data) for delta in deltas]
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing. Raises StorageError."""
         try:
-            self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                self._db.executemany("INSERT OR IGNORE INTO deltas VALUES (?, ?, ?)", rows)
+                yield self._db
                 self._db.execute("COMMIT")
             except BaseException:
                 self._db.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
             raise self._broken(error) from None
+
+    def add(self, deltas: Iterable[Delta], *, durable: bool) -> None:
+        """Commit records; with `durable`, they survive a power cut once this returns. Raises StorageError."""
+        rows = [(delta.record_id, delta.round, delta.data) for delta in deltas]
+        with self._lock:
+            self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            with self._transaction() as db:
+                db.executemany(
+                    "INSERT OR IGNORE INTO deltas (record_id, round, envelope) VALUES (?, ?, ?)", rows
+                )
+
+    def add_snapshot(self, claim: Claim, covered: Iterable[bytes], keep: Iterable[bytes]) -> None:
+        """Note a snapshot that holds the records `covered`; of the older ones keep those roots. Durable."""
+        with self._lock, self._transaction() as db:
+            self._insert_snapshot(db, claim)
+            db.execute("UPDATE deltas SET covered = 0")
+            db.executemany(
+                "UPDATE deltas SET covered = 1 WHERE record_id = ?", [(record_id,) for record_id in covered]
+            )
+            roots = [claim.root, *keep]
+            marks = ",".join("?" * len(roots))
+            db.execute(f"DELETE FROM snapshots WHERE root NOT IN ({marks})", roots)
+
+    def begin_at(self, claim: Claim, own_last: int) -> None:
+        """Begin history at a snapshot got from others: everything up to it is closed. Durable."""
+        with self._lock, self._transaction() as db:
+            db.execute("DELETE FROM snapshots")
+            self._insert_snapshot(db, claim)
+            db.execute("UPDATE deltas SET covered = 0")
+            self._close(db, Base(claim.round, claim.digest, claim.tokens), own_last)
+
+    def close_up_to(self, base: Base, own_last: int) -> None:
+        """Drop the records that became part of the base. Durable."""
+        with self._lock, self._transaction() as db:
+            self._close(db, base, own_last)
+
+    @staticmethod
+    def _insert_snapshot(db: sqlite3.Connection, claim: Claim) -> None:
+        db.execute(
+            "INSERT OR REPLACE INTO snapshots SELECT ?, ?, ?, ?, 1 + COALESCE(MAX(number), 0) FROM snapshots",
+            (claim.root, claim.round, claim.tokens, claim.digest),
+        )
+
+    @staticmethod
+    def _close(db: sqlite3.Connection, base: Base, own_last: int) -> None:
+        db.execute("DELETE FROM deltas WHERE round <= ?", (base.round,))
+        db.execute(
+            "INSERT OR REPLACE INTO history VALUES (1, ?, ?, ?, ?)",
+            (base.round, base.chain, base.tokens, own_last),
+        )
+
+    def load_history(self) -> StoredHistory:
+        """Read back what `add_snapshot`, `begin_at` and `close_up_to` wrote. Raises StorageError."""
+        try:
+            row = self._db.execute("SELECT floor, chain, tokens, own_last FROM history").fetchone()
+            snapshots = self._db.execute(
+                "SELECT round, tokens, digest, root FROM snapshots ORDER BY number DESC"
+            ).fetchall()
+            covered = self._db.execute("SELECT record_id FROM deltas WHERE covered = 1").fetchall()
+        except sqlite3.Error as error:
+            raise self._broken(error) from None
+        base = Base(row[0], row[1], row[2]) if row else GENESIS
+        return StoredHistory(
+            base, row[3] if row else 0, tuple(Claim(*s) for s in snapshots), frozenset(r[0] for r in covered)
+        )
 
     def load(self, layout: Layout) -> list[Delta]:
         """Read everything back, in order of round, checking signatures again. Raises StorageError.

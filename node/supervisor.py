@@ -22,7 +22,7 @@ BACKOFF_MAX_S = 30.0
 STEADY_AFTER_S = 60.0
 """A child that ran this long starts with a fresh backoff."""
 
-STOP_S = 4.5
+STOP_S = 4.0
 POLL_S = 0.1
 USER_ERROR = 2
 
@@ -82,7 +82,8 @@ class Supervisor:
         host, port = parse_address(options.listen, port_min=0)
         if known is not None and port == 0 and self._services[0].failures == 1:
             options = replace(options, listen=f"{host}:{parse_address(str(known['address']))[1]}")
-        return Child("gossamer.node.daemon", [options.to_json()])
+        # The daemon's sums are over pieces that fit in cache: a BLAS that spreads them over threads only waits.
+        return Child("gossamer.node.daemon", [options.to_json()], env={"OPENBLAS_NUM_THREADS": "1"})
 
     def stop(self) -> None:
         """Ask the node to stop; `run` returns within 5 seconds."""

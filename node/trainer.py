@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -59,11 +60,11 @@ class Trainer:
         self._model: nn.Module = self._task.build_model(manifest.task.seed).to(self._device)
         self._optimizer = self._task.build_optimizer(self._model)
         self._peak_rates = [group["lr"] for group in self._optimizer.param_groups]
-        self.peer = Peer.connect(self._model, options.folder, manifest, options.stop_round)
-        self._stream = DataStream(seed=manifest.task.seed, node_id=self.peer.node_id)
+        self.peer = Peer.connect(
+            self._model, self._optimizer, options.folder, manifest, stop_round=options.stop_round
+        )
         self._state = "joining"
         self._steps = 0
-        self._tokens = 0
         self._val_loss: float | None = None
         self._val_loss_start: float | None = None
         self._evaluated_version = -1
@@ -82,24 +83,26 @@ class Trainer:
 
     def run(self) -> None:
         """Train until the last round or until asked to stop. Raises DivergedError or TaskError."""
-        batches = self._task.batches(self._stream)
-        batch = next(batches)
+        stream = DataStream(seed=self._manifest.task.seed, node_id=self.peer.node_id)
+        next(self._task.batches(stream))  # mistakes in the data come to light before anyone waits
         if not self.peer.begin(on_wait=self._report):
             return
+        if self.peer.resumed:
+            log.info("resumed after %d inner steps", self.peer.progress.steps)
+        batches = self._task.batches(replace(stream, skip_batches=self.peer.progress.steps))
         if self.peer.clock == 0 and self._options.evaluate_every:
             self._val_loss_start = self._evaluate()
         self._state = "training"
         while not self._must_stop and not self.peer.finished:
-            self._inner_step(batch)
+            self._inner_step(next(batches))
             self._report()
-            batch = next(batches)
         if self.peer.finished:
             self._stay()
         self._state = "leaving"
         self.peer.flush(LEAVE_S)
 
     def _inner_step(self, batch: object) -> None:
-        warm_up = min(1.0, (self._steps + 1) / WARM_UP_STEPS)
+        warm_up = 1.0 if self.peer.resumed else min(1.0, (self._steps + 1) / WARM_UP_STEPS)
         scale = warm_up * self._task.lr_scale(self.peer.swarm_tokens)
         for group, peak in zip(self._optimizer.param_groups, self._peak_rates, strict=True):
             group["lr"] = peak * scale
@@ -109,7 +112,6 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
         tokens = self._task.tokens(batch)
         self._steps += 1
-        self._tokens += tokens
         published = self.peer.step(tokens, loss)
         every = self._options.evaluate_every
         if published is not None and every and published % every == 0 and not self.peer.finished:
@@ -141,13 +143,13 @@ class Trainer:
         self._reported_at = now
         since, tokens = self._recent
         if now - since > 2.0:
-            self._tokens_per_s = (self._tokens - tokens) / (now - since)
-            self._recent = (now, self._tokens)
+            self._tokens_per_s = (self.peer.progress.tokens - tokens) / (now - since)
+            self._recent = (now, self.peer.progress.tokens)
         self.peer.report(
             control.Report(
                 state=self._state,
-                inner_steps=self._steps,
-                tokens=self._tokens,
+                inner_steps=self.peer.progress.steps,
+                tokens=self.peer.progress.tokens,
                 tokens_per_s=self._tokens_per_s,
                 loss=self.peer.last_loss,
                 val_loss=self._val_loss,
@@ -159,24 +161,37 @@ class Trainer:
         )
 
 
-def _exit_soon(trainer: Trainer) -> None:
-    """The node is gone: end the loop, by force if a step takes too long."""
-    trainer.stop()
-    time.sleep(LEAVE_S)
-    os._exit(1)
+class _Ending:
+    """Ends the loop from a signal or a cut lifeline, whether there is one yet or not."""
+
+    def __init__(self) -> None:
+        self.trainer: Trainer | None = None
+
+    def terminate(self, *_: object) -> None:
+        """SIGTERM: after the current step, or at once if the loop has not begun."""
+        if self.trainer is None:
+            os._exit(0)
+        self.trainer.stop()
+
+    def node_is_gone(self) -> None:
+        """By force if a step takes too long."""
+        self.terminate()
+        time.sleep(LEAVE_S)
+        os._exit(1)
 
 
 def main() -> int:
     """Run a trainer from its one JSON argument; exit status 2 for a mistake that a person can mend."""
     options = TrainerOptions.from_json(sys.argv[1])
     logs.configure(debug=options.debug, as_json=options.log_json)
+    ending = _Ending()
+    signal.signal(signal.SIGTERM, ending.terminate)
+    lifeline.watch(ending.node_is_gone)
     try:
         manifest = Home(options.folder).manifest()
         if manifest is None:
             raise ConfigError(f"no manifest in {options.folder}")
-        trainer = Trainer(options, manifest)
-        signal.signal(signal.SIGTERM, lambda *_: trainer.stop())
-        lifeline.watch(lambda: _exit_soon(trainer))
+        trainer = ending.trainer = Trainer(options, manifest)
         trainer.run()
         trainer.peer.close()
     except (LocalError, TaskError) as error:

@@ -1,7 +1,7 @@
 """The daemon's side of the connection to its trainer.
 
-One trainer at a time; a new one replaces the old. Fragments of Phi are offered through shared memory as
-they change, each at most once until the trainer has taken it.
+One trainer at a time; a new one replaces the old, which is told to stop. Fragments of Phi are offered
+through shared memory as they change, each at most once until the trainer has taken it.
 """
 
 import asyncio
@@ -48,6 +48,8 @@ class TrainerPort:
         self._shared: SharedMemory | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._taken: set[int] = set()
+        self.attachments = 0
+        """How many trainers have come so far: tells a new one from the one before."""
         self.report: control.Report | None = None
         self.done = asyncio.Event()
         """Set while no trainer is attached."""
@@ -72,9 +74,15 @@ class TrainerPort:
             listener.listen(1)
             listener.setblocking(False)
             loop = asyncio.get_running_loop()
-            while True:
-                connection, _ = await loop.sock_accept(listener)
-                await self._attend(connection)
+            async with asyncio.TaskGroup() as tasks:
+                attending: asyncio.Task[None] | None = None
+                while True:
+                    connection, _ = await loop.sock_accept(listener)
+                    if attending is not None and not attending.done():
+                        self.send(control.Stop())
+                        attending.cancel()
+                        await asyncio.wait([attending])
+                    attending = tasks.create_task(self._attend(connection))
         finally:
             listener.close()
             with suppress(FileNotFoundError):
@@ -90,9 +98,11 @@ class TrainerPort:
         except OSError as error:
             log.warning("a trainer could not attach: %s", error)
             connection.close()
+            self._shared.close()
             return
         writer.write(welcome[control.LENGTH_BYTES :])
         self._writer = writer
+        self.attachments += 1
         self._taken.clear()
         self.done.clear()
         self._on_change()

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import aiohttp
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from gossamer.node.address import format_address, is_loopback
 from gossamer.node.link import PeerLink
@@ -36,6 +37,9 @@ from gossamer.protocol.limits import (
 
 HANDSHAKE_TIMEOUT_S = 10.0
 HANDSHAKES_AT_ONCE_MAX = 64
+IDLE_TIMEOUT_S = 30.0
+"""A connection with no request on it, a stranger's that never sent one included, is closed after this."""
+
 PIECE_BYTES = 256 * 1024
 """Bodies are streamed in pieces of this size: measured fastest on loopback, and bounds what is buffered."""
 
@@ -43,6 +47,19 @@ SESSION_HEADER = "Gossamer-Session"
 PREFIX = "/gossamer/1"
 
 log = logging.getLogger("gossamer.transport")
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """What aiohttp would log with a traceback is often only a stranger that does not speak HTTP."""
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, HttpProcessingError | ConnectionError):
+        return True
+    log.debug("a request that cannot be answered: %s", type(error).__name__)
+    return False
+
+
+_http_log = logging.getLogger("gossamer.http")
+_http_log.addFilter(_is_ours)
 
 
 class Receiver(Protocol):
@@ -102,7 +119,14 @@ class Transport:
         app.router.add_get(f"{PREFIX}/chunk/{{hash:[0-9a-f]{{64}}}}", self._serve_chunk)
         app.router.add_put(f"{PREFIX}/chunk/{{hash:[0-9a-f]{{64}}}}", self._take_chunk)
         app.router.add_get(f"{PREFIX}/status", self._serve_status)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=1.0,
+            keepalive_timeout=IDLE_TIMEOUT_S,
+            logger=_http_log,
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, ssl_context=self._server_ssl, reuse_address=True)
         try:

@@ -43,6 +43,8 @@ async def verify(addresses: tuple[str, ...], *, wait_s: float, plaintext: bool) 
     while True:
         found = await asyncio.gather(*(fetch_status(a, digest=True, plaintext=plaintext) for a in addresses))
         answers = dict(zip(addresses, found, strict=True))
+        if len({answer["node_id"] for answer in found}) < len(found):
+            raise ConfigError("two of these addresses lead to one node, which agrees with itself")
         swarms = {answer["swarm_id"] for answer in found}
         if len(swarms) > 1:
             raise ConfigError("these nodes belong to different swarms; verify one swarm at a time")

@@ -8,6 +8,7 @@ known by a number that its adapter never uses twice.
 from dataclasses import dataclass
 from typing import Protocol
 
+from gossamer.protocol.history import Claim
 from gossamer.protocol.messages import Message
 from gossamer.protocol.records import Delta, DeltaBody
 
@@ -104,6 +105,20 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Sealed:
+    """The snapshots that we hold now, newest first; what the newest covers is the sealed prefix."""
+
+    claims: tuple[Claim, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Phi has been set to the snapshot that `Adopt` named (or to genesis, for round 0)."""
+
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """We are about to stop."""
 
@@ -124,6 +139,8 @@ Event = (
     | ChunkArrived
     | ChunkFailed
     | Progress
+    | Sealed
+    | Adopted
     | Leave
     | Wake
 )
@@ -196,6 +213,28 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
+class Seal:
+    """Snapshot Phi of everything up to `round`, and answer with `Sealed`."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Forget all rounds up to `round`: these records, and their payloads."""
+
+    round: int
+    deltas: tuple[Delta, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Fetch this snapshot and start from it (from genesis, for round 0); answer with `Adopted`."""
+
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
 class Blame:
     """A peer misbehaved: log one line and count it."""
 
@@ -210,4 +249,4 @@ class Notice:
     text: str
 
 
-Effect = Send | Dial | Hangup | Store | Get | Put | Ready | Fetched | Blame | Notice
+Effect = Send | Dial | Hangup | Store | Get | Put | Ready | Fetched | Seal | Close | Adopt | Blame | Notice

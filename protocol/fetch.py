@@ -46,11 +46,13 @@ class Fetcher:
         self._spared: dict[int, float] = {}
         self._retry_at: float | None = None
         self._now = 0.0
+        self._changed = False
 
     # -- links and hints
 
     def link_up(self, link: int, outbound: bool) -> None:
         self._links[link] = outbound
+        self._changed = True
 
     def link_down(self, link: int) -> None:
         self._links.pop(link, None)
@@ -59,11 +61,13 @@ class Fetcher:
         self._flights = {blob: flight for blob, flight in self._flights.items() if flight.link != link}
         self._failed = {pair: until for pair, until in self._failed.items() if pair[0] != link}
         self._spared.pop(link, None)
+        self._changed = True
 
     def hint(self, link: int, key: bytes) -> None:
         """Note that the peer of a link holds all chunks of `key`."""
         if key in self._wants and link in self._links:
             self._wants[key].holders.add(link)
+            self._changed = True
 
     # -- wants
 
@@ -73,6 +77,7 @@ class Fetcher:
         if not missing:
             return [Fetched(key)]
         self._wants.setdefault(key, _Want(missing, now))
+        self._changed = True
         return []
 
     def forget(self, key: bytes) -> None:
@@ -84,15 +89,26 @@ class Fetcher:
         flight = self._flights.get(blob)
         return flight.size if flight is not None else None
 
+    def missing_of(self, key: bytes) -> int:
+        """How many chunks of a key are still to come."""
+        return len(self._wants[key].missing) if key in self._wants else 0
+
     @property
     def pending(self) -> int:
-        """Keys not complete yet, except for those that nobody has been known to hold for long."""
+        """Keys not complete yet."""
+        return len(self._wants)
+
+    def lacking(self, by: float) -> int:
+        """Keys wanted by a time and not complete yet, less those that nobody is known to hold for long."""
         oldest = self._now - limits.ORPHAN_PATIENCE_S
-        return sum(1 for want in self._wants.values() if want.holders or want.since > oldest)
+        return sum(
+            1 for want in self._wants.values() if want.since <= by and (want.holders or want.since > oldest)
+        )
 
     def arrived(self, blob: bytes) -> list[Effect]:
         """Note a stored chunk; tell which keys are complete with it."""
         self._flights.pop(blob, None)
+        self._changed = True
         done = []
         for key, want in self._wants.items():
             if want.missing.pop(blob, None) is not None and not want.missing:
@@ -108,6 +124,7 @@ class Fetcher:
             del self._flights[blob]
             self._failed[(link, blob, flight.size)] = now + limits.FETCH_RETRY_S
             self._spared[link] = now + limits.FETCH_RETRY_S
+            self._changed = True
 
     # -- scheduling
 
@@ -119,6 +136,9 @@ class Fetcher:
     def plan(self, now: float) -> list[Effect]:
         """Start as many transfers as the bounds allow, oldest wants first."""
         self._now = now
+        if not self._changed and now < self.deadline():
+            return []
+        self._changed = False
         for blob, flight in list(self._flights.items()):
             if now >= flight.deadline:
                 self.failed(flight.link, blob, now)

@@ -89,10 +89,11 @@ class Gossip:
         self.synced_once = True
         return []
 
-    def _open_exchange(self, link: int) -> list[Effect]:
+    def _open_exchange(self, link: int, above: int = 0) -> list[Effect]:
         self._awaited.pop(link, None)  # what did not come by now is found missing again
         digests = self._ledger.digests
-        return [Send(link, Compare(digests.top, tuple(digests.summary()), whole=True))]
+        above = max(above, self._ledger.floor)
+        return [Send(link, Compare(digests.top, tuple(digests.summary(above)), whole=True, above=above))]
 
     def compare(self, link: int, message: Compare) -> list[Effect]:
         """Answer a Compare: descend into the newest ranges that differ, or say that none does."""
@@ -100,9 +101,14 @@ class Gossip:
         if not message.ranges:
             self.synced_once = True
             return []
-        if message.whole and message.level < digests.top:
-            return self._open_exchange(link)  # ours reaches further: start again from our top
-        differing = [i for i, digest in message.ranges if digests.digest(message.level, i) != digest]
+        if message.whole and (message.level < digests.top or message.above < self._ledger.floor):
+            return self._open_exchange(
+                link, message.above
+            )  # ours reaches further: start from our top and floor
+        above = max(message.above, self._ledger.floor)
+        differing = [
+            i for i, digest in message.ranges if digests.digest_above(message.level, i, above) != digest
+        ]
         if not differing:
             self.synced_once = self.synced_once or message.whole
             return [Send(link, Compare(0, ()))] if message.whole else []
@@ -110,8 +116,8 @@ class Gossip:
         if message.level == 0:
             return [Send(link, self._take_stock(ordered))]
         newest = ordered[-limits.COMPARED_PARENTS_MAX :]
-        ranges = [child for index in newest for child in digests.children(message.level, index)]
-        return [Send(link, Compare(message.level - 1, tuple(ranges)))]
+        ranges = [child for index in newest for child in digests.children(message.level, index, above)]
+        return [Send(link, Compare(message.level - 1, tuple(ranges), above=above))]
 
     def _take_stock(self, rounds: list[int]) -> Inventory:
         """What we have of the newest of these rounds: as much as can be asked for at once."""
@@ -136,7 +142,8 @@ class Gossip:
         given = [record_id for record_id in ours if record_id not in theirs][-limits.IDS_PER_MESSAGE_MAX :]
         effects = self.request(link, given)
         awaited = self._awaited.setdefault(link, set())
-        lacking = [i for i in theirs if i not in self._ledger and i not in awaited]
+        open_ = {i for round_, ids in message.rounds if round_ > self._ledger.floor for i in ids}
+        lacking = [i for i in open_ if i not in self._ledger and i not in awaited]
         requested = sorted(lacking)[: limits.IDS_PER_MESSAGE_MAX - len(awaited)]
         if requested:
             awaited.update(requested)

@@ -21,6 +21,8 @@ class Added(Enum):
     """It is the second of its author and round: both are void from now on."""
     KNOWN = auto()
     """Held already, or one more by an author who is void in this round already."""
+    CLOSED = auto()
+    """Its round is closed."""
 
 
 class Ledger:
@@ -30,7 +32,9 @@ class Ledger:
         self.digests = RangeDigests()
         self._rounds: dict[int, dict[bytes, tuple[Delta, ...]]] = {}
         self._by_id: dict[bytes, Delta] = {}
-        self._last: dict[bytes, Delta] = {}
+        self._last: dict[bytes, tuple[int, bytes]] = {}
+        self.floor = 0
+        """Rounds up to this one are closed: their records are gone, and no more are taken."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -40,17 +44,34 @@ class Ledger:
 
     def add(self, delta: Delta) -> Added:
         """Union one verified record into the set."""
+        if delta.round <= self.floor:
+            return Added.CLOSED
         authors = self._rounds.setdefault(delta.round, {})
         held = authors.get(delta.author, ())
         if len(held) > 1 or delta.record_id in self._by_id:
             return Added.KNOWN
         authors[delta.author] = (*held, delta)
         self._by_id[delta.record_id] = delta
-        last = self._last.get(delta.author)
-        if last is None or delta.round > last.round:
-            self._last[delta.author] = delta
+        self.note_last(delta.author, delta.round, delta.record_id)
         self.digests.update(delta.round, self._digest_of(delta.round))
         return Added.VOIDED if held else Added.NEW
+
+    def note_last(self, author: bytes, round_: int, record_id: bytes) -> None:
+        """Remember an author's latest delta beyond the closing of its round."""
+        if round_ > self.last_round(author):
+            self._last[author] = (round_, record_id)
+
+    def close(self, floor: int) -> list[Delta]:
+        """Drop everything up to round `floor`, for good; returns the records dropped."""
+        dropped: list[Delta] = []
+        for round_ in [r for r in self._rounds if r <= floor]:
+            for held in self._rounds.pop(round_).values():
+                dropped.extend(held)
+            self.digests.update(round_, EMPTY)
+        for delta in dropped:
+            del self._by_id[delta.record_id]
+        self.floor = max(self.floor, floor)
+        return dropped
 
     def get(self, record_id: bytes) -> Delta | None:
         return self._by_id.get(record_id)
@@ -75,13 +96,11 @@ class Ledger:
 
     def last_round(self, author: bytes) -> int:
         """The highest round an author has a record in; 0 if none."""
-        last = self._last.get(author)
-        return last.round if last else 0
+        return self._last.get(author, (0, NO_RECORD))[0]
 
     def last_record(self, author: bytes) -> bytes:
         """Record id of an author's latest delta, or NO_RECORD."""
-        last = self._last.get(author)
-        return last.record_id if last else NO_RECORD
+        return self._last.get(author, (0, NO_RECORD))[1]
 
     def rounds(self) -> list[int]:
         """All rounds with a record, ascending."""

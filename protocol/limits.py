@@ -82,6 +82,19 @@ REDIAL_DOWN_INTERVAL_S = 30.0
 REDIAL_INTERVAL_S = 5.0
 DIALS_AT_ONCE_MAX = 4
 
+# --- history ------------------------------------------------------------------------------------------
+CLAIMS_MAX = 4
+"""Snapshots that a node holds and tells of: those being downloaded must outlive the next ones."""
+
+SEAL_SETTLE_S = 5.0
+"""However fast rounds follow each other, payloads get this long to arrive before their round is sealed."""
+
+LINEAGE_PATIENCE_S = 12.0
+"""Longer than an anti-entropy period: a difference of claims that lasts is one of closed history."""
+
+ROSTER_PATIENCE_S = 2.0
+"""A joiner hears this long of members before it decides how many of them there are."""
+
 # --- fetching ------------------------------------------------------------------------------------------
 FETCHES_MAX = 16
 FETCHES_PER_LINK_MAX = 4

@@ -65,8 +65,12 @@ class Links:
             return True, [Hangup(old.number, "replaced by a newer link")]
         if len(self._links) >= limits.LINKS_MAX and not event.outbound:
             return False, [Hangup(event.link, "no room for more links")]
+        result: list[Effect] = []
+        if len(self._links) >= limits.LINKS_MAX:  # whom we dialled may be the first of the other half
+            given_up = sorted(self._links)[self._rng.randrange(len(self._links))]
+            result.append(Hangup(given_up, "making room for a new link"))
         self._links[event.link] = Link(event.link, event.node_id, event.outbound)
-        return True, []
+        return True, result
 
     def _replaces(self, event: LinkUp, old: Link) -> bool:
         """Of two links between a pair both ends keep the one that the smaller node id dialled.
@@ -122,7 +126,9 @@ class Links:
             addresses = member.peer.body.addresses
             if member.health is Health.ALIVE or member.peer.node_id in linked:
                 living.update(addresses)
-            if member.peer.node_id in linked or member.health is Health.LEFT:
+            # A founder that left and came back was told of nobody: those who joined through it dial it.
+            founder = any(address in self._bootstrap for address in addresses)
+            if member.peer.node_id in linked or (member.health is Health.LEFT and not founder):
                 continue
             if any(address in self._dialling for address in addresses):
                 continue  # two dials to one member would give two links that get in each other's way

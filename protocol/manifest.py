@@ -31,6 +31,7 @@ from gossamer.protocol.limits import (
     MANIFEST_BYTES_MAX,
     PARAMETERS_MAX,
     PAYLOAD_CHUNKS_MAX,
+    ROUND_MAX,
     STALENESS_MAX,
     STEPS_MAX,
     TENSOR_DIMS_MAX,
@@ -116,6 +117,22 @@ class PaceSection(_Section):
         return self
 
 
+class HistorySection(_Section):
+    """When rounds are sealed, snapshotted and forgotten; all counted in rounds."""
+
+    seal_after: Annotated[int, Field(ge=1, le=10_000)] = 8
+    """A round this far behind the clock is part of the next snapshot."""
+    snapshot_every: Annotated[int, Field(ge=1, le=100_000)] = 16
+    retain: Annotated[int, Field(ge=0, le=ROUND_MAX)] = 256
+    """Rounds whose records and payloads are kept, so that a partition this long heals exactly; 0 for all."""
+
+    @model_validator(mode="after")
+    def _retains_enough(self) -> Self:
+        if self.retain and self.retain < self.seal_after + self.snapshot_every:
+            raise ValueError("retain must be 0, or at least seal_after + snapshot_every")
+        return self
+
+
 class LayoutSection(_Section):
     """The named tensors, in order, and into how many fragments they are split."""
 
@@ -184,6 +201,7 @@ class Manifest(_Section):
     task: TaskSection
     outer: Outer = Outer()
     pace: PaceSection = PaceSection()
+    history: HistorySection = HistorySection()
     admission: Admission = Admission()
     layout: LayoutSection
     genesis: Genesis

@@ -73,17 +73,19 @@ class Holding:
 class Compare:
     """Digests of ranges of the sender's ledger at one level: answer with what differs, one level down.
 
-    `whole` marks the opening of an exchange: these ranges cover all that the sender has. No ranges at all
-    is the answer "we are equal".
+    `whole` marks the opening of an exchange: these ranges cover all that the sender has. Rounds up to
+    `above` are left out, since one of the two has closed them. No ranges at all is the answer "we are
+    equal".
     """
 
     code: ClassVar[int] = 3
     level: int
     ranges: tuple[tuple[int, bytes], ...]
     whole: bool = False
+    above: int = 0
 
     def fields(self) -> list[Any]:
-        return [self.level, self.ranges, self.whole]
+        return [self.level, self.ranges, self.whole, self.above]
 
     @classmethod
     def parse(cls, fields: Fields) -> Self:
@@ -92,7 +94,9 @@ class Compare:
         for item in _pairs(fields, "ranges", _COMPARED_MAX):
             ranges.append((item.integer("index", 0, limits.ROUND_MAX), item.blob("digest", HASH_BYTES)))
             item.end()
-        return cls(level, tuple(ranges), fields.boolean("whole"))
+        return cls(
+            level, tuple(ranges), fields.boolean("whole"), fields.integer("above", 0, limits.ROUND_MAX)
+        )
 
 
 @dataclass(frozen=True, slots=True)

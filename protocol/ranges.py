@@ -53,21 +53,36 @@ class RangeDigests:
         self._levels[level][index] = combined
         return combined
 
-    def children(self, level: int, index: int) -> list[tuple[int, bytes]]:
-        """The ranges one level down, with their digests, empty ones included."""
+    def digest_above(self, level: int, index: int, floor: int) -> bytes:
+        """Digest of one range as if nothing up to round `floor` were in the set."""
+        first = index << (RANGE_FANOUT_BITS * level)
+        if first > floor:
+            return self.digest(level, index)
+        if (index + 1) << (RANGE_FANOUT_BITS * level) <= floor + 1 or level == 0:
+            return EMPTY
+        return _combine(self.children(level, index, floor))
+
+    def children(self, level: int, index: int, floor: int = -1) -> list[tuple[int, bytes]]:
+        """The ranges one level down, with their digests above `floor`, empty ones included."""
         first = index << RANGE_FANOUT_BITS
-        return [(child, self.digest(level - 1, child)) for child in range(first, first + FANOUT)]
+        return [(child, self.digest_above(level - 1, child, floor)) for child in range(first, first + FANOUT)]
 
     @property
     def top(self) -> int:
         """The lowest level on which 16 ranges hold everything."""
         return max(0, (self._highest.bit_length() - 1) // RANGE_FANOUT_BITS)
 
-    def summary(self) -> list[tuple[int, bytes]]:
-        """All ranges of the top level."""
-        return self.children(self.top + 1, 0)
+    def summary(self, floor: int = -1) -> list[tuple[int, bytes]]:
+        """All ranges of the top level, above `floor`."""
+        return self.children(self.top + 1, 0, floor)
 
     @property
     def root(self) -> bytes:
         """One digest for the whole set."""
         return self.digest(self.top + 1, 0)
+
+
+def _combine(children: list[tuple[int, bytes]]) -> bytes:
+    if all(digest == EMPTY for _, digest in children):
+        return EMPTY
+    return sha256(b"".join(digest for _, digest in children)).digest()

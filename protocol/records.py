@@ -5,12 +5,14 @@ thought, except for what only a set can show (equivocation) or only time (plausi
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from gossamer.protocol import limits
 from gossamer.protocol.chunks import HASH_BYTES, chunk_sizes
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.envelope import Envelope, Kind
 from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.history import Claim
 from gossamer.protocol.layout import Layout
 from gossamer.protocol.payload import payload_bytes_max
 from gossamer.protocol.wire import Fields, pack, unpack
@@ -126,6 +128,8 @@ class PeerBody:
     tokens: int
     tokens_per_s: float
     loss: float
+    claims: tuple[Claim, ...] = ()
+    """The snapshots it holds, newest first: what it attests of the sealed past, and can serve."""
 
     @property
     def age(self) -> tuple[int, int]:
@@ -148,6 +152,7 @@ class PeerBody:
                 self.tokens,
                 self.tokens_per_s,
                 self.loss,
+                [(claim.round, claim.tokens, claim.digest, claim.root) for claim in self.claims],
             ]
         )
 
@@ -180,6 +185,19 @@ def parse_peer(envelope: Envelope) -> Peer:
         tokens=fields.integer("tokens", 0, 2**60),
         tokens_per_s=fields.number("tokens_per_s", 0.0, limits.TOKENS_PER_S_MAX),
         loss=fields.number("loss", -limits.LOSS_MAX, limits.LOSS_MAX),
+        claims=tuple(_parse_claim(item) for item in fields.array("claims", limits.CLAIMS_MAX)),
     )
     fields.end()
     return Peer(node_id=envelope.author, body=body, data=envelope.data)
+
+
+def _parse_claim(value: Any) -> Claim:
+    fields = Fields(value, "claim")
+    claim = Claim(
+        round=fields.integer("round", 0, limits.ROUND_MAX),
+        tokens=fields.integer("tokens", 0, 2**63 - 1),
+        digest=fields.blob("digest", HASH_BYTES),
+        root=fields.blob("root", HASH_BYTES),
+    )
+    fields.end()
+    return claim

@@ -28,6 +28,7 @@ from gossamer.protocol.membership import Membership
 from gossamer.protocol.pace import is_plausible, round_clock
 from gossamer.protocol.records import Delta, Peer, PeerBody, parse_delta, parse_peer
 from gossamer.protocol.roster import Health, Roster
+from gossamer.protocol.sealing import Claims, Sealing
 
 
 def _within(value: float, bound: float) -> float:
@@ -70,6 +71,7 @@ class Replica:
         self.membership = Membership(self.roster, rng)
         self.gossip = Gossip(self.ledger, self.holds, rng)
         self.fetcher = Fetcher(has_chunk, rng)
+        self.sealing = Sealing(manifest, is_first=not info.bootstrap)
         self._rng = rng
         self._unix_offset_s = unix_offset_s
         self._held: set[bytes] = set()
@@ -80,6 +82,7 @@ class Replica:
         self._next_heartbeat = 0.0
         self._next_roster = 0.0
         self._signing: int = 0
+        self._synced_at: float | None = None
         self._own_row = self._sign_row()
 
     # -- what others ask
@@ -95,23 +98,24 @@ class Replica:
 
     @property
     def clock(self) -> int:
-        """The swarm's round clock as we see it."""
+        """The swarm's round clock as we see it. Who has never published has no say in it yet."""
         rounds = [
             max(member.peer.body.round, self.ledger.last_round(member.peer.node_id))
             for member in self.roster.live()
             if member.peer.body.trains
         ]
-        return round_clock([*rounds, self.own_last] if self.info.trains else rounds)
+        return round_clock(round_ for round_ in (*rounds, self.own_last) if round_ > 0)
 
     @property
     def caught_up(self) -> bool:
         """Whether we may train: nobody to learn from, or a peer's ledger seen and its payloads here.
 
+        What is published meanwhile does not count: on a slow line some of it is always under way.
         A node with a delta of its own on its own disk goes on at once; one that hears of its own deltas from
         others lost its disk, and must learn of all of them before it signs another.
         """
         alone = not self.info.bootstrap and not self.links
-        known = self.gossip.synced_once and self.fetcher.pending == 0
+        known = self._synced_at is not None and self.fetcher.lacking(self._synced_at) == 0
         return alone or known or self._signing > 0
 
     @property
@@ -128,17 +132,33 @@ class Replica:
             self.membership.deadline(),
             self.links.deadline(),
             self.fetcher.deadline(),
+            self.sealing.deadline(),
         )
 
     # -- what happens
 
-    def restore(self, deltas: Iterable[Delta], held: Iterable[bytes], now: float) -> list[Effect]:
-        """Take over what a previous run stored; returns `Ready` for each delta whose payload is here."""
+    def restore(
+        self,
+        deltas: Iterable[Delta],
+        held: Iterable[bytes],
+        now: float,
+        *,
+        claims: Claims = (),
+        floor: int = 0,
+        own_last: int = 0,
+    ) -> list[Effect]:
+        """Take over what a previous run stored; returns `Ready` for each delta whose payload is here.
+
+        `claims` are the snapshots still held, `floor` the round up to which history was closed, `own_last`
+        our last round, should that have been closed too.
+        """
+        self.sealing.restore(claims, floor)
+        self.ledger.close(floor)
         self._held.update(held)
         result: list[Effect] = []
         for delta in deltas:
             self.ledger.add(delta)
-        self._signing = max(self._signing, self.ledger.last_round(self.identity.node_id))
+        self._signing = max(self._signing, own_last, self.ledger.last_round(self.identity.node_id))
         for delta in self.ledger:
             if not self.ledger.is_void(delta):
                 result += [fx.Ready(delta)] if self.holds(delta.record_id) else self._want(delta, now)
@@ -151,7 +171,10 @@ class Replica:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event."""
-        return [*self._dispatch(event, now), *self.fetcher.plan(now)]
+        result = [*self._dispatch(event, now), *self.fetcher.plan(now)]
+        if self._synced_at is None and self.gossip.synced_once:
+            self._synced_at = now
+        return result
 
     def _dispatch(self, event: Event, now: float) -> list[Effect]:
         match event:
@@ -169,7 +192,7 @@ class Replica:
                 self.fetcher.failed(event.link, event.blob, now)
                 return []
             case fx.Need():
-                return self.fetcher.want(event.key, event.chunks, now)
+                return self._need(event, now)
             case fx.LinkUp():
                 return self._link_up(event, now)
             case fx.LinkDown():
@@ -184,6 +207,12 @@ class Replica:
                     loss=_within(event.loss, limits.LOSS_MAX),
                 )
                 return []
+            case fx.Sealed():
+                self.sealing.sealed(event.claims)
+                return self._beat()
+            case fx.Adopted():
+                self.sealing.adopted(event.claim)
+                return [self._close(event.claim.round), *self._beat()]
             case fx.Leave():
                 self._leaving = True
                 return self._beat()
@@ -203,7 +232,29 @@ class Replica:
             *self.membership.wake(now),
             *self._drop_dead_links(now),
             *self.gossip.wake(now),
+            *self._look_at_history(now),
         ]
+
+    def _look_at_history(self, now: float) -> list[Effect]:
+        others = [member.peer.body.claims for member in self.roster.live()]
+        result = self.sealing.wake(now, self.clock, others, quiet=self.fetcher.pending == 0)
+        return [self._close(effect.round) if isinstance(effect, fx.Close) else effect for effect in result]
+
+    def _close(self, floor: int) -> fx.Close:
+        dropped = self.ledger.close(floor)
+        for delta in dropped:
+            self._held.discard(delta.record_id)
+            self.fetcher.forget(delta.record_id)
+        return fx.Close(floor, tuple(dropped))
+
+    def _need(self, event: fx.Need, now: float) -> list[Effect]:
+        """Fetch chunks; whoever claims the snapshot with this root has them."""
+        result = self._complete(self.fetcher.want(event.key, event.chunks, now))
+        for link in self.links.all():
+            member = self.roster.get(link.node_id)
+            if member is not None and any(claim.root == event.key for claim in member.peer.body.claims):
+                self.fetcher.hint(link.number, event.key)
+        return result
 
     # -- links
 
@@ -317,6 +368,8 @@ class Replica:
         if envelope.record_id in self.ledger:
             return []
         delta = parse_delta(envelope, self.layout)
+        if delta.round <= self.ledger.floor:
+            return []
         if not is_plausible(delta.round, self.manifest, now + self._unix_offset_s):
             raise MalformedError(f"round {delta.round} is too early for this swarm's age")
         added = self.ledger.add(delta)
@@ -408,6 +461,7 @@ class Replica:
             tokens=self._progress.tokens,
             tokens_per_s=self._progress.tokens_per_s,
             loss=self._progress.loss,
+            claims=self.sealing.claims[: limits.CLAIMS_MAX],
         )
         envelope = seal(self.identity, Kind.PEER, self.swarm_id, body.pack())
         try:

@@ -112,8 +112,8 @@ def test_nodes_of_different_speed_line_up_by_themselves():
 
 
 def test_one_alone_moves():
-    last, _, _ = _simulate([0.1], STEPS, 60.0)
-    assert last == [20]
+    last, _, _ = _simulate([0.125], STEPS, 60.1)
+    assert last == [16]
 
 
 def test_rounds_never_outrun_what_others_find_plausible():

@@ -59,6 +59,8 @@ class Node:
     notices: list[str] = field(default_factory=list)
     judged: list[tuple[float, int, Health]] = field(default_factory=list)
     running: bool = True
+    trains: bool = False
+    """Whether it has been caught up once."""
     frozen_until: float = 0.0
     life: int = 0
     """Counts starts, so that what was scheduled for an earlier one comes to nothing."""
@@ -88,7 +90,8 @@ class World:
         self._order = 0
         self._link_numbers = 0
         self._side: dict[int, int] = {}
-        self._last_delivery: dict[tuple[int, int], float] = {}
+        self._last_delivery: dict[int, float] = {}
+        self._up_at: dict[int, float] = {}
 
     # -- nodes
 
@@ -143,6 +146,7 @@ class World:
             node.disk.clear()
             node.blobs.clear()
         node.ready.clear()
+        node.trains = False
         node.info = NodeInfo(
             name=node.info.name,
             trains=node.info.trains,
@@ -202,7 +206,8 @@ class World:
             nonlocal steps, since
             if not node.running or node.life != life or self.now >= until:
                 return
-            if node.core.caught_up:
+            node.trains = node.trains or node.core.caught_up  # as in the daemon: once is enough
+            if node.trains:
                 steps += 1
                 due = pace.due(node.core.own_last, node.core.clock, steps, self.now - since)
                 if due is not None:
@@ -219,17 +224,19 @@ class World:
         heapq.heappush(self._queue, (self.now + seconds, self._order, action))
 
     def run(self, seconds: float, until: Callable[[], bool] | None = None) -> float:
-        """Let time pass; stops early once `until` holds. Returns the seconds that passed."""
+        """Let time pass; stops early once `until` holds, asked often enough. Returns the seconds that passed."""
         start, end = self.now, self.now + seconds
+        ask_at = start
         while self._queue and self._queue[0][0] <= end:
-            if until is not None and until():
-                return self.now - start
+            if until is not None and self._queue[0][0] > ask_at:
+                if until():
+                    return self.now - start
+                ask_at = self._queue[0][0] + 0.05
             self.now, _, action = heapq.heappop(self._queue)
             action()
-        if until is not None and until():
-            return self.now - start
-        self.now = end
-        return seconds
+        if until is None or not until():
+            self.now = end
+        return self.now - start
 
     def _set_timer(self, node: Node) -> None:
         wake_at = node.core.next_wake()
@@ -328,10 +335,10 @@ class World:
         for _ in range(copies):
             if self.rng.random() < self.weather.loss or not self.reachable(node, other):
                 continue
-            at = self.now + self._delay()
+            at = max(self.now + self._delay(), self._up_at.get(link, 0.0))
             if not self.weather.reorders:
-                at = max(at, self._last_delivery.get((node.number, link), 0.0))
-                self._last_delivery[(node.number, link)] = at
+                at = max(at, self._last_delivery.get(link, 0.0))
+                self._last_delivery[link] = at
             self._later(other, fx.Received(their_link, data), at - self.now)
 
     def _dial(self, node: Node, effect: fx.Dial) -> None:
@@ -348,8 +355,11 @@ class World:
             if node.life == life and other.life == their_life and self.reachable(node, other):
                 node.links[ours] = (other.number, theirs)
                 other.links[theirs] = (node.number, ours)
-                self._later(node, fx.LinkUp(ours, other.identity.node_id, True, effect.address), self._delay())
-                self._later(other, fx.LinkUp(theirs, node.identity.node_id, False, None), self._delay())
+                # The accepting end comes first, and no message overtakes the handshake.
+                self._later(other, fx.LinkUp(theirs, node.identity.node_id, False, None), 0.0)
+                wait = self._delay()
+                self._up_at[theirs] = self.now + wait
+                self._later(node, fx.LinkUp(ours, other.identity.node_id, True, effect.address), wait)
 
         self.after(self._delay(), connected)
 

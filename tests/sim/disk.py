@@ -7,11 +7,12 @@ synced may be gone, or there under its name with other bytes in it.
 """
 
 import random
+from collections.abc import Iterable
 from hashlib import sha256
 
-from gossamer.protocol.envelope import open_envelope
-from gossamer.protocol.layout import Layout
-from gossamer.protocol.records import Delta, parse_delta
+from gossamer.protocol.history import Claim
+from gossamer.protocol.records import Delta
+from tests.sim.fold import GENESIS, Base
 
 WRITER_DELAY_S = 0.01
 """A record of another node is written this long after it was accepted."""
@@ -32,8 +33,14 @@ class Disk:
     """Records and chunks of one node."""
 
     def __init__(self) -> None:
-        self._synced: dict[bytes, bytes] = {}
-        self._cached: list[tuple[float, bytes, bytes]] = []
+        self._synced: dict[bytes, Delta] = {}
+        self._cached: list[tuple[float, Delta]] = []
+        self.claims: tuple[Claim, ...] = ()
+        """Snapshots held, newest first."""
+        self.covered: frozenset[bytes] = frozenset()
+        """Records that the newest snapshot holds."""
+        self.base = GENESIS
+        self.own_last = 0
         self.chunks: dict[bytes, bytes] = {}
         self._unsynced: dict[bytes, float] = {}
 
@@ -41,25 +48,47 @@ class Disk:
 
     def add(self, delta: Delta, now: float) -> None:
         """Write somebody else's record when there is time for it."""
-        self._cached.append((now, delta.record_id, delta.data))
+        self._cached.append((now, delta))
 
     def commit(self, delta: Delta) -> None:
         """Write our own record, and whatever came before it, so that it survives anything but a lost disk."""
         self.sync()
-        self._synced[delta.record_id] = delta.data
+        self._synced[delta.record_id] = delta
 
     def sync(self) -> None:
         """The log reaches the disk."""
-        self._synced.update((record_id, data) for _, record_id, data in self._cached)
+        self._synced.update((delta.record_id, delta) for _, delta in self._cached)
         self._cached.clear()
 
-    def load(self, swarm_id: bytes, layout: Layout) -> list[Delta]:
-        """Read everything back, in order of round, checking signatures again."""
+    def load(self) -> list[Delta]:
+        """Read everything back, in order of round."""
         self.sync()
-        found = [parse_delta(open_envelope(data, swarm_id), layout) for data in self._synced.values()]
-        return sorted(found, key=lambda delta: (delta.round, delta.record_id))
+        return sorted(self._synced.values(), key=lambda delta: (delta.round, delta.record_id))
+
+    # -- history: each of these is one durable transaction
+
+    def add_snapshot(self, claims: tuple[Claim, ...], covered: Iterable[bytes]) -> None:
+        """Note the snapshots that we hold now, and the records that the newest holds."""
+        self.sync()
+        self.claims = claims
+        self.covered = frozenset(covered) & self._synced.keys()
+
+    def close_up_to(self, base: Base, own_last: int) -> None:
+        """Drop the records that became part of the base."""
+        self.sync()
+        self.base, self.own_last = base, own_last
+        self._synced = {i: delta for i, delta in self._synced.items() if delta.round > base.round}
+
+    def begin_at(self, claim: Claim, own_last: int) -> None:
+        """Begin history at a snapshot got from others."""
+        self.claims, self.covered = (claim,), frozenset()
+        self.close_up_to(Base(claim.round, claim.digest, claim.tokens), own_last)
 
     # -- chunks
+
+    def drop(self, blob: bytes) -> None:
+        self.chunks.pop(blob, None)
+        self._unsynced.pop(blob, None)
 
     def has(self, blob: bytes) -> bool:
         return blob in self.chunks
@@ -102,3 +131,4 @@ class Disk:
         self._cached.clear()
         self.chunks.clear()
         self._unsynced.clear()
+        self.claims, self.covered, self.base, self.own_last = (), frozenset(), GENESIS, 0

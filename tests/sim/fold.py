@@ -1,22 +1,24 @@
 """Phi on one node: the fold of its records, kept up incrementally, and once more from scratch.
 
 ``Phi += Merge(old set) - Merge(new set)`` whenever a round's set changes, as the daemon does it; the
-simulator then compares with ``Phi_0 - sum of Merge(round)`` computed from nothing. Written from
+simulator then compares with ``Phi_0 - sum of Merge(round)`` computed from nothing. Closed rounds become
+part of a base, as in the daemon; what they were is kept for the auditors. Written from
 `gossamer.protocol.merge` alone, so that it is a second opinion on the daemon's merger.
 """
 
 from collections.abc import Callable, Sequence
-
-import numpy as np
+from typing import NamedTuple
 
 from gossamer.protocol import merge
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.layout import Fragment, Layout
+from gossamer.protocol.history import chain, round_digest
+from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payload import Payload
 from gossamer.protocol.records import Delta
 
+Rounds = dict[int, tuple[Delta, ...]]
 ReadChunk = Callable[[bytes], bytes]
 MergeRound = Callable[[tuple[Delta, ...], Sequence[bytes], Fragment, Manifest], Ints]
 
@@ -48,25 +50,49 @@ def merged(
     return merge.merge_round(found, fragment, manifest.outer)
 
 
+class Base(NamedTuple):
+    """What lies under the rounds that can still change: all of history up to `round`."""
+
+    round: int
+    chain: bytes
+    tokens: int
+
+
+GENESIS = Base(0, bytes(32), 0)
+
+
 class Fold:
     """Phi and the records in it."""
 
     def __init__(
-        self, manifest: Manifest, layout: Layout, phi: Ints, read: ReadChunk, merge_round: MergeRound
+        self,
+        manifest: Manifest,
+        phi: Ints,
+        read: ReadChunk,
+        merge_round: MergeRound,
+        *,
+        base: Base = GENESIS,
+        rounds: Rounds | None = None,
+        below: Rounds | None = None,
     ) -> None:
+        """`phi` holds what `base` and `rounds` say. `below` is what only the simulator knows: what is in `base`."""
         self._manifest = manifest
-        self._layout = layout
+        self._layout = manifest.plan()
         self._read = read
         self._merge_round = merge_round
         self.phi = phi.copy()
-        self.rounds: dict[int, tuple[Delta, ...]] = {}
+        self.base = base
+        self.rounds = dict(rounds or {})
+        self.below = dict(below or {})
         self.key = 0
-        """Exclusive or of the ids of the records merged: equal for equal sets."""
+        """Exclusive or of the ids of all records merged, ever: equal for equal sets."""
+        for deltas in (*self.below.values(), *self.rounds.values()):
+            self._toggle(deltas)
 
     def change(self, round_: int, new: tuple[Delta, ...]) -> bool:
         """Make `new` what is merged of a round. Returns whether that is news. Raises as `read` does."""
         old = self.rounds.get(round_, ())
-        if new == old:
+        if new == old or round_ <= self.base.round:
             return False
         fragment = self._layout.of_round(round_)
         before = self._result(old, fragment)
@@ -76,8 +102,8 @@ class Fold:
             view += before
         if after is not None:
             view -= after
-        for delta in (*old, *new):
-            self.key ^= int.from_bytes(delta.record_id, "big")
+        self._toggle(old)
+        self._toggle(new)
         if new:
             self.rounds[round_] = new
         else:
@@ -87,30 +113,67 @@ class Fold:
     def highest(self, index: int) -> int:
         """The highest round merged into a fragment; its first base if none."""
         count = len(self._layout.fragments)
-        rounds = [round_ for round_ in self.rounds if round_ % count == index]
-        return max(rounds, default=index - count if index else 0)
+        floor = self.base.round - (self.base.round - index) % count
+        return max((round_ for round_ in self.rounds if round_ % count == index), default=floor)
 
-    def from_scratch(self, phi: Ints) -> Ints:
-        """The same, computed from Phi_0 and the payloads on disk with nothing remembered."""
-        result = phi.copy()
-        for round_, deltas in self.rounds.items():
-            fragment = self._layout.of_round(round_)
-            ordered = tuple(sorted(deltas, key=lambda delta: delta.author))
-            payloads = [self._payload(delta) for delta in ordered]
-            view = result[fragment.offset : fragment.offset + fragment.numel]
-            view -= merged(ordered, payloads, fragment, self._manifest)
-        return result
+    # -- history
 
-    def _payload(self, delta: Delta) -> bytes:
-        return b"".join(self._read(blob) for blob in delta.body.chunks)
+    def chain(self, upto: int) -> bytes:
+        """Digest of all records merged up to a round."""
+        digest = self.base.chain
+        for round_ in sorted(round_ for round_ in self.rounds if round_ <= upto):
+            digest = chain(digest, round_, round_digest(d.record_id for d in self.rounds[round_]))
+        return digest
+
+    def prefix(self, upto: int) -> "Fold":
+        """A copy with the rounds above one taken back."""
+        copy = Fold(
+            self._manifest,
+            self.phi,
+            self._read,
+            self._merge_round,
+            base=self.base,
+            rounds=self.rounds,
+            below=self.below,
+        )
+        for round_ in [round_ for round_ in self.rounds if round_ > upto]:
+            copy.change(round_, ())
+        return copy
+
+    def tokens(self) -> int:
+        """Of all deltas merged."""
+        merged_here = sum(d.body.tokens for deltas in self.rounds.values() for d in deltas)
+        return self.base.tokens + merged_here
+
+    def close_up_to(self, floor: int) -> None:
+        """Make everything up to a round part of the base."""
+        closed = {round_: self.rounds[round_] for round_ in self.rounds if round_ <= floor}
+        tokens = sum(d.body.tokens for deltas in closed.values() for d in deltas)
+        self.base = Base(floor, self.chain(floor), self.base.tokens + tokens)
+        for round_ in closed:
+            del self.rounds[round_]
+        self.below.update(closed)
+
+    # -- inside
+
+    def _toggle(self, deltas: tuple[Delta, ...]) -> None:
+        for delta in deltas:
+            self.key ^= int.from_bytes(delta.record_id, "big")
 
     def _result(self, deltas: tuple[Delta, ...], fragment: Fragment) -> Ints | None:
         if not deltas:
             return None
-        payloads = [self._payload(delta) for delta in deltas]
+        payloads = [b"".join(self._read(blob) for blob in delta.body.chunks) for delta in deltas]
         return self._merge_round(deltas, payloads, fragment, self._manifest)
 
 
-def digest_of(phi: Ints) -> bytes:
-    """Phi's bytes, to be compared: these models are so small that hashing would gain nothing."""
-    return np.ascontiguousarray(phi).tobytes()
+def from_scratch(manifest: Manifest, phi: Ints, rounds: Rounds, read: ReadChunk) -> Ints:
+    """Phi_0 less every round's merge, computed from payload bytes with nothing remembered."""
+    layout, result = manifest.plan(), phi.copy()
+    for round_, deltas in rounds.items():
+        fragment = layout.of_round(round_)
+        ordered = tuple(sorted(deltas, key=lambda delta: delta.author))
+        payloads = [b"".join(read(blob) for blob in delta.body.chunks) for delta in ordered]
+        view = result[fragment.offset : fragment.offset + fragment.numel]
+        view -= merged(ordered, payloads, fragment, manifest)
+    return result

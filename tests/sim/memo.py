@@ -8,6 +8,7 @@ patching is confined to a `with` block of the simulator, and the protocol knows 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 from gossamer.protocol import messages, replica
@@ -61,15 +62,20 @@ def _decoding(pure: Callable[[bytes], messages.Message]) -> Callable[[bytes], me
 @contextmanager
 def remembered() -> Iterator[None]:
     """Let the cores in this process share what they find out about exact bytes."""
-    originals = (replica.open_envelope, replica.parse_peer, replica.parse_delta, messages.decode)
-    replica.open_envelope = _remembering(originals[0], lambda data, swarm_id: (data, swarm_id))
-    replica.parse_peer = _remembering(originals[1], lambda envelope: envelope.data)
-    replica.parse_delta = _remembering(originals[2], lambda envelope, layout: envelope.data)
-    messages.decode = _decoding(originals[3])
+    patches: tuple[tuple[ModuleType, str, Callable[..., Any]], ...] = (
+        (replica, "open_envelope", lambda pure: _remembering(pure, lambda data, swarm_id: (data, swarm_id))),
+        (replica, "parse_peer", lambda pure: _remembering(pure, lambda envelope: envelope.data)),
+        (replica, "parse_delta", lambda pure: _remembering(pure, lambda envelope, layout: envelope.data)),
+        (messages, "decode", _decoding),
+    )
+    originals = [(module, name, getattr(module, name)) for module, name, _ in patches]
+    for module, name, wrap in patches:
+        setattr(module, name, wrap(getattr(module, name)))
     try:
         yield
     finally:
-        replica.open_envelope, replica.parse_peer, replica.parse_delta, messages.decode = originals
+        for module, name, original in originals:
+            setattr(module, name, original)
 
 
 class Encoder:

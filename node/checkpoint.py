@@ -1,0 +1,161 @@
+"""What only this node knows, kept across restarts: residuals, momenta, inner optimizer, data position.
+
+Phi is the swarm's; all else that training needs is here. A checkpoint is one safetensors file, written aside
+and renamed by a background thread, after a delta was handed over and again when the node leaves. Reading one
+back, a fragment's residual counts only if it belongs to the last delta that we published of it: what an
+older one holds has been sent since.
+"""
+
+import json
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from gossamer.node.home import write_atomically
+from gossamer.node.outer import OuterLoop
+
+FREQUENT_BYTES = 64 * 1024 * 1024
+"""A state up to this size is saved after every delta; a larger one every `INTERVAL_S` at most."""
+
+INTERVAL_S = 60.0
+VERSION = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far this node has come over all its runs."""
+
+    steps: int = 0
+    """Inner steps, and so batches drawn."""
+    tokens: int = 0
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The inner optimizer's state as named tensors and plain values."""
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, Any] = {}
+    for index, state in optimizer.state_dict()["state"].items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"inner/{index}/{key}"] = value
+            elif value is None or isinstance(value, bool | int | float | str):
+                plain[f"{index}/{key}"] = value
+    return tensors, plain
+
+
+def collect(
+    outer: OuterLoop, optimizer: torch.optim.Optimizer, progress: Progress
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Copy everything to the CPU: tensors by name, and text metadata."""
+    tensors, plain = _optimizer_state(optimizer)
+    for state in outer.fragments:
+        for i, slot in enumerate(state.fragment.slots):
+            tensors[f"residual/{slot.spec.name}"] = state.residual[i]
+            tensors[f"momentum/{slot.spec.name}"] = state.momentum[i]
+    metadata = {
+        "version": VERSION,
+        "steps": str(progress.steps),
+        "tokens": str(progress.tokens),
+        "rounds": json.dumps([state.last_published for state in outer.fragments]),
+        "inner": json.dumps(plain),
+    }
+    return {
+        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
+    }, metadata
+
+
+class CheckpointWriter:
+    """Writes checkpoints in the background, the latest one wins."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._busy: threading.Thread | None = None
+        self._saved_at = 0.0
+        self._size = 0
+        self.error: OSError | None = None
+        """Why the last write failed, None if it did not."""
+
+    def is_due(self) -> bool:
+        """Whether a checkpoint should be taken now: never while one is being written."""
+        if self._busy is not None and self._busy.is_alive():
+            return False
+        return self._size <= FREQUENT_BYTES or time.monotonic() - self._saved_at > INTERVAL_S
+
+    def write(self, tensors: dict[str, Tensor], metadata: dict[str, str], *, wait: bool = False) -> None:
+        """Start writing; with `wait`, return when it is on disk."""
+        if self._busy is not None:
+            self._busy.join()
+        self._saved_at = time.monotonic()
+        self._busy = threading.Thread(
+            target=self._write, args=(tensors, metadata), name="checkpoint", daemon=True
+        )
+        self._busy.start()
+        if wait:
+            self._busy.join()
+
+    def _write(self, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+        data = save(tensors, metadata)
+        self._size = len(data)
+        try:
+            write_atomically(self._path, data)
+            self.error = None
+        except OSError as error:
+            self.error = error
+
+
+def restore(path: Path, outer: OuterLoop, optimizer: torch.optim.Optimizer) -> Progress | None:
+    """Take up a checkpoint. The fragments' `last_published` must say what others have of us.
+
+    Returns None, with nothing changed, if there is none or it does not fit the model.
+    """
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("version") != VERSION:
+                return None
+            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+        rounds: list[int] = json.loads(metadata["rounds"])
+        inner = _inner_state(optimizer, tensors, json.loads(metadata["inner"]))
+        progress = Progress(int(metadata["steps"]), int(metadata["tokens"]))
+        if len(rounds) != len(outer.fragments) or not _fits(outer, tensors):
+            return None
+        optimizer.load_state_dict(inner)
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None
+    for state, saved in zip(outer.fragments, rounds, strict=True):
+        for i, slot in enumerate(state.fragment.slots):
+            state.momentum[i].copy_(tensors[f"momentum/{slot.spec.name}"])
+            if saved == state.last_published:
+                state.residual[i].copy_(tensors[f"residual/{slot.spec.name}"])
+    return progress
+
+
+def _fits(outer: OuterLoop, tensors: dict[str, Tensor]) -> bool:
+    return all(
+        tensors[f"{kind}/{slot.spec.name}"].shape == state.residual[i].shape
+        for state in outer.fragments
+        for i, slot in enumerate(state.fragment.slots)
+        for kind in ("residual", "momentum")
+    )
+
+
+def _inner_state(
+    optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]
+) -> dict[str, Any]:
+    """A state dict as `load_state_dict` takes it, with the groups that the optimizer has now."""
+    state: dict[int, dict[str, Any]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith("inner/"):
+            _, index, key = name.split("/", 2)
+            state.setdefault(int(index), {})[key] = tensor
+    for name, value in plain.items():
+        index, key = name.split("/", 1)
+        state.setdefault(int(index), {})[key] = value
+    return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}

@@ -1,0 +1,61 @@
+"""Phi from a node's folder alone: the newest snapshot, and the fold over the records after it."""
+
+from collections.abc import Sequence
+
+from gossamer.node import snapshots
+from gossamer.node.chunkstore import ChunkStore, MissingChunkError
+from gossamer.node.home import Home
+from gossamer.node.merger import Merger
+from gossamer.node.recordstore import RecordStore, StoredHistory
+from gossamer.protocol.errors import ConfigError, PayloadError, StorageError
+from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.records import Delta
+
+
+def restore_merger(
+    manifest: Manifest, chunks: ChunkStore, history: StoredHistory, deltas: Sequence[Delta], own_id: bytes
+) -> Merger | None:
+    """The state at the newest snapshot; None if there is none, or it is damaged."""
+    if not history.claims:
+        return None
+    newest = history.claims[0]
+    merged: dict[int, tuple[Delta, ...]] = {}
+    for delta in sorted(deltas, key=lambda d: (d.round, d.author)):
+        if delta.record_id in history.covered:
+            merged[delta.round] = (*merged.get(delta.round, ()), delta)
+    try:
+        phi = snapshots.load(newest.root, manifest.plan().numel, chunks)
+    except (MissingChunkError, PayloadError):
+        return None
+    merger = Merger(manifest, phi, chunks, own_id, base=history.base, merged=merged)
+    return merger if merger.chain() == newest.digest else None
+
+
+def is_held(delta: Delta, chunks: ChunkStore) -> bool:
+    """Whether a delta's payload is on disk, all of it."""
+    return all(blob in chunks for blob in delta.body.chunks)
+
+
+def replay(home: Home) -> tuple[Manifest, Merger]:
+    """Phi as a node's folder has it, also beside a running daemon. Raises ConfigError or StorageError."""
+    manifest = home.manifest()
+    if manifest is None or not home.ledger_path.exists():
+        raise ConfigError(f"{home.root} is not the folder of a node; give one with --dir")
+    chunks = ChunkStore(home.chunks_path)
+    store = RecordStore(home.ledger_path, manifest.swarm_id)
+    try:
+        history = store.load_history()
+        deltas = store.load(manifest.plan())
+    finally:
+        store.close()
+    merger = restore_merger(manifest, chunks, history, deltas, home.identity().node_id)
+    if merger is None:
+        raise StorageError(f"{home.root} has no model yet; wait until the node has joined")
+    ledger = Ledger()
+    ledger.close(history.base.round)
+    for delta in deltas:
+        ledger.add(delta)
+    for round_ in ledger.rounds():
+        merger.merge(round_, tuple(d for d in ledger.valid(round_) if is_held(d, chunks)))
+    return manifest, merger

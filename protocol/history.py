@@ -1,0 +1,90 @@
+"""Sealing, agreeing and forgetting: what becomes of old rounds (DESIGN, section 8).
+
+A round is *sealed* once it lies `seal_after` rounds behind the clock. Every `snapshot_every` rounds a node
+writes Phi of the sealed prefix, the same bytes wherever the same records were merged, and *claims* it in its
+signed peer row: round, root of the snapshot, digest of the records merged up to it, and their tokens. What
+enough members claim alike is *agreed*: joiners start from it, and what lies `retain` rounds behind the clock
+and under an agreed snapshot is *closed*: its records and payloads are dropped, and nothing can change it.
+
+A record of a sealed round that is not closed yet is still merged, wherever it was delayed: the snapshot is
+then written anew. Sealing is a matter of effort, closing one of history.
+
+Two claims for one round that stay different once the ledgers agree mean that the difference lies in what one
+side has closed: a partition outlasted `retain`, or a node joined from a snapshot that a late record has
+since changed. Then the claim with more tokens wins (digest breaks ties), and the other side starts again
+from the winner's snapshot.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+
+from gossamer.protocol.manifest import HistorySection
+
+WITNESSES = 3
+"""Members that must claim the same before anyone relies on it, where there are as many."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Claim:
+    """A member's signed word on its snapshot. Ordered so that the greater of two for one round wins."""
+
+    round: int
+    tokens: int
+    """Tokens of all deltas merged up to the round."""
+    digest: bytes
+    """Chain over the rounds' digests of merged records, see `chain`."""
+    root: bytes
+    """Root of the snapshot's bytes, see `chunks`."""
+
+
+def sealed_round(clock: int, section: HistorySection) -> int:
+    """The newest round at which a snapshot is due when the clock stands at `clock`."""
+    return max(0, clock - section.seal_after) // section.snapshot_every * section.snapshot_every
+
+
+def agreed(claims: Iterable[Claim], members: int) -> Claim | None:
+    """The newest claim that at least `min(3, members)` make, None if there is none."""
+    counts: dict[Claim, int] = {}
+    for claim in claims:
+        counts[claim] = counts.get(claim, 0) + 1
+    needed = min(WITNESSES, max(1, members))
+    return max((claim for claim, count in counts.items() if count >= needed), default=None)
+
+
+def contest(own: Claim, others: Iterable[Claim]) -> Claim | None:
+    """The claim for our round that should win against ours, None if ours may stay.
+
+    A claim needs `WITNESSES` behind it, or as many as the most common one has where that is fewer (two
+    halves of a small swarm).
+    """
+    counts = {own: 1}
+    for claim in others:
+        if claim.round == own.round:
+            counts[claim] = counts.get(claim, 0) + 1
+    needed = min(WITNESSES, max(counts.values()))
+    winner = max((claim for claim, count in counts.items() if count >= needed), default=own)
+    return winner if winner != own and winner > own else None
+
+
+def chain(before: bytes, round_: int, digest: bytes) -> bytes:
+    """Extend a prefix's digest by a round's digest of merged records. Rounds without any are left out."""
+    return sha256(before + round_.to_bytes(4, "big") + digest).digest()
+
+
+def round_digest(record_ids: Iterable[bytes]) -> bytes:
+    """Digest of the set of records merged in a round."""
+    return sha256(b"".join(sorted(record_ids))).digest()
+
+
+def genesis_claim(root: bytes) -> Claim:
+    """What every node claims at first: round 0 is Phi_0."""
+    return Claim(0, 0, bytes(32), root)
+
+
+def closable_round(agreed_round: int, clock: int, section: HistorySection) -> int:
+    """The newest round that may be closed: under an agreed snapshot, and `retain` rounds old."""
+    if not section.retain:
+        return 0
+    old = max(0, clock - section.retain) // section.snapshot_every * section.snapshot_every
+    return min(agreed_round, old)

@@ -1,0 +1,1 @@
+"""Real processes on loopback: whole swarms, faults, and what strangers send to a port."""

@@ -1,0 +1,192 @@
+"""Starting real `gossamer` commands, finding what they left running, and waiting for what they do."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from gossamer.node.home import Home
+
+COMMAND = [sys.executable, "-m", "gossamer.bootstrap.cli"]
+
+_WORDS = "the quick brown fox jumps over a lazy dog while seven wizards sing of silver threads".split()
+
+
+def write_text(path: Path) -> Path:
+    """Some text that a tiny model learns from within a few steps."""
+    words = random.Random(1)
+    path.write_text("\n".join(" ".join(words.choices(_WORDS, k=12)) for _ in range(1500)))
+    return path
+
+
+def gossamer(*args: object, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end."""
+    return subprocess.run(
+        [*COMMAND, *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def processes_naming(folder: Path) -> list[psutil.Process]:
+    """Running processes whose command line names a folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        line = process.info["cmdline"] or []
+        if process.info["status"] != psutil.STATUS_ZOMBIE and any(str(folder) in part for part in line):
+            found.append(process)
+    return found
+
+
+def wait_for(condition: Callable[[], Any], timeout: float, what: str) -> Any:
+    """The condition's first true value; fails naming `what` if there is none in time."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"not within {timeout:.0f} s: {what}")
+
+
+class SwarmRun:
+    """One `gossamer swarm` in a folder of its own. Ends with the test, whatever happened."""
+
+    def __init__(self, base: Path, *args: object, nodes: int = 2, rounds: int = 100_000) -> None:
+        self.base = base
+        self.folder = base / "swarm"
+        self.json_path = base / "summary.json"
+        self.stderr_path = base / "stderr.txt"
+        text = write_text(base / "text.txt")
+        options = ["--nodes", nodes, "--rounds", rounds, "--data", text, "--dir", self.folder, *args]
+        with open(self.stderr_path, "wb") as stderr:
+            self.process = subprocess.Popen(
+                [*COMMAND, "swarm", *map(str, options), "--json", str(self.json_path)],
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                stdin=subprocess.DEVNULL,
+            )
+
+    def __enter__(self) -> SwarmRun:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in processes_naming(self.base):
+            process.kill()
+        self.process.kill()
+        self.process.wait(10)
+
+    # -- what is going on
+
+    @property
+    def stderr(self) -> str:
+        return self.stderr_path.read_text()
+
+    def summary(self) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads(self.json_path.read_text())
+        return result
+
+    def log(self, name: str) -> str:
+        path = self.folder / f"{name}.log"
+        return path.read_text() if path.exists() else ""
+
+    def address(self, name: str) -> str:
+        """Where a node answers now."""
+        facts = Home(self.folder / name).read_daemon()
+        assert facts is not None
+        return str(facts["address"])
+
+    def find(self, name: str, module: str) -> psutil.Process | None:
+        """A node's daemon or trainer."""
+        for process in processes_naming(self.folder / name):
+            if f"gossamer.node.{module}" in process.cmdline():
+                return process
+        return None
+
+    def supervisor(self, name: str) -> psutil.Process:
+        for process in processes_naming(self.folder / name):
+            if "gossamer.bootstrap.cli" in process.cmdline() and process.pid != self.process.pid:
+                return process
+        raise AssertionError(f"{name} has no supervisor")
+
+    def status(self, address: str) -> dict[str, Any] | None:
+        """A node's status by the command line, None if it does not answer."""
+        done = gossamer("status", address, "--json")
+        return json.loads(done.stdout) if done.returncode == 0 else None
+
+    # -- waiting
+
+    def wait_round(self, name: str, round_: int, timeout: float = 40) -> dict[str, Any]:
+        """Wait until a node has published a round."""
+
+        def reached() -> dict[str, Any] | None:
+            assert self.process.poll() is None, self.stderr
+            if Home(self.folder / name).read_daemon() is None:
+                return None
+            status = self.status(self.address(name))
+            return status if status and status["round"] >= round_ else None
+
+        found: dict[str, Any] = wait_for(reached, timeout, f"{name} in round {round_}")
+        return found
+
+    def interrupt(self) -> tuple[int, float]:
+        """SIGINT, as from Ctrl-C; returns the exit status and the seconds it took."""
+        begun = time.monotonic()
+        self.process.send_signal(signal.SIGINT)
+        status = self.process.wait(30)
+        return status, time.monotonic() - begun
+
+
+def assert_all_gone(folder: Path, timeout: float) -> None:
+    """No process names the folder any more, within a time."""
+    wait_for(lambda: not processes_naming(folder), timeout, f"all processes of {folder} gone")
+
+
+class BootstrapPeer:
+    """One `gossamer bootstrap` of a manifest: a full node without a trainer, and cheap to start."""
+
+    def __init__(self, manifest: Path, folder: Path, *args: object) -> None:
+        self.folder = folder
+        self.log_path = folder.with_suffix(".log")
+        command = ["bootstrap", manifest, "--listen", "127.0.0.1:0", "--dir", folder, *args]
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen(
+                [*COMMAND, *map(str, command)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def wait_listening(self) -> str:
+        """Its address, once it answers there."""
+
+        def facts() -> dict[str, Any] | None:
+            assert self.process.poll() is None, self.log
+            return Home(self.folder).read_daemon()
+
+        return str(wait_for(facts, 30, "a bootstrap peer listening")["address"])
+
+    def stop(self) -> int:
+        """SIGTERM; returns its exit status."""
+        self.process.terminate()
+        try:
+            return self.process.wait(10)
+        finally:
+            self.process.kill()
+            self.process.wait()

@@ -1,0 +1,288 @@
+"""What strangers and liars send to a node's port costs a log line, never the node (DESIGN, promise 5)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+from gossamer.node.client import fetch_status
+from gossamer.node.home import Home
+from gossamer.node.tls import client_context
+from gossamer.node.transport import PREFIX, SESSION_HEADER
+from gossamer.protocol import messages as msg
+from gossamer.protocol.identity import Identity, short
+from gossamer.protocol.limits import MESSAGE_BYTES_MAX
+from gossamer.protocol.manifest import Manifest
+from tests.net.processes import BootstrapPeer, gossamer, wait_for
+from tests.net.stranger import Stranger, linked
+from tests.protocol.builders import row
+
+pytestmark = pytest.mark.slow
+
+
+class Live:
+    """Two nodes without trainers, linked to each other."""
+
+    def __init__(self, base: Path) -> None:
+        self.manifest_path = base / "m.toml"
+        done = gossamer("init", self.manifest_path, "--fragments", 2)
+        assert done.returncode == 0, done.stderr
+        self.first = BootstrapPeer(self.manifest_path, base / "first")
+        self.address = self.first.wait_listening()
+        self.second = BootstrapPeer(self.manifest_path, base / "second", "--join", self.address)
+        self.other_address = self.second.wait_listening()
+
+    @property
+    def manifest(self) -> Manifest:
+        manifest = Home(self.first.folder).manifest()
+        assert manifest is not None
+        return manifest
+
+    def daemon(self) -> psutil.Process:
+        """The first node's daemon process."""
+        children = psutil.Process(self.first.process.pid).children()
+        return next(child for child in children if "gossamer.node.daemon" in child.cmdline())
+
+    async def status(self) -> dict[str, Any]:
+        return await fetch_status(self.address)
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Shared by all tests here; whatever they did to it, it must end well."""
+    swarm = Live(tmp_path_factory.mktemp("live"))
+    pid = swarm.daemon().pid
+    yield swarm
+    still = swarm.daemon().pid
+    begun = time.monotonic()
+    statuses = [swarm.second.stop(), swarm.first.stop()]
+    assert time.monotonic() - begun < 10
+    assert statuses == [0, 0]
+    assert still == pid, "the daemon was never restarted"
+    assert "Traceback" not in swarm.first.log + swarm.second.log
+
+
+@pytest.fixture
+async def stranger(live: Live) -> AsyncIterator[Stranger]:
+    """An authenticated peer that may misbehave."""
+    async with linked(live.address, live.manifest.swarm_id) as peer:
+        yield peer
+
+
+async def blamed(live: Live, count: int) -> dict[str, Any]:
+    """The first node's status once it has seen so many misbehaviours."""
+    for _ in range(100):
+        status = await live.status()
+        if status["misbehaviours_seen"] >= count:
+            return status
+        await asyncio.sleep(0.05)
+    raise AssertionError("no misbehaviour was counted")
+
+
+# -- the command line against running nodes
+
+
+def test_status_verify_and_id(live: Live) -> None:
+    shown = gossamer("status", live.address)
+    assert shown.returncode == 0 and live.manifest.swarm_id.hex()[:12] in shown.stdout
+    full = json.loads(gossamer("status", live.address, "--json").stdout)
+    assert full["swarm_id"] == live.manifest.swarm_id.hex()
+    assert full["node_id"] in gossamer("id", "--dir", live.first.folder).stdout
+    verified = gossamer("verify", live.address, live.other_address)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert "identical: 2 replicas" in verified.stdout
+    alone = gossamer("verify", live.address, live.address.replace("127.0.0.1", "localhost"))
+    assert alone.returncode == 2 and alone.stderr.count("\n") == 1
+    text = gossamer("generate", "--dir", live.first.folder, "--prompt", "ab", "--length", 5)
+    assert text.returncode == 0 and text.stdout.startswith("ab")
+
+
+def test_a_second_node_in_the_same_folder_is_refused(live: Live) -> None:
+    done = gossamer("bootstrap", live.manifest_path, "--dir", live.first.folder, "--listen", "127.0.0.1:0")
+    assert done.returncode == 2
+    assert f"another node is running in {live.first.folder}" in done.stderr.splitlines()[-1]
+
+
+def test_a_port_in_use_is_one_clear_line(live: Live, tmp_path: Path) -> None:
+    done = gossamer("bootstrap", live.manifest_path, "--dir", tmp_path / "b", "--listen", live.address)
+    assert done.returncode == 2
+    assert f"cannot listen on {live.address}" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+# -- bytes from nobody
+
+
+async def test_raw_bytes_and_half_open_connections(live: Live) -> None:
+    host, port = live.address.split(":")
+    lines = live.first.log.count("\n")
+    open_files = live.daemon().num_fds()
+    idle = [socket.create_connection((host, int(port))) for _ in range(50)]
+    for garbage in (
+        b"\x00",
+        os.urandom(4096),
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\xff\xff" + bytes(999),
+    ):
+        with socket.create_connection((host, int(port))) as plain:
+            plain.sendall(garbage)
+    tls = client_context()
+    for garbage in (
+        os.urandom(4096),
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /gossamer/1/link HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /gossamer/1/chunk/zz HTTP/1.1\r\nHost: x\r\n\r\n",
+    ):
+        with socket.create_connection((host, int(port))) as plain, tls.wrap_socket(plain) as secure:
+            try:
+                secure.sendall(garbage)
+                secure.settimeout(5)
+                secure.recv(100)
+            except (ssl.SSLError, OSError):
+                pass
+    assert (await live.status())["state"] == "serving"
+    for connection in idle:
+        connection.close()
+    wait_for(lambda: live.daemon().num_fds() <= open_files + 3, 10, "descriptors given back")
+    assert live.first.log.count("\n") - lines <= 15
+    assert "Traceback" not in live.first.log
+
+
+async def test_websockets_that_do_not_shake_hands(live: Live) -> None:
+    swarm_id = live.manifest.swarm_id
+    for bad in (b"", b"\xc1", os.urandom(100), b"\x00" * 5000, msg.encode(msg.Ping(1))):
+        async with aiohttp.ClientSession() as http:
+            url = f"https://{live.address}{PREFIX}/link"
+            async with http.ws_connect(url, ssl=client_context(), compress=0) as ws:
+                await ws.receive_bytes()
+                await ws.send_bytes(bad)
+                answer = await ws.receive(timeout=5)
+                if answer.type is aiohttp.WSMsgType.BINARY:  # a refusal in words
+                    answer = await ws.receive(timeout=5)
+                assert answer.type is aiohttp.WSMsgType.CLOSE
+            await asyncio.sleep(0.05)
+    with pytest.raises(Exception, match="belongs to swarm"):
+        async with linked(live.address, bytes(32)):
+            pass
+    async with linked(live.address, swarm_id) as peer:
+        assert peer.node_id.hex() == (await live.status())["node_id"]
+
+
+async def test_chunks_are_for_members_only(live: Live, stranger: Stranger) -> None:
+    root = live.manifest.genesis.digest
+    url = f"{stranger.base_url}/chunk/{root}"
+    session = {SESSION_HEADER: stranger.session.hex()}
+    for headers in ({}, {SESSION_HEADER: "00" * 32}, {SESSION_HEADER: "no hex"}):
+        async with stranger.http.get(url, headers=headers) as answer:
+            assert answer.status == 403
+        async with stranger.http.put(url, headers=headers, data=b"x") as answer:
+            assert answer.status == 403
+    async with stranger.http.get(url, headers=session) as answer:
+        assert answer.status == 200 and len(await answer.read()) == 64
+    async with stranger.http.get(f"{stranger.base_url}/chunk/{'ab' * 32}", headers=session) as answer:
+        assert answer.status == 404
+    async with stranger.http.put(url, headers=session, data=b"unasked") as answer:
+        assert answer.status == 409
+
+
+# -- members that misbehave
+
+
+async def test_garbage_from_a_member_is_one_line_and_the_end_of_its_link(live: Live) -> None:
+    before = (await live.status())["misbehaviours_seen"]
+    async with linked(live.address, live.manifest.swarm_id) as peer:
+        await peer.socket.send_bytes(os.urandom(1000))
+        while (message := await peer.socket.receive(timeout=5)).type is aiohttp.WSMsgType.BINARY:
+            pass
+        assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
+    status = await blamed(live, before + 1)
+    assert status["misbehaviours_seen"] == before + 1
+    name = f"{short(peer.identity.node_id)} misbehaved"
+    assert live.first.log.count(name) == 1
+
+
+async def test_text_frames_and_oversized_messages_end_the_link(live: Live) -> None:
+    for send in ("text", "large"):
+        async with linked(live.address, live.manifest.swarm_id) as peer:
+            if send == "text":
+                await peer.socket.send_str("hello")
+            else:
+                await peer.socket.send_bytes(bytes(MESSAGE_BYTES_MAX + 1))
+            while (message := await peer.socket.receive(timeout=5)).type is aiohttp.WSMsgType.BINARY:
+                pass
+            assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
+    assert (await live.status())["state"] == "serving"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "a" * 70 + ":80",
+        "..:80",
+        "host:99999",
+        "[::1:80",
+        "evil.example/path?x=:80",
+        "u@h:80",
+        "%zz:1",
+        ":",
+        "\u2100:80",
+    ],
+)
+async def test_impossible_addresses_in_a_peer_row_are_not_dialled(live: Live, address: str) -> None:
+    """Dialling them raises ValueError or UnicodeError deep in the resolver."""
+    author = Identity.from_seed(os.urandom(32))
+    peer_row = row(author, of=live.manifest, addresses=(address,))
+    async with linked(live.address, live.manifest.swarm_id) as peer:
+        await peer.socket.send_bytes(msg.encode(msg.Records(((peer_row.data, False),))))
+        for _ in range(100):
+            members = {member["node_id"] for member in (await live.status())["members"]}
+            if author.node_id.hex() in members:
+                break
+            await asyncio.sleep(0.05)
+        else:
+            raise AssertionError("the row was not taken")
+        await asyncio.sleep(1.2)  # the next look for somebody to dial
+    assert (await live.status())["state"] == "serving"
+
+
+async def test_a_flood_of_pings_is_answered_and_leaves_nothing(live: Live) -> None:
+    async with linked(live.address, live.manifest.swarm_id) as peer:
+        for number in range(3000):
+            await peer.socket.send_bytes(msg.encode(msg.Ping(number)))
+        acks = 0
+        async with asyncio.timeout(20):
+            while acks < 3000:
+                message = msg.decode(await peer.socket.receive_bytes())
+                acks += isinstance(message, msg.Ack)
+    assert (await live.status())["state"] == "serving"
+
+
+async def test_a_member_that_reads_nothing_is_cut_off_and_costs_bounded_memory(live: Live) -> None:
+    daemon = live.daemon()
+    async with linked(live.address, live.manifest.swarm_id) as peer:
+        before = daemon.memory_info().rss
+        peer.socket._response.connection.protocol.pause_reading()  # type: ignore[union-attr]
+        rows = tuple((os.urandom(32), 0, 0) for _ in range(500))
+        question = msg.encode(msg.Roster(rows, False))
+        try:
+            async with asyncio.timeout(5):
+                for _ in range(3000):
+                    await peer.socket.send_bytes(question)
+        except (TimeoutError, ConnectionError, aiohttp.ClientError):
+            pass
+        finally:
+            peer.socket._response.connection.protocol.resume_reading()  # type: ignore[union-attr]
+        assert daemon.memory_info().rss - before < 64 * 1024 * 1024
+    assert (await live.status())["state"] == "serving"

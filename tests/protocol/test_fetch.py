@@ -1,0 +1,351 @@
+"""Fetching: within bounds, each chunk once at a time, and everything in the end, whoever lies or dies."""
+
+from __future__ import annotations
+
+import random
+from hashlib import sha256
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.protocol import limits
+from gossamer.protocol.effects import Fetched, Get, Send
+from gossamer.protocol.fetch import Fetcher
+from gossamer.protocol.messages import Ask
+
+
+def _blob(number: int) -> bytes:
+    return sha256(f"chunk {number}".encode()).digest()
+
+
+def _key(number: int) -> bytes:
+    return sha256(f"key {number}".encode()).digest()
+
+
+class Net:
+    """A fetcher, and what it has under way according to its effects."""
+
+    def __init__(self, seed: int = 0, links: dict[int, bool] | None = None) -> None:
+        self.have: set[bytes] = set()
+        self.fetcher = Fetcher(self.have.__contains__, random.Random(seed))
+        self.links = dict(links or {})
+        self.flights: dict[bytes, int] = {}
+        self.began: dict[bytes, float] = {}
+        self.fetched: list[bytes] = []
+        self.sizes: dict[bytes, int] = {}
+        self.now = 0.0
+        for link, outbound in self.links.items():
+            self.fetcher.link_up(link, outbound)
+
+    def want(self, key: int, *chunks: int, size: int = 100) -> None:
+        effects = self.fetcher.want(_key(key), tuple((_blob(c), size) for c in chunks), self.now)
+        self.fetched += [e.key for e in effects]
+
+    def plan(self) -> list[tuple[int, bytes]]:
+        for blob, began in list(self.began.items()):
+            if self.now >= began + limits.FETCH_TIMEOUT_S:
+                self._ended(blob)
+        started = []
+        for effect in self.fetcher.plan(self.now):
+            if isinstance(effect, Get):
+                link, blob = effect.link, effect.blob
+                assert self.links[link], "a Get needs a link that we dialled"
+                self.sizes[blob] = effect.size
+            else:
+                assert isinstance(effect, Send)
+                assert isinstance(effect.message, Ask)
+                link, blob = effect.link, effect.message.blob
+                assert not self.links[link], "an Ask needs a link that dialled us"
+            assert blob not in self.flights, "asked for twice at a time"
+            assert blob not in self.have
+            self.flights[blob] = link
+            self.began[blob] = self.now
+            started.append((link, blob))
+        assert len(self.flights) <= limits.FETCHES_MAX
+        for link in self.links:
+            assert list(self.flights.values()).count(link) <= limits.FETCHES_PER_LINK_MAX
+        assert self.fetcher.deadline() > self.now, "a deadline that has passed already: a busy loop"
+        return started
+
+    def _ended(self, blob: bytes) -> None:
+        self.flights.pop(blob, None)
+        self.began.pop(blob, None)
+
+    def arrive(self, blob: bytes) -> None:
+        self._ended(blob)
+        self.have.add(blob)
+        self.fetched += [e.key for e in self.fetcher.arrived(blob) if isinstance(e, Fetched)]
+
+    def fail(self, blob: bytes) -> None:
+        link = self.flights[blob]
+        self._ended(blob)
+        self.fetcher.failed(link, blob, self.now)
+
+    def drop(self, link: int) -> None:
+        del self.links[link]
+        for blob in [b for b, flight in self.flights.items() if flight == link]:
+            self._ended(blob)
+        self.fetcher.link_down(link)
+
+    def pass_time(self, seconds: float = limits.FETCH_RETRY_S) -> None:
+        self.now += seconds
+
+
+def test_bounds_are_kept_and_used():
+    net = Net(links={n: True for n in range(1, 7)})
+    net.want(1, *range(100))
+    for link in net.links:
+        net.fetcher.hint(link, _key(1))
+    assert len(net.plan()) == limits.FETCHES_MAX
+    net = Net(links={1: True, 2: False})
+    net.want(1, *range(100))
+    net.fetcher.hint(1, _key(1))
+    net.fetcher.hint(2, _key(1))
+    assert len(net.plan()) == 2 * limits.FETCHES_PER_LINK_MAX
+
+
+def test_load_is_shared_between_holders():
+    net = Net(links={n: True for n in range(1, 5)})
+    net.want(1, *range(8))
+    for link in net.links:
+        net.fetcher.hint(link, _key(1))
+    links = [link for link, _ in net.plan()]
+    assert sorted(links) == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_outbound_gets_and_inbound_asks():
+    for outbound in (True, False):
+        net = Net(links={1: outbound})
+        net.want(1, 1)
+        net.fetcher.hint(1, _key(1))
+        assert net.plan() == [(1, _blob(1))]  # `plan` checks which
+
+
+def test_holders_come_first_and_anybody_after_a_moment():
+    net = Net(links={1: True, 2: True})
+    net.want(1, 1)
+    assert net.plan() == []
+    net.fetcher.hint(2, _key(1))
+    assert net.plan() == [(2, _blob(1))]
+    net.want(2, 2)
+    assert net.plan() == []
+    net.pass_time()
+    assert [blob for _, blob in net.plan()] == [_blob(2)]
+
+
+def test_a_busy_holder_is_helped_out_by_others_after_a_moment():
+    """A joiner is told of everything by the first peer it meets; the others have it too."""
+    net = Net(links={1: True, 2: True, 3: False})
+    net.want(1, *range(50))
+    net.fetcher.hint(1, _key(1))
+    assert [link for link, _ in net.plan()] == [1] * limits.FETCHES_PER_LINK_MAX
+    net.pass_time()
+    assert sorted(link for link, _ in net.plan()) == [2] * 4 + [3] * 4
+
+
+def test_failure_is_retried_elsewhere_at_once_and_there_after_a_moment():
+    net = Net(links={1: True, 2: True})
+    net.want(1, 1)
+    net.fetcher.hint(1, _key(1))
+    net.fetcher.hint(2, _key(1))
+    ((first, blob),) = net.plan()
+    net.fail(blob)
+    ((second, _),) = net.plan()
+    assert {first, second} == {1, 2}
+    net.fail(blob)
+    assert net.plan() == []
+    net.pass_time()
+    assert len(net.plan()) == 1
+
+
+def test_silence_is_a_failure():
+    net = Net(links={1: True, 2: True})
+    net.want(1, 1)
+    net.fetcher.hint(1, _key(1))
+    net.fetcher.hint(2, _key(1))
+    ((first, _),) = net.plan()
+    assert net.fetcher.deadline() == limits.FETCH_TIMEOUT_S
+    net.pass_time(limits.FETCH_TIMEOUT_S - 0.1)
+    assert net.plan() == []
+    net.pass_time(0.1)
+    ((second, _),) = net.plan()
+    assert second != first
+
+
+def test_a_failure_of_somebody_else_changes_nothing():
+    net = Net(links={1: True, 2: True})
+    net.want(1, 1)
+    net.fetcher.hint(1, _key(1))
+    net.plan()
+    net.fetcher.failed(2, _blob(1), net.now)
+    net.fetcher.failed(1, _blob(7), net.now)
+    assert net.plan() == []
+
+
+def test_what_a_link_took_with_it_is_fetched_elsewhere():
+    net = Net(links={1: True, 2: True})
+    net.want(1, 1)
+    net.fetcher.hint(1, _key(1))
+    net.plan()
+    net.drop(1)
+    assert net.plan() == [] or net.flights == {_blob(1): 2}
+    net.pass_time()
+    net.plan()
+    assert net.flights == {_blob(1): 2}
+
+
+def test_completion_is_told_once_for_each_key():
+    net = Net(links={1: True})
+    net.want(1, 1, 2)
+    net.want(2, 2, 3)
+    net.want(2, 2, 3)
+    net.want(3, 1, 1)
+    net.arrive(_blob(2))
+    assert net.fetched == []
+    net.arrive(_blob(3))
+    assert net.fetched == [_key(2)]
+    net.arrive(_blob(1))
+    assert net.fetched == [_key(2), _key(1), _key(3)]
+    net.arrive(_blob(1))
+    assert len(net.fetched) == 3
+    net.want(4, 1, 2)
+    assert net.fetched[3:] == [_key(4)]
+    assert net.fetcher.pending == 0
+
+
+def test_forgotten_keys_are_not_fetched():
+    net = Net(links={1: True})
+    net.want(1, 1)
+    net.fetcher.hint(1, _key(1))
+    net.fetcher.forget(_key(1))
+    net.fetcher.forget(_key(9))
+    assert net.plan() == []
+    net.arrive(_blob(1))
+    assert net.fetched == []
+
+
+def test_only_what_is_on_its_way_may_be_put_to_us():
+    net = Net(links={1: False})
+    net.want(1, 1, size=77)
+    assert net.fetcher.expected_size(_blob(1)) is None
+    net.fetcher.hint(1, _key(1))
+    net.plan()
+    assert net.fetcher.expected_size(_blob(1)) == 77
+    assert net.fetcher.expected_size(_blob(2)) is None
+    net.arrive(_blob(1))
+    assert net.fetcher.expected_size(_blob(1)) is None
+
+
+def test_hints_are_for_wants_and_links_that_there_are():
+    net = Net(links={1: True})
+    net.fetcher.hint(1, _key(1))
+    net.want(1, 1)
+    net.fetcher.hint(99, _key(1))
+    assert net.plan() == []
+    net.pass_time()
+    assert net.plan() == [(1, _blob(1))]
+
+
+def test_payloads_that_nobody_has_do_not_delay_those_that_somebody_has():
+    """An author died before anyone had its payload of a thousand chunks; later ones are wanted behind it."""
+    net = Net(links={1: True, 2: True})
+    net.want(0, *range(1000))
+    net.pass_time(5.0)
+    for number in range(2000, 2020):
+        net.want(number, number)
+        net.fetcher.hint(1, _key(number))
+    tries = 0
+    for _ in range(200):
+        net.plan()
+        for blob in list(net.flights):
+            if blob in {_blob(n) for n in range(2000, 2020)} and net.flights[blob] == 1:
+                net.arrive(blob)
+            else:
+                net.fail(blob)
+                tries += 1
+        net.pass_time(0.05)
+    assert len(net.fetched) == 20
+    assert tries <= 10 * 2 * (limits.FETCHES_PER_LINK_MAX + 1), "a few guesses a second and link, not a flood"
+
+
+def test_what_is_lacking_of_what_was_wanted_by_a_time():
+    """Later wants do not count, nor those that nobody has been known to hold for long."""
+    net = Net(links={1: True, 2: True})
+    net.want(1, 1)
+    net.want(2, 2)
+    net.fetcher.hint(1, _key(2))
+    net.plan()
+    net.pass_time(1.0)
+    net.want(3, 3)
+    net.fetcher.hint(1, _key(3))
+    net.plan()
+    assert (net.fetcher.pending, net.fetcher.lacking(0.5), net.fetcher.lacking(1.0)) == (3, 2, 3)
+    net.pass_time(limits.ORPHAN_PATIENCE_S)
+    net.plan()
+    assert (net.fetcher.pending, net.fetcher.lacking(0.5), net.fetcher.lacking(1.0)) == (3, 1, 2)
+    net.arrive(_blob(2))
+    assert (net.fetcher.pending, net.fetcher.lacking(0.5)) == (2, 0)
+
+
+def test_a_liar_about_a_size_does_not_keep_an_honest_chunk_away():
+    """It lists the hash of somebody's chunk with a size of its own, and is heard of first."""
+    net = Net(links={1: True, 2: True})
+    net.want(1, 1, size=50)
+    net.want(2, 1, size=100)
+    for key in (1, 2):
+        net.fetcher.hint(1, _key(key))
+    for _ in range(10):
+        net.plan()
+        if net.flights and net.sizes[_blob(1)] == 100:
+            break
+        for blob in list(net.flights):
+            net.fail(blob)  # 100 bytes where 50 were promised
+        net.pass_time(0.2)
+    assert net.sizes[_blob(1)] == 100
+
+
+@given(st.integers(0, 2**32), st.integers(1, 6), st.integers(1, 12))
+def test_everything_arrives_whatever_fails(seed, links, wants):
+    """Random failures, silences, links that come and go, wrong hints and forgotten keys."""
+    rng = random.Random(seed)
+    net = Net(seed, {n: rng.random() < 0.5 for n in range(links)})
+    keys = {k: rng.sample(range(40), rng.randint(1, 8)) for k in range(wants)}
+    for key, chunks in keys.items():
+        net.want(key, *chunks)
+    fresh = 100
+    for _ in range(400):
+        if len(net.fetched) == wants:
+            break
+        net.plan()
+        for blob in list(net.flights):
+            dice = rng.random()
+            if dice < 0.4:
+                net.arrive(blob)
+            elif dice < 0.6:
+                net.fail(blob)
+        if rng.random() < 0.1:
+            fresh += 1
+            net.links[fresh] = rng.random() < 0.5
+            net.fetcher.link_up(fresh, net.links[fresh])
+        if rng.random() < 0.1 and len(net.links) > 1:
+            net.drop(rng.choice(sorted(net.links)))
+        net.fetcher.hint(rng.choice(sorted(net.links)), _key(rng.randrange(wants)))
+        net.pass_time(rng.choice([0.01, 0.5, 5.0, 61.0]))
+    assert sorted(net.fetched) == sorted(_key(k) for k in keys)
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_deadline_never_lies_in_the_past(busy):
+    """All slots taken while others wait: nothing to do until one is free."""
+    net = Net(links={n: True for n in range(1, 8)})
+    net.want(0, *range(500, 510))
+    net.plan()
+    net.pass_time(0.5)
+    net.want(1, *range(40))
+    if busy:
+        for link in net.links:
+            net.fetcher.hint(link, _key(1))
+    for _ in range(20):
+        net.plan()  # checks it
+        net.pass_time(0.3)

@@ -1,0 +1,173 @@
+"""The hello: both prove their keys, for this channel, this swarm and this once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.protocol.errors import MalformedError, PeerError, RefusedError, SignatureError
+from gossamer.protocol.handshake import (
+    HELLO_BYTES_MAX,
+    PROTOCOL_VERSION,
+    ClientHandshake,
+    ServerHandshake,
+    refusal,
+)
+from gossamer.protocol.wire import pack
+
+from tests.protocol import builders
+
+CLIENT, SERVER, THIRD = (builders.identity(n) for n in range(3))
+SWARM = b"s" * 32
+SESSION = b"t" * 32
+
+
+def _server(swarm: bytes = SWARM, binding: bytes = b"", nonce: bytes = b"n" * 32, who=SERVER) -> ServerHandshake:
+    return ServerHandshake(who, swarm, binding, nonce, SESSION)
+
+
+def _client(
+    swarm: bytes = SWARM,
+    binding: bytes = b"",
+    nonce: bytes = b"c" * 32,
+    expected: bytes | None = None,
+    who=CLIENT,
+) -> ClientHandshake:
+    return ClientHandshake(who, swarm, binding, nonce, expected)
+
+
+def _shake(client: ClientHandshake, server: ServerHandshake) -> tuple[bytes, bytes, bytes]:
+    peer_of_server, welcome = server.answer(client.hello(server.challenge()))
+    return peer_of_server, *client.finish(welcome)
+
+
+@pytest.mark.parametrize("binding", [b"", b"f" * 32])
+@pytest.mark.parametrize("expected", [None, SERVER.node_id])
+def test_both_learn_who_the_other_is(binding, expected):
+    seen, met, session = _shake(_client(binding=binding, expected=expected), _server(binding=binding))
+    assert (seen, met, session) == (CLIENT.node_id, SERVER.node_id, SESSION)
+
+
+def test_another_node_than_the_one_we_dialled():
+    with pytest.raises(SignatureError, match="another node"):
+        _client(expected=THIRD.node_id).hello(_server().challenge())
+
+
+def test_another_swarm_is_refused_with_a_reason():
+    with pytest.raises(RefusedError, match="belongs to swarm") as caught:
+        _shake(_client(swarm=b"o" * 32), _server())
+    client = _client()
+    client.hello(_server().challenge())
+    with pytest.raises(RefusedError, match="belongs to swarm"):
+        client.finish(refusal(str(caught.value)))
+
+
+def test_another_version_is_refused():
+    server = _server()
+    later = pack([PROTOCOL_VERSION + 1, SERVER.public_key, bytes(32)])
+    with pytest.raises(RefusedError, match="version 2"):
+        _client().hello(later)
+    with pytest.raises(RefusedError, match="version 2"):
+        server.answer(pack([PROTOCOL_VERSION + 1]))
+
+
+@pytest.mark.parametrize(
+    "server",
+    [_server(binding=b"other channel"), _server(nonce=b"x" * 32), _server(who=THIRD)],
+    ids=["binding", "nonce", "server key"],
+)
+def test_a_hello_holds_on_its_own_channel_only(server):
+    """Recorded and played again, or passed on to somebody else."""
+    hello = _client(binding=b"this channel").hello(_server(binding=b"this channel").challenge())
+    with pytest.raises(SignatureError):
+        server.answer(hello)
+
+
+def test_a_middleman_cannot_pass_a_hello_on():
+    """A third node shows its own key and channel to the client, and the client's hello to the server."""
+    server = _server(binding=b"server's certificate")
+    middle = _server(binding=b"middle's certificate", who=THIRD)
+    hello = _client(binding=b"middle's certificate").hello(middle.challenge())
+    with pytest.raises(SignatureError):
+        server.answer(hello)
+    hello = _client(binding=b"middle's certificate").hello(server.challenge())
+    with pytest.raises(SignatureError):
+        server.answer(hello)
+
+
+def test_a_welcome_cannot_be_replayed_or_reflected():
+    server = _server()
+    client, later = _client(), _client(nonce=b"d" * 32)
+    _, welcome = server.answer(client.hello(server.challenge()))
+    later.hello(server.challenge())
+    with pytest.raises(SignatureError):
+        later.finish(welcome)
+    own = _client(who=SERVER)  # talking to itself, and given its own signature back
+    hello = own.hello(server.challenge())
+    with pytest.raises(PeerError):
+        own.finish(hello)
+    signature = hello[-64:]
+    with pytest.raises(SignatureError):
+        own.finish(pack([True, signature, SESSION]))
+
+
+def test_welcome_before_challenge():
+    with pytest.raises(MalformedError):
+        _client().finish(pack([True, bytes(64), SESSION]))
+
+
+def test_small_order_keys_are_refused():
+    key = (1).to_bytes(32, "little")
+    forged = (1).to_bytes(32, "little") + bytes(32)
+    with pytest.raises(SignatureError):
+        _server().answer(pack([PROTOCOL_VERSION, SWARM, key, bytes(32), forged]))
+    client = _client()
+    client.hello(pack([PROTOCOL_VERSION, key, bytes(32)]))
+    with pytest.raises(SignatureError):
+        client.finish(pack([True, forged, SESSION]))
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes(data):
+    with pytest.raises(PeerError):
+        _client().hello(data)
+    with pytest.raises(PeerError):
+        _server().answer(data)
+    client = _client()
+    client.hello(_server().challenge())
+    with pytest.raises(PeerError):
+        client.finish(data)
+
+
+@given(st.data())
+def test_mutated_messages_never_lead_to_a_link(data):
+    def broken(message: bytes) -> bytes:
+        wrong = bytearray(message)
+        bit = data.draw(st.integers(0, 8 * len(wrong) - 1))
+        wrong[bit // 8] ^= 1 << bit % 8
+        return bytes(wrong)
+
+    server = _server(binding=b"f" * 32)
+    hello = _client(binding=b"f" * 32).hello(server.challenge())
+    with pytest.raises(PeerError):
+        server.answer(broken(hello))
+    client = _client(binding=b"f" * 32)
+    with pytest.raises(PeerError):
+        server.answer(client.hello(broken(server.challenge())))
+
+
+def test_messages_are_bounded():
+    for size in (HELLO_BYTES_MAX + 1, 10**6):
+        with pytest.raises(MalformedError):
+            _server().answer(bytes(size))
+        with pytest.raises(MalformedError):
+            _client().hello(bytes(size))
+
+
+@pytest.mark.parametrize("reason", ["bad\nreason", "x" * 300, "\x1b[2J"])
+def test_a_reason_that_a_log_should_not_see(reason):
+    client = _client()
+    client.hello(_server().challenge())
+    with pytest.raises(MalformedError):
+        client.finish(refusal(reason))

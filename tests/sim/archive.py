@@ -1,0 +1,196 @@
+"""One node's past, as the core decides about it: adopt a snapshot, seal one, close what is old.
+
+What the daemon's archive does in a worker, done in virtual time: a snapshot is Phi with the later rounds
+taken back; a late record of a sealed round has it written anew after a moment; it is on disk, unsynced,
+before the claim to it is, synced.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gossamer.protocol import effects as fx
+from gossamer.protocol.chunks import chunk_hashes, parse_index, root_of
+from gossamer.protocol.history import Claim
+from gossamer.protocol.limits import CLAIMS_MAX
+from gossamer.protocol.records import Delta
+from tests.sim.disk import DamagedChunkError
+from tests.sim.fold import Base, Fold, Rounds
+
+if TYPE_CHECKING:
+    from tests.sim.node import Node
+
+LATE_SETTLE_S = 2.0
+LEASE_S = 60.0
+RETRY_S = 0.5
+
+
+class Archive:
+    """Carries out Seal, Close and Adopt for one life of a node."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+        self.claims: tuple[Claim, ...] = ()
+        self._adopting: Claim | None = None
+        self._seal_round = 0
+        self._late = 0
+        self._used: dict[bytes, float] = {}
+
+    # -- at the start
+
+    def restore(self, stored: list[Delta]) -> Fold | None:
+        """The fold at the newest snapshot on disk; None if there is none, or it is damaged."""
+        disk, audit = self._node.disk, self._node.stage.audit
+        if not disk.claims:
+            return None
+        newest = disk.claims[0]
+        rounds: Rounds = {}
+        for delta in sorted(stored, key=lambda d: (d.round, d.author)):
+            if delta.record_id in disk.covered:
+                rounds[delta.round] = (*rounds.get(delta.round, ()), delta)
+        try:
+            phi = self._load(newest.root)
+        except DamagedChunkError:
+            return None
+        fold = self._fold(phi, disk.base, rounds, audit.history(disk.base.chain))
+        if fold.chain(newest.round) != newest.digest:
+            return None
+        self.claims = disk.claims
+        return fold
+
+    def _load(self, root: bytes) -> "np.ndarray[tuple[int, ...], np.dtype[np.int32]]":
+        disk = self._node.disk
+        (blob,) = parse_index(disk.get(root), self._node.stage.layout.snapshot_bytes)
+        return np.frombuffer(disk.get(blob), dtype=np.int32)
+
+    def _fold(
+        self,
+        phi: "np.ndarray[tuple[int, ...], np.dtype[np.int32]]",
+        base: Base,
+        rounds: Rounds,
+        below: Rounds,
+    ) -> Fold:
+        stage = self._node.stage
+        return Fold(
+            stage.manifest, phi, self._node.disk.get, stage.merge_round, base=base, rounds=rounds, below=below
+        )
+
+    # -- adopting
+
+    def adopt(self, claim: Claim) -> None:
+        """Fetch a snapshot and start from it."""
+        self._adopting = claim
+        self.look()
+
+    def look(self) -> None:
+        """Go on with whatever can go on now."""
+        if self._adopting is not None:
+            self._try_to_adopt(self._adopting)
+        else:
+            self._seal_if_settled()
+
+    def _try_to_adopt(self, claim: Claim) -> None:
+        node = self._node
+        total = node.stage.layout.snapshot_bytes
+        try:
+            wanted: tuple[tuple[bytes, int], ...] = ((claim.root, 32),)
+            if node.disk.has(claim.root):
+                (blob,) = parse_index(node.disk.get(claim.root), total)
+                wanted = ((blob, total),)
+                if node.disk.has(blob):
+                    self._begin_at(claim)
+                    return
+        except DamagedChunkError:
+            pass
+        node.soon(RETRY_S, self._retry, claim)
+        node.dispatch(fx.Need(claim.root, wanted))
+
+    def _retry(self, claim: Claim) -> None:
+        if self._adopting is claim:
+            self.look()
+
+    def _begin_at(self, claim: Claim) -> None:
+        node = self._node
+        phi = self._load(claim.root)
+        base = Base(claim.round, claim.digest, claim.tokens)
+        self._adopting, self._seal_round, self._late = None, claim.round, 0
+        self.claims = (claim,)
+        node.disk.begin_at(claim, node.core.own_last)
+        node.begin(self._fold(phi, base, {}, node.stage.audit.history(claim.digest)))
+        node.dispatch(fx.Adopted(claim))
+
+    # -- sealing
+
+    def seal(self, round_: int) -> None:
+        """Snapshot everything up to a round, once what changed up to it is merged."""
+        self._seal_round = round_
+        self._seal_if_settled()
+
+    def merged(self, round_: int) -> None:
+        """A round was merged: if it was sealed already, its snapshot is written anew soon."""
+        if self.claims and round_ <= self.claims[0].round:
+            self._late += 1
+            self._node.soon(LATE_SETTLE_S, self._seal_anew, self._late)
+
+    def _seal_anew(self, late: int) -> None:
+        if late == self._late and self.claims and self._adopting is None:
+            self._seal(self.claims[0].round)
+
+    def _seal_if_settled(self) -> None:
+        ready = self._adopting is None and self.claims and self._seal_round > self.claims[0].round
+        if ready and not self._node.is_dirty(self._seal_round):
+            self._seal(self._seal_round)
+
+    def _seal(self, round_: int) -> None:
+        node, now = self._node, self._node.stage.loop.now
+        if node.fold is None:
+            return
+        if node.is_dirty(round_):
+            node.soon(RETRY_S, self._seal_anew, self._late)
+            return
+        try:
+            prefix = node.fold.prefix(round_)
+        except DamagedChunkError as error:
+            node.chunk_damaged(error.blob)
+            node.soon(RETRY_S, self._seal_anew, self._late)
+            return
+        data = prefix.phi.tobytes()
+        hashes = chunk_hashes(data)
+        claim = Claim(round_, prefix.tokens(), prefix.chain(round_), root_of(hashes))
+        node.stage.audit.sealed(node, claim, prefix)
+        if claim == self.claims[0]:
+            return
+        node.disk.put(hashes[0], data, now)
+        node.disk.put(claim.root, b"".join(hashes), now)
+        self.claims = (claim, *self._kept(claim, now))
+        node.disk.add_snapshot(
+            self.claims, (d.record_id for deltas in prefix.rounds.values() for d in deltas)
+        )
+        node.dispatch(fx.Sealed(self.claims))
+
+    def _kept(self, claim: Claim, now: float) -> list[Claim]:
+        older = [known for known in self.claims if known.root != claim.root]
+        return [
+            known
+            for place, known in enumerate(older)
+            if (place == 0 and known.round < claim.round)
+            or now - self._used.get(known.root, -LEASE_S) < LEASE_S
+        ][: CLAIMS_MAX - 1]
+
+    def touch(self, blob: bytes) -> None:
+        """A chunk was asked for."""
+        self._used[blob] = self._node.stage.loop.now
+
+    # -- closing
+
+    def close(self, effect: fx.Close) -> None:
+        """Drop what is closed."""
+        node = self._node
+        if node.fold is None or effect.round <= node.fold.base.round:
+            return
+        node.fold.close_up_to(effect.round)
+        node.stage.audit.closed(node.fold)
+        node.disk.close_up_to(node.fold.base, node.core.own_last)
+        for delta in effect.deltas:
+            for blob in delta.body.chunks:
+                node.disk.drop(blob)

@@ -1,0 +1,165 @@
+"""Storms: what can go wrong, as schedules of actions between two moments.
+
+A storm leaves its mess behind; the calm after it heals everything. Each kind stresses what its name says:
+splits of all shapes and FoundationDB's swizzle (links closed one by one and reopened in another order),
+crashes with and without the page cache, lost disks, stopped and starved processes, members that come and
+go, and a network that does what TCP would never do.
+"""
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.sim.weather import SHAPES, Mischief, between
+
+if TYPE_CHECKING:
+    from tests.sim.node import Node
+    from tests.sim.world import World
+
+Brew = Callable[["World", float, float, random.Random], None]
+
+
+def _split(shape: str) -> Brew:
+    def brew(world: "World", begin: float, end: float, rng: random.Random) -> None:
+        pairs = SHAPES[shape](world.hosts(), rng)
+        world.loop.at(begin, world.close, shape, pairs)
+
+    return brew
+
+
+def _swizzle(world: "World", begin: float, end: float, rng: random.Random) -> None:
+    """A random subset of hosts is cut off one by one, and comes back in another order."""
+    hosts = world.hosts()
+    chosen = rng.sample(hosts, rng.randrange(2, len(hosts) + 1))
+    half = (end - begin) / 2
+    for order, act in ((chosen, world.close), (rng.sample(chosen, len(chosen)), world.reopen)):
+        for place, host in enumerate(order):
+            time = begin + half * (place + rng.random()) / len(order)
+            args = (between([host], hosts),) if act == world.close else ()
+            world.loop.at(time, act, f"swizzle {host}", *args)
+        begin += half
+
+
+def _flapping(world: "World", begin: float, end: float, rng: random.Random) -> None:
+    """Splits of random shapes that last seconds."""
+    time, number = begin, 0
+    while time < end:
+        shape = SHAPES[rng.choice(sorted(SHAPES))]
+        number += 1
+        world.loop.at(time, world.close, f"flap {number}", shape(world.hosts(), rng))
+        time += rng.uniform(1.0, 12.0)
+        world.loop.at(min(time, end), world.reopen, f"flap {number}")
+        time += rng.uniform(0.5, 8.0)
+
+
+def _slow(world: "World", begin: float, end: float, rng: random.Random) -> None:
+    """Long latencies and much loss."""
+    world.loop.at(begin, world.worsen, rng.uniform(2.0, 10.0), rng.uniform(0.05, 0.3))
+
+
+def _rough(world: "World", begin: float, end: float, rng: random.Random) -> None:
+    """Messages dropped, doubled, swapped and damaged, as no stream does it."""
+    mischief = Mischief(
+        drop=rng.uniform(0.0, 0.2),
+        double=rng.uniform(0.0, 0.1),
+        swap=rng.uniform(0.0, 0.2),
+        damage=rng.uniform(0.0, 0.01),
+    )
+    world.loop.at(begin, world.make_mischief, mischief)
+    if rng.random() < 0.5:
+        world.loop.at(begin, world.close, "rough", SHAPES["oneway"](world.hosts(), rng))
+
+
+def _each(kill: Callable[["World", "Node"], None], seconds: tuple[float, float]) -> Brew:
+    """Some nodes, each at its own moment, and back after a while."""
+
+    def brew(world: "World", begin: float, end: float, rng: random.Random) -> None:
+        hosts = world.hosts()
+        for host in rng.sample(hosts, rng.randrange(1, max(2, len(hosts) // 2))):
+            time = rng.uniform(begin, end)
+            world.loop.at(time, kill, world, world.nodes[host])
+            world.loop.at(min(end, time + rng.uniform(*seconds)), world.revive, world.nodes[host])
+
+    return brew
+
+
+def _crash(world: "World", node: "Node") -> None:
+    if node.running:
+        world.crash(node, with_trainer=world.rng.random() < 0.5)
+
+
+def _cut_power(world: "World", node: "Node") -> None:
+    if node.running:
+        world.cut_power(node)
+
+
+def _kill_trainer(world: "World", node: "Node") -> None:
+    if node.running:
+        world.say(f"{node.name}: its trainer dies")
+        node.trainer.die()
+
+
+def _lose_disk(world: "World", begin: float, end: float, rng: random.Random) -> None:
+    """A node loses its disk and comes back with its key after half a minute.
+
+    Its last records have reached the others by then; if they had not (a partition at the same time), no
+    protocol could tell it which rounds it had signed. So this storm is not mixed with others.
+    """
+    hosts = world.hosts()
+    for host in rng.sample(hosts, min(len(hosts), 1 + rng.randrange(2))):
+        time = rng.uniform(begin, max(begin, end - 20.0))
+        world.loop.at(time, world.lose_disk, world.nodes[host])
+        world.loop.at(time + rng.uniform(15.0, 40.0), world.revive, world.nodes[host])
+
+
+def _stops(world: "World", begin: float, end: float, rng: random.Random) -> None:
+    """SIGSTOP for seconds to half a minute."""
+    for _ in range(rng.randrange(1, 8)):
+        node = world.nodes[rng.choice(world.hosts())]
+        time = rng.uniform(begin, end)
+        world.loop.at(time, world.stop, node)
+        world.loop.at(
+            min(end, time + rng.choice((rng.uniform(1, 8), rng.uniform(8, 40)))), world.resume, node
+        )
+
+
+def _starved(world: "World", begin: float, end: float, rng: random.Random) -> None:
+    """Event loops that come to their turn late, again and again."""
+    for host in rng.sample(world.hosts(), rng.randrange(1, 4)):
+        time = begin
+        while time < end:
+            length = rng.uniform(0.1, 2.5)
+            world.loop.at(time, world.stop, world.nodes[host])
+            world.loop.at(min(time + length, end), world.resume, world.nodes[host])
+            time += length + rng.uniform(0.1, 3.0)
+
+
+def _churn(world: "World", begin: float, end: float, rng: random.Random) -> None:
+    """Members leave, for ever or not, and new ones join."""
+    for host in rng.sample(world.hosts(), rng.randrange(1, 4)):
+        time = rng.uniform(begin, end)
+        world.loop.at(time, world.leave, world.nodes[host])
+        if rng.random() < 0.5:
+            world.loop.at(min(end, time + rng.uniform(1.0, 30.0)), world.come_back, world.nodes[host])
+    for _ in range(rng.randrange(0, 3)):
+        world.loop.at(rng.uniform(begin, end), world.join)
+
+
+STORMS: dict[str, Brew] = {
+    **{shape: _split(shape) for shape in SHAPES},
+    "swizzle": _swizzle,
+    "flapping": _flapping,
+    "slow": _slow,
+    "rough": _rough,
+    "crashes": _each(_crash, (1.0, 60.0)),
+    "power": _each(_cut_power, (5.0, 90.0)),
+    "trainers": _each(_kill_trainer, (1.0, 30.0)),
+    "diskloss": _lose_disk,
+    "stops": _stops,
+    "starved": _starved,
+    "churn": _churn,
+}
+"""Every kind of storm by its name."""
+
+UNMIXED = frozenset({"diskloss"})
+"""Storms that are not combined with others."""

@@ -1,0 +1,162 @@
+"""A Byzantine member: a node like the others that now and then does one of many wrong things.
+
+It has a key and is admitted, so what it signs verifies. It equivocates (two and three records for one
+round, to different peers), forges others' records, sends garbage, withholds payloads or publishes ones that
+do not decode, claims rounds of the far future, races the clock, and spreads rumours about the living.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+
+from gossamer.protocol import messages as msg
+from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
+from gossamer.protocol.limits import ROUND_MAX
+from gossamer.protocol.records import Delta, DeltaBody, parse_delta
+from tests.sim.node import Node
+from tests.sim.trainer import Window
+
+
+class Liar:
+    """Misuses one node."""
+
+    def __init__(self, node: Node, quiet_after: float) -> None:
+        self._node = node
+        self._rng = node.stage.dice("liar")
+        self._quiet_after = quiet_after
+        self._deeds: tuple[Callable[[], None], ...] = (
+            self._equivocate,
+            self._equivocate,
+            self._forge,
+            self._send_garbage,
+            self._replay_damaged,
+            self._withhold,
+            self._publish_nonsense,
+            self._jump_ahead,
+            self._race_the_clock,
+            self._spread_rumours,
+            self._claim_to_hold,
+        )
+
+    def act(self) -> None:
+        """Do one wrong thing, and another one soon."""
+        node = self._node
+        if node.stage.loop.now > self._quiet_after:
+            return
+        if node.responsive and node.links:
+            deed = self._deeds[self._rng.randrange(len(self._deeds))]
+            node.stage.trace.say(node.stage.loop.now, f"{node.name} does wrong: {deed.__name__[1:]}")
+            deed()
+        node.stage.loop.after(2.0 + 8.0 * self._rng.random(), self.act)
+
+    # -- tools
+
+    def _send(self, link: int, data: bytes) -> None:
+        end = self._node.links.get(link)
+        if end is not None:
+            end.send(data)
+
+    def _to_some(self, message: msg.Message) -> None:
+        for link in list(self._node.links):
+            if self._rng.random() < 0.5:
+                self._send(link, msg.encode(message))
+
+    def _body(self, round_: int, payload: bytes) -> DeltaBody:
+        stage = self._node.stage
+        fragments = len(stage.layout.fragments)
+        window = Window(
+            round_ - fragments, 1 + self._rng.randrange(100), 1 + self._rng.randrange(10**6), round_
+        )
+        return window.body(stage.manifest, payload, sha256(payload).digest())
+
+    def _sign(self, body: DeltaBody) -> Delta:
+        stage = self._node.stage
+        envelope = seal(self._node.traits.identity, Kind.DELTA, stage.manifest.swarm_id, body.pack())
+        delta = parse_delta(envelope, stage.layout)
+        stage.audit.signed(self._node, delta)
+        return delta
+
+    def _payload(self, round_: int) -> bytes:
+        return self._node.trainer._encode(round_ % len(self._node.stage.layout.fragments))
+
+    def _keep(self, payload: bytes) -> None:
+        blob, stage = sha256(payload).digest(), self._node.stage
+        stage.audit.keep(blob, payload)
+        self._node.disk.put(blob, payload, stage.loop.now)
+
+    def _round(self) -> int:
+        clock = self._node.core.clock
+        return max(1, clock + 1 - self._rng.randrange(4))
+
+    # -- deeds
+
+    def _equivocate(self) -> None:
+        if self._node.fold is None:
+            return
+        round_ = self._round()
+        for _ in range(2 + self._rng.randrange(2)):
+            payload = self._payload(round_)
+            self._keep(payload)
+            self._to_some(msg.Records(((self._sign(self._body(round_, payload)).data, True),)))
+
+    def _forge(self) -> None:
+        """A record in another member's name, with a signature of our own making."""
+        members = self._node.core.roster.members()
+        if members and self._node.fold is not None:
+            victim = members[self._rng.randrange(len(members))].peer
+            round_ = self._round()
+            body = self._body(round_, self._payload(round_)).pack()
+            key = victim.data[1:33]
+            own = seal(self._node.traits.identity, Kind.DELTA, self._node.stage.manifest.swarm_id, body)
+            self._to_some(msg.Records(((own.data[:1] + key + own.data[33:HEADER_BYTES] + body, True),)))
+
+    def _send_garbage(self) -> None:
+        links = list(self._node.links)
+        size = 1 + self._rng.randrange(200)
+        self._send(links[self._rng.randrange(len(links))], self._rng.randbytes(size))
+
+    def _replay_damaged(self) -> None:
+        """A true record with one byte changed."""
+        deltas = list(self._node.core.ledger)
+        if deltas:
+            data = bytearray(deltas[self._rng.randrange(len(deltas))].data)
+            data[self._rng.randrange(1, len(data))] ^= 1
+            self._to_some(msg.Records(((bytes(data), True),)))
+
+    def _withhold(self) -> None:
+        """A record whose payload nobody will ever see."""
+        round_ = self._round()
+        self._to_some(msg.Records(((self._sign(self._body(round_, self._rng.randbytes(8))).data, True),)))
+
+    def _publish_nonsense(self) -> None:
+        """A payload with the right hash that decodes to nothing."""
+        round_ = self._round()
+        payload = self._rng.randbytes(8)
+        self._keep(payload)
+        self._to_some(msg.Records(((self._sign(self._body(round_, payload)).data, True),)))
+
+    def _jump_ahead(self) -> None:
+        """A round that cannot have been reached yet."""
+        stage = self._node.stage
+        round_ = ROUND_MAX - self._rng.randrange(8)
+        body = replace(self._body(1, b"x"), round=round_, base=round_ - len(stage.layout.fragments))
+        envelope = seal(self._node.traits.identity, Kind.DELTA, stage.manifest.swarm_id, body.pack())
+        self._to_some(msg.Records(((envelope.data, False),)))
+
+    def _race_the_clock(self) -> None:
+        """A row that claims to be rounds ahead."""
+        row = self._node.core.own_row
+        claim = replace(row, heartbeat=row.heartbeat + 1, round=row.round + 1 + self._rng.randrange(10**6))
+        identity, swarm_id = self._node.traits.identity, self._node.stage.manifest.swarm_id
+        self._to_some(msg.Records(((seal(identity, Kind.PEER, swarm_id, claim.pack()).data, False),)))
+
+    def _spread_rumours(self) -> None:
+        """That the living do not answer."""
+        for member in self._node.core.roster.members():
+            if self._rng.random() < 0.3:
+                self._to_some(msg.Suspect(member.peer.node_id, *member.peer.body.age))
+
+    def _claim_to_hold(self) -> None:
+        """Payloads that we do not have, some of records that do not exist."""
+        ids = [delta.record_id for delta in self._node.core.ledger][-3:]
+        self._to_some(msg.Holding((*ids, self._rng.randbytes(32))))

@@ -1,0 +1,378 @@
+"""One simulated node: a real protocol core, and an adapter that carries out its effects as the daemon does.
+
+The process can be stopped, killed or starved, its host can lose power; the disk is what stays. Everything
+that reaches the process goes through `deliver`, which holds it back while the process is stopped and drops
+it once that life is over.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+from typing import Any
+
+from gossamer.protocol import effects as fx
+from gossamer.protocol.chunks import chunk_sizes
+from gossamer.protocol.records import Delta, DeltaBody
+from gossamer.protocol.replica import NodeInfo, Replica
+from tests.sim.archive import Archive
+from tests.sim.disk import DamagedChunkError, Disk
+from tests.sim.fold import Fold
+from tests.sim.network import End
+from tests.sim.stage import Stage, Traits
+from tests.sim.trainer import Trainer, Window
+from tests.sim.transfers import Transfers
+
+POLL_S = 0.25
+"""How often a node that is not ready looks whether it is."""
+
+_ROUNDING_S = 1e-6
+
+
+class Node:
+    """A node's host, disk, process and trainer."""
+
+    def __init__(self, stage: Stage, traits: Traits) -> None:
+        self.stage = stage
+        self.traits = traits
+        self.index = traits.index
+        self.disk = Disk()
+        self.rng = stage.dice(f"node {self.index}")
+        self.powered = True
+        self.running = False
+        self.gone = False
+        """Left, or dead for good."""
+        self.life = 0
+        self.started_at = 0.0
+        self.disturbed_at = -1e9
+        """When its process was last stopped or starved."""
+        self.links: dict[int, End] = {}
+        self.core: Replica
+        self.fold: Fold | None = None
+        self.transfers = Transfers(self)
+        self.trainer = Trainer(self)
+        self.ready = False
+        self.sent_bytes = 0
+        self.wakes = 0
+        self._numbers = 0
+        self._backlog: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._stopped = False
+        self._timer_due = float("inf")
+        self._latest = 0.0
+        self.archive = Archive(self)
+        self._dirty: set[int] = set()
+        self._catch_up_to: int | None = None
+        self._merge_is_due = False
+
+    def __repr__(self) -> str:
+        return f"n{self.index}"
+
+    @property
+    def name(self) -> str:
+        return f"n{self.index}"
+
+    # -- life
+
+    def start(self, bootstrap: tuple[str, ...]) -> None:
+        """Start the process on whatever its disk holds."""
+        stored = self.disk.load()
+        stage = self.stage
+        self.life += 1
+        self.powered = self.running = True
+        self._stopped = False
+        self.started_at = stage.loop.now
+        self.links.clear()
+        self._backlog.clear()
+        self._dirty.clear()
+        self.transfers, self.archive = Transfers(self), Archive(self)
+        self._timer_due, self._merge_is_due, self.ready = float("inf"), False, False
+        self.fold, self._catch_up_to = None, None
+        now = self.clock()
+        unix = stage.unix_start + stage.loop.now + self.traits.unix_error_s
+        self.core = Replica(
+            identity=self.traits.identity,
+            manifest=stage.manifest,
+            info=NodeInfo(
+                name=self.name, trains=self.traits.trains, incarnation=int(unix * 1000), bootstrap=bootstrap
+            ),
+            has_chunk=self.disk.has,
+            unix_offset_s=unix - now,
+            rng=stage.dice(f"core {self.index} {self.life}"),
+        )
+        for delta in stored:
+            if delta.author == self.traits.identity.node_id:
+                stage.audit.spoken(self, delta)
+        fold = self.archive.restore(stored)
+        if fold is not None:
+            self.begin(fold)
+        held = [d.record_id for d in stored if all(self.disk.has(blob) for blob in d.body.chunks)]
+        restored = self.core.restore(
+            stored,
+            held,
+            now,
+            claims=self.archive.claims,
+            floor=self.disk.base.round,
+            own_last=self.disk.own_last,
+        )
+        self._carry_out(restored)
+        self._carry_out(self.core.announce((self.traits.address,) if self.traits.listens else ()))
+        self._set_timer()
+        self.trainer.daemon_is_back()
+
+    def crash(self) -> None:
+        """The process dies; its host resets the connections."""
+        self._end()
+        for end in self.links.values():
+            end.close()
+        self.disk.process_died(self.stage.loop.now)
+
+    def power_cut(self) -> None:
+        """The host dies, without a word to anybody."""
+        self._end()
+        self.powered = False
+        for end in self.links.values():
+            end.cut()
+        self.disk.power_cut(self.stage.loop.now, self.rng)
+        self.trainer.die()
+
+    def _end(self) -> None:
+        self.transfers.settle_unsure(self.rng)
+        self.running = self._stopped = False
+        self._backlog.clear()
+
+    def leave(self) -> None:
+        """Stop in good order."""
+        self.trainer.die()
+        self.dispatch(fx.Leave())
+        self.gone = True
+        self.crash()
+
+    def stop(self) -> None:
+        """Like SIGSTOP, or a laptop's lid, or an event loop that is busy elsewhere."""
+        self._stopped = True
+        self.disturbed_at = self.stage.loop.now
+
+    def resume(self) -> None:
+        """Like SIGCONT: all that has waited comes at once."""
+        self._stopped = False
+        self.disturbed_at = self.stage.loop.now
+        while self._backlog and self.running and not self._stopped:
+            action, args = self._backlog.popleft()
+            action(*args)
+
+    @property
+    def responsive(self) -> bool:
+        return self.running and not self._stopped
+
+    def deliver(self, life: int, action: Callable[..., None], *args: Any) -> None:
+        """Do something in this life of the process: now, or when it runs again."""
+        if life != self.life or not self.running:
+            return
+        if self._stopped:
+            self._backlog.append((action, args))
+        else:
+            action(*args)
+
+    def soon(self, delay: float, action: Callable[..., None], *args: Any) -> None:
+        """Do something in this life of the process, after a delay."""
+        self.stage.loop.after(delay, self.deliver, self.life, action, *args)
+
+    # -- the core
+
+    def clock(self) -> float:
+        """The node's own monotonic clock; it never runs backwards."""
+        self._latest = max(self._latest, self.traits.clock(self.stage.loop.now))
+        return self._latest
+
+    def dispatch(self, event: fx.Event) -> list[fx.Effect]:
+        """Give the core an event and carry out what it answers."""
+        effects = self.core.handle(event, self.clock())
+        if effects:
+            self._carry_out(effects)
+        self._set_timer()
+        return effects
+
+    def _set_timer(self) -> None:
+        time = self.traits.time(self.core.next_wake())
+        if time < self._timer_due:
+            self._timer_due = max(time, self.stage.loop.now)
+            self.stage.loop.at(self._timer_due, self.deliver, self.life, self._wake, self._timer_due)
+
+    def _wake(self, due: float) -> None:
+        if due != self._timer_due:
+            return  # an earlier one was set since
+        self._timer_due = float("inf")
+        wake = self.core.next_wake()
+        if wake > self.clock() + _ROUNDING_S:
+            self._set_timer()
+            return
+        self._latest = max(self._latest, wake)
+        self.wakes += 1
+        self.stage.trace.note(self.stage.loop.now, self.index, 1)
+        self.dispatch(fx.Wake())
+        self.stage.audit.woken(self, self.core.next_wake() - self._latest)
+
+    def _carry_out(self, effects: Iterable[fx.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case fx.Send():
+                    self.send(effect.link, self.stage.encode(effect.message))
+                case fx.Get():
+                    self.transfers.get(self.links.get(effect.link), effect)
+                case fx.Put():
+                    self.transfers.asked(self.links.get(effect.link), effect.blob)
+                case fx.Store():
+                    self._store(effect)
+                case fx.Ready():
+                    self.mark(effect.delta.round)
+                case fx.Dial():
+                    self.stage.net.dial(self, effect.address)
+                case fx.Hangup():
+                    self._hang_up(effect)
+                case fx.Fetched():
+                    self.archive.look()
+                case fx.Seal():
+                    self.archive.seal(effect.round)
+                case fx.Close():
+                    self.archive.close(effect)
+                case fx.Adopt():
+                    self.archive.adopt(effect.claim)
+                case fx.Blame():
+                    self._tell(f"blames {self.links.get(effect.link)}: {effect.reason}")
+                    self.stage.audit.blamed(self, self.links.get(effect.link), effect.reason)
+                case fx.Notice():
+                    self._tell(effect.text)
+
+    def _tell(self, text: str) -> None:
+        self.stage.trace.say(self.stage.loop.now, f"{self.name}: {text}")
+
+    # -- links (the network's Party)
+
+    def send(self, link: int, data: bytes) -> None:
+        end = self.links.get(link)
+        if end is not None:
+            self.sent_bytes += len(data)
+            self.stage.audit.sending(self, data)
+            end.send(data)
+
+    def link_opened(self, end: End, outbound: bool, address: str | None) -> None:
+        self._numbers += 1
+        end.number = self._numbers
+        self.links[end.number] = end
+        self.transfers.link_up(end)
+        peer = end.peer.party
+        assert isinstance(peer, Node)
+        self.stage.trace.note(self.stage.loop.now, self.index, 2, peer.traits.identity.node_id)
+        self.dispatch(fx.LinkUp(end.number, peer.traits.identity.node_id, outbound, address))
+
+    def link_closed(self, end: End) -> None:
+        if self.links.pop(end.number, None) is not None:
+            self.transfers.link_down(end.number)
+            self.stage.trace.note(self.stage.loop.now, self.index, 3)
+            self.dispatch(fx.LinkDown(end.number))
+
+    def _hang_up(self, effect: fx.Hangup) -> None:
+        end = self.links.get(effect.link)
+        if end is not None:
+            self._tell(f"hangs up on {end.peer.party}: {effect.reason}")
+            end.close()
+            self.soon(0.0, self.link_closed, end)
+
+    def dial_failed(self, address: str) -> None:
+        self.dispatch(fx.DialFailed(address))
+
+    def message(self, end: End, data: bytes, damaged: bool) -> None:
+        stage = self.stage
+        stage.trace.note(stage.loop.now, self.index, 4, data)
+        if not damaged:
+            self.dispatch(fx.Received(end.number, data))
+            return
+        with stage.audit.damage(self, data):
+            self.dispatch(fx.Received(end.number, data))
+        if end.number in self.links:  # TLS would not have let it through and would have ended the connection
+            end.close()
+            self.link_closed(end)
+
+    # -- records and payloads
+
+    def _store(self, effect: fx.Store) -> None:
+        if not effect.own:
+            self.disk.add(effect.delta, self.stage.loop.now)
+            return
+        self.stage.audit.signed(self, effect.delta)
+        self.transfers.unsure = effect.delta
+        self.soon(self.traits.sync_s * (0.5 + self.rng.random()), self._own_stored, effect.delta)
+
+    def _own_stored(self, delta: Delta) -> None:
+        self.disk.commit(delta)
+        self.transfers.unsure = None
+        self.stage.audit.spoken(self, delta)
+        self.dispatch(fx.Stored(delta))
+        self.trainer.acknowledged(delta.round)
+
+    def publish(self, window: Window, payload: bytes) -> None:
+        """Take over a delta of the trainer: its payload first, then have the core sign for it."""
+        blob = sha256(payload).digest()
+        self.stage.audit.keep(blob, payload)
+        self.disk.put(blob, payload, self.stage.loop.now, durable=True)
+        self.soon(self.traits.sync_s, self._sign, window.body(self.stage.manifest, payload, blob))
+
+    def _sign(self, body: DeltaBody) -> None:
+        effects = self.dispatch(fx.Publish(body))
+        if not any(isinstance(effect, fx.Store) for effect in effects):
+            self.trainer.acknowledged(body.round)
+
+    def chunk_damaged(self, blob: bytes) -> None:
+        """A chunk on disk turned out damaged: fetch it again."""
+        for delta in self.core.ledger:
+            if blob in delta.body.chunks:
+                sizes = chunk_sizes(delta.body.payload_bytes)
+                self.dispatch(fx.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))
+        self.archive.look()
+
+    # -- merging
+
+    def begin(self, fold: Fold) -> None:
+        """Take over a state: records above its base are merged into it."""
+        self.fold = fold
+        self._dirty = {round_ for round_ in self.core.ledger.rounds() if round_ > fold.base.round}
+        self._merge_soon(self.traits.gather_s)
+
+    def mark(self, round_: int) -> None:
+        """A round's set of complete, valid records has changed."""
+        self._dirty.add(round_)
+        self._merge_soon(self.traits.gather_s)
+
+    def is_dirty(self, round_: int) -> bool:
+        """Whether a round up to this one waits to be merged."""
+        return any(dirty <= round_ for dirty in self._dirty)
+
+    def _merge_soon(self, delay: float) -> None:
+        if not self._merge_is_due and self.fold is not None:
+            self._merge_is_due = True
+            self.soon(delay * (0.5 + self.rng.random()), self._merge)
+
+    def _merge(self) -> None:
+        assert self.fold is not None
+        self._merge_is_due = False
+        for round_ in sorted(self._dirty):
+            self._dirty.discard(round_)
+            deltas = tuple(d for d in self.core.ledger.valid(round_) if self.core.holds(d.record_id))
+            try:
+                if self.fold.change(round_, deltas):
+                    self.stage.audit.merged(self, self.fold, round_)
+                    self.archive.merged(round_)
+            except DamagedChunkError as error:
+                self.chunk_damaged(error.blob)
+        self.archive.look()
+        self._look_whether_ready()
+
+    def _look_whether_ready(self) -> None:
+        """As the daemon: all that the swarm had, when we first had seen all of it, must be merged."""
+        if self.ready:
+            return
+        if self.core.caught_up and self.core.sealing.joined:
+            if self._catch_up_to is None:
+                self._catch_up_to = max(self._dirty, default=0)
+            self.ready = not self.is_dirty(self._catch_up_to)
+        if not self.ready:
+            self._merge_soon(POLL_S)

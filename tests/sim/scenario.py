@@ -1,0 +1,180 @@
+"""The choice of everything by a seed: the swarm, its machines, its network and what will go wrong.
+
+Time is cut into *storms*, in which things go wrong, and *calms*, in which everything is healed and the
+promises about recovery are checked. A seed picks each storm from the list, unless one is asked for by name.
+"""
+
+import random
+from dataclasses import dataclass
+from hashlib import sha256
+
+import numpy as np
+
+from gossamer.protocol.chunks import chunk_hashes, root_of
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.layout import TensorSpec
+from gossamer.protocol.manifest import Manifest, from_values
+from tests.sim.faults import STORMS, UNMIXED
+from tests.sim.network import Path
+from tests.sim.stage import Traits
+from tests.sim.verdicts import DROPPED_S
+
+CREATED = 1_700_000_000
+WARM_UP_S = 60.0
+CALM_S = 75.0
+ROUGH_CALM_S = CALM_S + DROPPED_S
+REST_S = 40.0
+"""At the end nobody publishes any more, and all nodes must become equal."""
+
+RETAIN = 40
+"""Rounds that are kept: some 200 s of the fastest swarm's, and no storm lasts longer than 180."""
+
+_TENSORS = (
+    TensorSpec("embed", (8, 6), "mean"),
+    TensorSpec("weight", (6, 8), "rda"),
+    TensorSpec("bias", (10,), "mean"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Storm:
+    """What goes wrong, from when to when."""
+
+    names: tuple[str, ...]
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One seed's choices."""
+
+    seed: int
+    name: str
+    nodes: int
+    """Members at the start; more may join."""
+    minutes: float
+    codec: str
+    manifest: Manifest
+    phi: Ints
+    traits: tuple[Traits, ...]
+    paths: dict[tuple[int, int], Path]
+    storms: tuple[Storm, ...]
+    has_liar: bool
+
+    @property
+    def seconds(self) -> float:
+        return self.minutes * 60.0
+
+    def describe(self) -> str:
+        storms = (
+            ", ".join(f"{'+'.join(s.names)} {s.begin:.0f}-{s.end:.0f} s" for s in self.storms) or "no storm"
+        )
+        liar = ", one liar" if self.has_liar else ""
+        return f"{self.nodes} nodes, {self.codec}{liar}: {storms}"
+
+
+def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
+    """Draw a scenario. `name` asks for one kind of storm, "calm", "liar" or "mixed"."""
+    rng = random.Random(f"{seed}/scenario")
+    codec = rng.choice(("int4", "int4", "topk", "exact", "int8", "int2"))
+    manifest, phi = _manifest(rng, codec)
+    total = nodes + 4
+    has_liar = name == "liar" or (name in (None, "mixed") and rng.random() < 0.25)
+    return Scenario(
+        seed=seed,
+        name=name or "mixed",
+        nodes=nodes,
+        minutes=minutes,
+        codec=codec,
+        manifest=manifest,
+        phi=phi,
+        traits=_traits(rng, seed, total, nodes - 1 if has_liar else None),
+        paths=_paths(rng, total),
+        storms=_storms(rng, minutes * 60.0, name),
+        has_liar=has_liar,
+    )
+
+
+def _manifest(rng: random.Random, codec: str) -> tuple[Manifest, Ints]:
+    numel = sum(spec.numel for spec in _TENSORS)
+    phi = np.random.default_rng(rng.randrange(2**32)).integers(-(2**24), 2**24, numel, dtype=np.int32)
+    by_steps = rng.random() < 0.6
+    values = {
+        "swarm": {"name": "simulated", "created": CREATED},
+        "task": {"name": "none"},
+        "outer": {"codec": codec, "clip": rng.choice((0.0, 3.0)), "weight_cap": rng.choice((0.0, 4.0))},
+        "pace": {
+            "every_steps": rng.randrange(10, 21) if by_steps else 0,
+            "every_seconds": 0.0 if by_steps else rng.uniform(12.0, 24.0),
+            "min_round_seconds": 0.5,
+        },
+        "history": {
+            "seal_after": rng.randrange(3, 9),
+            "snapshot_every": rng.randrange(2, 9),
+            # Longer than the longest storm lasts in rounds: what heals later than that is another story.
+            "retain": rng.choice((0, RETAIN, RETAIN + 10)),
+        },
+        "layout": {"fragments": 2, "tensors": _TENSORS},
+        "genesis": {"digest": root_of(chunk_hashes(phi.tobytes())).hex()},
+    }
+    return from_values(values, "the simulator"), phi
+
+
+def _traits(rng: random.Random, seed: int, total: int, liar: int | None) -> tuple[Traits, ...]:
+    bootstrap_trains = rng.random() < 0.5
+    behind_routers = rng.choice((0.0, 0.0, 0.25))
+    return tuple(
+        Traits(
+            index=index,
+            identity=Identity.from_seed(sha256(f"{seed}/key {index}".encode()).digest()),
+            address=f"10.0.0.{index}:7700",
+            listens=index < 2 or rng.random() >= behind_routers,
+            trains=index > 0 or bootstrap_trains,
+            step_s=1.0 * 4.0 ** rng.random(),
+            batch_tokens=rng.randrange(1, 64),
+            sync_s=rng.uniform(0.001, 0.05),
+            gather_s=rng.choice((0.02, 0.2, 1.0)),
+            clock_start=rng.uniform(1.0, 1e6),
+            clock_drift=rng.uniform(-2e-4, 2e-4),
+            unix_error_s=rng.uniform(-30.0, 30.0),
+            is_liar=index == liar,
+        )
+        for index in range(total)
+    )
+
+
+def _paths(rng: random.Random, total: int) -> dict[tuple[int, int], Path]:
+    """A latency for each host and each direction, as in one building, one country or around the world."""
+    far = rng.choice((0.001, 0.02, 0.15))
+    places = [far * rng.random() for _ in range(total)]
+    uplinks = [10 ** rng.uniform(5.0, 7.0) for _ in range(total)]
+    loss = rng.choice((0.0, 0.001, 0.02))
+    return {
+        (a, b): Path(0.0002 + places[a] + places[b], far * rng.random(), uplinks[a], loss * rng.random())
+        for a in range(total)
+        for b in range(total)
+    }
+
+
+def _storms(rng: random.Random, seconds: float, name: str | None) -> tuple[Storm, ...]:
+    if name == "calm":
+        return ()
+    if name is not None and name not in (*STORMS, "liar", "mixed"):
+        raise ValueError(f"unknown scenario {name!r}; choose one of calm, mixed, liar, {', '.join(STORMS)}")
+    found: list[Storm] = []
+    begin = WARM_UP_S
+    while True:
+        end = begin + rng.choice((rng.uniform(8, 40), rng.uniform(40, 120), rng.uniform(100, 180)))
+        if name in STORMS:
+            names: tuple[str, ...] = (name,)
+        elif rng.random() < 0.3:
+            names = tuple(rng.sample([kind for kind in STORMS if kind not in UNMIXED], 2))
+        else:
+            names = (rng.choice(tuple(STORMS)),)
+        calm = end + (ROUGH_CALM_S if "rough" in names else CALM_S)
+        if calm + REST_S > seconds:
+            return tuple(found)
+        found.append(Storm(names, begin, end))
+        begin = calm

@@ -1,0 +1,77 @@
+"""What all nodes of one simulation share, and the character of each."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gossamer.protocol.chunks import chunk_hashes, root_of
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.layout import Layout
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.messages import Message
+from tests.sim.audit import Audit
+from tests.sim.fold import MergeRound
+from tests.sim.loop import Loop
+from tests.sim.network import Network
+from tests.sim.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """The surroundings of every node."""
+
+    seed: int
+    loop: Loop
+    net: Network
+    trace: Trace
+    audit: Audit
+    manifest: Manifest
+    layout: Layout
+    phi: Ints
+    """Phi_0."""
+    unix_start: float
+    encode: Callable[[Message], bytes]
+    merge_round: MergeRound
+
+    def dice(self, name: str) -> random.Random:
+        """A source of randomness of its own for each purpose, so that one does not disturb another."""
+        return random.Random(f"{self.seed}/{name}")
+
+    def genesis_chunks(self) -> dict[bytes, bytes]:
+        """Phi_0 as chunks: what it consists of, and the index that lists them."""
+        data = self.phi.tobytes()
+        hashes = chunk_hashes(data)
+        return {root_of(hashes): b"".join(hashes), hashes[0]: data}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What makes a node different from the others, for as long as it exists."""
+
+    index: int
+    identity: Identity
+    address: str
+    listens: bool
+    """Whether others can dial it; if not, it lives behind a router and dials out."""
+    trains: bool
+    step_s: float
+    """Time of one inner step."""
+    batch_tokens: int
+    sync_s: float
+    """How long a durable write takes."""
+    gather_s: float
+    """Arrivals within this time are merged together."""
+    clock_start: float
+    clock_drift: float
+    unix_error_s: float
+    """How wrong its clock on the wall is."""
+    is_liar: bool = False
+
+    def clock(self, time: float) -> float:
+        """What the node's monotonic clock shows."""
+        return self.clock_start + time * (1.0 + self.clock_drift)
+
+    def time(self, clock: float) -> float:
+        """When the node's monotonic clock will show this."""
+        return (clock - self.clock_start) / (1.0 + self.clock_drift)

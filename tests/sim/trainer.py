@@ -1,0 +1,170 @@
+"""A stand-in trainer: inner steps at its own speed, small real payloads, the real pace.
+
+It behaves as `gossamer.node.peer` with its daemon link: it begins when its daemon has caught up, goes on
+alone while the daemon is away, and hands a delta over again if the daemon died before acknowledging it.
+What it publishes depends on the Phi that it has seen, so that a replica that went astray goes further.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.pace import Pace
+from gossamer.protocol.payload import encode_payload
+from gossamer.protocol.records import NO_RECORD, DeltaBody
+
+if TYPE_CHECKING:
+    from tests.sim.node import Node
+
+_NOISE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Inner steps since the last delta of a fragment; `round` is set when it closes."""
+
+    base: int
+    steps: int = 0
+    tokens: int = 0
+    round: int = 0
+
+    def body(self, manifest: Manifest, payload: bytes, blob: bytes) -> DeltaBody:
+        return DeltaBody(
+            round=self.round,
+            base=self.base,
+            tokens=self.tokens,
+            steps=self.steps,
+            loss=1.0 + 1.0 / self.round,
+            codec=manifest.outer.codec,
+            payload_bytes=len(payload),
+            chunks=(blob,),
+            previous=NO_RECORD,
+        )
+
+
+class Trainer:
+    """The trainer process of one node."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+        stage = node.stage
+        self._pace = Pace(stage.manifest.pace, stage.manifest.layout.fragments)
+        self._fragments = len(stage.layout.fragments)
+        seed = stage.dice(f"trainer {node.index}").randrange(2**63)
+        self._rng = np.random.default_rng(seed)
+        self.life = 0
+        self.running = False
+        self.begun = False
+        self.resting = False
+        """Told to publish nothing more, so that the swarm can be seen to come to rest."""
+        self.own_last = 0
+        self._clock = 0
+        self._unacknowledged: tuple[Window, bytes] | None = None
+        self._windows: list[Window] = []
+        self._steps_since = 0
+        self._published_at = 0.0
+
+    # -- life
+
+    def start(self) -> None:
+        """Start the process; it begins to train once its daemon is ready."""
+        if not self._node.traits.trains:
+            return
+        self.life += 1
+        self.running, self.begun = True, False
+        self._unacknowledged = None
+        self.own_last = 0
+        self._windows = [Window(index - self._fragments if index else 0) for index in range(self._fragments)]
+        self._steps_since = 0
+        self._next_step(self.life)
+
+    def die(self) -> None:
+        """The process ends; what its windows held is lost."""
+        self.life += 1
+        self.running = False
+
+    def daemon_is_back(self) -> None:
+        """Connect to a new daemon process: hand over what the old one did not acknowledge."""
+        if not self.running:
+            return
+        last = self._node.core.own_last
+        pending = self._unacknowledged
+        if pending is not None and last < pending[0].round:
+            self._node.soon(0.01, self._node.publish, *pending)
+        else:
+            self._unacknowledged = None
+            self.own_last = max(self.own_last, last)
+
+    def acknowledged(self, round_: int) -> None:
+        """The daemon has our delta safe, or will not have it."""
+        if self._unacknowledged is not None and self._unacknowledged[0].round == round_:
+            self._unacknowledged = None
+
+    # -- the inner loop
+
+    def _next_step(self, life: int) -> None:
+        delay = self._node.traits.step_s * (0.8 + 0.4 * self._node.rng.random())
+        self._node.stage.loop.after(delay, self._step, life)
+
+    def _step(self, life: int) -> None:
+        if life != self.life:
+            return
+        node = self._node
+        if not self.begun:
+            self._begin()
+        else:
+            self._windows = [
+                replace(w, steps=w.steps + 1, tokens=w.tokens + node.traits.batch_tokens)
+                for w in self._windows
+            ]
+            self._steps_since += 1
+            if node.responsive:
+                self._clock = node.core.clock
+                self._publish_if_due()
+        self._next_step(life)
+
+    def _begin(self) -> None:
+        node = self._node
+        if node.responsive and node.ready:
+            self.begun = True
+            self.own_last = max(self.own_last, node.core.own_last)
+            self._windows = [Window(self._merged(index)) for index in range(self._fragments)]
+            self._published_at = node.stage.loop.now
+
+    def _merged(self, index: int) -> int:
+        assert self._node.fold is not None
+        return self._node.fold.highest(index)
+
+    def _publish_if_due(self) -> None:
+        node = self._node
+        if self._unacknowledged is not None or self.resting or node.fold is None:
+            return
+        now = node.stage.loop.now
+        round_ = self._pace.due(self.own_last, self._clock, self._steps_since, now - self._published_at)
+        if round_ is None:
+            return
+        index = round_ % self._fragments
+        window = self._windows[index]
+        window = replace(window, round=round_, base=min(window.base, round_ - self._fragments))
+        payload = self._encode(index)
+        self._windows[index] = Window(max(round_, self._merged(index)))
+        self._unacknowledged = (window, payload)
+        self.own_last = round_
+        self._steps_since = 0
+        self._published_at = now
+        node.soon(0.001, node.publish, window, payload)
+
+    def _encode(self, index: int) -> bytes:
+        """A delta that pulls Phi towards zero, with noise: real bytes in the swarm's codec."""
+        stage, fold = self._node.stage, self._node.fold
+        assert fold is not None
+        fragment = stage.layout.fragments[index]
+        tensors: list[Ints] = []
+        for slot in fragment.slots:
+            start = fragment.offset + slot.offset
+            noise = self._rng.integers(-_NOISE, _NOISE, slot.numel, dtype=np.int32)
+            tensors.append((fold.phi[start : start + slot.numel] >> 5) + noise)
+        return encode_payload(stage.manifest.outer.codec, fragment, tensors)

@@ -1,0 +1,276 @@
+"""Checkers of liveness: what must happen within a time, once nothing is in the way.
+
+*Convergence*: when a storm ends everything is healed, and whatever any live honest node knows at that
+moment must be known, fetched and merged by all of them within CONVERGENCE_S, while training goes on. 40 s
+is what DESIGN promises (section 12): a node that believes another down dials it every 30 s at the latest,
+takes a handshake for it, and compares ledgers with it at once. At the very end nobody publishes for
+REST_S, and all nodes must be equal to the last bit. Where messages were dropped on open links, as only a
+send queue that is full does it, 60 s are added: so long waits a fetch whose request was lost.
+
+*Health*: by then nobody who is there is believed to be down. *Detection*: a member that died, with nothing
+else wrong, is no longer believed alive 20 s later: its heartbeats stop (12 s of silence raise suspicion),
+or its host resets the links (at once). *Progress*: rounds advance in every calm, and on each side of a
+split from 40 s on, when the members who are gone have been noticed and no longer hold the clock back.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gossamer.protocol.identity import short
+from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.limits import FETCH_TIMEOUT_S, ROUND_MAX
+from gossamer.protocol.records import Delta
+from gossamer.protocol.roster import Health
+from tests.sim.fold import Rounds, from_scratch
+from tests.sim.node import Node
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+CONVERGENCE_S = 40.0
+DROPPED_S = FETCH_TIMEOUT_S
+"""Added to it after storms that drop messages."""
+
+DETECTION_S = 20.0
+NOTICE_S = 40.0
+"""After this long a side of a split has noticed who is gone."""
+
+POLL_S = 0.5
+ROUNDS_PER_SIDE = 3
+
+
+@dataclass(slots=True)
+class _Calm:
+    """What was known when a calm began, and who lacks what of it."""
+
+    name: str
+    begin: float
+    patience_s: float
+    expected: dict[bytes, Delta]
+    held: set[bytes]
+    lacking: dict[Node, list[Delta]]
+    round: int
+    over: bool = False
+
+
+@dataclass(slots=True)
+class _Side:
+    """The trainers of one side of a split, and how far they were when they had noticed it."""
+
+    nodes: list[Node]
+    lives: list[int]
+    round: int
+    round_s: float
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """Liveness of one world."""
+
+    world: "World"
+    recoveries: list[tuple[str, float]] = field(default_factory=list)
+    """Name of each storm and how long convergence took after it."""
+    _calm: _Calm | None = None
+    _sides: list[_Side] = field(default_factory=list)
+
+    def _fail(self, node: Node | None, text: str) -> None:
+        self.world.audit.fail(node, text)
+
+    def _live(self) -> list[Node]:
+        return [node for node in self.world.nodes if node.running and not node.traits.is_liar]
+
+    # -- calms
+
+    def calm_begins(self, name: str, *, dropped: bool = False) -> None:
+        """Everything has been healed just now."""
+        live = self._live()
+        expected = {delta.record_id: delta for node in live for delta in node.core.ledger}
+        held = {i for i in expected if any(node.core.holds(i) for node in live)}
+        self._calm = calm = _Calm(
+            name,
+            self.world.loop.now,
+            CONVERGENCE_S + DROPPED_S * dropped,
+            expected,
+            held,
+            {node: list(expected.values()) for node in live},
+            self._highest(live),
+        )
+        self.world.loop.after(POLL_S, self._poll, calm)
+
+    def calm_ends(self) -> None:
+        """The next storm is about to begin."""
+        calm, self._calm = self._calm, None
+        if calm is None:
+            return
+        if not calm.over:
+            self._fail(None, "a calm ended before all had converged")
+        training = [node for node in self._live() if node.trainer.begun and not node.trainer.resting]
+        if training and self._highest(training) <= calm.round:
+            self._fail(None, f"no round since {calm.begin:.0f} s, though nothing is wrong")
+
+    @staticmethod
+    def _highest(nodes: list[Node]) -> int:
+        return max((node.core.own_last for node in nodes), default=0)
+
+    def _poll(self, calm: _Calm) -> None:
+        if calm is not self._calm or calm.over:
+            return
+        took = self.world.loop.now - calm.begin
+        for node in list(calm.lacking):
+            lacking = calm.lacking[node] = [d for d in calm.lacking[node] if self._lacks(node, d, calm)]
+            if not lacking:
+                del calm.lacking[node]
+        if not calm.lacking:
+            calm.over = True
+            self.recoveries.append((calm.name, took))
+            self.world.say(f"converged {took:.1f} s after {calm.name}")
+            self.world.loop.at(calm.begin + calm.patience_s, self._check_health, calm)
+        elif took >= calm.patience_s:
+            self._explain(calm)
+        else:
+            self.world.loop.after(POLL_S, self._poll, calm)
+
+    @staticmethod
+    def _lacks(node: Node, delta: Delta, calm: _Calm) -> bool:
+        ledger, fold = node.core.ledger, node.fold
+        if delta.round <= ledger.floor:
+            return False  # what closed rounds held is compared at the end
+        if delta.record_id not in ledger:
+            return not ledger.is_void(delta)
+        if ledger.is_void(delta) or delta.record_id not in calm.held:
+            return False
+        merged = fold.rounds.get(delta.round, ()) if fold is not None else ()
+        return all(other.record_id != delta.record_id for other in merged)
+
+    def _explain(self, calm: _Calm) -> None:
+        node, lacking = next(iter(calm.lacking.items()))
+        unknown = sum(d.record_id not in node.core.ledger for d in lacking)
+        unheld = sum(not node.core.holds(d.record_id) for d in lacking)
+        rounds = sorted({d.round for d in lacking})
+        peers = sorted(end.peer.party.index for end in node.links.values())
+        self._fail(
+            node,
+            f"and {len(calm.lacking) - 1} more have not converged {calm.patience_s:.0f} s after {calm.name}:"
+            f" it lacks {len(lacking)} deltas of rounds {rounds[0]}-{rounds[-1]} ({unknown} records, {unheld}"
+            f" payloads), the first {short(lacking[0].record_id)}; its links lead to {peers}",
+        )
+
+    def _check_health(self, calm: _Calm) -> None:
+        if calm is not self._calm:
+            return
+        old_enough = [node for node in self._live() if node.started_at <= calm.begin]
+        for node in old_enough:
+            for other in old_enough:
+                if other is node:
+                    continue
+                member = node.core.roster.get(other.traits.identity.node_id)
+                if member is None or member.health in (Health.DOWN, Health.LEFT):
+                    belief = member.health if member else "unheard of"
+                    self._fail(
+                        node,
+                        f"believes that {other.name} is {belief}, {calm.patience_s:.0f} s after {calm.name}",
+                    )
+
+    # -- splits
+
+    def watch_sides(self, end: float) -> None:
+        """A lasting split began: rounds must go on, on each side."""
+        self.world.loop.after(NOTICE_S, self._note_sides, end)
+
+    def _note_sides(self, end: float) -> None:
+        manifest = self.world.scenario.manifest
+        for hosts in self.world.weather.components(self.world.hosts()):
+            nodes = [self.world.nodes[host] for host in hosts]
+            nodes = [n for n in nodes if n.running and n.trainer.begun and not n.traits.is_liar]
+            steps = max(1, manifest.pace.every_steps / 2)
+            seconds = [max(steps * n.traits.step_s, manifest.pace.every_seconds / 2) for n in nodes]
+            if nodes:
+                side = _Side(nodes, [n.life for n in nodes], self._highest(nodes), max(seconds))
+                self._sides.append(side)
+                enough = self.world.loop.now + ROUNDS_PER_SIDE * (side.round_s + 2.0)
+                if enough < end:
+                    self.world.loop.at(enough, self._check_side, side)
+
+    def _check_side(self, side: _Side) -> None:
+        undisturbed = all(
+            n.responsive
+            and n.life == life
+            and n.disturbed_at < self.world.loop.now - NOTICE_S
+            and n.trainer.begun
+            for n, life in zip(side.nodes, side.lives, strict=True)
+        )
+        if undisturbed and self._highest(side.nodes) <= side.round:
+            names = ", ".join(node.name for node in side.nodes)
+            self._fail(
+                None, f"no round on the side of {names} since {side.round} in {ROUNDS_PER_SIDE} rounds' time"
+            )
+
+    # -- deaths
+
+    def died(self, victim: Node) -> None:
+        """A member died; if nothing else is wrong, all others notice."""
+        if self.world.is_fine:
+            self.world.loop.after(DETECTION_S, self._check_detected, victim, victim.life)
+
+    def _check_detected(self, victim: Node, life: int) -> None:
+        if not self.world.is_fine or victim.life != life:
+            return
+        now = self.world.loop.now
+        for node in self._live():
+            undisturbed = now - max(node.started_at, node.disturbed_at) > 2 * DETECTION_S
+            if not undisturbed or not node.responsive or node.core.membership.local_health:
+                continue
+            member = node.core.roster.get(victim.traits.identity.node_id)
+            if member is not None and member.health is Health.ALIVE:
+                self._fail(node, f"still believes in {victim.name}, which died {DETECTION_S:.0f} s ago")
+
+    # -- the end
+
+    def finish(self) -> None:
+        """All nodes have rested: they must be equal, and right."""
+        live = self._live()
+        floor = max(node.core.ledger.floor for node in live)
+        first = live[0]
+        for node in live:
+            self.world.audit.check_ledger(node)
+            self._check_merged(node)
+            self._check_equal(node, first, floor)
+        assert first.fold is not None
+        rounds = {**first.fold.below, **first.fold.rounds}
+        scenario, read = self.world.scenario, self.world.audit.payload
+        if from_scratch(scenario.manifest, scenario.phi, rounds, read).tobytes() != first.fold.phi.tobytes():
+            self._fail(first, "ends with another Phi than a fold of its records from scratch")
+        self._check_nothing_lost(first.core.ledger, rounds)
+
+    def _check_merged(self, node: Node) -> None:
+        ledger = node.core.ledger
+        for round_ in ledger.rounds():
+            wanted = {d.record_id for d in ledger.valid(round_) if node.core.holds(d.record_id)}
+            if node.fold is None or wanted != {d.record_id for d in node.fold.rounds.get(round_, ())}:
+                self._fail(node, f"has not merged all that it holds of round {round_}")
+
+    def _check_equal(self, node: Node, first: Node, floor: int) -> None:
+        """Nodes may have closed different rounds; above those their ledgers are the same."""
+        ours, theirs = node.core.ledger, first.core.ledger
+        for round_ in {*ours.rounds(), *theirs.rounds()}:
+            if round_ > floor and ours.digests.digest(0, round_) != theirs.digests.digest(0, round_):
+                self._fail(node, f"ends with other records of round {round_} than {first.name}")
+        if node.fold is None or first.fold is None:
+            self._fail(node, f"or {first.name} ends without a model")
+            return
+        if node.fold.key != first.fold.key or node.fold.chain(ROUND_MAX) != first.fold.chain(ROUND_MAX):
+            self._fail(node, f"has merged other records than {first.name}")
+        if node.fold.phi.tobytes() != first.fold.phi.tobytes():
+            self._fail(node, f"ends with another Phi than {first.name}")
+
+    def _check_nothing_lost(self, ledger: Ledger, rounds: Rounds) -> None:
+        """Every delta that a node has published and kept is everywhere."""
+        merged = {delta.record_id for deltas in rounds.values() for delta in deltas}
+        for node in self._live():
+            for delta in self.world.audit.spoken_by(node.traits.identity.node_id):
+                if node.index not in self.world.lost_disks and delta.record_id not in merged:
+                    self._fail(node, f"published round {delta.round}, and the swarm has lost it")
+        honest = {node.traits.identity.node_id for node in self.world.nodes if not node.traits.is_liar}
+        for author, round_ in ledger.voided():
+            if author in honest:
+                self._fail(None, f"honest {short(author)} is void in round {round_}")

@@ -1,0 +1,298 @@
+"""One simulation from start to end: the nodes, the network between them, and what befalls them."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gossamer.protocol.errors import GossamerError
+from tests.sim import memo
+from tests.sim.audit import CONTROL_BYTES_PER_S_MAX, Audit
+from tests.sim.faults import STORMS
+from tests.sim.liar import Liar
+from tests.sim.loop import Loop
+from tests.sim.network import Network
+from tests.sim.node import Node
+from tests.sim.scenario import CREATED, REST_S, Scenario, Storm
+from tests.sim.stage import Stage
+from tests.sim.trace import Trace, Violation
+from tests.sim.verdicts import Verdicts
+from tests.sim.weather import SHAPES, Mischief, Pair, Weather
+
+STARTED_BY_S = 12.0
+"""All members of the first hour are there by now."""
+
+LOOK_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What came of one seed."""
+
+    seed: int
+    about: str
+    failure: str | None
+    trace: str
+    """The trace's hash: equal for equal seeds."""
+    cpu_s: float
+    virtual_s: float
+    events: int
+    rounds: int
+    deltas: int
+    recoveries: tuple[tuple[str, float], ...]
+    """Each storm, and how long convergence took after it."""
+    control_bytes_per_s: float
+    """Of an average node, sent."""
+    wakes_per_s: float
+    """Of the busiest node in its busiest seconds."""
+    damaged_refused: int
+
+
+class World:
+    """A swarm under one scenario. What happens to nodes is done by the methods that storms call."""
+
+    def __init__(self, scenario: Scenario, show: Callable[[str], None] | None = None) -> None:
+        self.scenario = scenario
+        self.loop = Loop()
+        self.trace = Trace(show)
+        self.weather = Weather()
+        self.net = Network(self.loop, self.weather, scenario.paths, f"{scenario.seed}/network")
+        self.audit = Audit(self.loop, scenario.manifest.swarm_id)
+        self.stage = Stage(
+            seed=scenario.seed,
+            loop=self.loop,
+            net=self.net,
+            trace=self.trace,
+            audit=self.audit,
+            manifest=scenario.manifest,
+            layout=scenario.manifest.plan(),
+            phi=scenario.phi,
+            unix_start=CREATED + 3600.0,
+            encode=memo.Encoder(),
+            merge_round=memo.MergeMemo(),
+        )
+        self.rng = self.stage.dice("world")
+        self.verdicts = Verdicts(self)
+        self.nodes: list[Node] = []
+        self.lost_disks: set[int] = set()
+        self.is_fine = True
+        """Whether all paths work as they should, so that who can talk is all who live."""
+
+    # -- the run
+
+    def run(self) -> Result:
+        """Play the scenario to its end, or to the first violation."""
+        begun = time.process_time()
+        failure = None
+        with memo.remembered():
+            try:
+                self._play()
+            except (Violation, GossamerError) as error:
+                failure = str(error) or type(error).__name__
+            except Exception as error:  # the core must not raise anything, whatever it is fed
+                if self.trace.is_shown:
+                    raise
+                failure = f"at {self.loop.now:.3f} s: {type(error).__name__}: {error}"
+        return self._result(failure, time.process_time() - begun)
+
+    def _play(self) -> None:
+        self.say(self.scenario.describe())
+        self._begin()
+        for storm in self.scenario.storms:
+            self.loop.at(storm.begin, self._storm_begins, storm)
+            self.loop.at(storm.end, self._storm_ends, storm)
+        self.loop.at(self.scenario.seconds - REST_S, self._rest)
+        self.loop.after(LOOK_S, self._look)
+        self.loop.run(self.scenario.seconds)
+        self.verdicts.finish()
+        if self._control_bytes_per_s() > CONTROL_BYTES_PER_S_MAX:
+            self.audit.fail(None, f"{self._control_bytes_per_s():.0f} bytes of control a second and node")
+
+    def _begin(self) -> None:
+        genesis = self.stage.genesis_chunks()
+        for _ in range(self.scenario.nodes):
+            node = self._add_node()
+            if node.index == 0 or self.rng.random() < 0.5:
+                for blob, data in genesis.items():
+                    node.disk.put(blob, data, 0.0, durable=True)
+            self.loop.at(0.0 if node.index == 0 else self.rng.uniform(0.1, 8.0), self._start, node)
+        if self.scenario.has_liar:
+            liar = next(node for node in self.nodes if node.traits.is_liar)
+            self.loop.at(15.0, Liar(liar, self.scenario.seconds - 2 * REST_S).act)
+        self.loop.at(STARTED_BY_S, self.verdicts.calm_begins, "the start")
+
+    def _look(self) -> None:
+        for node in self.nodes:
+            if node.running:
+                self.audit.check_bounds(node, LOOK_S)
+        self.loop.after(LOOK_S, self._look)
+
+    def _rest(self) -> None:
+        self.say("all trainers rest")
+        self.verdicts.calm_ends()
+        for node in self.nodes:
+            node.trainer.resting = True
+
+    def _control_bytes_per_s(self) -> float:
+        return sum(self.audit.bytes_by_kind) / max(1.0, self.loop.now) / self.scenario.nodes
+
+    def _result(self, failure: str | None, cpu_s: float) -> Result:
+        cores = [node.core for node in self.nodes if node.running and not node.traits.is_liar]
+        return Result(
+            seed=self.scenario.seed,
+            about=self.scenario.describe(),
+            failure=failure,
+            trace=self.trace.digest,
+            cpu_s=cpu_s,
+            virtual_s=self.loop.now,
+            events=self.loop.events,
+            rounds=max((core.own_last for core in cores), default=0),
+            deltas=max((len(core.ledger) for core in cores), default=0),
+            recoveries=tuple(self.verdicts.recoveries),
+            control_bytes_per_s=self._control_bytes_per_s(),
+            wakes_per_s=self.audit.wakes_per_s,
+            damaged_refused=self.audit.refused,
+        )
+
+    def say(self, text: str) -> None:
+        """A line of the trace."""
+        self.trace.say(self.loop.now, text)
+
+    def hosts(self) -> list[int]:
+        """Indices of all members that have not gone for ever."""
+        return [node.index for node in self.nodes if not node.gone]
+
+    # -- storms
+
+    def _storm_begins(self, storm: Storm) -> None:
+        self.verdicts.calm_ends()
+        self.say(f"storm: {' and '.join(storm.names)} until {storm.end:.0f} s")
+        for name in storm.names:
+            STORMS[name](self, storm.begin, storm.end, self.stage.dice(f"{name} {storm.begin}"))
+        if len(storm.names) == 1 and storm.names[0] in SHAPES:
+            self.verdicts.watch_sides(storm.end)
+
+    def _storm_ends(self, storm: Storm) -> None:
+        """Heal everything."""
+        dropped = self.weather.mischief is not None
+        self.weather.clear()
+        self.is_fine = True
+        for node in self.nodes:
+            if node.gone:
+                continue
+            self.revive(node)
+            self.resume(node)
+        self.net.changed()
+        name = "+".join(storm.names)
+        self.say(f"all is well after {name}")
+        self.verdicts.calm_begins(name, dropped=dropped)
+
+    def close(self, layer: object, pairs: set[Pair]) -> None:
+        """Close directed pairs of hosts."""
+        self.say(f"{layer}: {len(pairs)} of {len(self.hosts()) * (len(self.hosts()) - 1)} ways close")
+        self.weather.close(layer, pairs)
+        self.is_fine = False
+        self.net.changed()
+
+    def reopen(self, layer: object) -> None:
+        """Take one of the closures away."""
+        self.say(f"{layer}: open again")
+        self.weather.reopen(layer)
+        self.net.changed()
+
+    def worsen(self, slowness: float, loss: float) -> None:
+        self.say(f"latencies times {slowness:.1f}, {loss:.0%} lost")
+        self.weather.slowness, self.weather.loss = slowness, loss
+        self.is_fine = False
+
+    def make_mischief(self, mischief: Mischief) -> None:
+        self.say(f"{mischief}")
+        self.weather.mischief = mischief
+        self.is_fine = False
+        self.net.changed()
+
+    # -- nodes
+
+    def _add_node(self) -> Node:
+        node = Node(self.stage, self.scenario.traits[len(self.nodes)])
+        self.nodes.append(node)
+        self.net.parties[node.traits.address] = node
+        return node
+
+    def _bootstrap(self, node: Node) -> tuple[str, ...]:
+        """Where a node is told to join: the first node, and for some the second too."""
+        if node.index == 0:
+            # Whoever founded the swarm joins nobody; without its disk it must be told to, as anybody.
+            return (self.nodes[1].traits.address,) if 0 in self.lost_disks else ()
+        first, second = (self.nodes[i].traits.address for i in (0, 1))
+        return (first, second) if node.index % 3 == 2 else (first,)
+
+    def _start(self, node: Node) -> None:
+        self.say(f"{node.name} starts")
+        node.start(self._bootstrap(node))
+        if not node.trainer.running:
+            node.trainer.start()
+        self.net.changed()
+
+    def join(self) -> None:
+        """A new member joins."""
+        if len(self.nodes) < len(self.scenario.traits):
+            self._start(self._add_node())
+
+    def crash(self, node: Node, *, with_trainer: bool) -> None:
+        """Its daemon dies, and with luck not its trainer."""
+        self.say(f"{node.name} crashes{'' if with_trainer else ', its trainer goes on'}")
+        node.crash()
+        if with_trainer:
+            node.trainer.die()
+        self.verdicts.died(node)
+
+    def cut_power(self, node: Node) -> None:
+        """Its host dies, and what was not synced with it."""
+        self.say(f"{node.name} loses power")
+        node.power_cut()
+        self.net.changed()
+        self.verdicts.died(node)
+
+    def lose_disk(self, node: Node) -> None:
+        """Its host dies, and its disk with it."""
+        if node.running:
+            self.say(f"{node.name} loses its disk")
+            self.lost_disks.add(node.index)
+            node.power_cut()
+            node.disk.wipe()
+            self.net.changed()
+            self.verdicts.died(node)
+
+    def revive(self, node: Node) -> None:
+        """Start again whatever of a node does not run."""
+        if node.gone or not node.life:
+            return
+        if not node.running:
+            self._start(node)
+        elif not node.trainer.running:
+            node.trainer.start()
+
+    def stop(self, node: Node) -> None:
+        if node.responsive:
+            self.say(f"{node.name} stops")
+            node.stop()
+
+    def resume(self, node: Node) -> None:
+        if node.running and not node.responsive:
+            self.say(f"{node.name} goes on")
+            node.resume()
+
+    def leave(self, node: Node) -> None:
+        if node.responsive and sum(other.running for other in self.nodes) > 3:
+            self.say(f"{node.name} leaves")
+            node.leave()
+
+    def come_back(self, node: Node) -> None:
+        if node.gone:
+            node.gone = False
+            self._start(node)
+
+
+def simulate(scenario: Scenario, show: Callable[[str], None] | None = None) -> Result:
+    """Run one scenario."""
+    return World(scenario, show).run()
