@@ -114,11 +114,17 @@ def bootstrap(
     logs.configure(debug=debug, as_json=log_json)
     manifest = manifests.read(path)
     home = Home((folder or default_folder(manifest, "-bootstrap")).absolute())
-    home.create()
-    home.adopt(manifest)
     addresses = checked_join(join)
+    home.create()
+    is_new = home.manifest() is None
+    home.adopt(manifest)
     if not addresses:
-        ensure_genesis(home, manifest)
+        try:
+            ensure_genesis(home, manifest)
+        except ConfigError:
+            if is_new:  # or the folder would refuse the manifest once it has been put right
+                home.manifest_path.unlink()
+            raise
     typer.echo(f"swarm {manifest.swarm_id.hex()}", err=True)
     supervisor = Supervisor(
         DaemonOptions(

@@ -1,4 +1,4 @@
-"""Making sure that a swarm's first node has Phi_0."""
+"""Making sure that a swarm's first node has a model to begin with."""
 
 import subprocess
 import sys
@@ -6,16 +6,28 @@ import sys
 from gossamer.node import genesis
 from gossamer.node.chunkstore import ChunkStore
 from gossamer.node.home import Home
+from gossamer.node.recordstore import RecordStore
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import Manifest
+
+
+def _has_snapshot(home: Home, manifest: Manifest) -> bool:
+    if not home.ledger_path.exists():
+        return False
+    store = RecordStore(home.ledger_path, manifest.swarm_id)
+    try:
+        return any(claim.round > 0 for claim in store.load_history().claims)
+    finally:
+        store.close()
 
 
 def ensure_genesis(home: Home, manifest: Manifest) -> None:
     """Rebuild Phi_0 from the seed if it is not in the folder, in a process that may import torch.
 
-    Raises ConfigError with that process's own explanation.
+    A folder that holds a later snapshot needs it no more. Raises StorageError, or ConfigError with that
+    process's own explanation.
     """
-    if genesis.is_stored(manifest, ChunkStore(home.chunks_path)):
+    if _has_snapshot(home, manifest) or genesis.is_stored(manifest, ChunkStore(home.chunks_path)):
         return
     result = subprocess.run(
         [sys.executable, "-m", "gossamer.node.genesis", str(home.root)],

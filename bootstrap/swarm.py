@@ -25,6 +25,7 @@ from gossamer.bootstrap.processes import NodeProcess, stop_all, threads_each
 from gossamer.bootstrap.summary import SwarmSummary, summarise
 from gossamer.models.corpus import load_corpus
 from gossamer.models.errors import TaskError
+from gossamer.models.registry import resolve_options
 from gossamer.node import snapshots
 from gossamer.node.chunkstore import ChunkStore
 from gossamer.node.home import Home, write_atomically
@@ -101,26 +102,23 @@ def _plan(options: SwarmOptions) -> tuple[Manifest, Ints]:
         if not Path(path).exists():
             raise ConfigError(f"--data {path}: there is no such file or folder")
 
-    def create(horizon: int) -> tuple[Manifest, Ints]:
-        return manifests.create(
-            name="local",
-            task="text",
-            options={"preset": options.preset, "horizon_tokens": horizon},
-            codec=options.codec,
-            every_steps=options.every_steps,
-            every_seconds=0.0,
-            fragments=options.fragments,
-            seed=options.seed,
-        )
-
-    first, _ = create(0)
-    task = first.task.options
-    steps = options.rounds * options.every_steps / options.fragments * options.nodes
     try:
+        task = resolve_options("text", {"preset": options.preset})
         load_corpus([Path(path) for path in options.data], int(task["context"]))
     except TaskError as error:
         raise ConfigError(str(error)) from None
-    return create(int(steps * int(task["batch_size"]) * int(task["context"])))
+    steps = options.rounds * options.every_steps / options.fragments * options.nodes
+    tokens = int(steps * int(task["batch_size"]) * int(task["context"]))
+    return manifests.create(
+        name="local",
+        task="text",
+        options={"preset": options.preset, "horizon_tokens": tokens},
+        codec=options.codec,
+        every_steps=options.every_steps,
+        every_seconds=0.0,
+        fragments=options.fragments,
+        seed=options.seed,
+    )
 
 
 def _folder(options: SwarmOptions) -> tuple[Path, bool]:

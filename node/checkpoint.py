@@ -7,6 +7,7 @@ older one holds has been sent since.
 """
 
 import json
+import logging
 import threading
 import time
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ FREQUENT_BYTES = 64 * 1024 * 1024
 
 INTERVAL_S = 60.0
 VERSION = "1"
+
+log = logging.getLogger("gossamer.checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,6 @@ class CheckpointWriter:
         self._busy: threading.Thread | None = None
         self._saved_at = 0.0
         self._size = 0
-        self.error: OSError | None = None
-        """Why the last write failed, None if it did not."""
 
     def is_due(self) -> bool:
         """Whether a checkpoint should be taken now: never while one is being written."""
@@ -105,9 +106,8 @@ class CheckpointWriter:
         self._size = len(data)
         try:
             write_atomically(self._path, data)
-            self.error = None
         except OSError as error:
-            self.error = error
+            log.warning("cannot save the trainer's state to %s: %s", self._path, error.strerror)
 
 
 def restore(path: Path, outer: OuterLoop, optimizer: torch.optim.Optimizer) -> Progress | None:

@@ -40,8 +40,12 @@ from gossamer.protocol.messages import Message, encode
 from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import NodeInfo, Replica
 
-STOP_GRACE_S = 3.0
-"""Time for the trainer to hand in its open window when the node stops."""
+STOP_GRACE_S = 2.5
+"""Time for the trainer to hand in its open window, and for a peer to fetch it, when the node stops."""
+
+STOP_POLL_S = 0.05
+REMEMBER_INTERVAL_S = 30.0
+REMEMBERED_MAX = 32
 
 log = logging.getLogger("gossamer.node")
 
@@ -67,8 +71,8 @@ class Daemon:
             info=NodeInfo(
                 name=options.name,
                 trains=options.trains,
-                incarnation=time.time_ns() // 1_000_000,
-                bootstrap=options.join,
+                incarnation=self.home.next_incarnation(),
+                bootstrap=self._whom_to_join(),
                 version=__version__,
             ),
             has_chunk=self.chunks.__contains__,
@@ -127,6 +131,7 @@ class Daemon:
                         ("merging", self.merging.run()),
                         ("archive", self.archive.run()),
                         ("trainer", self.port.serve()),
+                        ("memory", self._remember_now_and_then()),
                     )
                 ]
                 self._begin(host, bound, len(stored))
@@ -198,13 +203,34 @@ class Daemon:
             async with asyncio.timeout(STOP_GRACE_S):
                 await self.port.done.wait()
                 await self.writer.drained()
+                while self.links and not self.core.own_last_spread:  # noqa: ASYNC110: the core has no events
+                    await asyncio.sleep(STOP_POLL_S)
         except TimeoutError:
-            log.warning("the trainer did not end in time")
+            log.warning("stopping before our last delta was handed on")
+        self._remember_peers()
         self.dispatch(fx.Leave())
         for link in self.links.values():
             link.close_soon()
         if self._link_tasks:
             await asyncio.wait(self._link_tasks, timeout=0.5)
+
+    def _whom_to_join(self) -> tuple[str, ...]:
+        """Where we were told to join, and whom we knew in our last life: bootstrap peers may be gone."""
+        known = self.home.read_peers() if self.home.ledger_path.exists() else ()
+        return (*self.options.join, *(address for address in known if address not in self.options.join))
+
+    async def _remember_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(REMEMBER_INTERVAL_S)
+            self._remember_peers()
+
+    def _remember_peers(self) -> None:
+        addresses = [address for member in self.core.roster.live() for address in member.peer.body.addresses]
+        try:
+            if addresses:
+                self.home.write_peers(addresses[:REMEMBERED_MAX])
+        except OSError as error:
+            log.warning("cannot write down our peers' addresses: %s", error.strerror)
 
     # -- the core
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gossamer.node import snapshots
-from gossamer.node.chunkstore import ChunkStore
+from gossamer.node.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.home import Home
 from gossamer.protocol.errors import ConfigError, LocalError
 from gossamer.protocol.fixedpoint import Ints, to_fixed
@@ -36,8 +36,12 @@ def parameters(model: "nn.Module", layout: Layout) -> Ints:
 
 
 def is_stored(manifest: Manifest, chunks: ChunkStore) -> bool:
-    """Whether all of Phi_0 is in the chunk store."""
-    return not snapshots.missing(manifest.genesis.root, manifest.plan().snapshot_bytes, chunks)
+    """Whether all of Phi_0 is in the chunk store and undamaged; what is damaged is removed."""
+    try:
+        snapshots.load(manifest.genesis.root, manifest.plan().numel, chunks)
+    except MissingChunkError:
+        return False
+    return True
 
 
 def rebuild(manifest: Manifest, chunks: ChunkStore) -> None:

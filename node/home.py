@@ -7,6 +7,8 @@
     D/ledger.sqlite       signed records
     D/chunks/ab/abcd...   payload and snapshot chunks by hash
     D/trainer.safetensors residuals, momenta and inner optimizer of our own trainer
+    D/peers.json          addresses of members met, to find the swarm again
+    D/incarnation         counts our starts, in milliseconds of Unix time
     D/daemon.json         where the running daemon answers
     D/lock                held by the running daemon
 
@@ -17,6 +19,8 @@ import fcntl
 import json
 import os
 import tempfile
+import time
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -54,6 +58,8 @@ class Home:
         self.ledger_path = root / "ledger.sqlite"
         self.chunks_path = root / "chunks"
         self.daemon_path = root / "daemon.json"
+        self.peers_path = root / "peers.json"
+        self.incarnation_path = root / "incarnation"
         self.checkpoint_path = root / "trainer.safetensors"
         self._lock = -1
 
@@ -123,6 +129,28 @@ class Home:
         if folder.stat().st_uid != os.getuid():
             raise StorageError(f"{folder} belongs to somebody else; set TMPDIR to a folder of your own")
         return str(folder / f"{sha256(path.encode()).hexdigest()[:16]}.sock")
+
+    def next_incarnation(self) -> int:
+        """A number greater than at every earlier start, also if the clock was set back. Raises OSError."""
+        try:
+            last = int(self.incarnation_path.read_text())
+        except (OSError, ValueError):
+            last = 0
+        incarnation = max(time.time_ns() // 1_000_000, last + 1)
+        write_atomically(self.incarnation_path, str(incarnation).encode())
+        return incarnation
+
+    def write_peers(self, addresses: Sequence[str]) -> None:
+        """Remember where members were. Raises OSError."""
+        write_atomically(self.peers_path, json.dumps(list(addresses)).encode())
+
+    def read_peers(self) -> tuple[str, ...]:
+        """What `write_peers` remembered, empty if nothing usable."""
+        try:
+            found = json.loads(self.peers_path.read_bytes())
+        except (OSError, ValueError):
+            return ()
+        return tuple(str(address) for address in found) if isinstance(found, list) else ()
 
     def write_daemon(self, **facts: Any) -> None:
         """Say where the running daemon answers. Raises StorageError."""

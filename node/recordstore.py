@@ -74,15 +74,17 @@ class RecordStore:
         )
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing. Raises StorageError."""
+    def _transaction(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
+        """All or nothing; with `durable`, it survives a power cut once done. Raises StorageError."""
         try:
+            self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
                 self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # a full disk has rolled back already
+                    self._db.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
             raise self._broken(error) from None
@@ -90,12 +92,8 @@ class RecordStore:
     def add(self, deltas: Iterable[Delta], *, durable: bool) -> None:
         """Commit records; with `durable`, they survive a power cut once this returns. Raises StorageError."""
         rows = [(delta.record_id, delta.round, delta.data) for delta in deltas]
-        with self._lock:
-            self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-            with self._transaction() as db:
-                db.executemany(
-                    "INSERT OR IGNORE INTO deltas (record_id, round, envelope) VALUES (?, ?, ?)", rows
-                )
+        with self._lock, self._transaction(durable=durable) as db:
+            db.executemany("INSERT OR IGNORE INTO deltas (record_id, round, envelope) VALUES (?, ?, ?)", rows)
 
     def add_snapshot(self, claim: Claim, covered: Iterable[bytes], keep: Iterable[bytes]) -> None:
         """Note a snapshot that holds the records `covered`; of the older ones keep those roots. Durable."""

@@ -82,7 +82,7 @@ class Supervisor:
         host, port = parse_address(options.listen, port_min=0)
         if known is not None and port == 0 and self._services[0].failures == 1:
             options = replace(options, listen=f"{host}:{parse_address(str(known['address']))[1]}")
-        # The daemon's sums are over pieces that fit in cache: a BLAS that spreads them over threads only waits.
+        # The daemon sums pieces that fit in cache: a BLAS that spreads them over threads would only wait.
         return Child("gossamer.node.daemon", [options.to_json()], env={"OPENBLAS_NUM_THREADS": "1"})
 
     def stop(self) -> None:

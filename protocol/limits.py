@@ -74,6 +74,9 @@ SUSPICION_TIMEOUT_S = 6.0
 SILENCE_SUSPECT_S = 12.0
 """A member without a link to us is suspected when its gossiped heartbeat stands still this long."""
 
+LINK_SILENCE_S = 20.0
+"""A link on which nothing comes for this long is given up and dialled anew; heartbeats keep it busier."""
+
 LOCAL_HEALTH_MAX = 8
 """Lifeguard (arXiv 1707.00788): a node that is itself slow multiplies its patience by up to this."""
 

@@ -47,6 +47,7 @@ class Membership:
         self._roster = roster
         self._rng = rng
         self._links: dict[int, bytes] = {}
+        self._link_heard: dict[int, float] = {}
         self._probes: dict[int, _Probe] = {}
         self._vouching: dict[int, _Vouch] = {}
         self._rotation: list[int] = []
@@ -57,11 +58,21 @@ class Membership:
 
     def link_up(self, link: int, node_id: bytes, now: float) -> None:
         self._links[link] = node_id
+        self._link_heard[link] = now
         self._roster.heard_from(node_id, now)
+
+    def heard_on(self, link: int, now: float) -> None:
+        """Any message on a link shows that it works."""
+        self._link_heard[link] = now
+
+    def is_silent(self, link: int, now: float) -> bool:
+        """Whether a link is dead though its peer may live: others reach it, we do not (yet)."""
+        return now - self._link_heard[link] > self._patience(limits.LINK_SILENCE_S)
 
     def link_down(self, link: int, now: float) -> list[Effect]:
         """A broken link is a reason to ask others at once, not yet a verdict."""
         node_id = self._links.pop(link, None)
+        self._link_heard.pop(link, None)
         self._vouching = {n: v for n, v in self._vouching.items() if link not in (v.asker, v.target)}
         member = self._roster.get(node_id) if node_id is not None else None
         if (
@@ -155,6 +166,8 @@ class Membership:
         for probe in self._probes.values():
             probe.began += late
             probe.deadline += late
+        for link in self._link_heard:
+            self._link_heard[link] += late
         for member in self._roster.live():
             member.heard += late
             member.since += late if member.health is Health.SUSPECT else 0.0

@@ -77,11 +77,15 @@ class Replica:
         self._held: set[bytes] = set()
         self._addresses: tuple[str, ...] = ()
         self._progress = fx.Progress(0, 0, 0.0, 0.0, "")
+        self._incarnation = info.incarnation
         self._heartbeat = 0
         self._leaving = False
         self._next_heartbeat = 0.0
         self._next_roster = 0.0
         self._signing: int = 0
+        self._own_last_id = b""
+        self.own_last_spread = True
+        """Whether somebody else holds our last delta, payload and all: we may go without losing it."""
         self._synced_at: float | None = None
         self._own_row = self._sign_row()
 
@@ -259,11 +263,16 @@ class Replica:
     # -- links
 
     def _drop_dead_links(self, now: float) -> list[Effect]:
-        """A link to a member that is down may stay open for a quarter of an hour and lead nowhere."""
+        """A link to a member that is down may stay open for a quarter of an hour and lead nowhere.
+
+        So may one to a member that others vouch for: TCP doubles its time-out while a path is broken, and
+        would sleep for as long again once the path works.
+        """
         result: list[Effect] = []
         for link in self.links.all():
             member = self.roster.get(link.node_id)
-            if member is not None and member.health is Health.DOWN:
+            is_down = member is not None and member.health is Health.DOWN
+            if is_down or self.membership.is_silent(link.number, now):
                 result += [fx.Hangup(link.number, "does not answer"), *self._forget_link(link.number, now)]
         return result
 
@@ -297,6 +306,7 @@ class Replica:
     def _received(self, event: fx.Received, now: float) -> list[Effect]:
         if self.links.get(event.link) is None:
             return []
+        self.membership.heard_on(event.link, now)
         try:
             message = msg.decode(event.data)
         except PeerError as error:
@@ -308,6 +318,7 @@ class Replica:
             case msg.Records():
                 return self._records(link, message, now)
             case msg.Holding():
+                self.own_last_spread |= self._own_last_id in message.record_ids
                 for record_id in message.record_ids:
                     self.fetcher.hint(link, record_id)
                 return []
@@ -421,6 +432,8 @@ class Replica:
         return [fx.Store(delta, own=True)]
 
     def _stored(self, delta: Delta) -> list[Effect]:
+        self._own_last_id = delta.record_id
+        self.own_last_spread = False
         self.ledger.add(delta)
         self._held.add(delta.record_id)
         return [fx.Ready(delta), *self.gossip.push([delta], source=None), *self._beat()]
@@ -428,10 +441,19 @@ class Replica:
     # -- peer rows
 
     def _peer_row(self, peer: Peer, link: int, now: float) -> list[Effect]:
+        if peer.node_id == self.identity.node_id:
+            return self._outdo(peer)
         if not self.roster.update(peer, now):
             return []
         targets = sample({other.number for other in self.links.all()} - {link}, limits.PUSH_FANOUT, self._rng)
         return [fx.Send(target, msg.Records(((peer.data, False),))) for target in targets]
+
+    def _outdo(self, peer: Peer) -> list[Effect]:
+        """A row of an earlier life of ours is newer, as after a clock was set back: go beyond it."""
+        if peer.body.age <= self._own_row[0].age:
+            return []
+        self._incarnation = peer.body.incarnation + 1
+        return self._beat()
 
     def _beat(self) -> list[Effect]:
         """Sign a newer row of ourselves and push it."""
@@ -448,7 +470,7 @@ class Replica:
 
     def _sign_row(self) -> tuple[PeerBody, bytes]:
         body = PeerBody(
-            incarnation=self.info.incarnation,
+            incarnation=self._incarnation,
             heartbeat=self._heartbeat,
             leaving=self._leaving,
             trains=self.info.trains,

@@ -87,7 +87,7 @@ def entries(folder: Path) -> set[str]:
         (["init", "m.toml", "--codec", "zip"], "zip"),
         (["init", "m.toml", "--preset", "huge"], "huge"),
         (["init", "m.toml", "--task", "chess"], "chess"),
-        (["init", "m.toml", "--every-seconds", "nan"], "every_seconds"),
+        (["init", "m.toml", "--every-seconds", "nan"], "--every-seconds"),
         (["init", "m.toml", "--fragments", 99], "--fragments"),
         (["init", "m.toml", "--name", "bell\a"], "name"),
         (["init", "m.toml", "--name", "n" * 201], "name"),
@@ -192,6 +192,7 @@ def test_a_manifest_that_cannot_be(run: Run, tmp_path: Path, old: str, new: str,
     assert text.count(old) == 1
     (tmp_path / "my.toml").write_text(text.replace(old, new))
     run("bootstrap", "my.toml", "--dir", "d", "--listen", "127.0.0.1:0").assert_user_error(*parts)
+    assert not Home(tmp_path / "d").manifest_path.exists(), "once put right, the folder may be used"
 
 
 def test_a_manifest_that_is_no_text_or_a_folder(run: Run, tmp_path: Path) -> None:

@@ -147,8 +147,9 @@ class Pipe:
             target.party.deliver(target.life, target.closed_by_peer)
         elif target.is_open:
             target.party.deliver(target.life, target.take, item, damaged)
-        else:
+        elif not (target.party.running and target.party.life == target.life):
             self._net.loop.after(self._path.latency_s, target.reset_peer)
+        # else: closed in good order, which takes in and forgets what the peer still sends
 
 
 class End:

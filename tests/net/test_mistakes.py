@@ -1,0 +1,117 @@
+"""Mistakes that come to light only once a node runs: one clear line, exit status 2, and it stays stopped."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gossamer.bootstrap import manifests
+from gossamer.node import snapshots
+from gossamer.node.chunkstore import ChunkStore
+from gossamer.node.home import Home
+from gossamer.protocol.manifest import Manifest
+from tests.net.processes import BootstrapPeer, gossamer
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A folder with a manifest and Phi_0, as `gossamer bootstrap` makes it; the manifest is beside it."""
+    manifest, phi = manifests.create(
+        name="m",
+        task="text",
+        options={"preset": "tiny"},
+        codec="int4",
+        every_steps=4,
+        every_seconds=0.0,
+        fragments=1,
+        seed=0,
+    )
+    manifests.write(manifest, tmp_path / "m.toml")
+    home = Home(tmp_path / "d")
+    home.create()
+    home.adopt(manifest)
+    snapshots.store(phi, ChunkStore(home.chunks_path))
+    return home
+
+
+def manifest_of(home: Home) -> Manifest:
+    manifest = home.manifest()
+    assert manifest is not None
+    return manifest
+
+
+def bootstrap(home: Home) -> tuple[int, list[str]]:
+    """Exit status and the lines on standard error, without the one that names the swarm."""
+    done = gossamer(
+        "bootstrap", home.root.parent / "m.toml", "--dir", home.root, "--listen", "127.0.0.1:0", timeout=40
+    )
+    return done.returncode, done.stderr.splitlines()[1:]
+
+
+def test_a_damaged_database(home: Home) -> None:
+    home.ledger_path.write_bytes(b"this is no database" * 500)
+    status, lines = bootstrap(home)
+    assert status == 2
+    assert len(lines) == 1 and f"cannot use the database {home.ledger_path}" in lines[0]
+    assert home.ledger_path.read_bytes().startswith(b"this is no"), "left for a person to look at"
+
+
+def test_the_database_of_another_swarm(home: Home, tmp_path: Path) -> None:
+    from gossamer.node.recordstore import RecordStore
+
+    RecordStore(home.ledger_path, bytes(32)).close()
+    status, lines = bootstrap(home)
+    assert status == 2
+    assert len(lines) == 1 and "belongs to another swarm" in lines[0]
+
+
+@pytest.mark.parametrize("which", ["the index", "a chunk"])
+def test_a_damaged_chunk_of_the_first_model_is_rebuilt(home: Home, which: str) -> None:
+    root = manifest_of(home).genesis.root
+    index = home.chunks_path / root.hex()[:2] / root.hex()
+    blob = index.read_bytes()[:32].hex() if which == "a chunk" else root.hex()
+    path = home.chunks_path / blob[:2] / blob
+    sound = path.read_bytes()
+    path.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    peer = BootstrapPeer(home.root.parent / "m.toml", home.root)
+    try:
+        peer.wait_listening()
+        assert path.read_bytes() == sound
+    finally:
+        assert peer.stop() == 0
+
+
+def test_data_without_text_stops_the_node(home: Home, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = gossamer("node", "--dir", home.root, "--data", empty, "--listen", "127.0.0.1:0")
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if " error " in line]
+    assert len(errors) == 1 and f"no text in {empty}" in errors[0]
+    assert "Traceback" not in done.stderr
+
+
+def test_joining_the_wrong_swarm(home: Home, tmp_path: Path) -> None:
+    peer = BootstrapPeer(home.root.parent / "m.toml", home.root)
+    try:
+        address = peer.wait_listening()
+        new = tmp_path / "new"
+        done = gossamer("node", "--join", address, "--swarm-id", "ab" * 32, "--dir", new)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert manifest_of(home).swarm_id.hex()[:12] in done.stderr
+        assert not new.exists(), "nothing half-written"
+    finally:
+        peer.stop()
+
+
+def test_a_folder_that_cannot_be_written(home: Home, tmp_path: Path) -> None:
+    shutil.rmtree(home.chunks_path)
+    home.chunks_path.write_text("in the way")
+    status, lines = bootstrap(home)
+    assert status == 2
+    assert len(lines) <= 1 and "Traceback" not in "".join(lines)
