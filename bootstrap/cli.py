@@ -161,12 +161,20 @@ def swarm(
         Path | None, typer.Option("--dir", help="Keep the nodes' folders here; default: a temporary one.")
     ] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the summary here as JSON.")] = None,
+    chaos: Annotated[
+        bool,
+        typer.Option(
+            "--chaos",
+            help="Kill a node and restart it, let one join late, split the network, kill the bootstrap peer.",
+        ),
+    ] = False,
     plaintext: Plaintext = False,
     debug: Debug = False,
 ) -> None:
     """Try it: a local swarm of real node processes, trained and checked before your eyes.
 
     Example: gossamer swarm --nodes 6 --rounds 60 --codec topk
+    Nothing stops it: gossamer swarm --chaos
     """
     from gossamer.bootstrap.swarm import SwarmOptions, run_swarm
 
@@ -181,6 +189,7 @@ def swarm(
         seed=seed,
         folder=folder,
         json_path=json_path,
+        chaos=chaos,
         plaintext=plaintext,
         debug=debug,
     )

@@ -1,6 +1,7 @@
 """What a person sees of a local swarm: a live table on a terminal, plain lines elsewhere."""
 
 import time
+from statistics import median_low
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -10,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from gossamer.bootstrap.chaos import Happening, Storm
 from gossamer.bootstrap.processes import NodeProcess
 from gossamer.bootstrap.summary import SwarmSummary, amount
 
@@ -52,6 +54,7 @@ class Display:
         self._loss_rounds: dict[int, float] = {}
         self._phase = "starting"
         self._printed_at = 0.0
+        self._told = 0
         self._live = (
             Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
         )
@@ -67,13 +70,16 @@ class Display:
         if self._live:
             self._live.__exit__(None, None, None)
 
-    def update(self, processes: list[NodeProcess], phase: str) -> None:
-        """Show the latest statuses."""
+    def update(self, processes: list[NodeProcess], phase: str, storm: Storm | None = None) -> None:
+        """Show the latest statuses, and what a storm does."""
         self._note(processes)
         if self._live:
-            self._live.update(self._frame(processes, phase), refresh=True)
+            self._live.update(self._frame(processes, phase, storm), refresh=True)
             return
         now = time.monotonic()
+        for line in storm.log[self._told :] if storm else ():
+            self._told += 1
+            self._console.print(f"{minutes(now - self._begun)}  * {line}", markup=False, highlight=False)
         if now - self._printed_at >= PLAIN_INTERVAL_S or phase != self._phase:
             self._printed_at = now
             self._phase = phase
@@ -94,7 +100,7 @@ class Display:
     @staticmethod
     def _round(processes: list[NodeProcess]) -> int:
         rounds = [p.status["round"] for p in processes if p.status and p.status["trains"]]
-        return min(rounds, default=0)
+        return median_low(rounds or [0])
 
     def _left(self, round_: int) -> str:
         if self._training_since is None or round_ < 2:
@@ -104,7 +110,7 @@ class Display:
 
     # -- a terminal
 
-    def _frame(self, processes: list[NodeProcess], phase: str) -> RenderableType:
+    def _frame(self, processes: list[NodeProcess], phase: str, storm: Storm | None) -> RenderableType:
         table = Table(expand=True, box=None, pad_edge=False, header_style="dim")
         for column in ("node", "state"):
             table.add_column(column, no_wrap=True)
@@ -129,15 +135,17 @@ class Display:
             loss.append(f"  from {self._losses[0]:.3f}", style="dim")
         else:
             loss.append("not measured yet", style="dim")
-        return Panel(
-            Group(table, Text(), progress, loss), title=f"{self._title} · {phase}", title_align="left"
-        )
+        parts: list[RenderableType] = [table, Text(), progress, loss]
+        if storm is not None:
+            parts += [Text(), _events(storm.events, time.monotonic() - self._begun)]
+        return Panel(Group(*parts), title=f"{self._title} · {phase}", title_align="left")
 
     @staticmethod
     def _row(process: NodeProcess) -> list[Text]:
         status = process.status
         if status is None:
-            return [Text(process.name), Text("starting", style="yellow"), *[Text("-", style="dim")] * 8]
+            state = Text("killed", style="red") if process.killed else Text("starting", style="yellow")
+            return [Text(process.name), state, *[Text("-", style="dim")] * 8]
         trainer = process.trainer
         digest = status.get("phi_digest", "")[:8]
         return [
@@ -163,6 +171,20 @@ class Display:
             f"{minutes(time.monotonic() - self._begun)}  {phase}: round {round_}/{self._rounds}{loss},"
             f" {speed:,.0f} tokens/s, {self._left(round_)} left"
         )
+
+
+def _events(events: list[Happening], now_s: float) -> RenderableType:
+    """What happened, when, and what became of it."""
+    table = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        table.add_column()
+    for event in events:
+        if event.recovered_s is None:
+            outcome = Text(f"{now_s - event.t_s:.0f} s ...", style="yellow")
+        else:
+            outcome = Text(f"{event.cure} ({event.recovered_s:.1f} s)", style="green")
+        table.add_row(Text(minutes(event.t_s), style="dim"), Text(event.text), outcome)
+    return table if events else Text("calm so far", style="dim")
 
 
 def show_summary(console: Console, summary: SwarmSummary) -> None:
@@ -194,6 +216,14 @@ def show_summary(console: Console, summary: SwarmSummary) -> None:
         "away from training", f"{worst:.2%} of the slowest node's wall time went to publishing and merging"
     )
     table.add_row("trained", f"{summary.tokens:,} tokens in {minutes(summary.wall_s)}")
+    for event in summary.events:
+        recovered = event["recovered_s"]
+        table.add_row(
+            f"at {minutes(event['t_s'])}",
+            Text(f"{event['text']}; recovered in {recovered:.1f} s")
+            if recovered is not None
+            else Text(f"{event['text']}; NOT recovered", style="bold red"),
+        )
     console.print(Panel(table, title=f"swarm {summary.swarm_id[:12]}", title_align="left"))
     if summary.sample:
         console.print(Panel(Text(summary.sample), title="what it writes", title_align="left"))

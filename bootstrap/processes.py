@@ -3,9 +3,12 @@
 import asyncio
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from gossamer.node.client import fetch_status
 from gossamer.node.home import Home
@@ -28,11 +31,14 @@ class NodeProcess:
     env: dict[str, str]
     child: Child | None = None
     status: dict[str, Any] | None = None
+    killed: bool = False
+    """Whether we have killed it, and it has not come back."""
 
     def start(self) -> None:
         """Run the command; its log goes to a file beside its folder."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         Home(self.folder).daemon_path.unlink(missing_ok=True)
+        self.killed = False
         with open(self.log_path, "ab") as log:
             self.child = Child("gossamer.bootstrap.cli", self.args, env=self.env, stderr=log.fileno())
 
@@ -63,14 +69,32 @@ class NodeProcess:
         if self.child is not None and self.child.poll() is not None:
             raise LocalError(f"{self.name} ended: {self.last_words()}")
 
-    async def ask(self, *, digest: bool, plaintext: bool) -> None:
+    def kill(self) -> None:
+        """SIGKILL to all of its processes at once: a power cut."""
+        if self.child is None:
+            return
+        with suppress(psutil.NoSuchProcess):
+            whole = psutil.Process(self.child.pid)
+            for process in (whole, *whole.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self.child.end(STOP_S)
+        self.child = None
+        self.status = None
+        self.killed = True
+
+    async def ask(self, *, digest: bool, plaintext: bool, up_to: int | None = None) -> None:
         """Refresh its status; keeps the last one if it does not answer just now."""
         facts = Home(self.folder).read_daemon()
-        if facts is None:
+        if facts is None or self.killed:
             return
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                self.status = await fetch_status(str(facts["address"]), digest=digest, plaintext=plaintext)
+                status = await fetch_status(
+                    str(facts["address"]), digest=digest, plaintext=plaintext, up_to=up_to
+                )
+                if not self.killed:
+                    self.status = status
         except (UnreachableError, TimeoutError):
             pass
 

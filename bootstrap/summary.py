@@ -39,18 +39,21 @@ class SwarmSummary:
     tokens: int
     data_parallel_bytes: int
     sample: str
+    events: list[dict[str, Any]]
+    """What --chaos did to it; see `gossamer.bootstrap.chaos`."""
     nodes: list[NodeSummary]
 
     @property
     def ok(self) -> bool:
-        """Whether all is well: identical replicas, every node done, and a loss that fell."""
+        """Whether all is well: identical replicas, every node done, a loss that fell, all events over."""
         done = all(node.round >= self.rounds for node in self.nodes)
         fell = (
             self.val_loss_start is not None
             and self.val_loss_end is not None
             and self.val_loss_end < self.val_loss_start
         )
-        return self.identical and done and fell
+        recovered = all(event["recovered_s"] is not None for event in self.events)
+        return self.identical and done and fell and recovered
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "ok": self.ok}

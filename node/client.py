@@ -71,11 +71,15 @@ def fetch_manifest(addresses: tuple[str, ...], swarm_id: str | None, *, plaintex
     raise problems[0]
 
 
-async def fetch_status(address: str, *, digest: bool = False, plaintext: bool = False) -> dict[str, Any]:
-    """Ask a node for its status. Raises UnreachableError or ConfigError."""
-    body = await _ask(
-        address, "status?digest=1" if digest else "status", STATUS_BYTES_MAX, plaintext=plaintext
-    )
+async def fetch_status(
+    address: str, *, digest: bool = False, up_to: int | None = None, plaintext: bool = False
+) -> dict[str, Any]:
+    """Ask a node for its status, with digests of all that it has merged, and of that up to a round.
+
+    Raises UnreachableError or ConfigError.
+    """
+    query = (["digest=1"] if digest else []) + ([f"up_to={up_to}"] if up_to is not None else [])
+    body = await _ask(address, "status?" + "&".join(query), STATUS_BYTES_MAX, plaintext=plaintext)
     return parse_status(address, body)
 
 

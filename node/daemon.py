@@ -44,6 +44,8 @@ STOP_GRACE_S = 2.5
 """Time for the trainer to hand in its open window, and for a peer to fetch it, when the node stops."""
 
 STOP_POLL_S = 0.05
+"""The core is plain data: whether our last delta has spread is looked at, not awaited."""
+
 REMEMBER_INTERVAL_S = 30.0
 REMEMBERED_MAX = 32
 
@@ -203,7 +205,7 @@ class Daemon:
             async with asyncio.timeout(STOP_GRACE_S):
                 await self.port.done.wait()
                 await self.writer.drained()
-                while self.links and not self.core.own_last_spread:  # noqa: ASYNC110: the core has no events
+                while self.links and not self.core.own_last_spread:  # noqa: ASYNC110
                     await asyncio.sleep(STOP_POLL_S)
         except TimeoutError:
             log.warning("stopping before our last delta was handed on")
@@ -408,7 +410,12 @@ class Daemon:
 
     async def status(self, query: dict[str, str]) -> dict[str, Any]:
         digests = await self.merging.digest() if query.get("digest") else None
-        return describe(self, digests)
+        status = describe(self, digests)
+        up_to = query.get("up_to", "")
+        if up_to.isdecimal() and len(up_to) <= 10:
+            prefix = await self.merging.prefix_digest(int(up_to))
+            status["prefix"] = {"up_to": int(up_to), "digest": prefix.hex() if prefix else None}
+        return status
 
     def traffic(self) -> list[int]:
         """Bytes of all links so far: control sent and received, payload sent and received."""

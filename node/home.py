@@ -18,6 +18,7 @@ Everything is created 0700/0600; files appear whole (written aside, then renamed
 import fcntl
 import json
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Sequence
@@ -126,8 +127,9 @@ class Home:
             return path
         folder = Path(tempfile.gettempdir()) / f"gossamer-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.stat().st_uid != os.getuid():
-            raise StorageError(f"{folder} belongs to somebody else; set TMPDIR to a folder of your own")
+        found = folder.lstat()
+        if found.st_uid != os.getuid() or found.st_mode & 0o077 or not stat.S_ISDIR(found.st_mode):
+            raise StorageError(f"{folder} is open to somebody else; set TMPDIR to a folder of your own")
         return str(folder / f"{sha256(path.encode()).hexdigest()[:16]}.sock")
 
     def next_incarnation(self) -> int:

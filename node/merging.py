@@ -185,6 +185,13 @@ class Merging:
         async with self._busy:
             return self._merger.chain(), await asyncio.to_thread(self._merger.digest)
 
+    async def prefix_digest(self, up_to: int) -> bytes | None:
+        """Digest of the records merged up to a round; None if it is closed already, or nothing is here."""
+        if self._merger is None:
+            return None
+        async with self._busy:
+            return self._merger.chain(up_to) if up_to >= self._merger.base.round else None
+
     def close(self) -> None:
         """Stop the merge threads."""
         if self._merger:

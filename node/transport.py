@@ -23,7 +23,7 @@ import aiohttp
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from gossamer.node.address import format_address, is_loopback
+from gossamer.node.address import WILDCARDS, format_address, is_loopback
 from gossamer.node.link import PeerLink
 from gossamer.node.tls import client_context, fingerprint_of, server_context
 from gossamer.protocol.errors import ConfigError, PeerError, RefusedError
@@ -60,6 +60,14 @@ def _is_ours(record: logging.LogRecord) -> bool:
 
 _http_log = logging.getLogger("gossamer.http")
 _http_log.addFilter(_is_ours)
+
+
+def _dial_from(host: str) -> tuple[str, int] | None:
+    """A node that listens on one of this machine's addresses dials from it too; None for any.
+
+    Not from the usual loopback address: it is chosen anyway where it leads, and leads to no other machine.
+    """
+    return None if host in (*WILDCARDS, "127.0.0.1", "::1") else (host, 0)
 
 
 class Receiver(Protocol):
@@ -137,13 +145,15 @@ class Transport:
             raise ConfigError(
                 f"cannot listen on {where}: {error.strerror}; choose another --listen"
             ) from None
+        bound_host, bound_port = self._runner.addresses[0][:2]
         self._client = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=64, ssl=self._client_ssl),
+            connector=aiohttp.TCPConnector(
+                limit=64, ssl=self._client_ssl, local_addr=_dial_from(str(bound_host))
+            ),
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S),
         )
-        bound: int = self._runner.addresses[0][1]
-        return bound
+        return int(bound_port)
 
     async def stop(self) -> None:
         """Stop listening and close everything."""

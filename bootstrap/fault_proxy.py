@@ -1,0 +1,217 @@
+"""A bad network on one machine: a TCP proxy between local nodes, with a fault for every ordered pair.
+
+Each node gets a listener in front of its real port and advertises that (``--advertise``). Who dials is known
+by its source address: each node listens on, and so dials from, a loopback address of its own, 127.0.0.x.
+Whoever comes from elsewhere (a person's ``gossamer status``) meets no faults.
+
+What is under way is bounded: `PIECES_MAX` pieces a direction, then nothing more is read from the sender.
+"""
+
+import asyncio
+import logging
+import random
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from gossamer.bootstrap.fault_rules import Rule, Rules
+from gossamer.protocol.errors import ConfigError
+
+PIECE_BYTES = 16 * 1024
+PIECES_MAX = 256
+"""4 MiB on their way: enough for 300 Mbit/s at 100 ms."""
+
+CONNECTIONS_MAX = 256
+"""Open at once to one node. A node that is cut off keeps dialling; what it dialled in vain ends here."""
+
+LISTEN_HOST = "127.0.0.1"
+_LINGER_NOT = struct.pack("ii", 1, 0)
+
+log = logging.getLogger("gossamer.faults")
+
+
+def own_loopback(number: int) -> str:
+    """The loopback address of the `number`-th node, counted from 0.
+
+    Raises ConfigError where there is one loopback address only.
+    """
+    address = f"127.0.0.{number + 2}"
+    with socket.socket() as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            raise ConfigError(
+                f"faults between local nodes need a loopback address for each, and there is no {address} here;"
+                f" on macOS add them first: sudo ifconfig lo0 alias {address}"
+            ) from None
+    return address
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection with a RST instead of a FIN."""
+    connection = writer.get_extra_info("socket")
+    if connection is not None and not writer.is_closing():
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+    writer.transport.abort()
+
+
+def _slices(data: bytes, size: int) -> Iterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One direction of one connection."""
+
+    src: str
+    dst: str
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
+class FaultProxy:
+    """Listeners in front of local nodes; `rules` may be changed at any time."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rules = Rules()
+        self._random = random.Random(seed)
+        self._names: dict[str, str] = {}
+        self._servers: list[asyncio.Server] = []
+        self._connections: dict[asyncio.Task[None], tuple[str, str]] = {}
+
+    async def add(self, name: str, source: str, target: Callable[[], tuple[str, int] | None]) -> str:
+        """Put a listener in front of a node that dials from `source`; returns the address to advertise.
+
+        `target` says where the node listens now, None if it does not.
+        """
+        self._names[source] = name
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            src = self._names.get(writer.get_extra_info("peername", ("",))[0], "")
+            task = asyncio.create_task(self._serve(src, name, target, reader, writer))
+            self._connections[task] = (src, name)
+            task.add_done_callback(lambda done: self._connections.pop(done, None))
+
+        server = await asyncio.start_server(accept, LISTEN_HOST, 0, limit=PIECE_BYTES)
+        self._servers.append(server)
+        host, port = server.sockets[0].getsockname()
+        return f"{host}:{port}"
+
+    def connections(self, src: str, dst: str) -> int:
+        """How many connections `src` has to `dst`."""
+        return sum(pair == (src, dst) for pair in self._connections.values())
+
+    def cut(self, src: str, dst: str) -> None:
+        """Reset the connections that `src` has made to `dst`, once."""
+        for task, pair in list(self._connections.items()):
+            if pair == (src, dst):
+                task.cancel()
+
+    async def close(self) -> None:
+        """Stop listening and reset everything."""
+        for server in self._servers:
+            server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    # -- one connection
+
+    async def _serve(
+        self,
+        src: str,
+        dst: str,
+        target: Callable[[], tuple[str, int] | None],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Carry a connection from `src` to `dst` until either ends it."""
+        onward: asyncio.StreamWriter | None = None
+        try:
+            crowded = sum(to == dst for _, to in self._connections.values()) > CONNECTIONS_MAX
+            if self.rules.of(src, dst).refuse or crowded:
+                return
+            await self.rules.passable(src, dst)
+            where = target()
+            if where is None:
+                return
+            back, onward = await asyncio.open_connection(*where, limit=PIECE_BYTES)
+            await self._carry(_Way(src, dst, reader, onward), _Way(dst, src, back, writer))
+            writer.close()
+            onward.close()
+        except OSError as error:
+            log.debug("from %s to %s: %s", src, dst, error)
+        finally:
+            for end in (writer, onward):
+                if end is not None and not end.is_closing():
+                    _reset(end)
+
+    async def _carry(self, there: _Way, back: _Way) -> None:
+        """Both ways, until one of them has ended. Raises OSError if that was not in good order."""
+        tasks = [asyncio.create_task(self._pump(way)) for way in (there, back)]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    async def _pump(self, way: _Way) -> None:
+        """One way, until its sender closes. Raises OSError if either end is gone, once the other may know."""
+        queue: asyncio.Queue[tuple[float, bytes | OSError]] = asyncio.Queue(PIECES_MAX)
+        reading = asyncio.create_task(self._read(way.reader, queue))
+        try:
+            while True:
+                since, data = await queue.get()
+                await asyncio.sleep(since + self._rule(way).latency_s - asyncio.get_running_loop().time())
+                await self.rules.passable(way.src, way.dst)
+                if isinstance(data, OSError):
+                    raise data
+                if not data:
+                    return
+                try:
+                    await self._write(way, data)
+                except OSError:
+                    await self.rules.passable(way.dst, way.src)  # word of its end has to get through, too
+                    raise
+        finally:
+            reading.cancel()
+
+    @staticmethod
+    async def _read(
+        reader: asyncio.StreamReader, queue: asyncio.Queue[tuple[float, bytes | OSError]]
+    ) -> None:
+        data: bytes | OSError = b"-"
+        while data and not isinstance(data, OSError):
+            try:
+                data = await reader.read(PIECE_BYTES)
+            except OSError as error:
+                data = error
+            await queue.put((asyncio.get_running_loop().time(), data))
+
+    async def _write(self, way: _Way, data: bytes) -> None:
+        for piece in _slices(data, self._rule(way).slice_bytes or PIECE_BYTES):
+            rule = self._rule(way)
+            if rule.bandwidth is not None:
+                await rule.bandwidth.send(len(piece))
+                await self.rules.passable(way.src, way.dst)
+            if self._strikes(rule.reset_every_bytes, len(piece)):
+                raise ConnectionResetError("the rule says so")
+            if self._strikes(rule.corrupt_every_bytes, len(piece)):
+                broken = bytearray(piece)
+                broken[self._random.randrange(len(broken))] ^= 1 << self._random.randrange(8)
+                piece = bytes(broken)
+            way.writer.write(piece)
+            await way.writer.drain()
+            if rule.slice_bytes:
+                await asyncio.sleep(0)  # or the next slice would join this one in the kernel
+
+    def _rule(self, way: _Way) -> Rule:
+        return self.rules.of(way.src, way.dst)
+
+    def _strikes(self, every_bytes: int, count: int) -> bool:
+        return every_bytes > 0 and self._random.random() < count / every_bytes

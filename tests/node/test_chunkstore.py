@@ -1,0 +1,89 @@
+"""`gossamer.node.chunkstore`: what is read is what was hashed, or it is not there."""
+
+from __future__ import annotations
+
+import os
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from gossamer.node.chunkstore import ChunkStore, MissingChunkError
+from gossamer.protocol.errors import StorageError
+
+
+def put(store: ChunkStore, data: bytes) -> bytes:
+    blob = sha256(data).digest()
+    store.put(blob, data)
+    return blob
+
+
+def path_of(store: ChunkStore, blob: bytes) -> Path:
+    return store._path(blob)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ChunkStore:
+    return ChunkStore(tmp_path / "chunks")
+
+
+def test_what_is_put_is_got_and_found_again(store: ChunkStore) -> None:
+    blob = put(store, b"data")
+    other = sha256(b"view").digest()
+    store.put(other, memoryview(bytearray(b"view")), durable=True)
+    assert (store.get(blob), store.get(other)) == (b"data", b"view")
+    assert path_of(store, blob).stat().st_mode & 0o777 == 0o600
+    again = ChunkStore(store._root)
+    assert blob in again and other in again and len(again) == 2
+
+
+@pytest.mark.parametrize("damage", ["torn", "flipped", "empty", "longer", "gone"])
+def test_a_damaged_file_is_removed_and_can_be_put_again(store: ChunkStore, damage: str) -> None:
+    blob = put(store, b"some data")
+    path = path_of(store, blob)
+    content = {"torn": b"some", "flipped": b"some dat`", "empty": b"", "longer": b"some data!"}
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(content[damage])
+    assert blob in store, "found only when read"
+    with pytest.raises(MissingChunkError, match="missing or damaged") as error:
+        store.get(blob)
+    assert error.value.blob == blob
+    assert blob not in store and not path.exists()
+    put(store, b"some data")
+    assert store.get(blob) == b"some data"
+
+
+def test_a_full_disk_leaves_nothing_behind(store: ChunkStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        put(store, b"data")
+    assert sha256(b"data").digest() not in store
+    assert [file for _, _, files in os.walk(store._root) for file in files] == []
+
+
+def test_foreign_files_do_not_count_and_do_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "chunks" / "ab").mkdir(parents=True)
+    (tmp_path / "chunks" / "stray.txt").write_text("x")
+    (tmp_path / "chunks" / "ab" / ("z" * 64)).write_text("x")
+    (tmp_path / "chunks" / "ab" / ".half-written").write_text("x")
+    assert len(ChunkStore(tmp_path / "chunks")) == 0
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "chunks").write_text("in the way")
+    with pytest.raises(StorageError, match="chunks"):
+        ChunkStore(tmp_path / "chunks")
+
+
+def test_sweeping_removes_all_but_what_is_needed(store: ChunkStore) -> None:
+    blobs = [put(store, bytes([i])) for i in range(5)]
+    assert store.sweep({blobs[0], blobs[3]}) == 3
+    assert [blob in store for blob in blobs] == [True, False, False, True, False]
+    store.drop(blobs[0])
+    store.drop(blobs[0])
+    assert len(ChunkStore(store._root)) == 1

@@ -1,0 +1,274 @@
+"""`gossamer.node.trainer_port` and `gossamer.node.daemon_link`, over a real Unix socket.
+
+The daemon may die at any moment; the trainer goes on, and hands a delta over again exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from gossamer.node import control, daemon_link
+from gossamer.node.daemon_link import DaemonLink
+from gossamer.protocol.errors import UnreachableError
+from tests.node.trainer_side import NODE_ID, FakeDaemon, daemon_at, link_to, publish, until, values_of
+from tests.protocol.builders import LAYOUT
+
+
+@pytest.fixture(autouse=True)
+def _quickly_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_link, "RECONNECT_S", 0.02)
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path) -> AsyncIterator[FakeDaemon]:
+    async with daemon_at(tmp_path) as daemon:
+        yield daemon
+
+
+def fragment_values(rng: np.random.Generator, index: int) -> np.ndarray:
+    return rng.integers(-1000, 1000, LAYOUT.fragments[index].numel).astype(np.int32)
+
+
+# -- the daemon lives
+
+
+async def test_attaching_hands_over_what_a_trainer_needs(daemon: FakeDaemon) -> None:
+    daemon.signed[4] = b""
+    daemon.clock = 6
+    assert oct(os.stat(daemon.path).st_mode & 0o777) == "0o600"
+    async with link_to(daemon) as link:
+        assert (link.node_id, link.own_last, link.clock, link.caught_up) == (NODE_ID, 4, 6, True)
+        assert link.can_publish and daemon.port.attached and not daemon.port.done.is_set()
+        daemon.port.send(control.Clock(8, 12345, False))
+        await until(lambda: link.clock == 8)
+        assert (link.swarm_tokens, link.caught_up) == (12345, False)
+        daemon.port.send(control.Stop())
+        await until(link.stop_asked.is_set)
+    await until(lambda: not daemon.port.attached)
+    assert daemon.port.done.is_set()
+
+
+async def test_offers_pass_through_shared_memory_each_once(
+    daemon: FakeDaemon, rng: np.random.Generator
+) -> None:
+    async with link_to(daemon) as link:
+        assert link.take_offer() is None
+        phi = [fragment_values(rng, index) for index in range(2)]
+        for index in range(2):
+            await daemon.offer(index, phi[index], merged=3 + index, own=2, version=9)
+        await until(lambda: len(link._offers) == 2)
+        newer = fragment_values(rng, 0)
+        await daemon.offer(0, newer)
+        assert not daemon.port.is_free(0), "not taken yet: its memory is the trainer's"
+        offers = {offer.fragment: offer for _ in range(2) if (offer := link.take_offer())}
+        assert link.take_offer() is None
+        for index, offer in offers.items():
+            assert np.array_equal(values_of(offer), phi[index])
+            assert (offer.merged_round, offer.own_round, offer.version) == (3 + index, 2, 9)
+        link.took(offers[0])
+        await until(lambda: daemon.port.is_free(0))
+        assert not daemon.port.is_free(1)
+        await daemon.offer(0, newer)
+        await until(lambda: link._offers)
+        offer = link.take_offer()
+        assert offer is not None and np.array_equal(values_of(offer), newer)
+
+
+async def test_a_delta_is_ours_until_acknowledged(daemon: FakeDaemon) -> None:
+    daemon.acknowledges = False
+    async with link_to(daemon) as link:
+        publish(link, 1, b"delta one")
+        assert link.own_last == 1 and not link.can_publish
+        await until(lambda: daemon.signed)
+        assert not await asyncio.to_thread(link.wait_acknowledged, 0.05)
+        daemon.port.send(control.Published(1))
+        assert await asyncio.to_thread(link.wait_acknowledged, 5)
+        assert link.can_publish
+    assert daemon.signed == {1: b"delta one"}
+
+
+async def test_reports_arrive(daemon: FakeDaemon) -> None:
+    report = control.Report("training", 1, 2, 3.5, 4.5, None, 1.5, -1, 0.01, "cpu")
+    async with link_to(daemon) as link:
+        link.send(report)
+        await until(lambda: daemon.port.report == report)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\xff\xff\xff\xff",
+        b"\x00\x00\x00\x01\xc1",
+        control.encode(control.Stop()),
+        b"\x00\x00\x00\x02\x91\x91",
+        b"\x00",
+    ],
+)
+async def test_a_trainer_that_talks_nonsense_is_dropped(daemon: FakeDaemon, garbage: bytes) -> None:
+    reader, writer = await asyncio.open_unix_connection(daemon.path)
+    await reader.readexactly(4)
+    writer.write(garbage)
+    writer.write_eof()
+    await until(daemon.port.done.is_set)
+    writer.close()
+    await writer.wait_closed()
+    async with link_to(daemon) as link:
+        assert link.can_publish
+
+
+async def test_a_trainer_that_reads_nothing_is_cut_off(daemon: FakeDaemon) -> None:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(daemon.path)
+    await until(lambda: daemon.port.attached)
+    for number in range(400_000):
+        daemon.port.send(control.Clock(number, number, True))
+        if not daemon.port.attached:
+            break
+        if number % 10_000 == 0:
+            await asyncio.sleep(0)
+    await until(lambda: not daemon.port.attached)
+    connection.close()
+
+
+async def test_a_new_trainer_replaces_the_old(daemon: FakeDaemon, rng: np.random.Generator) -> None:
+    async with link_to(daemon) as old:
+        await daemon.offer(0, fragment_values(rng, 0))
+        before = daemon.port.attachments
+        async with link_to(daemon) as new:
+            await until(old.stop_asked.is_set)
+            await asyncio.to_thread(old.close)
+            await until(lambda: new.can_publish and daemon.port.attached)
+            assert daemon.port.attachments > before, "so that the new one is offered everything"
+            assert daemon.port.is_free(0)
+            publish(new, 1, b"by the new one")
+            await until(lambda: daemon.signed)
+    assert daemon.signed == {1: b"by the new one"}
+
+
+async def test_a_frozen_trainer_does_not_keep_the_next_one_out(daemon: FakeDaemon) -> None:
+    frozen = socket.socket(socket.AF_UNIX)
+    frozen.connect(daemon.path)
+    await until(lambda: daemon.port.attached)
+    async with link_to(daemon) as link:
+        assert link.can_publish
+    frozen.close()
+
+
+# -- the daemon dies
+
+
+async def test_no_daemon_is_one_clear_line(tmp_path: Path) -> None:
+    from tests.protocol.builders import SMALL
+
+    link = DaemonLink(str(tmp_path / "nobody"), SMALL)
+    with pytest.raises(UnreachableError, match="no daemon answers"):
+        await asyncio.to_thread(link.wait_connected, 0.1)
+    link.close()
+    assert not link._thread.is_alive()
+
+
+@pytest.mark.parametrize("stored", [False, True])
+async def test_an_unacknowledged_delta_is_signed_exactly_once(daemon: FakeDaemon, stored: bool) -> None:
+    """The daemon dies before, or after, it has made the record durable."""
+    daemon.answers = stored
+    daemon.acknowledges = False
+    async with link_to(daemon) as link:
+        publish(link, 3, b"precious")
+        await until(lambda: daemon.seen == [3])
+        await daemon.die()
+        await until(lambda: not link._attached)
+        assert not link.can_publish
+        daemon.answers = daemon.acknowledges = True
+        daemon.start()
+        assert await asyncio.to_thread(link.wait_acknowledged, 5)
+        await until(lambda: link.can_publish)
+        assert link.own_last == 3
+        assert daemon.seen == ([3] if stored else [3, 3])
+        assert daemon.signed == {3: b"precious"}
+        await daemon.die()
+        daemon.start()
+        await until(lambda: daemon.port.attached)
+        publish(link, 4, b"next") if link.can_publish else await until(lambda: link.can_publish)
+        assert daemon.seen.count(3) == (1 if stored else 2), "never again"
+
+
+async def test_a_delta_encoded_while_the_daemon_was_replaced_is_not_lost(daemon: FakeDaemon) -> None:
+    """Encoding takes a while; the area that it was written to may be the last daemon's by then."""
+    async with link_to(daemon) as link:
+        area = link.payload_area
+        area[:5] = b"bytes"
+        await daemon.die()
+        await until(lambda: not link._attached)
+        daemon.start()
+        await until(lambda: link.can_publish)
+        link.publish(control.Publish(1, -1, 100, 10, 2.0, "int8", 5), area)
+        await until(lambda: daemon.signed)
+    assert daemon.signed == {1: b"bytes"}
+
+
+async def test_a_delta_encoded_while_the_daemon_died_waits_for_the_next(daemon: FakeDaemon) -> None:
+    async with link_to(daemon) as link:
+        area = link.payload_area
+        area[:5] = b"bytes"
+        await daemon.die()
+        await until(lambda: not link._attached)
+        link.publish(control.Publish(1, -1, 100, 10, 2.0, "int8", 5), area)
+        daemon.start()
+        assert await asyncio.to_thread(link.wait_acknowledged, 5)
+    assert daemon.signed == {1: b"bytes"}
+
+
+async def test_what_a_dead_daemon_offered_is_still_its_own(
+    daemon: FakeDaemon, rng: np.random.Generator
+) -> None:
+    """Taken before it died and read after the next one came: neither an error nor the next one's memory."""
+    phi = fragment_values(rng, 0)
+    async with link_to(daemon) as link:
+        await daemon.offer(0, phi)
+        await until(lambda: link._offers)
+        offer = link.take_offer()
+        assert offer is not None
+        await daemon.die()
+        await until(lambda: not link._attached)
+        assert np.array_equal(values_of(offer), phi)
+        daemon.start()
+        await until(lambda: link.can_publish)
+        assert np.array_equal(values_of(offer), phi)
+        await daemon.offer(0, fragment_values(rng, 0))
+        link.took(offer)
+        link.send(control.Report("", 0, 0, 0.0, 0.0, None, None, 0, 0.0, ""))
+        await until(lambda: daemon.port.report is not None)
+        assert not daemon.port.is_free(0), "it was not the new daemon's memory that was given back"
+
+
+async def test_many_deaths_leave_nothing_open(daemon: FakeDaemon) -> None:
+    async with link_to(daemon) as link:
+        process = psutil.Process()
+        counts = []
+        for _ in range(8):
+            await daemon.die()
+            await until(lambda: not link._attached)
+            daemon.start()
+            await until(lambda: link.can_publish)
+            gc.collect()
+            counts.append((process.num_fds(), threading.active_count()))
+        assert counts[-1] == counts[0]
+    gc.collect()
+
+
+async def test_closing_sends_what_is_queued_first(daemon: FakeDaemon) -> None:
+    async with link_to(daemon) as link:
+        publish(link, 1, b"last")
+    await until(daemon.port.done.is_set)
+    assert daemon.signed == {1: b"last"}
+    assert not link._thread.is_alive()

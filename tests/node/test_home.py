@@ -1,0 +1,141 @@
+"""`gossamer.node.home`: nothing readable by others, nothing half-written, one clear line when damaged."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from gossamer.node.home import Home, write_atomically
+from gossamer.protocol.errors import ConfigError, StorageError
+from tests.protocol.builders import SMALL, manifest
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "node")
+    home.create()
+    return home
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_everything_is_for_its_owner_only(home: Home) -> None:
+    home.lock()
+    home.identity()
+    home.adopt(SMALL)
+    home.write_daemon(address="127.0.0.1:1")
+    assert mode(home.root) == 0o700
+    for path in (home.key_path, home.manifest_path, home.daemon_path, home.root / "lock"):
+        assert mode(path) == 0o600, path
+
+
+def test_the_key_is_made_once_and_read_back(home: Home) -> None:
+    first = home.identity()
+    assert len(home.key_path.read_bytes()) == 32
+    assert Home(home.root).identity().node_id == first.node_id
+
+
+@pytest.mark.parametrize("content", [b"", b"short", bytes(33)])
+def test_a_damaged_key_is_refused_and_left_alone(home: Home, content: bytes) -> None:
+    home.key_path.write_bytes(content)
+    home.key_path.chmod(0o600)
+    with pytest.raises(StorageError, match=r"key is damaged \(.*\); restore it"):
+        home.identity()
+    assert home.key_path.read_bytes() == content
+
+
+def test_a_key_that_others_can_read_is_refused(home: Home) -> None:
+    home.identity()
+    home.key_path.chmod(0o640)
+    with pytest.raises(StorageError, match="chmod 600"):
+        home.identity()
+
+
+def test_a_folder_has_one_daemon(home: Home) -> None:
+    home.lock()
+    with pytest.raises(StorageError, match=f"another node is running in {home.root}"):
+        Home(home.root).lock()
+    os.close(home._lock)  # as its process ends
+    Home(home.root).lock()
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError, match="choose another --dir"):
+        Home(tmp_path / "file" / "node").create()
+
+
+def test_a_folder_is_for_one_swarm(home: Home) -> None:
+    assert home.manifest() is None
+    home.adopt(SMALL)
+    home.adopt(SMALL)
+    assert home.manifest() == SMALL
+    other = manifest(name="other")
+    with pytest.raises(ConfigError) as error:
+        home.adopt(other)
+    assert SMALL.swarm_id.hex()[:12] in str(error.value) and other.swarm_id.hex()[:12] in str(error.value)
+    assert home.manifest() == SMALL
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", SMALL.canonical()[:-1], SMALL.canonical() + b"\x00"])
+def test_a_damaged_manifest_is_refused(home: Home, content: bytes) -> None:
+    home.manifest_path.write_bytes(content)
+    with pytest.raises(StorageError, match="manifest is damaged"):
+        home.manifest()
+    with pytest.raises(StorageError, match="manifest is damaged"):
+        home.adopt(SMALL)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff"])
+def test_an_unusable_daemon_file_is_none_at_all(home: Home, content: bytes) -> None:
+    assert home.read_daemon() is None
+    home.daemon_path.write_bytes(content)
+    assert home.read_daemon() is None
+    home.write_daemon(address="a:1", plaintext=True)
+    assert home.read_daemon() == {"address": "a:1", "plaintext": True}
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"], "no half-written file stays"
+
+
+def test_socket_paths_fit_the_system_however_deep_the_folder(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100) / ("e" * 100)
+    homes = [Home(tmp_path / "x"), Home(deep / "one"), Home(deep / "two")]
+    paths = [home.socket_path() for home in homes]
+    assert paths[0] == str(tmp_path / "x" / "trainer.sock")
+    assert len(set(paths)) == 3
+    assert paths[1] == Home(deep / "one").socket_path(), "the trainer finds the same"
+    for path in paths[1:]:
+        assert mode(Path(path).parent) & 0o077 == 0
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(path)
+        os.unlink(path)
+
+
+def test_a_folder_in_tmp_that_others_can_enter_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever made it first could put a socket of their own in the trainer's way."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = tmp_path / f"gossamer-{os.getuid()}"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    with pytest.raises(StorageError, match="TMPDIR"):
+        Home(tmp_path / ("d" * 150)).socket_path()

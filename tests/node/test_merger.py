@@ -1,0 +1,228 @@
+"""`gossamer.node.merger`: whatever the order in which records come, Phi is the fold over their set."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gossamer.node import merger as merger_module
+from gossamer.node import snapshots
+from gossamer.node.chunkstore import ChunkStore, MissingChunkError
+from gossamer.node.merger import Merger
+from gossamer.protocol.chunks import split
+from gossamer.protocol.errors import DivergedError, PayloadError
+from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints
+from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.merge import merge_round
+from gossamer.protocol.records import Delta
+from tests.protocol.builders import LAYOUT, SMALL, body_of, contribution, identity, random_delta, signed
+
+ROUNDS = range(1, 7)
+AUTHORS = range(4)
+OWN = identity(0).node_id
+
+
+class World:
+    """A random Phi_0, random deltas of several authors and rounds, and where their payloads lie."""
+
+    def __init__(self, rng: np.random.Generator, folder: Path) -> None:
+        self.phi_0 = rng.integers(-(1 << 22), 1 << 22, LAYOUT.numel).astype(np.int32)
+        self.chunks = ChunkStore(folder)
+        self.payloads: dict[bytes, bytes] = {}
+        self.deltas = [self.make(rng, author, round_) for round_ in ROUNDS for author in AUTHORS]
+
+    def make(self, rng: np.random.Generator, author: int, round_: int, **changes: object) -> Delta:
+        """A new delta whose payload is on disk."""
+        delta, payload = random_delta(
+            rng, identity(author), round_, steps=int(rng.integers(1, 30)), codec="int4", **changes
+        )
+        self.keep(delta, payload)
+        return delta
+
+    def keep(self, delta: Delta, payload: bytes) -> None:
+        self.payloads[delta.record_id] = payload
+        for blob, piece in zip(delta.body.chunks, split(payload), strict=True):
+            self.chunks.put(blob, piece)
+
+    def merger(self, threads: int = 1) -> Merger:
+        return Merger(SMALL, self.phi_0.copy(), self.chunks, OWN, threads=threads)
+
+    def fold(self, deltas: list[Delta]) -> Ints:
+        """Phi of a set of records from scratch, by the protocol's own `merge_round`."""
+        ledger = Ledger()
+        for delta in deltas:
+            ledger.add(delta)
+        phi = self.phi_0.copy()
+        for round_ in ledger.rounds():
+            fragment = LAYOUT.of_round(round_)
+            counted = []
+            for delta in ledger.valid(round_):
+                try:
+                    counted.append(contribution(delta, self.payloads[delta.record_id], LAYOUT))
+                except PayloadError:
+                    pass
+            phi[fragment.offset : fragment.offset + fragment.numel] -= merge_round(
+                counted, fragment, SMALL.outer
+            )
+        return phi
+
+
+@pytest.fixture
+def world(rng: np.random.Generator, tmp_path: Path) -> World:
+    return World(rng, tmp_path / "chunks")
+
+
+def arrive(merger: Merger, ledger: Ledger, deltas: list[Delta]) -> None:
+    """Records come one after another and each is merged at once."""
+    for delta in deltas:
+        ledger.add(delta)
+        merger.merge(delta.round, tuple(ledger.valid(delta.round)))
+
+
+def test_any_order_of_arrival_gives_the_fold(world: World, rng: np.random.Generator) -> None:
+    expected = world.fold(world.deltas)
+    digests = set()
+    for _ in range(4):
+        merger = world.merger()
+        order = [world.deltas[i] for i in rng.permutation(len(world.deltas))]
+        arrive(merger, Ledger(), order)
+        assert np.array_equal(merger.phi, expected)
+        digests.add((merger.chain(), merger.digest(), merger.tokens))
+    assert len(digests) == 1
+    assert merger.digest() == snapshots.digest(expected)
+    assert merger.tokens == sum(delta.body.tokens for delta in world.deltas)
+
+
+def test_batches_give_the_same_as_one_by_one(world: World) -> None:
+    merger = world.merger()
+    ledger = Ledger()
+    for delta in world.deltas:
+        ledger.add(delta)
+    for round_ in reversed(ledger.rounds()):
+        merger.merge(round_, tuple(ledger.valid(round_)))
+    assert np.array_equal(merger.phi, world.fold(world.deltas))
+    version = merger.version
+    for round_ in ledger.rounds():
+        merger.merge(round_, tuple(ledger.valid(round_)))
+    assert merger.version == version, "nothing new, nothing done"
+
+
+def test_a_void_pair_leaves_as_if_it_had_never_come(world: World, rng: np.random.Generator) -> None:
+    merger, ledger = world.merger(), Ledger()
+    arrive(merger, ledger, world.deltas)
+    twin = world.make(rng, 2, 3, tokens=77)
+    arrive(merger, ledger, [twin])
+    without = [d for d in world.deltas if (d.author, d.round) != (twin.author, 3)]
+    assert np.array_equal(merger.phi, world.fold(without))
+    assert np.array_equal(merger.phi, world.fold([*world.deltas, twin]))
+    assert merger.tokens == sum(delta.body.tokens for delta in without)
+
+
+def test_a_round_of_which_nothing_is_left(world: World, rng: np.random.Generator) -> None:
+    merger, ledger = world.merger(), Ledger()
+    first, second = world.make(rng, 1, 9), world.make(rng, 1, 9)
+    arrive(merger, ledger, [first])
+    assert not np.array_equal(merger.phi, world.phi_0)
+    arrive(merger, ledger, [second])
+    assert np.array_equal(merger.phi, world.phi_0)
+    assert merger.chain() == world.merger().chain() and merger.tokens == 0
+
+
+def test_a_payload_that_does_not_decode_weighs_nothing(world: World, rng: np.random.Generator) -> None:
+    payload = rng.bytes(100)
+    broken = signed(identity(5), body_of(payload, "int4", 2, 2))
+    world.keep(broken, payload)
+    merger, ledger = world.merger(), Ledger()
+    arrive(merger, ledger, [*world.deltas, broken])
+    assert np.array_equal(merger.phi, world.fold(world.deltas))
+    assert merger.tokens == sum(d.body.tokens for d in [*world.deltas, broken]), "it was merged, at no weight"
+    plain = world.merger()
+    arrive(plain, Ledger(), world.deltas)
+    assert merger.chain() != plain.chain()
+
+
+def test_a_damaged_chunk_changes_nothing_and_is_named(world: World) -> None:
+    merger, ledger = world.merger(), Ledger()
+    arrive(merger, ledger, world.deltas[:1])
+    before = (merger.phi.copy(), merger.version, merger.tokens, merger.chain())
+    victim = world.deltas[2]
+    path = world.chunks._path(victim.body.chunks[0])
+    path.write_bytes(b"damaged")
+    for delta in world.deltas[:4]:
+        ledger.add(delta)
+    with pytest.raises(MissingChunkError) as error:
+        merger.merge(1, tuple(ledger.valid(1)))
+    assert error.value.blob == victim.body.chunks[0]
+    assert np.array_equal(merger.phi, before[0])
+    assert (merger.version, merger.tokens, merger.chain()) == before[1:]
+    world.keep(victim, world.payloads[victim.record_id])
+    merger.merge(1, tuple(ledger.valid(1)))
+    assert np.array_equal(merger.phi, world.fold(world.deltas[:4]))
+
+
+def test_threads_do_not_change_a_bit(world: World) -> None:
+    one, four = world.merger(1), world.merger(4)
+    for merger in (one, four):
+        arrive(merger, Ledger(), world.deltas)
+        merger.close()
+    assert np.array_equal(one.phi, four.phi)
+    assert one.digest() == four.digest()
+
+
+def test_a_small_cache_does_not_change_a_bit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merger_module, "PAYLOAD_CACHE_BYTES", 1)
+    merger = world.merger()
+    arrive(merger, Ledger(), world.deltas)
+    assert np.array_equal(merger.phi, world.fold(world.deltas))
+    assert len(merger._payloads) == 1
+
+
+def test_how_far_a_fragment_has_come(world: World, rng: np.random.Generator) -> None:
+    merger, ledger = world.merger(), Ledger()
+    even, odd = LAYOUT.fragments
+    assert (merger.state(even).merged_round, merger.state(even).own_round) == (0, 0)
+    assert (merger.state(odd).merged_round, merger.state(odd).own_round) == (-1, 0)
+    arrive(merger, ledger, [d for d in world.deltas if d.round == 3 and d.author != OWN])
+    assert (merger.state(odd).merged_round, merger.state(odd).own_round) == (3, 0)
+    arrive(merger, ledger, [d for d in world.deltas if d.round == 1])
+    assert (merger.state(odd).merged_round, merger.state(odd).own_round) == (3, 1)
+    arrive(merger, ledger, [d for d in world.deltas if d.round == 3 and d.author == OWN])
+    assert (merger.state(odd).merged_round, merger.state(odd).own_round) == (3, 3)
+    assert merger.state(even).merged_round == 0
+    arrive(merger, ledger, [world.make(rng, 0, 3)])
+    assert merger.state(odd).own_round == 1, "ours of round 3 is void"
+
+
+def test_taking_back_and_closing(world: World) -> None:
+    merger = world.merger()
+    arrive(merger, Ledger(), world.deltas)
+    prefix = [delta for delta in world.deltas if delta.round <= 4]
+    copy = merger.copy()
+    copy.take_back(4)
+    assert np.array_equal(copy.phi, world.fold(prefix))
+    assert copy.chain() == merger.chain(4)
+    assert np.array_equal(merger.phi, world.fold(world.deltas)), "the copy is one"
+
+    chain, digest, tokens = merger.chain(), merger.digest(), merger.tokens
+    merger.close_up_to(4)
+    assert (merger.chain(), merger.digest(), merger.tokens) == (chain, digest, tokens)
+    merger.merge(3, ())
+    assert merger.digest() == digest, "what is closed cannot change"
+    assert set(merger.merged_ids()) == {d.record_id for d in world.deltas if d.round > 4}
+    assert merger._norms.keys() <= set(merger.merged_ids()), "nothing is kept of what is closed"
+
+
+def test_divergence_is_said(world: World, rng: np.random.Generator) -> None:
+    merger, ledger = world.merger(), Ledger()
+    merger.phi[:] = VALUE_LIMIT - 1
+    with pytest.raises(DivergedError, match="fragment 1 reached a magnitude of 64"):
+        arrive(merger, ledger, [d for d in world.deltas if d.round == 1])
+
+
+def test_hashes_are_of_the_bytes(world: World) -> None:
+    merger = world.merger()
+    data = world.phi_0.astype("<i4").tobytes()
+    assert merger.digest() == sha256(sha256(data).digest()).digest()

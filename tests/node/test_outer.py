@@ -1,0 +1,273 @@
+"""`gossamer.node.outer`: DESIGN section 4 against plain float64 arithmetic, and what must never be lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gossamer.models.task import named_tensors
+from gossamer.node.outer import OuterLoop
+from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.errors import ConfigError, DivergedError
+from gossamer.protocol.fixedpoint import ONE, Ints, to_fixed
+from gossamer.protocol.layout import TensorSpec
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.payload import Payload, payload_bytes_max
+from tests.protocol.builders import manifest as build_manifest
+
+
+class Net(nn.Module):
+    """Two matrices and a vector; `head` is tied, `frozen` does not train."""
+
+    def __init__(self, tied: bool = False, frozen: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(12, 8)
+        self.linear = nn.Linear(8, 8)
+        if tied:
+            self.head = nn.Linear(8, 12, bias=False)
+            self.head.weight = self.embed.weight
+        if frozen:
+            self.frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
+
+
+def manifest_for(model: nn.Module, fragments: int = 1, **outer: object) -> Manifest:
+    specs = tuple(TensorSpec(n, tuple(p.shape), "mean") for n, p in named_tensors(model))
+    settings = {"codec": "exact", "learning_rate": 0.5, "momentum": 0.7, "ef_decay": 1.0, **outer}
+    return build_manifest(specs, fragments, outer=settings)
+
+
+def loop_for(model: nn.Module, manifest: Manifest) -> OuterLoop:
+    return OuterLoop(dict(named_tensors(model)), manifest)
+
+
+def area(manifest: Manifest) -> memoryview:
+    codec = CODECS[manifest.outer.codec]
+    size = max(payload_bytes_max(codec, fragment) for fragment in manifest.plan().fragments)
+    return memoryview(bytearray(size))
+
+
+def publish(loop: OuterLoop, manifest: Manifest, round_: int) -> tuple[Ints, int]:
+    """Publish; returns what every receiver decodes, in the fragment's order, and the base."""
+    out = area(manifest)
+    fragment = manifest.plan().of_round(round_)
+    length, window = loop.publish(fragment.index, round_, out)
+    payload = Payload(manifest.outer.codec, fragment, bytes(out[:length]))
+    return np.concatenate([payload.tensor(i) for i in range(payload.tensors)]), window.base
+
+
+def flat(loop: OuterLoop, index: int = 0) -> np.ndarray:
+    parts = [theta.detach().double().reshape(-1) for theta in loop.fragments[index].theta]
+    return torch.cat(parts).numpy()
+
+
+def train(loop: OuterLoop, rng: np.random.Generator, steps: int = 3, size: float = 0.01) -> None:
+    """Inner steps: any movement will do."""
+    for _ in range(steps):
+        with torch.no_grad():
+            for state in loop.fragments:
+                for theta in state.theta:
+                    theta.add_(torch.from_numpy(rng.normal(0, size, tuple(theta.shape))).to(theta.dtype))
+        loop.step(100, 2.0)
+
+
+def phi_of(loop: OuterLoop, index: int = 0) -> Ints:
+    return to_fixed(flat(loop, index))
+
+
+# -- arithmetic
+
+
+@pytest.mark.parametrize(("codec", "mu", "lr", "decay"), [
+    ("exact", 0.7, 0.5, 1.0), ("int4", 0.7, 0.5, 1.0), ("int2", 0.0, 1.0, 0.9), ("topk", 0.0, 1.0, 0.9)
+])  # fmt: skip
+def test_publishing_follows_the_design(
+    rng: np.random.Generator, codec: str, mu: float, lr: float, decay: float
+) -> None:
+    model = Net()
+    manifest = manifest_for(model, codec=codec, momentum=mu, learning_rate=lr, ef_decay=decay)
+    loop = loop_for(model, manifest)
+    phi = phi_of(loop)
+    loop.apply(0, phi, 0, keep_progress=False)
+    momentum = np.zeros(phi.size)
+    residual = np.zeros(phi.size)
+    for round_ in range(1, 9):
+        ref = flat(loop)
+        train(loop, rng)
+        gradient = ref - flat(loop)
+        momentum = mu * momentum + gradient
+        wanted = lr * (gradient + mu * momentum) + decay * residual
+        sent, base = publish(loop, manifest, round_)
+        residual = wanted - sent / ONE
+        state = loop.fragments[0]
+        ours = np.concatenate([e.reshape(-1).numpy() for e in state.residual]) / ONE
+        assert np.abs(ours - residual).max() < 1e-6, "float32 against float64"
+        assert np.abs(flat(loop) - (ref - sent / ONE)).max() < 1e-6, (
+            "training goes on from our own outer step"
+        )
+        assert base == round_ - 1
+        phi = phi - sent
+        loop.apply(0, phi, round_)
+        assert np.abs(flat(loop) - phi / ONE).max() < 1e-6, "Merge of our record alone returns it whole"
+
+
+@pytest.mark.parametrize("codec", ["exact", "int8", "int4", "int2", "topk"])
+def test_error_feedback_loses_nothing(rng: np.random.Generator, codec: str) -> None:
+    """All that was sent and what is left in the residual is all that was trained, to the unit."""
+    model = Net()
+    manifest = manifest_for(model, codec=codec, momentum=0.0, learning_rate=1.0)
+    loop = loop_for(model, manifest)
+    phi = phi_of(loop)
+    loop.apply(0, phi, 0, keep_progress=False)
+    sent_all = np.zeros(phi.size, dtype=np.int64)
+    trained = np.zeros(phi.size, dtype=np.int64)
+    for round_ in range(1, 20):
+        ref = torch.cat([r.reshape(-1) for r in loop.fragments[0].ref])
+        train(loop, rng)
+        theta = torch.cat([t.detach().reshape(-1) for t in loop.fragments[0].theta])
+        trained += ((ref - theta) * ONE).round().long().numpy()
+        sent, _ = publish(loop, manifest, round_)
+        sent_all += sent
+        phi = phi - sent
+        loop.apply(0, phi, round_)
+    residual = torch.cat([e.reshape(-1) for e in loop.fragments[0].residual]).long().numpy()
+    assert np.array_equal(sent_all + residual, trained)
+
+
+def test_applying_keeps_local_progress(rng: np.random.Generator) -> None:
+    model = Net()
+    manifest = manifest_for(model)
+    loop = loop_for(model, manifest)
+    phi = phi_of(loop)
+    loop.apply(0, phi, 0, keep_progress=False)
+    train(loop, rng)
+    progress = flat(loop) - phi / ONE
+    for round_ in (1, 2, 3):
+        phi = phi + rng.integers(-(1 << 20), 1 << 20, phi.size).astype(np.int32)
+        loop.apply(0, phi, round_)
+        assert np.abs(flat(loop) - (phi / ONE + progress)).max() < 1e-6
+    assert loop.fragments[0].window.base == 0, "the window began before them"
+    loop.reset()
+    assert np.abs(flat(loop) - phi / ONE).max() < 1e-6
+    train(loop, rng)
+    loop.apply(0, phi, 3, keep_progress=False)
+    assert np.abs(flat(loop) - phi / ONE).max() < 1e-6
+
+
+def test_fragments_do_not_touch_each_other(rng: np.random.Generator) -> None:
+    model = Net()
+    manifest = manifest_for(model, fragments=2)
+    loop = loop_for(model, manifest)
+    for index in range(2):
+        loop.apply(index, phi_of(loop, index), index - 2 if index else 0, keep_progress=False)
+    train(loop, rng, steps=5)
+    before = flat(loop, 0)
+    _, base = publish(loop, manifest, 1)
+    assert base == -1
+    assert np.array_equal(flat(loop, 0), before)
+    assert loop.fragments[0].window.steps == 5 and loop.fragments[1].window.steps == 0
+    train(loop, rng, steps=2)
+    _, window = loop.publish(0, 2, area(manifest))
+    assert (window.steps, window.tokens, window.mean_loss, window.base) == (7, 700, 2.0, 0)
+    _, base = publish(loop, manifest, 3)
+    assert base == 1, "our own delta of round 1 is what this window began from"
+
+
+def test_the_base_is_of_the_rounds_fragment_and_before_it(rng: np.random.Generator) -> None:
+    model = Net()
+    manifest = manifest_for(model)
+    loop = loop_for(model, manifest)
+    loop.apply(0, phi_of(loop), 7, keep_progress=False)  # joined while others were at round 7
+    train(loop, rng)
+    _, base = publish(loop, manifest, 7)
+    assert base == 6
+    loop.apply(0, phi_of(loop), 12)
+    train(loop, rng)
+    assert publish(loop, manifest, 13)[1] == 12
+
+
+# -- models that do not fit, and training that blew up
+
+
+def test_a_model_that_does_not_fit_names_the_first_tensor() -> None:
+    manifest = manifest_for(Net())
+    with pytest.raises(ConfigError, match=r"no trainable tensor 'embed\.weight'"):
+        loop_for(nn.Linear(8, 8), manifest)
+    wrong = Net()
+    wrong.linear = nn.Linear(8, 9)
+    with pytest.raises(ConfigError, match=r"'linear\.weight' has shape \[9, 8\]; the manifest says \[8, 8\]"):
+        loop_for(wrong, manifest)
+    more = Net()
+    more.extra = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match=r"trains tensor 'extra\.bias'"):
+        loop_for(more, manifest)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1000.0])
+def test_divergence_names_the_tensor(value: float) -> None:
+    model = Net()
+    manifest = manifest_for(model)
+    loop = loop_for(model, manifest)
+    with torch.no_grad():
+        model.linear.weight[3, 3] = value
+    with pytest.raises(DivergedError, match=r"linear\.weight.*lower the learning rate"):
+        publish(loop, manifest, 1)
+
+
+def test_tied_weights_are_one_and_frozen_ones_none(rng: np.random.Generator) -> None:
+    model = Net(tied=True, frozen=True)
+    manifest = manifest_for(model)
+    assert [spec.name for spec in manifest.layout.tensors] == ["embed.weight", "linear.weight", "linear.bias"]
+    loop = loop_for(model, manifest)
+    loop.apply(0, phi_of(loop), 0, keep_progress=False)
+    train(loop, rng)
+    publish(loop, manifest, 1)
+    assert torch.equal(model.head.weight, model.embed.weight)
+    assert torch.equal(model.frozen, torch.zeros(3))
+
+
+# -- bf16
+
+
+def test_bf16_rounding_is_not_progress() -> None:
+    """A window without training sends nothing, though bf16 cannot hold Phi."""
+    model = Net().to(torch.bfloat16)
+    manifest = manifest_for(model, momentum=0.0, learning_rate=1.0)
+    loop = loop_for(model, manifest)
+    rng = np.random.default_rng(1)
+    phi = rng.integers(-(1 << 24), 1 << 24, manifest.plan().numel).astype(np.int32)
+    loop.apply(0, phi, 0, keep_progress=False)
+    assert model.linear.weight.dtype is torch.bfloat16
+    loop.step(10, 1.0)
+    sent, _ = publish(loop, manifest, 1)
+    assert not sent.any()
+
+
+def test_bf16_training_is_sent_as_it_moved(rng: np.random.Generator) -> None:
+    model = Net().to(torch.bfloat16)
+    manifest = manifest_for(model, momentum=0.0, learning_rate=1.0)
+    loop = loop_for(model, manifest)
+    phi = phi_of(loop)
+    loop.apply(0, phi, 0, keep_progress=False)
+    for round_ in range(1, 6):
+        before = flat(loop)
+        train(loop, rng, size=0.1)
+        moved = before - flat(loop)
+        sent, _ = publish(loop, manifest, round_)
+        assert np.abs(sent / ONE - moved).max() < 1e-6
+        phi = phi - sent
+        loop.apply(0, phi, round_)
+        assert np.abs(flat(loop) - phi / ONE).max() < 0.02, "within bf16's resolution of Phi"
+
+
+def test_the_loss_may_stay_on_its_device() -> None:
+    model = Net()
+    manifest = manifest_for(model)
+    loop = loop_for(model, manifest)
+    loss = model.linear(torch.ones(8)).sum()
+    loop.step(10, loss)
+    loop.step(10, loss)
+    _, window = loop.publish(0, 1, area(manifest))
+    assert window.mean_loss == pytest.approx(float(loss.detach()))
+    assert not isinstance(window.loss, float) and not window.loss.requires_grad

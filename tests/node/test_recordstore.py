@@ -1,0 +1,126 @@
+"""`gossamer.node.recordstore`: what was committed comes back verified; damage is one clear line."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gossamer.node.recordstore import RecordStore
+from gossamer.protocol.errors import StorageError
+from gossamer.protocol.records import Delta
+from tests.protocol.builders import LAYOUT, SMALL, identity, random_delta
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+@pytest.fixture
+def deltas(rng: np.random.Generator) -> list[Delta]:
+    """Some records, newest first."""
+    return [random_delta(rng, identity(n), round_)[0] for round_ in (3, 2, 1) for n in range(3)]
+
+
+def test_records_come_back_in_order_of_round(path: Path, deltas: list[Delta]) -> None:
+    store = RecordStore(path, SMALL.swarm_id)
+    store.add(deltas[:4], durable=True)
+    store.add(deltas, durable=False)
+    store.close()
+    assert path.stat().st_mode & 0o777 == 0o600
+    again = RecordStore(path, SMALL.swarm_id)
+    found = again.load(LAYOUT)
+    assert [delta.round for delta in found] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert {delta.record_id: delta for delta in found} == {delta.record_id: delta for delta in deltas}
+    again.close()
+
+
+def test_writes_ahead_and_waits_for_the_disk_when_it_must(path: Path, deltas: list[Delta]) -> None:
+    store = RecordStore(path, SMALL.swarm_id)
+    said: list[str] = []
+    store._db.set_trace_callback(said.append)
+    store.add(deltas[:1], durable=True)
+    assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)
+    store.add(deltas[1:2], durable=False)
+    assert store._db.execute("PRAGMA synchronous").fetchone() == (1,)
+    store.close_up_to(_base(1), own_last=1)
+    assert store._db.execute("PRAGMA synchronous").fetchone() == (2,), "payloads are dropped after this"
+    store.close()
+
+
+def _base(round_: int):
+    from gossamer.node.merger import Base
+
+    return Base(round_, bytes(32), 0)
+
+
+def test_what_was_committed_survives_a_process_that_dies(path: Path, deltas: list[Delta]) -> None:
+    store = RecordStore(path, SMALL.swarm_id)
+    store.add(deltas, durable=True)
+    copy = path.with_name("copy.sqlite")  # the files as they lie when the process is killed
+    for suffix in ("", "-wal"):
+        Path(f"{copy}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
+    assert len(RecordStore(copy, SMALL.swarm_id).load(LAYOUT)) == len(deltas)
+    store.close()
+
+
+def test_a_failed_batch_leaves_nothing(path: Path, deltas: list[Delta]) -> None:
+    store = RecordStore(path, SMALL.swarm_id)
+    store._db.execute("CREATE TRIGGER full BEFORE INSERT ON deltas WHEN NEW.round = 1 BEGIN"
+                      " SELECT RAISE(ROLLBACK, 'database or disk is full'); END")  # fmt: skip
+    with pytest.raises(StorageError, match="disk is full"):
+        store.add(deltas, durable=True)
+    store._db.execute("DROP TRIGGER full")
+    assert store.load(LAYOUT) == []
+    store.add(deltas, durable=True)
+    assert len(store.load(LAYOUT)) == len(deltas)
+    store.close()
+
+
+@pytest.mark.parametrize("content", [b"not a database" * 100, b"SQLite format 3\x00" + bytes(4096)])
+def test_a_damaged_database_is_one_clear_line(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(StorageError) as error:
+        RecordStore(path, SMALL.swarm_id)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_page_damaged_in_the_middle_is_one_clear_line(path: Path, deltas: list[Delta]) -> None:
+    store = RecordStore(path, SMALL.swarm_id)
+    store.add(deltas, durable=True)
+    store.close()
+    data = bytearray(path.read_bytes())
+    for start in range(4096, len(data), 4096):
+        data[start : start + 64] = b"\xff" * 64
+    path.write_bytes(data)
+    with pytest.raises(StorageError, match="cannot use the database"):
+        RecordStore(path, SMALL.swarm_id).load(LAYOUT)
+
+
+def test_a_tampered_row_is_dropped_for_good(path: Path, deltas: list[Delta]) -> None:
+    RecordStore(path, SMALL.swarm_id).close()
+    store = RecordStore(path, SMALL.swarm_id)
+    store.add(deltas, durable=True)
+    store.close()
+    db = sqlite3.connect(path)
+    tampered = bytearray(deltas[0].data)
+    tampered[-1] ^= 1
+    db.execute("UPDATE deltas SET envelope = ? WHERE record_id = ?", (bytes(tampered), deltas[0].record_id))
+    db.execute("UPDATE deltas SET envelope = ? WHERE record_id = ?", (b"", deltas[1].record_id))
+    db.commit()
+    db.close()
+    store = RecordStore(path, SMALL.swarm_id)
+    assert {d.record_id for d in store.load(LAYOUT)} == {d.record_id for d in deltas[2:]}
+    store.add(deltas[:2], durable=False)  # fetched again
+    assert len(store.load(LAYOUT)) == len(deltas)
+    store.close()
+
+
+def test_another_swarms_database_is_refused(path: Path) -> None:
+    RecordStore(path, SMALL.swarm_id).close()
+    with pytest.raises(StorageError, match="another swarm"):
+        RecordStore(path, bytes(32))

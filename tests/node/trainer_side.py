@@ -1,0 +1,121 @@
+"""A trainer's link to a daemon over a real Unix socket, with a daemon that is only a `TrainerPort`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import numpy as np
+
+from gossamer.node import control
+from gossamer.node.daemon_link import DaemonLink, Offer
+from gossamer.node.merger import MergedState
+from gossamer.node.trainer_port import TrainerPort
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.manifest import Manifest
+from tests.protocol.builders import SMALL, identity
+
+NODE_ID = identity(0).node_id
+
+
+class FakeDaemon:
+    """What a daemon does with its trainer: it signs each round once, and remembers over its deaths."""
+
+    def __init__(self, path: str, manifest: Manifest = SMALL) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.signed: dict[int, bytes] = {}
+        self.seen: list[int] = []
+        self.answers = True
+        """Whether deltas are stored and acknowledged; a daemon may die before it comes to that."""
+        self.acknowledges = True
+        self.clock = 0
+        self.changes = 0
+        self.port = self._new_port()
+        self._task: asyncio.Task[None] | None = None
+
+    def _new_port(self) -> TrainerPort:
+        return TrainerPort(
+            self.path,
+            self.manifest,
+            NODE_ID,
+            on_attach=self._welcome,
+            on_publish=self._published,
+            on_change=self._changed,
+        )
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def _welcome(self) -> control.Welcome:
+        own_last = max(self.signed, default=0)
+        return control.Welcome(self.manifest.canonical(), NODE_ID, own_last, self.clock, True)
+
+    async def _published(self, message: control.Publish, payload: memoryview) -> None:
+        data = bytes(payload)
+        payload.release()
+        self.seen.append(message.round)
+        if not self.answers:
+            return
+        if message.round > max(self.signed, default=0):
+            self.signed[message.round] = data
+        if self.acknowledges:
+            self.port.send(control.Published(message.round))
+
+    def start(self) -> None:
+        self.port = self._new_port()
+        self._task = asyncio.create_task(self.port.serve())
+
+    async def die(self) -> None:
+        """As its process would: every connection ends at once."""
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self._task = None
+
+    async def offer(self, index: int, phi: Ints, merged: int = 1, own: int = 0, version: int = 1) -> None:
+        fragment = self.manifest.plan().fragments[index]
+        await self.port.offer(fragment, phi, MergedState(version, merged, own))
+
+
+async def until(condition: Callable[[], object], timeout: float = 5) -> None:
+    """Wait for something that another thread brings about."""
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def daemon_at(folder: Path, manifest: Manifest = SMALL) -> AsyncIterator[FakeDaemon]:
+    daemon = FakeDaemon(str(folder / "s"), manifest)
+    daemon.start()
+    try:
+        yield daemon
+    finally:
+        if daemon._task is not None:
+            assert not daemon._task.done(), daemon._task.exception()
+            await daemon.die()
+
+
+@contextlib.asynccontextmanager
+async def link_to(daemon: FakeDaemon) -> AsyncIterator[DaemonLink]:
+    link = DaemonLink(daemon.path, daemon.manifest)
+    try:
+        await asyncio.to_thread(link.wait_connected, 5)
+        yield link
+    finally:
+        await asyncio.to_thread(link.close)
+
+
+def publish(link: DaemonLink, round_: int, payload: bytes) -> None:
+    """Hand over a delta, as `Peer` does."""
+    area = link.payload_area
+    area[: len(payload)] = payload
+    message = control.Publish(round_, round_ - 2, 100, 10, 2.0, "int8", len(payload))
+    link.publish(message, area)
+
+
+def values_of(offer: Offer, manifest: Manifest = SMALL) -> Ints:
+    return np.array(offer.values(manifest.plan().fragments[offer.fragment]))
