@@ -99,7 +99,7 @@ class Display:
 
     @staticmethod
     def _round(processes: list[NodeProcess]) -> int:
-        rounds = [p.status["round"] for p in processes if p.status and p.status["trains"]]
+        rounds: list[int] = [p.status["round"] for p in processes if p.status and p.status["trains"]]
         return median_low(rounds or [0])
 
     def _left(self, round_: int) -> str:

@@ -1,47 +1,32 @@
 """`gossamer swarm`: a local swarm of real node processes, from manifest to summary.
 
 A bootstrap peer and N nodes with their own keys, folders and ports, joined exactly as on separate machines.
-After the last round nodes stop training and exchange what is still under way; only then are their digests
-compared.
 """
 
 import asyncio
 import json
 import os
 import shutil
-import signal
-import sys
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from gossamer.bootstrap import manifests
-from gossamer.bootstrap.chaos import Storm
-from gossamer.bootstrap.display import Display, show_summary
-from gossamer.bootstrap.processes import NodeProcess, stop_all, threads_each
-from gossamer.bootstrap.summary import SwarmSummary, summarise
+from gossamer.bootstrap.display import show_summary
+from gossamer.bootstrap.local_swarm import LocalSwarm
 from gossamer.models.corpus import load_corpus
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import resolve_options
 from gossamer.node import snapshots
 from gossamer.node.chunkstore import ChunkStore
 from gossamer.node.home import Home, write_atomically
-from gossamer.protocol.errors import ConfigError, LocalError, StorageError
+from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
 
-REFRESH_S = 0.5
-EXCHANGE_DEADLINE_S = 60.0
-"""After the last round: time for late deltas to reach everybody."""
-
 FAILURE = 1
-SAMPLE_PROMPT = "def "
-SAMPLE_CHARACTERS = 300
-EVALUATIONS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,167 +121,3 @@ def _folder(options: SwarmOptions) -> tuple[Path, bool]:
     except OSError as error:
         raise StorageError(f"--dir {folder}: {error.strerror}") from None
     return folder, False
-
-
-class LocalSwarm:
-    """The run itself."""
-
-    def __init__(self, options: SwarmOptions, manifest: Manifest, folder: Path) -> None:
-        self._options = options
-        self._manifest = manifest
-        self._folder = folder
-        self._common = (["--insecure-plaintext"] if options.plaintext else []) + (
-            ["--debug"] if options.debug else []
-        )
-        self._boot = NodeProcess(
-            "bootstrap",
-            folder / "bootstrap",
-            ["bootstrap", str(folder / "swarm.toml"), "--dir", str(folder / "bootstrap"), *self._common],
-            {},
-        )
-        self._nodes = [self._node(f"node-{i + 1}") for i in range(options.nodes)]
-        self._storm = (
-            Storm(options.rounds, self._boot, self._nodes, self._start_another) if options.chaos else None
-        )
-
-    @property
-    def _everyone(self) -> list[NodeProcess]:
-        return [self._boot, *self._nodes]
-
-    def _node(self, name: str) -> NodeProcess:
-        options = self._options
-        args = ["node", "--dir", str(self._folder / name), "--name", name]
-        args += ["--swarm-id", self._manifest.swarm_id.hex(), "--rounds", str(options.rounds)]
-        args += ["--threads", str(threads_each(options.nodes)), "--device", "cpu"]
-        args += ["--evaluate-every", str(max(1, options.rounds // EVALUATIONS))]
-        for path in options.data:
-            args += ["--data", str(Path(path).absolute())]
-        return NodeProcess(name, self._folder / name, args + self._common, {})
-
-    async def run(self) -> SwarmSummary:
-        """Start, watch, wait for agreement, and stop everything whatever happens."""
-        loop = asyncio.get_running_loop()
-        begun = time.monotonic()
-        work = asyncio.create_task(self._work())
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, work.cancel)
-        try:
-            await work
-        except asyncio.CancelledError:
-            raise KeyboardInterrupt from None
-        finally:
-            await asyncio.to_thread(stop_all, self._everyone)
-            if self._storm is not None:
-                await self._storm.close()
-        wall_s = round(time.monotonic() - begun, 2)
-        return summarise(
-            [process.status for process in self._nodes if process.status is not None],
-            wall_s=wall_s,
-            rounds=self._options.rounds,
-            parameters=self._parameters,
-            codec=self._options.codec,
-            sample=await asyncio.to_thread(self._sample),
-            events=[event.to_json() for event in self._storm.events] if self._storm else [],
-        )
-
-    async def _work(self) -> None:
-        """Everything between the first process and the last; may be cancelled anywhere."""
-        title = (
-            f"gossamer swarm {self._manifest.swarm_id.hex()[:12]}: {len(self._nodes)} nodes,"
-            f" {self._parameters / 1e6:.2f} M parameters, {self._options.codec}"
-        )
-        with Display(Console(), self._options.rounds, title) as display:
-            display.update(self._everyone, "starting", self._storm)
-            await self._start()
-            await self._watch(display, "training", self._all_finished, None)
-            await self._watch(display, "exchanging", self._all_agree, EXCHANGE_DEADLINE_S)
-
-    @property
-    def _parameters(self) -> int:
-        return self._manifest.plan().numel
-
-    async def _start(self) -> None:
-        address = await self._listen(0, self._boot)
-        for number, process in enumerate(self._nodes):
-            await self._listen(number + 1, process)
-        if self._storm is not None:
-            self._another = self._node(f"node-{len(self._nodes) + 1}")
-            await self._listen(len(self._nodes) + 1, self._another)
-        self._boot.start()
-        direct = await self._boot.address()
-        self._join = ["--join", address or direct]
-        for process in self._nodes:
-            process.args += self._join
-            process.start()
-
-    async def _listen(self, number: int, process: NodeProcess) -> str | None:
-        """Say where a node listens; returns its address if that is known already, behind a proxy."""
-        if self._storm is None:
-            process.args += ["--listen", "127.0.0.1:0"]
-            return None
-        address, args = await self._storm.listen(number, process)
-        process.args += args
-        return address
-
-    def _start_another(self) -> NodeProcess:
-        """A node that joins late."""
-        self._another.args += self._join
-        self._another.start()
-        self._nodes.append(self._another)
-        return self._another
-
-    async def _watch(
-        self, display: Display, phase: str, is_over: Callable[[], bool], deadline_s: float | None
-    ) -> None:
-        """Refresh statuses and the display until `is_over`, or for at most `deadline_s`."""
-        begun = time.monotonic()
-        plaintext, storm = self._options.plaintext, self._storm
-        while not is_over():
-            for process in self._everyone:
-                process.check_running()
-            up_to = storm.up_to if storm is not None else None
-            await asyncio.gather(
-                *(p.ask(digest=True, up_to=up_to, plaintext=plaintext) for p in self._everyone)
-            )
-            if storm is not None:
-                storm.look()
-            display.update(self._everyone, phase, storm)
-            if deadline_s is not None and time.monotonic() - begun > deadline_s:
-                return
-            await asyncio.sleep(REFRESH_S)
-
-    def _all_finished(self) -> bool:
-        finished = all(process.status and process.status["state"] == "finished" for process in self._nodes)
-        return finished and (self._storm is None or self._storm.over)
-
-    def _all_agree(self) -> bool:
-        """Whether all hold the same records, have merged them, and have evaluated the result."""
-        statuses = [process.status for process in self._nodes]
-        if not all(status and "phi_digest" in status for status in statuses):
-            return False
-        records = {status["ledger_digest"] for status in statuses if status}
-        merged = {status["merged_digest"] for status in statuses if status}
-        busy = any(status["rounds_behind"] or status["payloads_missing"] for status in statuses if status)
-        current = all(
-            process.trainer.get("val_version") == process.status["version"]
-            for process in self._nodes
-            if process.status
-        )
-        return len(records) == 1 and len(merged) == 1 and not busy and current
-
-    def _sample(self) -> str:
-        """A few lines from the first node's model. A failure to write is no failure to train."""
-        from gossamer.node.generate import generate
-
-        try:
-            pieces = generate(
-                Home(self._nodes[0].folder),
-                SAMPLE_PROMPT,
-                SAMPLE_CHARACTERS,
-                temperature=0.7,
-                seed=self._options.seed,
-            )
-            return SAMPLE_PROMPT + "".join(pieces)
-        except LocalError as error:
-            print(f"gossamer: no sample: {error}", file=sys.stderr)
-            return ""

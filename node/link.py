@@ -3,7 +3,9 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from socket import SHUT_RDWR
 
 import aiohttp
 from aiohttp import web
@@ -14,6 +16,8 @@ WebSocket = aiohttp.ClientWebSocketResponse | web.WebSocketResponse
 
 WRITE_TIMEOUT_S = 30.0
 """A peer that takes nothing for this long is cut off; it will be dialled again."""
+
+CLOSE_TIMEOUT_S = 2.0
 
 
 @dataclass(slots=True)
@@ -50,6 +54,7 @@ class PeerLink:
         self.dropped = 0
         """Messages dropped because the peer takes them too slowly."""
         self._socket = socket
+        self._connection = socket.get_extra_info("socket")
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._news = asyncio.Event()
@@ -104,13 +109,23 @@ class PeerLink:
                 self._news.clear()
                 if not self._closing:
                     await self._news.wait()
-        except (TimeoutError, ConnectionError, aiohttp.ClientError):
+        except TimeoutError:
+            self._cut()
+        except (ConnectionError, aiohttp.ClientError):
             pass
         await self._close()
 
     async def _close(self) -> None:
         try:
-            async with asyncio.timeout(2.0):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._socket.close()
-        except (TimeoutError, ConnectionError, aiohttp.ClientError):
+        except TimeoutError:
+            self._cut()
+        except (ConnectionError, aiohttp.ClientError):
             pass
+
+    def _cut(self) -> None:
+        """Drop the connection and what is in its buffers: closing waits for a peer that takes nothing."""
+        with suppress(OSError):
+            if self._connection is not None:
+                self._connection.shutdown(SHUT_RDWR)

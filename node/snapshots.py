@@ -104,14 +104,13 @@ class SnapshotShelf:
 
         Call `drop_others` once that is noted durably.
         """
-        older = [known for known in self.claims if known.root != claim.root]
+        # One of the same round was superseded by a late record: nobody should start from it any more.
+        older = [known for known in self.claims if known.round < claim.round]
         now = time.monotonic()
         kept = [
             known
             for place, known in enumerate(older)
-            # A snapshot of the same round that is not the newest was superseded by a late record.
-            if (place < KEPT - 1 and known.round < claim.round)
-            or now - self._used.get(known.root, -LEASE_S) < LEASE_S
+            if place < KEPT - 1 or now - self._used.get(known.root, -LEASE_S) < LEASE_S
         ][: CLAIMS_MAX - 1]
         self.claims = (claim, *kept)
         return tuple(known.root for known in kept)

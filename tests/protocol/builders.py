@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from hashlib import sha256
@@ -11,6 +13,7 @@ import numpy as np
 from gossamer.protocol.chunks import chunk_hashes
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.envelope import Kind, open_envelope, seal
+from gossamer.protocol.errors import PeerError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.layout import Fragment, Layout, TensorSpec, plan
@@ -152,3 +155,13 @@ def random_section(rng: np.random.Generator, codec: str, numel: int, magnitude: 
     """Random values and their section."""
     values = rng.integers(-magnitude, magnitude + 1, numel).astype(np.int32)
     return values, CODECS[codec].encode(values)
+
+
+@contextmanager
+def refusing(kind: type[PeerError]) -> Iterator[None]:
+    """What is inside may raise `kind`, with a message that is fit for a log; and nothing else."""
+    try:
+        yield
+    except kind as error:
+        if not str(error).isprintable():
+            raise AssertionError(f"not for a log: {error!r}") from error

@@ -44,7 +44,7 @@ def _random(seed: int, numel: int, magnitude: int) -> np.ndarray:
     return values.astype(np.int32)
 
 
-# --- round trip, error, size --------------------------------------------------------------------------
+# --- round trip, error, size ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -188,7 +188,7 @@ def test_topk_and_error_feedback_send_everything_in_the_end(rng):
     assert np.abs(residual).mean() < 0.05 * np.abs(target).mean()
 
 
-# --- wrong bytes ----------------------------------------------------------------------------------------
+# --- wrong bytes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -208,10 +208,8 @@ def test_flipped_bits_give_values_in_range_or_payload_error(name, seed, numel, d
     for _ in range(data.draw(st.integers(1, 8))):
         bit = data.draw(st.integers(0, 8 * len(section) - 1))
         section[bit // 8] ^= 1 << bit % 8
-    try:
+    with builders.refusing(PayloadError):
         _decode(name, bytes(section), numel)
-    except PayloadError as error:
-        assert str(error).startswith((name, "a block"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -306,7 +304,7 @@ def test_exact_refuses_values_out_of_range():
             CODECS["exact"].decode(memoryview(_exact_section(planes)), 1)
 
 
-# --- topk: indices -------------------------------------------------------------------------------------
+# --- topk: indices ----------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(0, 4095), min_size=2, max_size=64).filter(lambda v: len(v) % 2 == 0))
@@ -355,12 +353,18 @@ def test_topk_indices_ascend(indices, good):
             _decode("topk", section, 10)
 
 
-# --- version 1 of the wire form --------------------------------------------------------------------------
+# --- version 1 of the wire form ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "digest"),
-    [("exact", "a65788e3685457fe"), ("int8", "d44fe28b8b2fffbf"), ("int4", "b4da98a5346b065c"), ("int2", "bbe446d2ddc88a4b"), ("topk", "f0ed18ea591869a7")],
+    [
+        ("exact", "a65788e3685457fe"),
+        ("int8", "d44fe28b8b2fffbf"),
+        ("int4", "b4da98a5346b065c"),
+        ("int2", "bbe446d2ddc88a4b"),
+        ("topk", "f0ed18ea591869a7"),
+    ],
 )
 def test_bytes_are_those_of_version_1(name, digest):
     """A change here splits every swarm: it needs a new version."""

@@ -93,7 +93,7 @@ class Net:
 
 
 def test_bounds_are_kept_and_used():
-    net = Net(links={n: True for n in range(1, 7)})
+    net = Net(links=dict.fromkeys(range(1, 7), True))
     net.want(1, *range(100))
     for link in net.links:
         net.fetcher.hint(link, _key(1))
@@ -106,7 +106,7 @@ def test_bounds_are_kept_and_used():
 
 
 def test_load_is_shared_between_holders():
-    net = Net(links={n: True for n in range(1, 5)})
+    net = Net(links=dict.fromkeys(range(1, 5), True))
     net.want(1, *range(8))
     for link in net.links:
         net.fetcher.hint(link, _key(1))
@@ -338,7 +338,7 @@ def test_everything_arrives_whatever_fails(seed, links, wants):
 @pytest.mark.parametrize("busy", [True, False])
 def test_deadline_never_lies_in_the_past(busy):
     """All slots taken while others wait: nothing to do until one is free."""
-    net = Net(links={n: True for n in range(1, 8)})
+    net = Net(links=dict.fromkeys(range(1, 8), True))
     net.want(0, *range(500, 510))
     net.plan()
     net.pass_time(0.5)

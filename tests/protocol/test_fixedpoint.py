@@ -29,7 +29,11 @@ def _exact(values: np.ndarray) -> int:
     return sum(int(v) ** 2 for v in values.reshape(-1))
 
 
-@given(hnp.arrays(np.int32, hnp.array_shapes(max_dims=3, max_side=20), elements=INT32 | st.sampled_from(EXTREMES)))
+@given(
+    hnp.arrays(
+        np.int32, hnp.array_shapes(max_dims=3, max_side=20), elements=INT32 | st.sampled_from(EXTREMES)
+    )
+)
 def test_sum_of_squares_is_exact(values):
     assert sum_of_squares(values) == _exact(values)
 

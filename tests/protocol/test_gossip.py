@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,6 @@ from gossamer.protocol.gossip import Gossip, batches, sample
 from gossamer.protocol.ledger import Added, Ledger
 from gossamer.protocol.ranges import FANOUT, LEVEL_MAX
 from gossamer.protocol.records import Delta
-
 from tests.protocol import builders
 
 KEYS = st.lists(
@@ -29,7 +29,9 @@ KEYS = st.lists(
 class Side:
     """One ledger and its gossip; does with messages what `Replica` does, without signatures."""
 
-    def __init__(self, keys: Iterable[tuple[int, int, int]], accepts: Callable[[Delta], bool] = lambda _: True):
+    def __init__(
+        self, keys: Iterable[tuple[int, int, int]], accepts: Callable[[Delta], bool] = lambda _: True
+    ):
         self.ledger = Ledger()
         for key in keys:
             self.ledger.add(builders.unsigned(*key))
@@ -204,7 +206,7 @@ def test_a_lost_message_only_ends_the_exchange():
         assert a.ledger.digests.root == b.ledger.digests.root
 
 
-# --- what a hostile peer can make us say ---------------------------------------------------------------
+# --- what a hostile peer can make us say ------------------------------------------------------------
 
 HASH = st.binary(min_size=32, max_size=32)
 
@@ -220,9 +222,9 @@ HASH = st.binary(min_size=32, max_size=32)
             ),
             st.builds(
                 msg.Inventory,
-                st.lists(st.tuples(st.integers(0, 100), st.lists(HASH, max_size=5).map(tuple)), max_size=5).map(
-                    tuple
-                ),
+                st.lists(
+                    st.tuples(st.integers(0, 100), st.lists(HASH, max_size=5).map(tuple)), max_size=5
+                ).map(tuple),
             ),
             st.builds(msg.Request, st.lists(HASH, max_size=5).map(tuple)),
         ),
@@ -283,7 +285,7 @@ def test_awaited_records_are_bounded():
     assert requested == limits.IDS_PER_MESSAGE_MAX
 
 
-# --- push -------------------------------------------------------------------------------------------------
+# --- push -------------------------------------------------------------------------------------------
 
 
 def test_push_goes_to_a_few_links_and_not_back():
@@ -326,7 +328,7 @@ def test_exchange_every_ten_seconds_or_so():
         assert side.gossip.deadline() > now
         assert side.gossip.wake(now) == []
         now = side.gossip.deadline()
-    gaps = [b - a for a, b in zip(opened, opened[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(opened)]
     assert 7.5 <= min(gaps) <= max(gaps) <= 12.5
     assert links == {1, 2, 3}
 

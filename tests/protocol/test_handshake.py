@@ -15,7 +15,6 @@ from gossamer.protocol.handshake import (
     refusal,
 )
 from gossamer.protocol.wire import pack
-
 from tests.protocol import builders
 
 CLIENT, SERVER, THIRD = (builders.identity(n) for n in range(3))
@@ -23,7 +22,9 @@ SWARM = b"s" * 32
 SESSION = b"t" * 32
 
 
-def _server(swarm: bytes = SWARM, binding: bytes = b"", nonce: bytes = b"n" * 32, who=SERVER) -> ServerHandshake:
+def _server(
+    swarm: bytes = SWARM, binding: bytes = b"", nonce: bytes = b"n" * 32, who=SERVER
+) -> ServerHandshake:
     return ServerHandshake(who, swarm, binding, nonce, SESSION)
 
 

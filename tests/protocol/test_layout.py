@@ -48,7 +48,10 @@ def test_fragments_are_balanced_and_none_is_empty(shapes, data):
 def test_a_known_plan():
     """Largest first into the lightest. A change here changes what every round means."""
     tensors = [TensorSpec(n, (s,), "mean") for n, s in [("a", 5), ("b", 9), ("c", 5), ("d", 2), ("e", 9)]]
-    assert [[s.spec.name for s in f.slots] for f in plan(tensors, 2).fragments] == [["a", "b", "d"], ["c", "e"]]
+    assert [[s.spec.name for s in f.slots] for f in plan(tensors, 2).fragments] == [
+        ["a", "b", "d"],
+        ["c", "e"],
+    ]
 
 
 def test_rounds_take_fragments_in_turn():

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from gossamer.protocol.ledger import Added, Ledger
 from gossamer.protocol.ranges import EMPTY
 from gossamer.protocol.records import NO_RECORD
-
 from tests.protocol import builders
 
 KEYS = st.lists(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,6 @@ from gossamer.protocol.effects import Dial, Hangup, Leave, LinkUp
 from gossamer.protocol.links import Links
 from gossamer.protocol.records import Peer
 from gossamer.protocol.roster import Health, Roster
-
 from tests.protocol import builders
 from tests.protocol.wiring import World
 
@@ -64,7 +64,7 @@ class Bench:
         return found
 
 
-# --- two links between a pair ------------------------------------------------------------------------------
+# --- two links between a pair -----------------------------------------------------------------------
 
 
 @given(st.booleans(), st.booleans(), st.booleans(), st.booleans())
@@ -109,7 +109,7 @@ def test_room_for_so_many_and_ours_come_first():
     assert len(bench.links) == limits.LINKS_MAX + 1
 
 
-# --- whom to dial --------------------------------------------------------------------------------------------
+# --- whom to dial -----------------------------------------------------------------------------------
 
 
 def test_dials_until_links_are_enough():
@@ -160,7 +160,7 @@ def test_redialling_keeps_its_distance(health, wait):
     bench = Bench()
     bench.member(1, health=health)
     times = [at for at, _ in bench.dials(100.0)]
-    gaps = {b - a for a, b in zip(times, times[1:], strict=False)}
+    gaps = {b - a for a, b in pairwise(times)}
     assert gaps == {wait}
 
 
@@ -203,7 +203,7 @@ def test_memory_of_dials_is_bounded():
     assert len(bench.links._dialling) <= limits.DIALS_AT_ONCE_MAX
 
 
-# --- bootstrap addresses ------------------------------------------------------------------------------------
+# --- bootstrap addresses ----------------------------------------------------------------------------
 
 
 def test_bootstrap_addresses_are_tried_until_links_suffice():
@@ -247,7 +247,7 @@ def test_a_bootstrap_address_that_is_our_own_is_left_alone():
     assert bench.dials(60.0) == []
 
 
-# --- whole cores ------------------------------------------------------------------------------------------
+# --- whole cores ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [2, 5, 12])

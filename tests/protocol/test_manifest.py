@@ -86,7 +86,7 @@ def test_swarm_id_depends_on_values_only():
         ("[64, 64]", "[4096]"),
         ('"rda"', '"mean"'),
         ('["w", [64, 64], "rda"], ["scale", [], "mean"]', '["scale", [], "mean"], ["w", [64, 64], "rda"]'),
-        ("digest = \"1", "digest = \"2"),
+        ('digest = "1', 'digest = "2'),
     ],
 )
 def test_every_value_matters(old, new):
@@ -132,11 +132,9 @@ def test_mutated_bytes_from_a_peer_are_malformed(data):
         wrong[data.draw(st.integers(0, len(wrong) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(wrong)))
     for candidate in (bytes(wrong), bytes(wrong[:cut])):
-        try:
+        with builders.refusing(MalformedError):
             # A change of a name or a number can be a manifest too: another one, and canonical.
             assert from_canonical(candidate).canonical() == candidate
-        except MalformedError as error:
-            assert str(error).isprintable()
 
 
 @given(st.binary(max_size=200))
@@ -181,7 +179,11 @@ WRONG = [
     ("width = 64", f"width = -{2**70}", "task.options.width"),
     ("width = 64", "width = [64]", "task.options.width"),
     ("width = 64", "width = nan", "task.options.width"),
-    ('codec = "int4"', 'codec = "zip"', "codec 'zip' is unknown; choose one of exact, int8, int4, int2, topk"),
+    (
+        'codec = "int4"',
+        'codec = "zip"',
+        "codec 'zip' is unknown; choose one of exact, int8, int4, int2, topk",
+    ),
     ('codec = "int4"', "codec = 4", "outer.codec"),
     ("clip = 3", "clip = -1", "outer.clip"),
     ("clip = 3", "clip = nan", "outer.clip"),
@@ -207,8 +209,8 @@ WRONG = [
     ("[64, 64]", f"[{2**32}]", "layout.fragments: a delta may reach"),
     ('["scale", [], "mean"]', '["scale", []]', "layout.tensors.2"),
     ('["scale", [], "mean"]', "3", "layout.tensors.2"),
-    ("digest = \"1", "digest = \"", "genesis.digest"),
-    ("digest = \"1", "digest = \"A", "genesis.digest"),
+    ('digest = "1', 'digest = "', "genesis.digest"),
+    ('digest = "1', 'digest = "A', "genesis.digest"),
     ("fragments = 2", "fragments = = 2", "not valid TOML"),
     ("seed = 7", "seed = " + "1" * 5000, "not valid TOML"),
     ("seed = 7", "seed = " + "[" * 5000, "not valid TOML"),
@@ -216,7 +218,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "named"), WRONG, ids=[f"{i}-{w[2][:20]}" for i, w in enumerate(WRONG)])
+@pytest.mark.parametrize(
+    ("old", "new", "named"), WRONG, ids=[f"{i}-{w[2][:20]}" for i, w in enumerate(WRONG)]
+)
 def test_what_is_wrong_is_said_in_one_line_that_names_it(old, new, named):
     assert TOML.count(old) == 1
     with pytest.raises(ConfigError) as caught:
@@ -235,4 +239,7 @@ def test_a_manifest_too_large_to_be_sent_is_refused_at_once():
 
 def test_swarm_id_is_that_of_version_1():
     """A change here splits every swarm: it needs a new version."""
-    assert from_toml(TOML, "a").swarm_id.hex() == "017f57b650200694a72f3c1dadd1ab5bb3ccd72f467045b28f68d9fdd6a85747"
+    assert (
+        from_toml(TOML, "a").swarm_id.hex()
+        == "017f57b650200694a72f3c1dadd1ab5bb3ccd72f467045b28f68d9fdd6a85747"
+    )

@@ -14,7 +14,6 @@ from gossamer.protocol.effects import Effect, Leave, Send
 from gossamer.protocol.membership import Membership
 from gossamer.protocol.messages import Ack, Ping, PingFor, Suspect, encode
 from gossamer.protocol.roster import Health, Roster
-
 from tests.protocol import builders
 from tests.protocol.wiring import Node, World
 
@@ -72,7 +71,9 @@ class Bench:
 
 
 def _pings(effects: list[Effect]) -> list[tuple[int, int]]:
-    return [(e.link, e.message.number) for e in effects if isinstance(e, Send) and isinstance(e.message, Ping)]
+    return [
+        (e.link, e.message.number) for e in effects if isinstance(e, Send) and isinstance(e.message, Ping)
+    ]
 
 
 def _sent(effects: list[Effect], kind: type) -> list[Send]:
@@ -271,7 +272,7 @@ def test_deadline_lies_ahead_after_every_wake():
         bench.now = bench.machine.deadline() + dice.choice([0.0, 0.0, 0.2, 2.0])
 
 
-# --- whole cores -------------------------------------------------------------------------------------------
+# --- whole cores ------------------------------------------------------------------------------------
 
 
 def _world(seed: int, count: int) -> World:
@@ -375,4 +376,3 @@ def test_one_link_cut_is_vouched_for_by_others(seed):
     assert Health.DOWN not in _verdicts(a, 2)
     assert Health.DOWN not in _verdicts(b, 1)
     assert a.core.roster.get(b.identity.node_id).health is Health.ALIVE
-

@@ -24,7 +24,6 @@ from gossamer.protocol.manifest import Outer
 from gossamer.protocol.merge import Contribution, RoundMerge, median, merge_round, norms_of, weight_of
 from gossamer.protocol.payload import Payload, encode_payload
 from gossamer.protocol.records import Delta
-
 from tests.protocol import builders
 
 LAYOUT = builders.LAYOUT
@@ -34,7 +33,7 @@ CAPPED = Outer(weight_cap=4.0)
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-# --- Phi is a function of the set ---------------------------------------------------------------------
+# --- Phi is a function of the set -------------------------------------------------------------------
 
 
 class Phi:
@@ -276,7 +275,7 @@ def test_median(values):
     assert median(reversed(values)) == median(values)
 
 
-# --- the formula in floats ----------------------------------------------------------------------------
+# --- the formula in floats --------------------------------------------------------------------------
 
 
 def _reference(fragment: Fragment, outer: Outer, sent: list[Sent]) -> np.ndarray:
@@ -395,11 +394,14 @@ def test_extremes_stay_in_range(averaging, count):
         vector = np.full(5, value, dtype=np.int32)
         equal = [Sent([vector])] * count
         assert np.abs(_merge(fragment, OUTER, *equal) - vector).max() <= 64
-        uneven = [Sent([vector], tokens=2**40, steps=1), *[Sent([vector], tokens=1, steps=2**24)] * (count - 1)]
+        uneven = [
+            Sent([vector], tokens=2**40, steps=1),
+            *[Sent([vector], tokens=1, steps=2**24)] * (count - 1),
+        ]
         assert np.abs(_merge(fragment, Outer(clip=0.0), *uneven) - vector).max() <= 64
 
 
-# --- liars -------------------------------------------------------------------------------------------
+# --- liars ------------------------------------------------------------------------------------------
 
 
 def test_cap_bounds_a_claim_of_tokens(rng):
@@ -456,7 +458,7 @@ def test_clipping_is_by_tensor(rng):
     assert np.array_equal(after[first.stop :], before[first.stop :])
 
 
-# --- payloads --------------------------------------------------------------------------------------------
+# --- payloads ---------------------------------------------------------------------------------------
 
 
 def test_norms_prove_that_a_payload_decodes(rng):

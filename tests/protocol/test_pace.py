@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_SLACK
 from gossamer.protocol.manifest import PaceSection
 from gossamer.protocol.pace import Pace, is_plausible, round_clock
-
 from tests.protocol import builders
 
 STEPS = Pace(PaceSection(every_steps=30, min_round_seconds=0.05), 1)
@@ -79,7 +78,9 @@ def test_whoever_opens_a_round_keeps_the_minimum_length():
     assert STEPS.due(5, 6, 30, 0.0) == 6  # it is open already
 
 
-def _simulate(step_s: list[float], pace: Pace, until_s: float) -> tuple[list[int], list[dict[int, int]], float]:
+def _simulate(
+    step_s: list[float], pace: Pace, until_s: float
+) -> tuple[list[int], list[dict[int, int]], float]:
     """Nodes with these step times that see each other at once: last rounds, steps by round, time a round."""
     last = [0] * len(step_s)
     since = [0.0] * len(step_s)

@@ -84,7 +84,17 @@ def test_descending_where_it_is_not_empty_finds_every_round(content):
 
 @pytest.mark.parametrize(
     ("highest", "top"),
-    [(0, 0), (1, 0), (15, 0), (16, 1), (255, 1), (256, 2), (2**28 - 1, 6), (2**28, 7), (ROUND_MAX, LEVEL_MAX)],
+    [
+        (0, 0),
+        (1, 0),
+        (15, 0),
+        (16, 1),
+        (255, 1),
+        (256, 2),
+        (2**28 - 1, 6),
+        (2**28, 7),
+        (ROUND_MAX, LEVEL_MAX),
+    ],
 )
 def test_top_is_the_lowest_level_that_holds_everything(highest, top):
     digests = _built({highest: 1})

@@ -130,10 +130,8 @@ def test_mutated_bodies(parse, body, data):
     wrong = bytearray(body.pack())
     for _ in range(data.draw(st.integers(1, 4))):
         wrong[data.draw(st.integers(0, len(wrong) - 1))] = data.draw(st.integers(0, 255))
-    try:
+    with builders.refusing(MalformedError):
         parse(bytes(wrong))
-    except MalformedError as error:
-        assert str(error).isprintable()
 
 
 @pytest.mark.parametrize(("parse", "body"), [(_delta, GOOD), (_peer, ROW)])

@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,6 @@ from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.payload import encode_payload
 from gossamer.protocol.replica import NodeInfo, Replica
-
 from tests.protocol import builders
 from tests.protocol.wiring import Node, Weather, World
 
@@ -47,7 +47,7 @@ def _check(world: World) -> None:
         assert not node.blames
 
 
-# --- everything reaches everybody -------------------------------------------------------------------------
+# --- everything reaches everybody -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
@@ -61,7 +61,9 @@ def test_all_records_reach_all_through_loss_duplicates_and_disorder(seed, count)
     _check(world)
     ledger = world.nodes[0].core.ledger
     assert {d.author for d in ledger} == {n.identity.node_id for n in world.running()}
-    assert len(ledger) == sum(len([d for d in n.disk if d.author == n.identity.node_id]) for n in world.running())
+    assert len(ledger) == sum(
+        len([d for d in n.disk if d.author == n.identity.node_id]) for n in world.running()
+    )
 
 
 def test_pushed_records_arrive_in_a_second(seed):
@@ -96,14 +98,9 @@ def test_a_joiner_gets_a_long_history_at_once(seed):
     _check(world)
 
 
-def _zeros(node: Node) -> list:
-    return [slot_zeros for slot_zeros in builders.random_tensors(_rng(), node.core.layout.fragments[0], 0)]
-
-
-def _rng():
-    import numpy as np
-
-    return np.random.default_rng(0)
+def _zeros(node: Node) -> list[np.ndarray]:
+    fragment = node.core.layout.fragments[0]
+    return [np.zeros(slot.numel, dtype=np.int32) for slot in fragment.slots]
 
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
@@ -129,7 +126,7 @@ def test_any_weather(seed):
     _check(world)
 
 
-# --- partitions ------------------------------------------------------------------------------------------
+# --- partitions -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("count", "seconds"), [(2, 100.0), (6, 50.0), (14, 50.0)])
@@ -186,13 +183,11 @@ def test_three_way_partition_and_two_heals(seed):
     assert len(world.nodes[5].core.ledger) == 6
 
 
-# --- equivocators ------------------------------------------------------------------------------------------
+# --- equivocators -----------------------------------------------------------------------------------
 
 
 def _pair(world: World, author: Identity, round_: int) -> list:
     """Different records of one author and round, and their payloads."""
-    import numpy as np
-
     rng = np.random.default_rng(round_)
     return [builders.random_delta(rng, author, round_, of=world.manifest) for _ in range(3)]
 
@@ -239,7 +234,7 @@ def test_a_round_that_loses_a_record_is_announced_for_merging(seed):
     assert give(first) == []
 
 
-# --- restarts ---------------------------------------------------------------------------------------------
+# --- restarts ---------------------------------------------------------------------------------------
 
 
 def test_a_restarted_node_continues_and_never_signs_a_round_twice(seed):
@@ -371,7 +366,7 @@ def test_restoring_a_void_round_gives_nothing_to_merge(seed):
     assert node.core.fetcher.pending == 0
 
 
-# --- caught up ---------------------------------------------------------------------------------------------
+# --- caught up --------------------------------------------------------------------------------------
 
 
 def test_the_first_node_may_train_at_once(seed):
@@ -432,7 +427,7 @@ def test_empty_swarm_of_two(seed):
     assert world.nodes[1].core.caught_up
 
 
-# --- what a peer may send -------------------------------------------------------------------------------
+# --- what a peer may send ---------------------------------------------------------------------------
 
 
 def _state(node: Node) -> tuple:
@@ -466,8 +461,6 @@ def test_malformed_bytes_cost_a_blame_and_nothing_else(data):
 
 
 def _bad_envelopes(world: World) -> dict[str, bytes]:
-    import numpy as np
-
     stranger = builders.identity(66)
     delta, _ = builders.random_delta(np.random.default_rng(0), stranger, 3, of=world.manifest)
     other = builders.manifest(name="another")
@@ -496,7 +489,9 @@ def test_a_record_that_does_not_hold_costs_a_blame_and_is_not_relayed(seed, what
     assert [type(e) for e in effects[:1]] == [fx.Blame]
     assert effects[0].reason.isprintable()
     assert _state(node) == before
-    assert node.core.roster.get(builders.identity(77).node_id) is not None, "what else is in the message counts"
+    assert node.core.roster.get(builders.identity(77).node_id) is not None, (
+        "what else is in the message counts"
+    )
     relayed = [e.message.entries for e in effects if isinstance(e, fx.Send)]
     assert relayed
     assert all(entry == (good, False) for entries in relayed for entry in entries)
@@ -507,9 +502,9 @@ def test_an_implausible_record_does_not_go_round_between_two_nodes(seed):
     world = _swarm(seed, 2)
     a, b = world.nodes[0], world.nodes[1]
     a.core._unix_offset_s += 10**6
-    import numpy as np
-
-    far, payload = builders.random_delta(np.random.default_rng(0), builders.identity(66), 10**6, of=world.manifest)
+    far, payload = builders.random_delta(
+        np.random.default_rng(0), builders.identity(66), 10**6, of=world.manifest
+    )
     a.blobs[far.body.chunks[0]] = payload
     world.inject(a, next(iter(a.links)), msg.encode(msg.Records(((far.data, True),))))
     before = world.messages
@@ -582,10 +577,14 @@ def test_a_peer_that_says_anything_cannot_break_a_core(seed):
         message = dice.choice(
             [
                 msg.Holding(some(5)),
-                msg.Compare(dice.randrange(8), tuple((dice.randrange(2**31), h) for h in some(9)), dice.random() < 0.5),
+                msg.Compare(
+                    dice.randrange(8), tuple((dice.randrange(2**31), h) for h in some(9)), dice.random() < 0.5
+                ),
                 msg.Inventory(tuple((dice.randrange(9), some(5)) for _ in range(5))),
                 msg.Request(some(9)),
-                msg.Roster(tuple((h, dice.randrange(9), dice.randrange(9)) for h in some(9)), dice.random() < 0.5),
+                msg.Roster(
+                    tuple((h, dice.randrange(9), dice.randrange(9)) for h in some(9)), dice.random() < 0.5
+                ),
                 msg.Ping(dice.randrange(100)),
                 msg.Ack(dice.randrange(100)),
                 msg.PingFor(dice.randrange(100), dice.choice(hashes)),
@@ -604,7 +603,7 @@ def test_a_peer_that_says_anything_cannot_break_a_core(seed):
     assert len(node.core.ledger) == 2
 
 
-# --- our own side --------------------------------------------------------------------------------------------
+# --- our own side -----------------------------------------------------------------------------------
 
 
 def test_a_diverged_loss_is_not_published_and_does_not_make_our_row_invalid(seed):
@@ -662,7 +661,7 @@ def test_clock_counts_live_trainers_only(seed):
     assert world.nodes[2].core.clock == 0, "the dead do not set the pace"
 
 
-# --- time and determinism ---------------------------------------------------------------------------------
+# --- time and determinism ---------------------------------------------------------------------------
 
 
 def test_a_core_never_asks_for_a_wake_that_is_due_already(seed):

@@ -76,7 +76,9 @@ class Node:
 class World:
     """The nodes and the network between them."""
 
-    def __init__(self, seed: int, manifest: Manifest = builders.SMALL, weather: Weather | None = None) -> None:
+    def __init__(
+        self, seed: int, manifest: Manifest = builders.SMALL, weather: Weather | None = None
+    ) -> None:
         self.rng = random.Random(seed)
         self.numpy = np.random.default_rng(seed)
         self.manifest = manifest
@@ -95,7 +97,9 @@ class World:
 
     # -- nodes
 
-    def add(self, number: int, bootstrap: Iterable[int] = (), *, trains: bool = True, dialable: bool = True) -> Node:
+    def add(
+        self, number: int, bootstrap: Iterable[int] = (), *, trains: bool = True, dialable: bool = True
+    ) -> Node:
         """Start node `number`, which knows the addresses of the nodes `bootstrap`."""
         identity = builders.identity(number)
         info = NodeInfo(
@@ -106,7 +110,14 @@ class World:
         )
         blobs: dict[bytes, bytes] = {}
         address = f"host{number}:7700"
-        node = Node(number, identity, address if dialable else "", info, self._core(identity, info, blobs), blobs=blobs)
+        node = Node(
+            number,
+            identity,
+            address if dialable else "",
+            info,
+            self._core(identity, info, blobs),
+            blobs=blobs,
+        )
         self.nodes[number] = node
         self._begin(node)
         return node
@@ -224,7 +235,7 @@ class World:
         heapq.heappush(self._queue, (self.now + seconds, self._order, action))
 
     def run(self, seconds: float, until: Callable[[], bool] | None = None) -> float:
-        """Let time pass; stops early once `until` holds, asked often enough. Returns the seconds that passed."""
+        """Let time pass; stops early once `until` holds. Returns the seconds that passed."""
         start, end = self.now, self.now + seconds
         ask_at = start
         while self._queue and self._queue[0][0] <= end:
@@ -381,7 +392,9 @@ class World:
 
     def _get(self, node: Node, effect: fx.Get) -> None:
         other = self.nodes[node.links[effect.link][0]] if effect.link in node.links else None
-        self._transfer(other, node, effect.blob, effect.size, lambda: self._failed(node, effect.link, effect.blob))
+        self._transfer(
+            other, node, effect.blob, effect.size, lambda: self._failed(node, effect.link, effect.blob)
+        )
 
     def _failed(self, node: Node, link: int, blob: bytes) -> None:
         self._later(node, fx.ChunkFailed(link, blob), 0.0)

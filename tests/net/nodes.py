@@ -1,0 +1,213 @@
+"""A swarm of real daemons with puppets for trainers, behind a proxy that breaks the network as asked."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from gossamer.bootstrap.fault_proxy import FaultProxy, own_loopback
+from gossamer.node import snapshots
+from gossamer.node.address import parse_address
+from gossamer.node.chunkstore import ChunkStore
+from gossamer.node.client import fetch_status
+from gossamer.node.home import Home
+from gossamer.node.lifeline import Child
+from gossamer.node.options import DaemonOptions
+from gossamer.protocol.errors import UnreachableError
+from gossamer.protocol.layout import TensorSpec, plan
+from gossamer.protocol.manifest import Manifest, from_values
+from tests.net.puppet import Puppet
+
+HEAL_S = 40.0
+"""What the design promises."""
+
+
+def small_manifest(numel: int = 4096, **sections: dict[str, Any]) -> tuple[Manifest, np.ndarray]:
+    """A manifest for puppets, and its Phi_0. Rounds of two steps, two fragments."""
+    tensors = (TensorSpec("w", (numel // 64, 64), "rda"), TensorSpec("v", (16, 16), "mean"))
+    phi = np.random.default_rng(0).integers(-1000, 1000, plan(tensors, 2).numel).astype(np.int32)
+    values: dict[str, Any] = {
+        "swarm": {"name": "test", "created": int(time.time())},
+        "task": {"name": "none"},
+        "pace": {"every_steps": 4, "min_round_seconds": 0.05},
+        "outer": {"codec": "int4"},
+        "layout": {"fragments": 2, "tensors": tensors},
+        "genesis": {"digest": snapshots.digest(phi).hex()},
+        **sections,
+    }
+    return from_values(values, "test"), phi
+
+
+class LocalNode:
+    """One daemon and its puppet."""
+
+    def __init__(self, name: str, options: DaemonOptions, manifest: Manifest, number: int) -> None:
+        self.name = name
+        self.options = options
+        self.manifest = manifest
+        self.number = number
+        self.home = Home(options.folder)
+        self.log_path = options.folder.with_suffix(".log")
+        self.child: Child | None = None
+        self.puppet: Puppet | None = None
+        self.status: dict[str, Any] = {}
+
+    def start(self) -> None:
+        self.home.daemon_path.unlink(missing_ok=True)
+        with open(self.log_path, "ab") as log:
+            arguments = [self.options.to_json()]
+            self.child = Child("gossamer.node.daemon", arguments, stderr=log.fileno())
+
+    def train(self, step_s: float) -> Puppet:
+        """Give it a puppet."""
+        path = self.home.socket_path()
+        self.puppet = Puppet(path, self.manifest, step_s=step_s, seed=self.number)
+        self.puppet.start()
+        return self.puppet
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.child is not None
+        self.child.process.send_signal(number)
+
+    @property
+    def process(self) -> psutil.Process:
+        assert self.child is not None
+        return psutil.Process(self.child.pid)
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def listens_at(self) -> tuple[str, int] | None:
+        facts = self.home.read_daemon()
+        return parse_address(str(facts["address"])) if facts else None
+
+    async def ask(self, up_to: int | None = None) -> dict[str, Any] | None:
+        """Its status, None if it does not answer."""
+        facts = self.home.read_daemon()
+        if facts is None:
+            return None
+        try:
+            async with asyncio.timeout(3):
+                self.status = await fetch_status(str(facts["address"]), digest=True, up_to=up_to)
+        except (UnreachableError, TimeoutError):
+            return None
+        return self.status
+
+    async def stop(self) -> None:
+        if self.puppet is not None:
+            await self.puppet.stop()
+        if self.child is not None:
+            self.child.process.send_signal(signal.SIGCONT)
+            self.child.terminate()
+            await asyncio.to_thread(self.child.end, 6.0)
+
+
+class LocalNodes:
+    """Use as an async context manager: everything ends with it."""
+
+    def __init__(self, base: Path, manifest: Manifest, phi: np.ndarray, seed: int = 0) -> None:
+        self.base = base
+        self.manifest = manifest
+        self.phi = phi
+        self.proxy = FaultProxy(seed)
+        self.rules = self.proxy.rules
+        self.nodes: dict[str, LocalNode] = {}
+        self.addresses: dict[str, str] = {}
+
+    async def __aenter__(self) -> LocalNodes:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.rules.heal()
+        await asyncio.gather(*(node.stop() for node in self.nodes.values()))
+        await self.proxy.close()
+
+    async def add(self, name: str, join: Iterable[str] = (), **options: Any) -> LocalNode:
+        """Start a daemon that joins those named; the first joins nobody and has Phi_0."""
+        number = len(self.nodes)
+        folder = self.base / name
+        home = Home(folder)
+        home.create()
+        home.adopt(self.manifest)
+        if not number:
+            snapshots.store(self.phi, ChunkStore(home.chunks_path))
+        source = own_loopback(number)
+        node = LocalNode(
+            name,
+            DaemonOptions(
+                folder=folder,
+                listen=f"{source}:0",
+                name=name,
+                join=tuple(self.addresses[other] for other in join),
+                **options,
+            ),
+            self.manifest,
+            number,
+        )
+        self.addresses[name] = await self.proxy.add(name, source, node.listens_at)
+        node.options = DaemonOptions.from_json(
+            node.options.to_json().replace('"advertise": []', f'"advertise": ["{self.addresses[name]}"]')
+        )
+        self.nodes[name] = node
+        node.start()
+        return node
+
+    async def grow(self, count: int, step_s: float = 0.1) -> list[LocalNode]:
+        """A first node and those who join it, all with puppets, until all are training."""
+        names = [f"n{i}" for i in range(count)]
+        for name in names:
+            node = await self.add(name, names[:1] if name != names[0] else ())
+            node.train(step_s)
+        await self.until(
+            lambda: all(n.status.get("round", 0) >= 2 for n in self.nodes.values()), 40, "all train"
+        )
+        return [self.nodes[name] for name in names]
+
+    async def until(
+        self, condition: Callable[[], bool], timeout: float, what: str, up_to: int | None = None
+    ) -> float:
+        """Ask all nodes until the condition holds; returns the seconds it took."""
+        begun = time.monotonic()
+        while True:
+            await asyncio.gather(*(node.ask(up_to) for node in self.nodes.values()))
+            if condition():
+                return time.monotonic() - begun
+            if time.monotonic() - begun > timeout:
+                states = {n.name: (n.status.get("round"), n.status.get("records")) for n in self.nodes.values()}
+                raise AssertionError(f"not within {timeout:.0f} s: {what}; (round, records): {states}")
+            await asyncio.sleep(0.1)
+
+    async def until_identical(self, timeout: float = HEAL_S, *, closed: bool = False) -> float:
+        """Let the puppets rest, and wait until every node holds all that was ever published, bit for bit.
+
+        With `closed`, the digests alone have to show it: some may hold the beginning as a snapshot only.
+        Returns the seconds it took.
+        """
+        puppets = [node.puppet for node in self.nodes.values() if node.puppet is not None]
+        for puppet in puppets:
+            puppet.paused = True
+
+        def same() -> bool:
+            published = sum(len(puppet.rounds) for puppet in puppets)
+            statuses = [node.status for node in self.nodes.values()]
+            replicas = {(s.get("merged_digest"), s.get("phi_digest")) for s in statuses}
+            whole = all(
+                (closed or s.get("records") == published) and not s.get("rounds_behind") for s in statuses
+            )
+            return len(replicas) == 1 and None not in next(iter(replicas)) and whole
+
+        return await self.until(same, timeout, "all hold everything, bit for bit")
+
+    def assert_nobody_blamed(self) -> None:
+        for node in self.nodes.values():
+            assert "misbehaved" not in node.log, node.log
+            assert "are void" not in node.log
+            assert "Traceback" not in node.log, node.log

@@ -1,0 +1,170 @@
+"""Bad networks between real daemons: what is slow, cut, sliced or corrupted costs time and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from gossamer.bootstrap.fault_rules import Bandwidth, Rule
+from gossamer.node.recordstore import RecordStore
+from tests.net.nodes import HEAL_S, LocalNode, LocalNodes, small_manifest
+
+
+def rounds(nodes: list[LocalNode]) -> dict[str, int]:
+    return {node.name: node.status["round"] for node in nodes}
+
+
+def all_past(nodes: list[LocalNode], round_: int) -> bool:
+    return all(node.status["round"] >= round_ for node in nodes)
+
+
+async def test_a_bad_line_costs_time_and_nothing_else(tmp_path: Path, seed: int) -> None:
+    """Slices, resets, latency, and flipped bits, which TLS must reject: nothing of it reaches the protocol."""
+    async with LocalNodes(tmp_path, *small_manifest(65536), seed=seed) as swarm:
+        nodes = await swarm.grow(3)
+        names = list(swarm.nodes)
+        swarm.rules.set_all(names, Rule(slice_bytes=700, latency_s=0.03, reset_every_bytes=2_000_000))
+        swarm.rules.set("n1", "n2", Rule(corrupt_every_bytes=100_000))
+        start = max(rounds(nodes).values())
+        await swarm.until(lambda: all_past(nodes, start + 20), 40, "20 rounds more")
+        swarm.rules.set_all(names, Rule())
+        assert await swarm.until_identical() < HEAL_S
+        swarm.assert_nobody_blamed()
+
+
+async def test_one_way_loss_heals(tmp_path: Path) -> None:
+    """n0 is heard by nobody and hears everybody, for a while; all train on."""
+    async with LocalNodes(tmp_path, *small_manifest()) as swarm:
+        nodes = await swarm.grow(3)
+        for other in ("n1", "n2"):
+            swarm.rules.set("n0", other, Rule(black_hole=True))
+        start = max(rounds(nodes).values())
+        await swarm.until(lambda: all_past(nodes, start + 8), 30, "all train on")
+        swarm.rules.heal()
+        assert await swarm.until_identical() < HEAL_S
+        swarm.assert_nobody_blamed()
+
+
+async def test_mixed_speeds_keep_rounds_aligned(tmp_path: Path) -> None:
+    """Steps 1, 1, 1/3 and 1/10 as fast: the slow publish shorter windows, or skip rounds, and keep up."""
+    async with LocalNodes(tmp_path, *small_manifest(pace={"every_steps": 12})) as swarm:
+        nodes = await swarm.grow(4, step_s=0.05)
+        for node, step_s in zip(nodes, (0.05, 0.05, 0.15, 0.5), strict=True):
+            assert node.puppet is not None
+            node.puppet.step_s = step_s
+        start = max(rounds(nodes).values())
+        spread = []
+
+        def far_enough() -> bool:
+            spread.append(max(rounds(nodes).values()) - min(rounds(nodes).values()))
+            return all_past(nodes, start + 12)
+
+        took = await swarm.until(far_enough, 40, "12 rounds more")
+        assert max(spread) <= 3, spread
+        assert took < 12 * 0.5 * 6 / 2, "nobody waits for the slowest, which fills a window in 3 s"
+        await swarm.until_identical()
+        swarm.assert_nobody_blamed()
+
+
+@pytest.mark.parametrize("what", ["payloads", pytest.param("everything", marks=pytest.mark.slow)])
+async def test_torn_chunks_are_fetched_again(tmp_path: Path, what: str) -> None:
+    """Chunks torn on disk by a crash: found when they are read, and asked of the others."""
+    async with LocalNodes(tmp_path, *small_manifest()) as swarm:
+        _, victim = await swarm.grow(2)
+        await swarm.until(lambda: victim.status["round"] >= 12, 30, "some rounds")
+        await swarm.until_identical()
+        victim.signal(signal.SIGKILL)
+        assert victim.child is not None
+        await asyncio.to_thread(victim.child.end, 5)
+        store = RecordStore(victim.home.ledger_path, swarm.manifest.swarm_id)
+        payloads = {blob.hex() for d in store.load(swarm.manifest.plan()) for blob in d.body.chunks}
+        store.close()
+        chunks = [path for path in victim.home.chunks_path.rglob("*") if path.is_file()]
+        torn = [path for path in chunks if path.name in payloads or what == "everything"]
+        assert len(torn) >= 12
+        for path in torn:
+            os.truncate(path, path.stat().st_size // 2)
+        victim.status = {}
+        victim.start()
+        await swarm.until_identical(closed=what == "everything")
+        if what == "payloads":
+            assert "was damaged on disk; fetching it again" in victim.log
+        swarm.assert_nobody_blamed()
+
+
+@pytest.mark.slow
+async def test_a_slow_node_neither_stalls_the_others_nor_falls_out(tmp_path: Path) -> None:
+    """Its line takes 1 Mbit/s each way. A round's deltas are some 70 kB, with a few rounds a second."""
+    async with LocalNodes(tmp_path, *small_manifest(100_000, pace={"every_steps": 8})) as swarm:
+        nodes = await swarm.grow(4, step_s=0.25)
+        others = [node for node in nodes if node.name != "n3"]
+
+        async def pace() -> float:
+            start = max(rounds(others).values())
+            return await swarm.until(lambda: all_past(others, start + 12), 60, "12 rounds") / 12
+
+        before = await pace()
+        up, down = Bandwidth(1e6), Bandwidth(1e6)
+        for other in others:
+            swarm.rules.set("n3", other.name, Rule(bandwidth=up))
+            swarm.rules.set(other.name, "n3", Rule(bandwidth=down))
+        during = await pace()
+        assert during < 1.3 * before + 0.2, (before, during)
+        assert nodes[3].status["round"] >= max(rounds(others).values()) - 3, "it keeps up"
+        for other in others:
+            health = {member["name"]: member["health"] for member in other.status["members"]}
+            assert health["n3"] == "alive"
+        assert await swarm.until_identical() < HEAL_S
+        swarm.assert_nobody_blamed()
+
+
+SHAPES = {
+    "halves": [("n0", "n1"), ("n2", "n3")],
+    "one alone": [("n0", "n1"), ("n0", "n2"), ("n1", "n2")],
+    "ring": [("n0", "n1"), ("n1", "n2"), ("n2", "n3"), ("n3", "n0")],
+    "bridge": [("n0", "n1"), ("n0", "n2"), ("n2", "n3")],
+    "nobody": [],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_a_partition_of_any_shape_heals(tmp_path: Path, shape: str) -> None:
+    """Long enough that those cut off are given up as down; then whole again."""
+    async with LocalNodes(tmp_path, *small_manifest()) as swarm:
+        nodes = await swarm.grow(4, step_s=0.2)
+        swarm.rules.connect_only(swarm.nodes, SHAPES[shape])
+        edges = {frozenset(edge) for edge in SHAPES[shape]}
+
+        def noticed() -> bool:
+            """Everybody still hears whom it can, round about; those out of reach are down for all."""
+            return all(
+                member["health"] in ("down", "left")
+                for node in nodes
+                for member in node.status["members"]
+                if not reachable(node.name, member["name"], edges)
+            )
+
+        start = max(rounds(nodes).values())
+        await swarm.until(lambda: noticed() and all_past(nodes, start + 30), 90, "noticed, and trained on")
+        swarm.rules.heal()
+        took = await swarm.until_identical()
+        print(f"{shape}: identical {took:.1f} s after the network's return")
+        swarm.assert_nobody_blamed()
+
+
+def reachable(start: str, end: str, edges: set[frozenset[str]]) -> bool:
+    seen, todo = {start}, [start]
+    while todo:
+        name = todo.pop()
+        for edge in edges:
+            if name in edge:
+                (other,) = edge - {name}
+                todo += [other] if other not in seen else []
+                seen.add(other)
+    return end in seen

@@ -1,0 +1,117 @@
+"""What a node keeps of its own training across restarts."""
+
+import pytest
+import torch
+from torch import nn
+
+from gossamer.models.task import named_tensors
+from gossamer.node import checkpoint
+from gossamer.node.checkpoint import CheckpointWriter, Progress, collect, restore
+from gossamer.node.outer import OuterLoop
+from tests.protocol import builders
+
+
+def make(seed=0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
+    tensors = tuple((name, tuple(p.shape), "mean") for name, p in named_tensors(model))
+    manifest = builders.manifest(tensors=tensors)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return model, OuterLoop(dict(named_tensors(model)), manifest), optimizer
+
+
+def train(model, outer, optimizer, steps):
+    for step in range(steps):
+        loss = model(torch.full((2, 6), 0.1 * step)).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        outer.step(tokens=2, loss=loss.detach())
+
+
+def trained():
+    model, outer, optimizer = make()
+    out = memoryview(bytearray(10_000))
+    train(model, outer, optimizer, 5)
+    outer.publish(1, 1, out)
+    train(model, outer, optimizer, 3)
+    outer.publish(0, 2, out)
+    return model, outer, optimizer
+
+
+@pytest.fixture
+def saved(tmp_path):
+    _, outer, optimizer = trained()
+    path = tmp_path / "trainer.safetensors"
+    CheckpointWriter(path).write(*collect(outer, optimizer, Progress(8, 16)), wait=True)
+    return path, outer, optimizer
+
+
+def test_all_of_it_comes_back(saved):
+    path, outer, optimizer = saved
+    _, again, fresh = make(seed=1)
+    for state, known in zip(again.fragments, outer.fragments, strict=True):
+        state.last_published = known.last_published
+    assert restore(path, again, fresh) == Progress(8, 16)
+    for state, known in zip(again.fragments, outer.fragments, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(state.residual, known.residual, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(state.momentum, known.momentum, strict=True))
+        assert any(residual.any() for residual in known.residual)
+    ours, theirs = fresh.state_dict()["state"], optimizer.state_dict()["state"]
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[i]["exp_avg"], theirs[i]["exp_avg"]) for i in theirs)
+
+
+def test_a_residual_of_an_older_delta_is_left_out(saved):
+    path, outer, _ = saved
+    _, again, fresh = make(seed=1)
+    again.fragments[0].last_published = outer.fragments[0].last_published
+    again.fragments[1].last_published = outer.fragments[1].last_published + 2
+    assert restore(path, again, fresh) is not None
+    assert any(residual.any() for residual in again.fragments[0].residual)
+    assert not any(residual.any() for residual in again.fragments[1].residual)
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn", "garbage", "another model", "another version"])
+def test_what_does_not_fit_changes_nothing(saved, damage, monkeypatch):
+    path, _, _ = saved
+    if damage == "missing":
+        path.unlink()
+    elif damage == "torn":
+        path.write_bytes(path.read_bytes()[:-10])
+    elif damage == "garbage":
+        path.write_bytes(b"\x00" * 100)
+    elif damage == "another version":
+        monkeypatch.setattr(checkpoint, "VERSION", "2")
+    _, outer, optimizer = make(seed=1)
+    if damage == "another model":
+        wider = nn.Sequential(nn.Linear(6, 7))
+        tensors = tuple((name, tuple(p.shape), "mean") for name, p in named_tensors(wider))
+        outer = OuterLoop(dict(named_tensors(wider)), builders.manifest(tensors=tensors))
+        optimizer = torch.optim.AdamW(wider.parameters())
+    assert restore(path, outer, optimizer) is None
+    assert not any(residual.any() for state in outer.fragments for residual in state.residual)
+    assert optimizer.state_dict()["state"] == {}
+
+
+def test_sgd_without_state_and_scalars_come_back(tmp_path):
+    model, outer, _ = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train(model, outer, optimizer, 2)
+    path = tmp_path / "trainer.safetensors"
+    CheckpointWriter(path).write(*collect(outer, optimizer, Progress(2, 4)), wait=True)
+    again, fresh_outer, _ = make(seed=1)
+    fresh = torch.optim.SGD(again.parameters(), lr=0.1, momentum=0.9)
+    assert restore(path, fresh_outer, fresh) == Progress(2, 4)
+    known = optimizer.state_dict()["state"]
+    assert torch.equal(fresh.state_dict()["state"][0]["momentum_buffer"], known[0]["momentum_buffer"])
+
+
+def test_a_full_disk_is_a_log_line(tmp_path, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_atomically", full)
+    _, outer, optimizer = trained()
+    CheckpointWriter(tmp_path / "t").write(*collect(outer, optimizer, Progress()), wait=True)
+    assert "No space left on device" in caplog.text

@@ -1,0 +1,236 @@
+"""`gossamer.node.publisher` and `gossamer.node.transfers`: a full disk delays, and loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from gossamer.node import control, publisher, transfers
+from gossamer.node.chunkstore import ChunkStore
+from gossamer.node.publisher import Publisher
+from gossamer.node.transfers import Transfers
+from gossamer.protocol import effects as fx
+from gossamer.protocol import messages as msg
+from gossamer.protocol.chunks import chunk_hashes
+from gossamer.protocol.errors import RefusedError
+from gossamer.protocol.limits import ASKS_PER_LINK_MAX, CHUNK_BYTES_MAX
+from tests.node.trainer_side import until
+
+
+class FullDisk:
+    """Makes a chunk store fail so many times."""
+
+    def __init__(self, store: ChunkStore, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left = times
+        self._put: Callable[..., None] = store.put
+        monkeypatch.setattr(store, "put", self.put)
+
+    def put(self, *args: object, **kwargs: object) -> None:
+        if self.left:
+            self.left -= 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self._put(*args, **kwargs)
+
+
+@pytest.fixture
+def chunks(tmp_path: Path) -> ChunkStore:
+    return ChunkStore(tmp_path / "chunks")
+
+
+# -- publishing
+
+
+class Core:
+    """Signs what it is asked to, unless told not."""
+
+    def __init__(self) -> None:
+        self.events: list[fx.Event] = []
+        self.acknowledged: list[int] = []
+        self.signs = True
+
+    def dispatch(self, event: fx.Event) -> list[fx.Effect]:
+        self.events.append(event)
+        return [fx.Store(None, own=True)] if self.signs else []  # type: ignore[arg-type]
+
+    def acknowledge(self, message: control.Published) -> None:
+        self.acknowledged.append(message.round)
+
+
+def message(payload: bytes) -> control.Publish:
+    return control.Publish(5, 3, 100, 10, 2.0, "int4", len(payload))
+
+
+async def test_publishing_stores_before_it_signs(chunks: ChunkStore) -> None:
+    core = Core()
+    payload = bytes(range(256)) * 8192  # two chunks
+    assert len(payload) == 2 * CHUNK_BYTES_MAX
+    area = memoryview(bytearray(payload))
+    await Publisher(chunks, core.dispatch, core.acknowledge).publish(message(payload), area)
+    (event,) = core.events
+    assert isinstance(event, fx.Publish)
+    assert event.body.chunks == chunk_hashes(payload) and event.body.payload_bytes == len(payload)
+    assert b"".join(chunks.get(blob) for blob in event.body.chunks) == payload
+    assert core.acknowledged == [], "that is for when the record is on disk"
+    with pytest.raises(ValueError, match="released"):
+        area[0]
+
+
+async def test_what_the_core_does_not_sign_is_acknowledged_at_once(chunks: ChunkStore) -> None:
+    core = Core()
+    core.signs = False
+    await Publisher(chunks, core.dispatch, core.acknowledge).publish(
+        message(b"x"), memoryview(bytearray(b"x"))
+    )
+    assert core.acknowledged == [5]
+
+
+async def test_a_full_disk_pauses_publishing(
+    chunks: ChunkStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(publisher, "DISK_RETRY_S", 0.01)
+    FullDisk(chunks, 3, monkeypatch)
+    core = Core()
+    await Publisher(chunks, core.dispatch, core.acknowledge).publish(
+        message(b"x"), memoryview(bytearray(b"x"))
+    )
+    assert len(core.events) == 1
+    assert caplog.text.count("No space left on device; publishing pauses") == 3
+    assert chunks.get(sha256(b"x").digest()) == b"x"
+
+
+# -- transfers
+
+
+class FakeLink:
+    number = 7
+    node_id = bytes(32)
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    def send(self, data: bytes) -> None:
+        self.sent.append(data)
+
+
+class FakeTransport:
+    def __init__(self) -> None:
+        self.answer: bytes | Exception = b""
+        self.put: list[bytes] = []
+
+    async def get_chunk(self, link: object, blob: bytes, size: int) -> bytes:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    async def put_chunk(self, link: object, blob: bytes, data: bytes) -> None:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        self.put.append(data)
+
+
+class Setup:
+    def __init__(self, chunks: ChunkStore) -> None:
+        self.chunks = chunks
+        self.transport = FakeTransport()
+        self.events: list[fx.Event] = []
+        self.damaged: list[bytes] = []
+        self.link = FakeLink()
+        self.transfers = Transfers(
+            chunks,
+            self.transport,  # type: ignore[arg-type]
+            self.events.append,
+            self.damaged.append,
+        )
+
+    async def get(self, data: bytes) -> None:
+        blob = sha256(data).digest()
+        await self.transfers.get(self.link, fx.Get(7, blob, len(data)))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def setup(chunks: ChunkStore) -> Setup:
+    return Setup(chunks)
+
+
+async def test_getting_stores_and_tells(setup: Setup) -> None:
+    setup.transport.answer = b"data"
+    await setup.get(b"data")
+    blob = sha256(b"data").digest()
+    assert setup.events[0] == fx.ChunkArrived(blob)
+    assert setup.chunks.get(blob) == b"data"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RefusedError("no"),
+        aiohttp.ServerDisconnectedError(),
+        ConnectionResetError(),
+        TimeoutError(),
+        aiohttp.ClientPayloadError(),
+        aiohttp.ServerFingerprintMismatch(b"", b"", "", 1),
+    ],
+)
+async def test_a_failed_get_is_reported_for_another_try(setup: Setup, error: Exception) -> None:
+    setup.transport.answer = error
+    await setup.get(b"data")
+    assert setup.events == [fx.ChunkFailed(7, sha256(b"data").digest())]
+
+
+async def test_a_full_disk_pauses_fetching_and_the_chunk_is_fetched_again(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(transfers, "DISK_RETRY_S", 0.01)
+    FullDisk(setup.chunks, 1, monkeypatch)
+    setup.transport.answer = b"data"
+    await setup.get(b"data")
+    blob = sha256(b"data").digest()
+    assert setup.events == [fx.ChunkFailed(7, blob)]
+    assert "free some space" in caplog.text
+    await setup.get(b"data")
+    assert fx.ChunkArrived(blob) in setup.events
+
+
+async def test_reading_finds_damage(setup: Setup) -> None:
+    blob = sha256(b"data").digest()
+    assert await setup.transfers.read(blob) is None and setup.damaged == []
+    setup.chunks.put(blob, b"data")
+    assert await setup.transfers.read(blob) == b"data"
+    setup.chunks._path(blob).write_bytes(b"damaged")
+    assert await setup.transfers.read(blob) is None
+    assert setup.damaged == [blob]
+
+
+async def test_what_is_asked_for_is_put_or_declined(setup: Setup) -> None:
+    here, gone = sha256(b"here").digest(), bytes(32)
+    setup.chunks.put(here, b"here")
+    setup.transfers.asked(setup.link, here)  # type: ignore[arg-type]
+    assert setup.link.sent == [msg.encode(msg.Decline(here))], "not before the link is served"
+    serving = asyncio.create_task(setup.transfers.serve_asked(setup.link))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    for blob in (here, gone, here):
+        setup.transfers.asked(setup.link, blob)  # type: ignore[arg-type]
+    await until(lambda: len(setup.transport.put) == 2)
+    assert setup.link.sent[1:] == [msg.encode(msg.Decline(gone))]
+    setup.transport.answer = ConnectionResetError()
+    setup.transfers.asked(setup.link, here)  # type: ignore[arg-type]
+    await until(lambda: len(setup.link.sent) == 3)
+    serving.cancel()
+    await asyncio.wait([serving])
+    assert setup.transfers._asked == {}
+
+
+async def test_asking_for_too_much_is_declined(setup: Setup) -> None:
+    serving = asyncio.create_task(setup.transfers.serve_asked(setup.link))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    for _ in range(ASKS_PER_LINK_MAX + 5):
+        setup.transfers.asked(setup.link, bytes(32))  # type: ignore[arg-type]
+    assert len(setup.link.sent) == 5
+    serving.cancel()
+    await asyncio.wait([serving])

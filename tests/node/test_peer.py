@@ -1,0 +1,236 @@
+"""`gossamer.node.peer`: it publishes when the pace says so, applies what comes, and never waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gossamer.models.task import named_tensors
+from gossamer.node import control, daemon_link
+from gossamer.node.outer import Ints
+from gossamer.node.peer import Peer
+from gossamer.protocol.fixedpoint import ONE
+from gossamer.protocol.layout import TensorSpec
+from gossamer.protocol.manifest import Manifest
+from tests.node.trainer_side import FakeDaemon, daemon_at, link_to, until
+from tests.protocol.builders import manifest as build_manifest
+
+EVERY = 4
+
+
+@pytest.fixture(autouse=True)
+def _quickly_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_link, "RECONNECT_S", 0.02)
+
+
+def manifest_for(model: nn.Module, fragments: int = 1) -> Manifest:
+    specs = tuple(TensorSpec(n, tuple(p.shape), "mean") for n, p in named_tensors(model))
+    pace = {"every_steps": EVERY, "min_round_seconds": 1e-6}
+    return build_manifest(specs, fragments, pace=pace)
+
+
+class Setup:
+    """A peer that has begun, its model and its daemon."""
+
+    def __init__(self, daemon: FakeDaemon, peer: Peer, model: nn.Linear, phi: Ints) -> None:
+        self.daemon = daemon
+        self.peer = peer
+        self.model = model
+        self.phi = phi
+
+    def step(self) -> int | None:
+        """One inner step: every weight moves by a thousandth."""
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(0.001)
+        return self.peer.step(tokens=10, loss=2.0)
+
+    def weights(self) -> np.ndarray:
+        parts = [p.detach().double().reshape(-1) for _, p in named_tensors(self.model)]
+        return torch.cat(parts).numpy()
+
+
+@contextlib.asynccontextmanager
+async def begun(folder: Path, stop_round: int = 0, checkpoint: str = "c") -> AsyncIterator[Setup]:
+    model = nn.Linear(30, 20)
+    manifest = manifest_for(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    async with daemon_at(folder, manifest) as daemon, link_to(daemon) as link:
+        peer = Peer(model, optimizer, manifest, link, checkpoint=folder / checkpoint, stop_round=stop_round)
+        phi = np.arange(manifest.plan().numel, dtype=np.int32) << 12
+        await daemon.offer(0, phi, merged=0, own=0, version=1)
+        assert await asyncio.to_thread(peer.begin)
+        yield Setup(daemon, peer, model, phi)
+
+
+async def test_it_begins_with_the_swarms_model(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        assert np.allclose(setup.weights(), setup.phi / ONE, atol=1e-7)
+        assert setup.peer.version == 1
+        await until(lambda: setup.daemon.port.is_free(0))
+
+
+async def test_it_stops_instead_of_beginning_when_the_node_stops(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    manifest = manifest_for(model)
+    async with daemon_at(tmp_path, manifest) as daemon, link_to(daemon) as link:
+        peer = Peer(model, torch.optim.SGD(model.parameters()), manifest, link, checkpoint=tmp_path / "c")
+        waited: list[int] = []
+        waiting = asyncio.create_task(asyncio.to_thread(peer.begin, lambda: waited.append(1)))
+        await until(lambda: waited)
+        daemon.port.send(control.Stop())
+        assert await waiting is False
+        assert peer.should_stop
+
+
+async def test_it_publishes_windows_as_the_pace_says(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        rounds = [setup.step() for _ in range(EVERY)]
+        assert rounds == [None] * (EVERY - 1) + [1]
+        assert setup.peer.round == 1
+        await until(lambda: setup.daemon.signed)
+        await until(lambda: setup.peer._link.can_publish)
+        for _ in range(3 * EVERY):
+            assert setup.step() is None, "nobody runs ahead of the clock by more than one"
+        setup.daemon.port.send(control.Clock(1, 0, True))
+        await until(lambda: setup.peer.clock == 1)
+        assert setup.step() == 2
+        await until(lambda: len(setup.daemon.signed) == 2)
+
+
+async def test_it_follows_a_clock_that_is_ahead(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        setup.daemon.port.send(control.Clock(7, 0, True))
+        await until(lambda: setup.peer.clock == 7)
+        assert setup.step() == 7, "a slow node publishes a short window"
+        await until(lambda: setup.peer._link.can_publish)
+        assert [setup.step() for _ in range(EVERY)][-1] == 8
+
+
+async def test_it_applies_what_the_swarm_merged_and_keeps_its_own_progress(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        await until(lambda: setup.daemon.port.is_free(0))
+        newer = setup.phi + (1 << 20)
+        await setup.daemon.offer(0, newer, merged=1, own=0, version=2)
+        await until(lambda: setup.peer._link._offers)
+        setup.step()
+        assert np.allclose(setup.weights(), newer / ONE + 0.001, atol=1e-6)
+        assert setup.peer.version == 2
+
+
+async def test_an_image_without_our_own_last_delta_is_passed_over(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        while setup.step() is None:
+            pass
+        before = setup.weights()
+        await until(lambda: setup.daemon.port.is_free(0))
+        await setup.daemon.offer(0, setup.phi, merged=1, own=0, version=2)
+        await until(lambda: setup.peer._link._offers)
+        setup.step()
+        assert np.allclose(setup.weights(), before + 0.001, atol=1e-6)
+        await until(lambda: setup.daemon.port.is_free(0))
+        await setup.daemon.offer(0, setup.phi, merged=1, own=1, version=3)
+        await until(lambda: setup.peer._link._offers)
+        setup.step()
+        assert setup.peer.version == 3
+
+
+# -- it never waits
+
+
+async def test_a_frozen_daemon_does_not_hold_it_up(tmp_path: Path) -> None:
+    """While this coroutine does not yield, the daemon's loop stands still, as after SIGSTOP."""
+    async with begun(tmp_path) as setup:
+        await asyncio.sleep(0.05)
+        longest = 0.0
+        published = []
+        for _ in range(300):
+            begun_at = time.perf_counter()
+            if (round_ := setup.step()) is not None:
+                published.append(round_)
+            longest = max(longest, time.perf_counter() - begun_at)
+        assert published == [1], "what is not acknowledged is not overtaken"
+        assert longest < 1.0
+        await until(lambda: 1 in setup.daemon.signed)
+
+
+async def test_a_dead_daemon_does_not_hold_it_up_and_gets_the_delta_when_it_is_back(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        setup.daemon.answers = False
+        while setup.step() is None:
+            pass
+        await until(lambda: setup.daemon.seen)
+        await setup.daemon.die()
+        await until(lambda: not setup.peer._link._attached)
+        for _ in range(100):
+            assert setup.step() is None
+        setup.daemon.answers = True
+        setup.daemon.start()
+        await until(lambda: setup.daemon.signed)
+        await until(lambda: setup.peer._link.can_publish)
+        setup.daemon.port.send(control.Clock(1, 0, True))
+        await until(lambda: setup.peer.clock == 1)
+        assert setup.step() == 2, "the long window goes out at once"
+
+
+async def test_the_share_of_time_away_from_training_is_counted(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        for _ in range(10):
+            setup.step()
+            time.sleep(0.01)
+        assert 0 < setup.peer.wait_fraction < 1
+
+
+# -- the end
+
+
+async def test_after_the_last_round_it_publishes_no_more(tmp_path: Path) -> None:
+    async with begun(tmp_path, stop_round=1) as setup:
+        while setup.step() is None:
+            assert not setup.peer.finished
+        assert setup.peer.finished
+        setup.daemon.port.send(control.Clock(5, 0, True))
+        await until(lambda: setup.peer.clock == 5)
+        await until(lambda: setup.peer._link.can_publish)
+        for _ in range(3 * EVERY):
+            assert setup.step() is None
+        await asyncio.to_thread(setup.peer.flush, 5)
+        assert list(setup.daemon.signed) == [1]
+
+        setup.peer.drop_progress()
+        await until(lambda: setup.daemon.port.is_free(0))
+        newer = setup.phi + 4096
+        await setup.daemon.offer(0, newer, merged=5, own=1, version=9)
+        await until(lambda: setup.peer._link._offers)
+        assert setup.peer.settle()
+        assert not setup.peer.settle()
+        assert np.allclose(setup.weights(), newer / ONE, atol=1e-7)
+
+
+async def test_leaving_publishes_the_open_window_once(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        setup.step()
+        await asyncio.to_thread(setup.peer.flush, 5)
+        assert list(setup.daemon.signed) == [1]
+        await asyncio.to_thread(setup.peer.flush, 5)
+        assert list(setup.daemon.signed) == [1], "an empty window is none"
+
+
+async def test_leaving_without_a_daemon_takes_no_longer_than_said(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        setup.daemon.answers = False
+        while setup.step() is None:
+            pass
+        await setup.daemon.die()
+        begun_at = time.monotonic()
+        await asyncio.to_thread(setup.peer.flush, 0.3)
+        assert time.monotonic() - begun_at < 3
+        setup.daemon.start()

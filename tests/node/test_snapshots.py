@@ -1,0 +1,107 @@
+"""Snapshots as chunks, and which of them are kept."""
+
+import numpy as np
+import pytest
+
+from gossamer.node import snapshots
+from gossamer.node.chunkstore import ChunkStore, MissingChunkError
+from gossamer.node.snapshots import SnapshotShelf
+from gossamer.protocol.errors import PayloadError
+from gossamer.protocol.history import Claim
+from gossamer.protocol.limits import CHUNK_BYTES_MAX, CLAIMS_MAX
+
+NUMEL = CHUNK_BYTES_MAX // 4 * 2 + 100
+TOTAL = 4 * NUMEL
+
+
+@pytest.fixture
+def chunks(tmp_path):
+    return ChunkStore(tmp_path / "chunks")
+
+
+def values(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-(2**30), 2**30, NUMEL, dtype=np.int32)
+
+
+def test_what_is_stored_is_loaded_and_named_by_its_digest(chunks):
+    root = snapshots.store(values(1), chunks)
+    assert root == snapshots.digest(values(1))
+    assert np.array_equal(snapshots.load(root, NUMEL, chunks), values(1))
+    assert snapshots.missing(root, TOTAL, chunks) == ()
+
+
+def test_what_is_missing_is_named_index_first(chunks, tmp_path):
+    root = snapshots.store(values(1), chunks)
+    empty = ChunkStore(tmp_path / "other")
+    assert snapshots.missing(root, TOTAL, empty) == ((root, 3 * 32),)
+    empty.put(root, chunks.get(root))
+    sizes = [size for _, size in snapshots.missing(root, TOTAL, empty)]
+    assert sizes == [CHUNK_BYTES_MAX, CHUNK_BYTES_MAX, 400]
+
+
+def test_a_damaged_chunk_is_missed_not_loaded(chunks):
+    root = snapshots.store(values(1), chunks)
+    index = chunks.get(root)
+    path = chunks._path(index[32:64])
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+    with pytest.raises(MissingChunkError):
+        snapshots.load(root, NUMEL, chunks)
+    assert snapshots.missing(root, TOTAL, chunks) == ((index[32:64], CHUNK_BYTES_MAX),)
+
+
+def test_an_index_of_another_size_is_refused(chunks):
+    root = snapshots.store(values(1), chunks)
+    with pytest.raises(PayloadError):
+        snapshots.missing(root, TOTAL + CHUNK_BYTES_MAX, chunks)
+
+
+def add(shelf, chunks, round_, seed):
+    claim = Claim(round_, round_, bytes([seed]) * 32, snapshots.store(values(seed), chunks))
+    keep = shelf.add(claim)
+    shelf.drop_others()
+    return claim, keep
+
+
+def test_the_shelf_keeps_the_newest_two_and_drops_the_rest_from_disk(chunks):
+    shelf = SnapshotShelf(chunks, TOTAL)
+    claims = [add(shelf, chunks, 16 * n, n)[0] for n in (1, 2, 3)]
+    assert shelf.claims == (claims[2], claims[1])
+    assert snapshots.missing(claims[1].root, TOTAL, chunks) == ()
+    assert claims[0].root not in chunks
+    assert len(chunks) == len(shelf.blobs()) == 2 * 4
+
+
+def test_a_snapshot_in_use_outlives_its_turn_but_not_for_ever(chunks):
+    shelf = SnapshotShelf(chunks, TOTAL)
+    first, _ = add(shelf, chunks, 16, 1)
+    for n in range(2, 8):
+        shelf.touch(first.root)
+        add(shelf, chunks, 16 * n, n)
+        assert first in shelf.claims
+        assert len(shelf.claims) <= CLAIMS_MAX
+    shelf._used.clear()
+    add(shelf, chunks, 16 * 8, 8)
+    assert first not in shelf.claims
+    assert first.root not in chunks
+
+
+def test_a_snapshot_written_anew_replaces_the_one_of_its_round(chunks):
+    shelf = SnapshotShelf(chunks, TOTAL)
+    older, _ = add(shelf, chunks, 16, 1)
+    stale, _ = add(shelf, chunks, 32, 2)
+    newer, keep = add(shelf, chunks, 32, 3)
+    assert stale not in shelf.claims
+    assert shelf.claims[0] == newer
+    assert keep == (older.root,)
+    assert shelf.claims == (newer, older)
+
+
+def test_chunks_that_two_snapshots_share_survive_the_older(chunks):
+    shelf = SnapshotShelf(chunks, TOTAL)
+    for n in (1, 2, 3):
+        same_but_last = values(0)
+        same_but_last[-1] = n
+        claim = Claim(16 * n, n, bytes([n]) * 32, snapshots.store(same_but_last, chunks))
+        shelf.add(claim)
+        shelf.drop_others()
+    assert all(snapshots.missing(claim.root, TOTAL, chunks) == () for claim in shelf.claims)

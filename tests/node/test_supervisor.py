@@ -1,0 +1,247 @@
+"""`gossamer.node.supervisor` and `gossamer.node.lifeline`: children are kept running, and never outlive us.
+
+The children here are small Python scripts that stand in for the daemon and the trainer.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gossamer.node import supervisor as supervisor_module
+from gossamer.node.lifeline import Child
+from gossamer.node.options import DaemonOptions
+from gossamer.node.supervisor import Supervisor, _Service
+from tests.net.processes import assert_all_gone, processes_naming, wait_for
+
+FAITHFUL = """
+    import signal, sys, time
+    from gossamer.node import lifeline
+    lifeline.watch(lambda: signal.raise_signal(signal.SIGTERM))
+    open(sys.argv[1], "w").write("up")
+    time.sleep(60)
+"""
+STUBBORN = """
+    import signal, sys, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open(sys.argv[1], "w").write("up")
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the children's module path."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    return tmp_path
+
+
+def write(folder: Path, name: str, code: str) -> str:
+    (folder / f"{name}.py").write_text(textwrap.dedent(code))
+    return name
+
+
+def wait_up(path: Path) -> None:
+    wait_for(path.exists, 10, f"{path.name} started")
+
+
+# -- children
+
+
+def test_a_child_ends_when_asked(scripts: Path) -> None:
+    child = Child(write(scripts, "faithful", FAITHFUL), [str(scripts / "up")])
+    wait_up(scripts / "up")
+    assert child.poll() is None
+    child.terminate()
+    assert child.end(5) == -signal.SIGTERM
+    child.close()
+
+
+def test_a_stubborn_child_is_killed(scripts: Path) -> None:
+    child = Child(write(scripts, "stubborn", STUBBORN), [str(scripts / "up")])
+    wait_up(scripts / "up")
+    child.terminate()
+    begun = time.monotonic()
+    assert child.end(0.3) == -signal.SIGKILL
+    assert time.monotonic() - begun < 2
+
+
+def test_closing_the_lifeline_ends_a_child(scripts: Path) -> None:
+    child = Child(write(scripts, "faithful", FAITHFUL), [str(scripts / "up")])
+    wait_up(scripts / "up")
+    child.close()
+    assert child.process.wait(5) == -signal.SIGTERM
+
+
+def test_a_child_does_not_inherit_the_lifelines_of_its_siblings(scripts: Path) -> None:
+    """Or closing one would not be noticed while another lives."""
+    name = write(scripts, "faithful", FAITHFUL)
+    first = Child(name, [str(scripts / "first")])
+    second = Child(name, [str(scripts / "second")])
+    wait_up(scripts / "first")
+    wait_up(scripts / "second")
+    first.close()
+    assert first.process.wait(5) == -signal.SIGTERM
+    assert second.poll() is None
+    second.terminate()
+    second.end(5)
+
+
+def test_children_end_with_a_parent_that_is_killed(scripts: Path) -> None:
+    write(scripts, "faithful", FAITHFUL)
+    parent = textwrap.dedent("""
+        import sys, time
+        from gossamer.node.lifeline import Child
+        children = [Child("faithful", [path]) for path in sys.argv[1:]]
+        time.sleep(60)
+    """)
+    process = subprocess.Popen([sys.executable, "-c", parent, str(scripts / "a"), str(scripts / "b")])
+    wait_up(scripts / "a")
+    wait_up(scripts / "b")
+    assert len(processes_naming(scripts)) == 3
+    process.kill()
+    process.wait()
+    assert_all_gone(scripts, 5)
+
+
+def test_descriptors_are_given_back(scripts: Path) -> None:
+    before = psutil.Process().num_fds()
+    for number in range(3):
+        child = Child(write(scripts, f"quick{number}", "pass"), [])
+        assert child.end(10) == 0
+    with pytest.raises(ValueError, match="null"):
+        Child("x", ["\0"])
+    assert psutil.Process().num_fds() == before
+
+
+# -- one service
+
+
+class FakeChild:
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.closed = False
+
+    def poll(self) -> int | None:
+        return self.status
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_child_that_dies_is_started_again_with_backoff() -> None:
+    children: list[FakeChild] = []
+
+    def start() -> Child:
+        children.append(FakeChild())
+        return children[-1]  # type: ignore[return-value]
+
+    service = _Service("daemon", start)
+    now = 100.0
+    pauses = []
+    for _ in range(9):
+        assert service.keep_running(now) is None
+        children[-1].status = -9
+        assert service.keep_running(now) is None
+        assert children[-1].closed
+        died = now
+        while service.child is None:
+            now += 0.1
+            service.keep_running(now)
+        pauses.append(now - died)
+    assert pauses[0] == pytest.approx(0.5, abs=0.11)
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == pytest.approx(supervisor_module.BACKOFF_MAX_S, abs=0.11)
+    now += supervisor_module.STEADY_AFTER_S + 1
+    children[-1].status = 1
+    service.keep_running(now)
+    assert service.restart_at - now == pytest.approx(0.5), "it had been steady"
+
+
+@pytest.mark.parametrize("status", [0, 2])
+def test_a_child_that_is_done_or_has_told_what_to_mend_is_not_started_again(status: int) -> None:
+    child = FakeChild()
+    service = _Service("trainer", lambda: child)  # type: ignore[arg-type,return-value]
+    service.keep_running(0.0)
+    child.status = status
+    assert service.keep_running(1.0) == status
+
+
+# -- the whole supervisor, in a process of its own
+
+
+SUPERVISE = """
+    import sys
+    from pathlib import Path
+    from gossamer.node import supervisor
+    from gossamer.node.lifeline import Child
+    from gossamer.node.options import DaemonOptions
+    folder = Path(sys.argv[1])
+    one = supervisor.Supervisor(DaemonOptions(folder=folder), None)
+    one._services = [
+        supervisor._Service(name, lambda name=name: Child(name, [str(folder / (name + ".up"))]))
+        for name in sys.argv[2:]
+    ]
+    sys.exit(one.run())
+"""
+
+
+def supervise(folder: Path, *names: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(SUPERVISE), str(folder), *names])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_all_within_five_seconds(scripts: Path, number: signal.Signals) -> None:
+    write(scripts, "faithful", FAITHFUL)
+    write(scripts, "stubborn", STUBBORN)
+    process = supervise(scripts, "faithful", "stubborn")
+    wait_up(scripts / "faithful.up")
+    wait_up(scripts / "stubborn.up")
+    begun = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(10) == 0
+    assert time.monotonic() - begun < 5
+    assert_all_gone(scripts, 0.5)
+
+
+def test_exit_status_two_stops_the_node(scripts: Path) -> None:
+    write(scripts, "faithful", FAITHFUL)
+    write(scripts, "mistaken", "import sys, time; time.sleep(0.3); sys.exit(2)")
+    process = supervise(scripts, "faithful", "mistaken")
+    assert process.wait(10) == 2
+    assert_all_gone(scripts, 0.5)
+
+
+def test_a_killed_child_comes_back(scripts: Path) -> None:
+    write(scripts, "faithful", FAITHFUL)
+    process = supervise(scripts, "faithful")
+    wait_up(scripts / "faithful.up")
+    (child,) = psutil.Process(process.pid).children()
+    (scripts / "faithful.up").unlink()
+    child.kill()
+    wait_up(scripts / "faithful.up")
+    process.terminate()
+    assert process.wait(10) == 0
+
+
+def test_stop_from_another_thread(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Supervisor(DaemonOptions(folder=scripts), None)
+    name = write(scripts, "faithful", FAITHFUL)
+    supervisor._services = [_Service("daemon", lambda: Child(name, [str(scripts / "up")]))]
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        threading.Timer(0.5, supervisor.stop).start()
+        assert supervisor.run() == 0
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert_all_gone(scripts, 0.5)

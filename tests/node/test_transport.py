@@ -1,0 +1,329 @@
+"""`gossamer.node.transport`: handshakes over pinned TLS, and chunks for members only."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import AsyncIterator
+from hashlib import sha256
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from gossamer.node import transport as transport_module
+from gossamer.node.link import PeerLink
+from gossamer.node.tls import client_context, server_context
+from gossamer.node.transport import PREFIX, SESSION_HEADER
+from gossamer.protocol.errors import ConfigError, MalformedError, PeerError, RefusedError, SignatureError
+from gossamer.protocol.limits import CHUNK_BYTES_MAX
+from tests.node.trainer_side import until
+from tests.node.wires import End, linked, listening
+
+
+@pytest.fixture(params=[True, False], ids=["tls", "plaintext"])
+async def ends(request: pytest.FixtureRequest) -> AsyncIterator[tuple[End, End]]:
+    dialler, listener = End(1, tls=request.param), End(2, tls=request.param)
+    async with listening(dialler, listener):
+        yield dialler, listener
+
+
+@pytest.fixture
+async def secure() -> AsyncIterator[tuple[End, End]]:
+    dialler, listener = End(1), End(2)
+    async with listening(dialler, listener):
+        yield dialler, listener
+
+
+# -- links
+
+
+async def test_a_link_carries_messages_both_ways(ends: tuple[End, End]) -> None:
+    dialler, listener = ends
+    out, inward = await linked(dialler, listener)
+    assert (out.node_id, inward.node_id) == (listener.identity.node_id, dialler.identity.node_id)
+    assert out.outbound and not inward.outbound
+    assert out.session == inward.session and out.address == listener.address
+    out.send(b"there")
+    inward.send(b"and back")
+    await until(lambda: listener.messages == [b"there"] and dialler.messages == [b"and back"])
+    out.close_soon()
+    await until(lambda: dialler.gone == [out] and listener.gone == [inward])
+    assert listener.transport._sessions == {}
+
+
+async def test_another_swarm_is_refused_with_a_reason() -> None:
+    dialler, listener = End(1, swarm_id=bytes(32)), End(2)
+    async with listening(dialler, listener):
+        with pytest.raises(RefusedError, match=r"this node belongs to swarm .* not 000000000000"):
+            await dialler.dial(listener)
+        assert dialler.links == listener.links == []
+        await until(lambda: listener.transport._handshakes == 0)
+
+
+async def test_another_node_than_expected_is_refused(ends: tuple[End, End]) -> None:
+    dialler, listener = ends
+    with pytest.raises(SignatureError, match="another node answers"):
+        await dialler.dial(listener, End(3).identity.node_id)
+    await until(lambda: listener.transport._handshakes == 0)
+    assert listener.links == []
+
+
+async def test_nobody_there_is_an_ordinary_error(ends: tuple[End, End]) -> None:
+    dialler, _ = ends
+    for address in ("127.0.0.1:1", "no.such.host.invalid:80"):
+        with pytest.raises((OSError, TimeoutError, aiohttp.ClientError)):
+            await dialler.dial(address)
+
+
+async def serve(handler: object, context: ssl.SSLContext | None) -> tuple[web.AppRunner, str]:
+    """A server that is no node; returns its address."""
+    app = web.Application()
+    app.router.add_get("/{path:.*}", handler)  # type: ignore[arg-type]
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+    return runner, f"127.0.0.1:{runner.addresses[0][1]}"
+
+
+@pytest.mark.parametrize("first", [b"", b"\xc1", os.urandom(64), None, "text", "close"])
+async def test_a_server_that_talks_nonsense_is_a_peer_error(first: bytes | str | None) -> None:
+    async def nonsense(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        if isinstance(first, bytes):
+            await socket.send_bytes(first)
+        elif first == "text":
+            await socket.send_str("hello")
+        if first is None:
+            await asyncio.sleep(0.3)
+        await socket.close()
+        return socket
+
+    dialler = End(1)
+    context, _ = server_context()
+    runner, address = await serve(nonsense, context)
+    async with listening(dialler):
+        with pytest.raises((PeerError, TimeoutError)):
+            await dialler.dial(address)
+    await runner.cleanup()
+
+
+async def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_module, "HANDSHAKE_TIMEOUT_S", 0.2)
+
+    async def silent(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await asyncio.sleep(1)
+        return socket
+
+    dialler = End(1)
+    context, _ = server_context()
+    runner, address = await serve(silent, context)
+    async with listening(dialler):
+        with pytest.raises(TimeoutError):
+            await dialler.dial(address)
+    await runner.cleanup()
+
+
+async def test_a_man_in_the_middle_is_refused(secure: tuple[End, End]) -> None:
+    """He relays every byte of the handshake, under a certificate of his own."""
+    dialler, listener = secure
+
+    async def relay(request: web.Request) -> web.WebSocketResponse:
+        inward = web.WebSocketResponse()
+        await inward.prepare(request)
+        async with aiohttp.ClientSession() as session:
+            url = f"https://{listener.address}{request.path}"
+            async with session.ws_connect(url, ssl=client_context()) as outward:
+
+                async def pump(source: object, target: object) -> None:
+                    async for message in source:  # type: ignore[attr-defined]
+                        await target.send_bytes(message.data)  # type: ignore[attr-defined]
+                    await target.close()  # type: ignore[attr-defined]
+
+                back = asyncio.create_task(pump(outward, inward))
+                await pump(inward, outward)
+                await outward.close()
+                await asyncio.gather(back, return_exceptions=True)
+        return inward
+
+    context, _ = server_context()
+    runner, address = await serve(relay, context)
+    with pytest.raises((SignatureError, RefusedError)):
+        await dialler.dial(address, listener.identity.node_id)
+    assert dialler.links == listener.links == []
+    await runner.cleanup()
+    await asyncio.sleep(0.05)
+
+
+async def test_requests_of_a_link_are_pinned_to_its_certificate(secure: tuple[End, End]) -> None:
+    """Whoever takes over the address after the handshake gets no session token."""
+    dialler, listener = secure
+    out, _ = await linked(dialler, listener)
+    seen: list[str] = []
+
+    async def thief(request: web.Request) -> web.Response:
+        seen.append(request.headers.get(SESSION_HEADER, ""))
+        return web.Response(body=b"x")
+
+    context, _ = server_context()
+    runner, address = await serve(thief, context)
+    out.base_url = f"https://{address}{PREFIX}"
+    with pytest.raises(aiohttp.ClientError):
+        await dialler.transport.get_chunk(out, bytes(32), 1)
+    assert seen == []
+    await runner.cleanup()
+
+
+async def test_only_so_many_handshakes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_module, "HANDSHAKES_AT_ONCE_MAX", 2)
+    dialler, listener = End(1), End(2)
+    async with listening(dialler, listener), aiohttp.ClientSession() as http:
+        url = f"https://{listener.address}{PREFIX}/link"
+        idle = [await http.ws_connect(url, ssl=client_context()) for _ in range(2)]
+        await until(lambda: listener.transport._handshakes == 2)
+        with pytest.raises((RefusedError, MalformedError)):
+            await dialler.dial(listener)
+        for socket in idle:
+            await socket.close()
+        await until(lambda: listener.transport._handshakes == 0)
+        await linked(dialler, listener)
+
+
+async def test_a_client_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_module, "HANDSHAKE_TIMEOUT_S", 0.2)
+    listener = End(2)
+    async with listening(listener), aiohttp.ClientSession() as http:
+        url = f"https://{listener.address}{PREFIX}/link"
+        async with http.ws_connect(url, ssl=client_context()) as socket:
+            await socket.receive_bytes()
+            assert (await socket.receive(timeout=5)).type is aiohttp.WSMsgType.CLOSE
+        await until(lambda: listener.transport._handshakes == 0)
+
+
+async def test_an_idle_connection_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_module, "IDLE_TIMEOUT_S", 0.2)
+    listener = End(2)
+    async with listening(listener):
+        host, port = listener.address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=client_context())
+        assert await asyncio.wait_for(reader.read(1), 5) == b""
+        writer.close()
+
+
+# -- chunks
+
+
+@pytest.mark.parametrize("size", [1, 300_000, CHUNK_BYTES_MAX])
+async def test_chunks_are_got_and_put(ends: tuple[End, End], size: int) -> None:
+    dialler, listener = ends
+    out, inward = await linked(dialler, listener)
+    data = os.urandom(size)
+    blob = listener.hold(data)
+    assert await dialler.transport.get_chunk(out, blob, size) == data
+    assert (out.traffic.payload_received, inward.traffic.payload_sent) == (size, size)
+    other = os.urandom(size)
+    listener.wanted[sha256(other).digest()] = size
+    await dialler.transport.put_chunk(out, sha256(other).digest(), other)
+    assert listener.arrived == {sha256(other).digest(): other}
+    assert (out.traffic.payload_sent, inward.traffic.payload_received) == (size, size)
+
+
+async def test_what_is_got_must_be_what_was_asked_for(ends: tuple[End, End]) -> None:
+    dialler, listener = ends
+    out, _ = await linked(dialler, listener)
+    blob = listener.hold(b"honest")
+    with pytest.raises(RefusedError, match="does not have"):
+        await dialler.transport.get_chunk(out, bytes(32), 6)
+    for answer in (b"liar!!", b"", b"hones", b"honest!" * 100_000):
+        listener.chunks[blob] = answer
+        with pytest.raises(RefusedError, match="a chunk that is not"):
+            await dialler.transport.get_chunk(out, blob, 6)
+    listener.chunks[blob] = b"honest"
+    assert await dialler.transport.get_chunk(out, blob, 6) == b"honest"
+
+
+async def test_a_put_must_be_asked_for_and_hold_what_it_says(ends: tuple[End, End]) -> None:
+    dialler, listener = ends
+    out, _ = await linked(dialler, listener)
+    blob = sha256(b"honest").digest()
+    with pytest.raises(RefusedError, match="did not take"):
+        await dialler.transport.put_chunk(out, blob, b"honest")
+    listener.wanted[blob] = 6
+    for body in (b"liar!!", b"", b"hones", b"honest!" * 100_000):
+        with pytest.raises((RefusedError, aiohttp.ClientError, OSError)):
+            await dialler.transport.put_chunk(out, blob, body)
+    assert listener.arrived == {}
+    listener.wanted[blob] = CHUNK_BYTES_MAX + 1
+    with pytest.raises(RefusedError):
+        await dialler.transport.put_chunk(out, blob, b"honest")
+    listener.wanted[blob] = 6
+    await dialler.transport.put_chunk(out, blob, b"honest")
+    assert listener.arrived == {blob: b"honest"}
+
+
+async def test_without_a_session_there_is_nothing(ends: tuple[End, End]) -> None:
+    dialler, listener = ends
+    out, inward = await linked(dialler, listener)
+    blob = listener.hold(b"data")
+    session = PeerLink(9, out.node_id, out._socket, os.urandom(32), base_url=out.base_url, pin=out.pin)
+    with pytest.raises(RefusedError):
+        await dialler.transport.get_chunk(session, blob, 4)
+    listener.wanted[blob] = 4
+    with pytest.raises(RefusedError):
+        await dialler.transport.put_chunk(session, blob, b"data")
+    inward.close_soon()
+    await until(lambda: listener.gone)
+    with pytest.raises(RefusedError):
+        await dialler.transport.get_chunk(out, blob, 4)
+    assert listener.arrived == {}
+
+
+# -- listening
+
+
+async def test_a_port_in_use_is_one_clear_line() -> None:
+    first, second = End(1), End(2)
+    async with listening(first):
+        port = int(first.address.split(":")[1])
+        with pytest.raises(ConfigError) as error:
+            await second.transport.start("127.0.0.1", port)
+        assert str(error.value).startswith(f"cannot listen on {first.address}: ")
+        assert "choose another --listen" in str(error.value) and "\n" not in str(error.value)
+    await second.transport.stop()
+
+
+async def test_an_address_that_is_not_ours_is_one_clear_line() -> None:
+    end = End(1)
+    for host in ("192.0.2.1", "no.such.host.invalid"):
+        with pytest.raises(ConfigError, match=f"cannot listen on {host}:0"):
+            await end.transport.start(host, 0)
+    await end.transport.stop()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "example.com"])
+async def test_plaintext_off_loopback_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match="plaintext is for loopback only"):
+        await End(1, tls=False).transport.start(host, 0)
+
+
+async def test_plaintext_and_tls_do_not_mix() -> None:
+    plain, secure = End(1, tls=False), End(2)
+    async with listening(plain, secure):
+        for dialler, listener in ((plain, secure), (secure, plain)):
+            with pytest.raises((aiohttp.ClientError, OSError, TimeoutError)):
+                await dialler.dial(listener)
+
+
+async def test_stopping_ends_links_and_leaves_no_task(secure: tuple[End, End]) -> None:
+    dialler, listener = secure
+    await linked(dialler, listener)
+    tasks = {t for t in asyncio.all_tasks() if t is not asyncio.current_task()}
+    async with asyncio.timeout(3):
+        await listener.transport.stop()
+        await dialler.transport.stop()
+        await asyncio.wait(tasks)
+    assert len(listener.gone) == len(dialler.gone) == 1

@@ -1,0 +1,88 @@
+"""Two transports on loopback, and what each of them was told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from typing import Any
+
+from gossamer.node.link import PeerLink
+from gossamer.node.transport import Transport
+from tests.protocol.builders import SMALL, identity
+
+
+class End:
+    """One node's transport, and a receiver that notes everything."""
+
+    def __init__(self, number: int, *, tls: bool = True, swarm_id: bytes = SMALL.swarm_id) -> None:
+        self.identity = identity(number)
+        self.transport = Transport(self.identity, swarm_id, SMALL.canonical(), self, tls=tls)
+        self.links: list[PeerLink] = []
+        self.gone: list[PeerLink] = []
+        self.messages: list[bytes] = []
+        self.chunks: dict[bytes, bytes] = {}
+        self.wanted: dict[bytes, int] = {}
+        self.arrived: dict[bytes, bytes] = {}
+        self.address = ""
+        self.dials: list[asyncio.Task[None]] = []
+
+    # -- the transport's Receiver
+
+    def link_up(self, link: PeerLink) -> None:
+        self.links.append(link)
+
+    def link_down(self, link: PeerLink) -> None:
+        self.gone.append(link)
+
+    async def message(self, link: PeerLink, data: bytes) -> None:
+        self.messages.append(data)
+
+    def expected_size(self, blob: bytes) -> int | None:
+        return self.wanted.get(blob)
+
+    async def chunk_arrived(self, blob: bytes, data: bytes) -> None:
+        self.arrived[blob] = data
+
+    async def read_chunk(self, blob: bytes) -> bytes | None:
+        return self.chunks.get(blob)
+
+    async def status(self, query: dict[str, str]) -> dict[str, Any]:
+        return {"swarm_id": "", "node_id": self.identity.node_id.hex(), **query}
+
+    # -- what tests do
+
+    def hold(self, data: bytes) -> bytes:
+        """Put a chunk on the imaginary disk; returns its hash."""
+        blob = sha256(data).digest()
+        self.chunks[blob] = data
+        return blob
+
+    def dial(self, other: End | str, expected: bytes | None = None) -> asyncio.Task[None]:
+        address = other if isinstance(other, str) else other.address
+        task = asyncio.create_task(self.transport.dial(address, expected))
+        self.dials.append(task)
+        return task
+
+
+@contextlib.asynccontextmanager
+async def listening(*ends: End) -> AsyncIterator[None]:
+    for end in ends:
+        end.address = f"127.0.0.1:{await end.transport.start('127.0.0.1', 0)}"
+    try:
+        yield
+    finally:
+        for end in ends:
+            await end.transport.stop()
+        await asyncio.gather(*(task for end in ends for task in end.dials), return_exceptions=True)
+        await asyncio.sleep(0.02)  # aiohttp lets go of TLS connections a little later
+
+
+async def linked(dialler: End, listener: End) -> tuple[PeerLink, PeerLink]:
+    """Link two ends; returns the dialler's and the listener's side."""
+    dialler.dial(listener, listener.identity.node_id)
+    async with asyncio.timeout(5):
+        while not (dialler.links and listener.links):
+            await asyncio.sleep(0.005)
+    return dialler.links[-1], listener.links[-1]

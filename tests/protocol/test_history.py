@@ -1,0 +1,98 @@
+"""Sealing arithmetic, agreement and the contest of lineages."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.protocol.history import (
+    Claim,
+    agreed,
+    chain,
+    closable_round,
+    contest,
+    genesis_claim,
+    round_digest,
+    sealed_round,
+)
+from gossamer.protocol.manifest import HistorySection
+
+SECTION = HistorySection(seal_after=8, snapshot_every=16, retain=64)
+
+
+def claim(round_: int, tokens: int = 0, mark: int = 0) -> Claim:
+    return Claim(round_, tokens, bytes([mark]) * 32, bytes([mark]) * 32)
+
+
+@pytest.mark.parametrize(("clock", "due"), [(0, 0), (23, 0), (24, 16), (39, 16), (40, 32), (1000, 992)])
+def test_a_snapshot_is_due_seal_after_rounds_behind_the_clock(clock, due):
+    assert sealed_round(clock, SECTION) == due
+
+
+@given(clock=st.integers(0, 10_000), agreed_round=st.integers(0, 10_000))
+def test_nothing_is_closed_that_is_young_or_not_agreed(clock, agreed_round):
+    floor = closable_round(agreed_round, clock, SECTION)
+    assert floor <= agreed_round
+    assert floor == 0 or floor <= clock - SECTION.retain
+
+
+def test_retain_of_zero_keeps_everything():
+    section = HistorySection(seal_after=1, snapshot_every=1, retain=0)
+    assert closable_round(5000, 10_000, section) == 0
+
+
+def test_three_witnesses_are_enough_and_two_are_not():
+    assert agreed([claim(16)] * 2, members=9) is None
+    assert agreed([claim(16)] * 3, members=9) == claim(16)
+
+
+def test_fewer_members_need_all_of_them():
+    assert agreed([claim(16)], members=1) == claim(16)
+    assert agreed([claim(16)], members=2) is None
+    assert agreed([claim(16)] * 2, members=2) == claim(16)
+
+
+def test_the_newest_agreed_claim_counts():
+    claims = [claim(16)] * 3 + [claim(32)] * 3 + [claim(48)] * 2
+    assert agreed(claims, members=3) == claim(32)
+
+
+def test_a_lone_liar_wins_no_contest_against_three():
+    own = claim(16, tokens=100)
+    liar = claim(16, tokens=10**9, mark=7)
+    assert contest(own, [own, own, liar]) is None
+
+
+def test_the_lineage_with_more_tokens_wins_between_two_halves():
+    ours, theirs = claim(16, tokens=100, mark=1), claim(16, tokens=200, mark=2)
+    assert contest(ours, [ours, theirs, theirs]) == theirs
+    assert contest(theirs, [theirs, ours, ours]) is None
+
+
+def test_exactly_one_side_of_a_tie_yields():
+    ours, theirs = claim(16, tokens=100, mark=1), claim(16, tokens=100, mark=2)
+    assert contest(ours, [theirs]) == theirs
+    assert contest(theirs, [ours]) is None
+
+
+def test_claims_of_other_rounds_take_no_part():
+    assert contest(claim(16, tokens=1), [claim(32, tokens=9, mark=3)] * 5) is None
+
+
+@given(st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=6, unique=True), st.randoms())
+def test_round_digest_is_of_a_set(ids, random):
+    shuffled = list(ids)
+    random.shuffle(shuffled)
+    assert round_digest(shuffled) == round_digest(ids)
+    assert round_digest(ids) != round_digest(ids[1:])
+
+
+def test_chain_depends_on_every_link():
+    start = genesis_claim(bytes(32)).digest
+    one = chain(chain(start, 1, b"a" * 32), 2, b"b" * 32)
+    assert one != chain(chain(start, 2, b"a" * 32), 3, b"b" * 32)
+    assert one != chain(chain(start, 1, b"b" * 32), 2, b"a" * 32)
+
+
+def test_retain_must_reach_past_the_next_snapshot():
+    with pytest.raises(ValueError, match="retain must be 0, or at least"):
+        HistorySection(seal_after=8, snapshot_every=16, retain=20)

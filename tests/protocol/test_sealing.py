@@ -1,0 +1,138 @@
+"""The state machine: join, seal, close, and settle two lineages."""
+
+import pytest
+
+from gossamer.protocol import limits
+from gossamer.protocol.effects import Adopt, Close, Notice, Seal
+from gossamer.protocol.history import Claim, genesis_claim
+from gossamer.protocol.sealing import GONE_AFTER_S, Sealing
+from tests.protocol import builders
+
+HISTORY = {"seal_after": 4, "snapshot_every": 8, "retain": 16}
+
+
+def claim(round_: int, tokens: int = 0, mark: int = 1) -> Claim:
+    return Claim(round_, tokens, bytes([mark]) * 32, bytes([mark]) * 32)
+
+
+@pytest.fixture
+def manifest():
+    return builders.manifest(history=HISTORY)
+
+
+def drive(sealing, start, seconds, clock=0, others=(), quiet=True):
+    """Wake it twice a second; returns everything it asked for."""
+    result = []
+    for tick in range(int(seconds * 2) + 1):
+        result += sealing.wake(start + tick / 2, clock, list(others), quiet)
+    return result
+
+
+def kinds(effects, kind):
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def test_the_first_node_begins_with_genesis(manifest):
+    sealing = Sealing(manifest, is_first=True)
+    assert sealing.wake(0.0, 0, [], True) == [Adopt(genesis_claim(manifest.genesis.root))]
+    sealing.adopted(genesis_claim(manifest.genesis.root))
+    assert sealing.joined
+    assert sealing.floor == 0
+
+
+def test_a_joiner_waits_for_somebody(manifest):
+    sealing = Sealing(manifest, is_first=False)
+    assert drive(sealing, 0.0, 60) == []
+    assert drive(sealing, 60.0, 10, others=[(), ()]) == []  # others who have not joined themselves
+
+
+def test_a_joiner_hears_the_roster_before_it_decides(manifest):
+    sealing = Sealing(manifest, is_first=False)
+    genesis = genesis_claim(manifest.genesis.root)
+    assert sealing.wake(0.0, 0, [(genesis,)], True) == []
+    late = drive(sealing, 0.5, limits.ROSTER_PATIENCE_S, others=[(genesis,)] * 4)
+    assert kinds(late, Adopt) == [Adopt(genesis)]
+
+
+def test_a_joiner_takes_the_newest_snapshot_that_enough_claim(manifest):
+    sealing = Sealing(manifest, is_first=False)
+    others = [(claim(16), claim(8)), (claim(8),), (claim(8),), (claim(16),)]
+    assert kinds(drive(sealing, 0.0, 5, others=others), Adopt) == [Adopt(claim(8))]
+
+
+def test_a_joiner_without_agreement_says_so_and_goes_on_trying(manifest):
+    sealing = Sealing(manifest, is_first=False)
+    split = [(claim(8, mark=1),), (claim(8, mark=2),)]
+    effects = drive(sealing, 0.0, 20, others=split)
+    assert not kinds(effects, Adopt)
+    assert kinds(effects, Notice)
+    agreeing = [(claim(8, mark=2),)] * 2
+    assert kinds(drive(sealing, 21.0, 2, others=agreeing), Adopt) == [Adopt(claim(8, mark=2))]
+
+
+def test_a_snapshot_that_nobody_claims_any_more_is_given_up(manifest):
+    sealing = Sealing(manifest, is_first=False)
+    drive(sealing, 0.0, 5, others=[(claim(8),)])
+    assert sealing.adopting == claim(8)
+    again = drive(sealing, 6.0, GONE_AFTER_S + 2, others=[(claim(16),)])
+    assert kinds(again, Adopt) == [Adopt(claim(16))]
+
+
+def test_sealing_waits_until_payloads_had_time(manifest):
+    sealing = Sealing(manifest, is_first=True)
+    sealing.adopted(genesis_claim(manifest.genesis.root))
+    early = drive(sealing, 0.0, limits.SEAL_SETTLE_S - 1, clock=20)
+    assert not kinds(early, Seal)
+    late = drive(sealing, limits.SEAL_SETTLE_S, 3, clock=20)
+    assert kinds(late, Seal) == [Seal(16)]
+
+
+def joined(manifest, *claims, floor=0):
+    sealing = Sealing(manifest, is_first=False)
+    sealing.restore(claims, floor)
+    return sealing
+
+
+def test_history_is_closed_under_an_agreed_snapshot_once_it_is_old(manifest):
+    sealing = joined(manifest, claim(16), claim(8))
+    others = [(claim(16), claim(8))] * 3
+    assert kinds(drive(sealing, 0.0, 1, clock=23, others=others), Close) == []
+    assert kinds(drive(sealing, 2.0, 1, clock=24, others=others), Close) == [Close(8)]
+    assert sealing.floor == 8
+
+
+def test_history_is_not_closed_while_members_disagree(manifest):
+    sealing = joined(manifest, claim(16, mark=1))
+    others = [(claim(16, mark=2),), (claim(16, mark=3),)]
+    assert kinds(drive(sealing, 0.0, 5, clock=100, others=others), Close) == []
+
+
+def test_the_lighter_lineage_yields_loudly_after_a_while(manifest):
+    sealing = joined(manifest, claim(16, tokens=5, mark=1))
+    winner = claim(16, tokens=9, mark=2)
+    others = [(winner,)] * 3
+    early = drive(sealing, 0.0, limits.LINEAGE_PATIENCE_S - 1, clock=16, others=others)
+    assert not kinds(early, Adopt)
+    late = drive(sealing, limits.LINEAGE_PATIENCE_S, 2, clock=16, others=others)
+    assert kinds(late, Adopt) == [Adopt(winner)]
+    assert any("TWO LINEAGES" in notice.text for notice in kinds(late, Notice))
+
+
+def test_the_heavier_lineage_stays(manifest):
+    sealing = joined(manifest, claim(16, tokens=9, mark=1))
+    others = [(claim(16, tokens=5, mark=2),)]
+    assert not kinds(drive(sealing, 0.0, 60, clock=16, others=others), Adopt)
+
+
+def test_a_difference_is_no_lineage_while_payloads_are_missing(manifest):
+    sealing = joined(manifest, claim(16, tokens=5, mark=1))
+    others = [(claim(16, tokens=9, mark=2),)] * 3
+    assert not kinds(drive(sealing, 0.0, 60, clock=16, others=others, quiet=False), Adopt)
+
+
+def test_a_difference_that_heals_is_forgotten(manifest):
+    sealing = joined(manifest, claim(16, tokens=5, mark=1))
+    winner = claim(16, tokens=9, mark=2)
+    drive(sealing, 0.0, limits.LINEAGE_PATIENCE_S - 2, clock=16, others=[(winner,)] * 3)
+    sealing.sealed((winner,))
+    assert drive(sealing, limits.LINEAGE_PATIENCE_S, 5, clock=16, others=[(winner,)] * 3) == []

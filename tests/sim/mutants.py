@@ -1,0 +1,213 @@
+"""Deliberately broken variants of the protocol, which show that the checkers can fail.
+
+Each patches one thing, for as long as a `with` block lasts, and says in which scenario its like should come
+to light. `tests/sim/test_mutants.py` demands that it does, within a few seeds. A mutant that nothing finds
+is a hole in the checkers, or a line of the protocol that nothing needs.
+"""
+
+import builtins
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from gossamer.protocol import envelope, gossip, ledger, links, membership, merge, replica, sealing
+from gossamer.protocol.effects import Effect, Publish, Store
+from gossamer.protocol.fetch import Fetcher
+from gossamer.protocol.history import Claim
+from gossamer.protocol.manifest import HistorySection
+from gossamer.protocol.records import Delta
+from gossamer.protocol.roster import Health
+
+Patch = tuple[type | ModuleType, str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A broken variant, and where it should be found out."""
+
+    name: str
+    patches: Callable[[], list[Patch]]
+    scenario: str
+    nodes: int = 8
+    minutes: float = 4.0
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Break the protocol for a while."""
+        originals = []
+        for target, name, broken in self.patches():
+            originals.append((target, name, target.__dict__.get(name)))
+            setattr(target, name, broken)
+        try:
+            yield
+        finally:
+            for target, name, original in reversed(originals):
+                if original is None:
+                    delattr(target, name)
+                else:
+                    setattr(target, name, original)
+
+
+# --- the set and its merge ---------------------------------------------------------------------------------
+
+
+def _merge_in_order_of_arrival() -> list[Patch]:
+    """What came first weighs more: no sorting, and clipping looks at the first three only."""
+
+    def unsorted(items: Any, key: Any = None) -> list[Any]:
+        return list(items) if key is not None else builtins.sorted(items)
+
+    def valid(self: ledger.Ledger, round_: int) -> list[Delta]:
+        authors = self._rounds.get(round_, {})
+        return [held[0] for held in authors.values() if len(held) == 1]
+
+    def median(values: Any) -> float:
+        return float(next(iter(values)))
+
+    return [(merge, "sorted", unsorted), (ledger.Ledger, "valid", valid), (merge, "median", median)]
+
+
+def _merge_the_first_three() -> list[Patch]:
+    """A quorum of three, and whoever comes later is too late."""
+
+    def valid(self: ledger.Ledger, round_: int) -> list[Delta]:
+        authors = self._rounds.get(round_, {})
+        first = [held[0] for held in authors.values() if len(held) == 1][:3]
+        return sorted(first, key=lambda delta: delta.author)
+
+    return [(ledger.Ledger, "valid", valid)]
+
+
+def _forget_equivocation() -> list[Patch]:
+    """The first record of an author and round counts, whatever else it signed."""
+    original = ledger.Ledger.add
+
+    def add(self: ledger.Ledger, delta: Delta) -> ledger.Added:
+        if delta.author in self._rounds.get(delta.round, {}):
+            return ledger.Added.KNOWN
+        return original(self, delta)
+
+    return [(ledger.Ledger, "add", add)]
+
+
+def _trust_any_signature() -> list[Patch]:
+    return [(envelope, "verify", lambda public_key, signature, message: None)]
+
+
+def _close_what_is_sealed() -> list[Patch]:
+    """Retain nothing: what an agreed snapshot covers is closed at once, late records or not."""
+
+    def closable(agreed_round: int, clock: int, section: HistorySection) -> int:
+        return agreed_round
+
+    return [(sealing, "closable_round", closable)]
+
+
+def _never_seal_anew() -> list[Patch]:
+    """Claims without tokens: the greater history cannot be told from the smaller."""
+
+    def contest(own: Claim, others: Any) -> Claim | None:
+        return max((claim for claim in others if claim != own and claim.round <= own.round), default=None)
+
+    return [(sealing, "contest", contest)]
+
+
+# --- writing before speaking -------------------------------------------------------------------------------
+
+
+def _speak_before_it_is_stored() -> list[Patch]:
+    original = replica.Replica._publish
+
+    def publish(self: replica.Replica, event: Publish) -> list[Effect]:
+        effects = original(self, event)
+        for effect in list(effects):
+            if isinstance(effect, Store):
+                effects += self._stored(effect.delta)
+        return effects
+
+    return [(replica.Replica, "_publish", publish)]
+
+
+def _train_without_catching_up() -> list[Patch]:
+    """A node that lost its disk does not ask what it has signed before."""
+    return [(replica.Replica, "caught_up", property(lambda self: True))]
+
+
+# --- gossip and fetching -----------------------------------------------------------------------------------
+
+
+def _no_anti_entropy() -> list[Patch]:
+    return [(gossip.Gossip, "_open_exchange", lambda self, link, above=0: [])]
+
+
+def _compare_only_the_newest() -> list[Patch]:
+    """Anti-entropy that looks at the newest rounds only: old differences stay."""
+
+    def stock(self: gossip.Gossip, rounds: list[int]) -> Any:
+        return original(self, rounds[-1:])
+
+    original = gossip.Gossip._take_stock
+    return [(gossip.Gossip, "_take_stock", stock)]
+
+
+def _fetch_from_one_only() -> list[Patch]:
+    """A fetch that failed is not tried elsewhere."""
+    return [(Fetcher, "failed", lambda self, link, blob, now: None)]
+
+
+# --- membership and links ----------------------------------------------------------------------------------
+
+
+def _nobody_is_ever_down() -> list[Patch]:
+    """The silent hold the clock back for ever, and their links are kept."""
+
+    def judge(self: membership.Membership, now: float) -> list[Effect]:
+        return []
+
+    return [(membership.Membership, "_judge_silence", judge)]
+
+
+def _the_dead_stay_dead() -> list[Patch]:
+    """Nobody dials a member that is down: partition amnesia."""
+    original = links.Links._candidates
+
+    def candidates(self: links.Links, now: float) -> Any:
+        alive, _ = original(self, now)
+        down = {
+            address
+            for member in self._roster.members()
+            if member.health is not Health.ALIVE
+            for address in member.peer.body.addresses
+        }
+        return [(address, node_id) for address, node_id in alive if address not in down], []
+
+    return [(links.Links, "_candidates", candidates)]
+
+
+def _spin() -> list[Patch]:
+    """A deadline that stays where it was."""
+    return [(gossip.Gossip, "deadline", lambda self: 0.0)]
+
+
+MUTANTS = {
+    mutant.name: mutant
+    for mutant in (
+        Mutant("merge in order of arrival", _merge_in_order_of_arrival, "calm"),
+        Mutant("merge the first three only", _merge_the_first_three, "calm"),
+        Mutant("forget equivocation", _forget_equivocation, "liar"),
+        Mutant("trust any signature", _trust_any_signature, "liar"),
+        Mutant("close what is sealed", _close_what_is_sealed, "halves", minutes=8.0),
+        Mutant("any other history wins", _never_seal_anew, "halves", minutes=8.0),
+        Mutant("speak before it is stored", _speak_before_it_is_stored, "power", minutes=8.0),
+        Mutant("train without catching up", _train_without_catching_up, "diskloss"),
+        Mutant("no anti-entropy", _no_anti_entropy, "halves"),
+        Mutant("compare only the newest", _compare_only_the_newest, "halves", minutes=8.0),
+        Mutant("fetch from one only", _fetch_from_one_only, "halves"),
+        Mutant("nobody is ever down", _nobody_is_ever_down, "power"),
+        Mutant("the dead stay dead", _the_dead_stay_dead, "halves", nodes=12, minutes=8.0),
+        Mutant("spin", _spin, "calm", nodes=4, minutes=1.5),
+    )
+}
+"""All of them by name."""
