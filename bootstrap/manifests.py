@@ -6,7 +6,6 @@ from pathlib import Path
 
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import OptionValue, build_task, resolve_options
-from gossamer.models.task import named_tensors
 from gossamer.node import genesis, snapshots
 from gossamer.node.home import write_atomically
 from gossamer.protocol.errors import ConfigError, StorageError
@@ -39,6 +38,8 @@ def create(
 
     Returns the manifest and Phi_0, int32[numel]. Raises ConfigError.
     """
+    from gossamer.models.task import named_tensors  # torch: not for a bootstrap peer, which only reads
+
     try:
         resolved = resolve_options(task, options)
         built = build_task(task, resolved)
@@ -86,7 +87,7 @@ def _value(value: OptionValue) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped) + '"'
+        return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
     return repr(value)
 
 

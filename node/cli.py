@@ -16,6 +16,7 @@ from gossamer.node.address import parse_address
 from gossamer.node.client import fetch_manifest, fetch_status
 from gossamer.node.home import Home
 from gossamer.node.options import DaemonOptions, TrainerOptions
+from gossamer.node.restore import has_model
 from gossamer.node.status import one_line
 from gossamer.node.supervisor import Supervisor
 from gossamer.node.verify import verify as verify_replicas
@@ -127,7 +128,12 @@ def _enter_swarm(join: tuple[str, ...], folder: Path | None, swarm_id: str | Non
     if known is not None:
         if swarm_id is not None and not known.swarm_id.hex().startswith(swarm_id.lower()):
             raise ConfigError(f"{folder} belongs to swarm {known.swarm_id.hex()[:12]}, not {swarm_id}")
-        return Home(folder or Path())
+        home = Home(folder or Path())
+        if not join and not home.read_peers() and not has_model(home, known):
+            raise ConfigError(
+                f"the node in {home.root} never got the model; give a node with --join HOST:PORT"
+            )
+        return home
     if not join:
         raise ConfigError("which swarm? Give a node of it with --join HOST:PORT, or a folder with --dir")
     manifest = fetch_manifest(join, swarm_id, plaintext=plaintext)

@@ -6,6 +6,7 @@ torch. Started by the supervisor (or by `Peer.attach`) as ``python -m gossamer.n
 
 import asyncio
 import logging
+import os
 import random
 import signal
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 import aiohttp
 
 from gossamer.node import __version__, control, lifeline, logs
-from gossamer.node.address import WILDCARDS, format_address, parse_address
+from gossamer.node.address import WILDCARDS, format_address, is_loopback, parse_address
 from gossamer.node.archive import Archive
 from gossamer.node.chunkstore import ChunkStore
 from gossamer.node.home import Home
@@ -106,6 +107,8 @@ class Daemon:
         self._link_tasks: set[asyncio.Task[None]] = set()
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._listen_port = 0
+        self._address_open = False
+        """Whether we still want to learn where others can dial us."""
         self._timer_moved = asyncio.Event()
         self._stopping = asyncio.Event()
         self._clock_sent: tuple[int, int, bool] | None = None
@@ -158,6 +161,7 @@ class Daemon:
             (format_address(host, port),) if host not in WILDCARDS else ()
         )
         self._listen_port = port
+        self._address_open = not advertised
         self._carry_out(self.core.announce(advertised))
         local = format_address("127.0.0.1" if host in WILDCARDS else host, port)
         self.home.write_daemon(
@@ -179,7 +183,7 @@ class Daemon:
             needed = self.shelf.blobs().union(*(delta.body.chunks for delta in stored))
             await asyncio.to_thread(self.chunks.sweep, needed)
             await self.merging.begin(merger)
-        elif history.claims and not self.options.join:
+        elif history.claims and not self.core.info.bootstrap:
             raise StorageError(
                 f"the model in {self.home.root} is damaged; fetch it again with --join HOST:PORT"
             )
@@ -314,7 +318,7 @@ class Daemon:
         self.links[link.number] = link
         if link.outbound:
             self._serving[link.number] = self._spawn(self.transfers.serve_asked(link))
-            self._learn_address(link)
+        self._learn_address(link)
         self.dispatch(fx.LinkUp(link.number, link.node_id, link.outbound, link.address))
 
     def link_down(self, link: PeerLink) -> None:
@@ -326,12 +330,15 @@ class Daemon:
             self.dispatch(fx.LinkDown(link.number))
 
     def _learn_address(self, link: PeerLink) -> None:
-        """A node that listens everywhere and was not told its address uses the one that its routes show."""
-        if self.core.own_row.addresses or self.options.advertise:
-            return
+        """A node that listens everywhere and was not told its address uses the one that its links show.
+
+        One that only this machine can reach gives way to a better one.
+        """
         name = link.socket_name()
-        if name is not None:
-            self._carry_out(self.core.announce((format_address(name[0], self._listen_port),)))
+        if name is None or not self._address_open or (is_loopback(name[0]) and self.core.own_row.addresses):
+            return
+        self._address_open = is_loopback(name[0])
+        self._carry_out(self.core.announce((format_address(name[0], self._listen_port),)))
 
     async def message(self, link: PeerLink, data: bytes) -> None:
         self.dispatch(fx.Received(link.number, data))
@@ -441,6 +448,7 @@ def main() -> int:
     """Run a daemon from its one JSON argument; exit status 2 for a mistake that a person can mend."""
     options = DaemonOptions.from_json(sys.argv[1])
     logs.configure(debug=options.debug, as_json=options.log_json)
+    os.umask(0o077)  # SQLite makes files of its own
     try:
         daemon = Daemon(options)
         lifeline.watch(lambda: signal.raise_signal(signal.SIGTERM))

@@ -22,6 +22,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,20 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(aside, path)
+        if durable:
+            _sync_folder(path.parent)
     except BaseException:
         os.unlink(aside)
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in a folder survive a power cut."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 class Home:
@@ -133,13 +145,14 @@ class Home:
         return str(folder / f"{sha256(path.encode()).hexdigest()[:16]}.sock")
 
     def next_incarnation(self) -> int:
-        """A number greater than at every earlier start, also if the clock was set back. Raises OSError."""
+        """A number greater than at every earlier start, also if the clock was set back."""
         try:
             last = int(self.incarnation_path.read_text())
         except (OSError, ValueError):
             last = 0
         incarnation = max(time.time_ns() // 1_000_000, last + 1)
-        write_atomically(self.incarnation_path, str(incarnation).encode())
+        with suppress(OSError):  # a full disk is no reason not to start
+            write_atomically(self.incarnation_path, str(incarnation).encode())
         return incarnation
 
     def write_peers(self, addresses: Sequence[str]) -> None:

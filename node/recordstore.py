@@ -56,6 +56,9 @@ class RecordStore:
         self._lock = threading.Lock()
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
+        except sqlite3.Error as error:
+            raise self._broken(error) from None
+        try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.executescript(_SCHEMA)
             row = self._db.execute("SELECT id FROM swarm").fetchone()
@@ -64,10 +67,13 @@ class RecordStore:
             elif row[0] != swarm_id:
                 raise StorageError(f"{path} belongs to another swarm; choose another --dir")
             path.chmod(0o600)
-        except (sqlite3.Error, OSError) as error:
-            raise self._broken(error) from None
+        except (sqlite3.Error, OSError, StorageError) as error:
+            self._db.close()
+            raise error if isinstance(error, StorageError) else self._broken(error) from None
 
     def _broken(self, error: Exception) -> StorageError:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            return StorageError(f"cannot write {self._path}: the disk is full; free some space")
         return StorageError(
             f"cannot use the database {self._path} ({error});"
             " if it is damaged, remove it: what others hold is fetched again"

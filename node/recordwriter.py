@@ -17,7 +17,7 @@ log = logging.getLogger("gossamer.records")
 
 
 class RecordWriter:
-    """The one user of the record store while the daemon runs."""
+    """Keeps the records that come in; the archive notes in the same store what became of them."""
 
     def __init__(self, store: RecordStore, on_own_stored: Callable[[Delta], None]) -> None:
         self._store = store

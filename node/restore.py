@@ -16,20 +16,36 @@ from gossamer.protocol.records import Delta
 def restore_merger(
     manifest: Manifest, chunks: ChunkStore, history: StoredHistory, deltas: Sequence[Delta], own_id: bytes
 ) -> Merger | None:
-    """The state at the newest snapshot; None if there is none, or it is damaged."""
-    if not history.claims:
-        return None
-    newest = history.claims[0]
-    merged: dict[int, tuple[Delta, ...]] = {}
-    for delta in sorted(deltas, key=lambda d: (d.round, d.author)):
-        if delta.record_id in history.covered:
+    """The state at the newest snapshot that is whole; None if there is none."""
+    for place, claim in enumerate(history.claims):
+        # Of the newest we know what it holds; an older one held everything there was, or is of no use.
+        held = [
+            delta
+            for delta in deltas
+            if (delta.record_id in history.covered if place == 0 else delta.round <= claim.round)
+        ]
+        merged: dict[int, tuple[Delta, ...]] = {}
+        for delta in sorted(held, key=lambda d: (d.round, d.author)):
             merged[delta.round] = (*merged.get(delta.round, ()), delta)
+        try:
+            phi = snapshots.load(claim.root, manifest.plan().numel, chunks)
+        except (MissingChunkError, PayloadError):
+            continue
+        merger = Merger(manifest, phi, chunks, own_id, base=history.base, merged=merged)
+        if merger.chain() == claim.digest:
+            return merger
+    return None
+
+
+def has_model(home: Home, manifest: Manifest) -> bool:
+    """Whether a node's folder holds a model to start from. Raises StorageError."""
+    if not home.ledger_path.exists():
+        return False
+    store = RecordStore(home.ledger_path, manifest.swarm_id)
     try:
-        phi = snapshots.load(newest.root, manifest.plan().numel, chunks)
-    except (MissingChunkError, PayloadError):
-        return None
-    merger = Merger(manifest, phi, chunks, own_id, base=history.base, merged=merged)
-    return merger if merger.chain() == newest.digest else None
+        return bool(store.load_history().claims)
+    finally:
+        store.close()
 
 
 def is_held(delta: Delta, chunks: ChunkStore) -> bool:

@@ -35,14 +35,14 @@ def digest(phi: Ints) -> bytes:
 
 
 def store(phi: Ints, chunks: ChunkStore) -> bytes:
-    """Keep Phi, int32[numel], as chunks and an index; returns its root. Raises OSError."""
+    """Keep Phi, int32[numel], durably as chunks and an index; returns its root. Raises OSError."""
     view = _bytes_of(phi)
     hashes = chunk_hashes(view)
     for blob, piece in zip(hashes, split(view), strict=True):
         if blob not in chunks:
-            chunks.put(blob, piece)
+            chunks.put(blob, piece, durable=True)
     root = root_of(hashes)
-    chunks.put(root, b"".join(hashes))
+    chunks.put(root, b"".join(hashes), durable=True)
     return root
 
 

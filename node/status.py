@@ -1,5 +1,6 @@
 """What a node says of itself: the JSON of ``/gossamer/1/status``."""
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,7 @@ def describe(daemon: "Daemon", digests: tuple[bytes, bytes] | None) -> dict[str,
         ],
         "void": [{"node_id": author.hex(), "round": round_} for author, round_ in core.ledger.voided()],
         "misbehaviours_seen": daemon.blamed,
+        "tasks": len(asyncio.all_tasks()),
         "bytes_sent": sent + payload_sent,
         "bytes_received": received + payload_received,
         "payload_bytes_sent": payload_sent,

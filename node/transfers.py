@@ -48,7 +48,7 @@ class Transfers:
         self._dispatch(fx.ChunkFailed(effect.link, effect.blob))
 
     async def store(self, blob: bytes, data: bytes) -> None:
-        """Keep a chunk that we wanted, whose hash holds. A full disk delays it and loses nothing."""
+        """Keep a chunk that we wanted, whose hash holds. On a full disk it is dropped, and fetched again."""
         try:
             await asyncio.to_thread(self._chunks.put, blob, data)
         except OSError as error:

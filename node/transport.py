@@ -142,7 +142,7 @@ class Transport:
         except OSError as error:
             await self._runner.cleanup()
             where = format_address(host, port)
-            why = os.strerror(error.errno).lower() if (error.errno or 0) > 0 else error.strerror
+            why = os.strerror(error.errno).lower() if error.errno else error.strerror
             raise ConfigError(f"cannot listen on {where}: {why}; choose another --listen") from None
         bound_host, bound_port = self._runner.addresses[0][:2]
         self._client = aiohttp.ClientSession(

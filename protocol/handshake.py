@@ -109,6 +109,8 @@ class ClientHandshake:
     def hello(self, challenge: bytes) -> bytes:
         """Answer the server's Challenge. Raises MalformedError, RefusedError or SignatureError."""
         fields = Fields(unpack(challenge, HELLO_BYTES_MAX), "challenge")
+        if fields.refuses():
+            raise RefusedError(fields.text("reason"))
         version = fields.integer("version", 0, 2**31)
         if version != PROTOCOL_VERSION:
             raise RefusedError(f"the peer speaks protocol version {version}, this node {PROTOCOL_VERSION}")

@@ -49,7 +49,9 @@ ADDRESSES_PER_PEER_MAX = 8
 MEMBERS_MAX = 1024
 """Rows a node keeps. Full knowledge is meant for up to 256 members; beyond it, down members go first."""
 
-LINKS_MAX = 12
+LINKS_MAX = 64
+"""A node wants few links, but takes in many: it may be the only one that others can reach."""
+
 LINKS_WANTED = 6
 LINKS_MIN = 4
 SEND_QUEUE_BYTES_MAX = 8 * 1024 * 1024
@@ -97,6 +99,9 @@ LINEAGE_PATIENCE_S = 12.0
 
 ROSTER_PATIENCE_S = 2.0
 """A joiner hears this long of members before it decides how many of them there are."""
+
+RESUME_PATIENCE_S = 15.0
+"""A resumed node looks this long for a peer to compare notes with before it goes on alone."""
 
 # --- fetching ------------------------------------------------------------------------------------------
 FETCHES_MAX = 16

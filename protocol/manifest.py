@@ -90,8 +90,8 @@ class Outer(_Section):
     """What part of the error-feedback residual is carried into the next delta."""
     clip: NonNegative = 3.0
     """Times the round's median of norm / sqrt(steps), per tensor; 0 switches clipping off."""
-    weight_cap: NonNegative = 0.0
-    """Times the round's median weight; 0 means no cap (for invited members)."""
+    weight_cap: NonNegative = 4.0
+    """Times the round's median weight; 0 means no cap, for members whose machines differ a thousandfold."""
     staleness_max: Annotated[int, Field(ge=0, le=STALENESS_MAX)] = 16
 
     @model_validator(mode="after")

@@ -82,6 +82,8 @@ class Replica:
         self._leaving = False
         self._next_heartbeat = 0.0
         self._next_roster = 0.0
+        self._now = 0.0
+        self._began = math.inf
         self._signing: int = 0
         self._own_last_id = b""
         self.own_last_spread = True
@@ -115,12 +117,15 @@ class Replica:
         """Whether we may train: nobody to learn from, or a peer's ledger seen and its payloads here.
 
         What is published meanwhile does not count: on a slow line some of it is always under way.
-        A node with a delta of its own on its own disk goes on at once; one that hears of its own deltas from
-        others lost its disk, and must learn of all of them before it signs another.
+        A node with deltas of its own on its own disk goes on once it has compared notes with a peer, or found
+        none for a while: its folder may be an old copy, and no round may be signed twice. One that hears of
+        its own deltas from others lost its disk, and must learn of all of them first.
         """
         alone = not self.info.bootstrap and not self.links
-        known = self._synced_at is not None and self.fetcher.lacking(self._synced_at) == 0
-        return alone or known or self._signing > 0
+        if self._signing > 0:
+            waited = self._now > self._began + limits.RESUME_PATIENCE_S
+            return alone or self._synced_at is not None or waited
+        return alone or (self._synced_at is not None and self.fetcher.lacking(self._synced_at) == 0)
 
     @property
     def own_row(self) -> PeerBody:
@@ -175,6 +180,8 @@ class Replica:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event."""
+        self._now = now
+        self._began = min(self._began, now)
         result = [*self._dispatch(event, now), *self.fetcher.plan(now)]
         if self._synced_at is None and self.gossip.synced_once:
             self._synced_at = now
@@ -442,18 +449,21 @@ class Replica:
 
     def _peer_row(self, peer: Peer, link: int, now: float) -> list[Effect]:
         if peer.node_id == self.identity.node_id:
-            return self._outdo(peer)
+            self._outdo(peer)
+            return []
         if not self.roster.update(peer, now):
             return []
         targets = sample({other.number for other in self.links.all()} - {link}, limits.PUSH_FANOUT, self._rng)
         return [fx.Send(target, msg.Records(((peer.data, False),))) for target in targets]
 
-    def _outdo(self, peer: Peer) -> list[Effect]:
-        """A row of an earlier life of ours is newer, as after a clock was set back: go beyond it."""
-        if peer.body.age <= self._own_row[0].age:
-            return []
-        self._incarnation = peer.body.incarnation + 1
-        return self._beat()
+    def _outdo(self, peer: Peer) -> None:
+        """A row of an earlier life of ours is newer, as after a clock was set back: go beyond it.
+
+        The next heartbeat tells. Said at once, a copy of our folder that runs elsewhere would answer at once,
+        and the two of us would flood the swarm.
+        """
+        if peer.body.age > self._own_row[0].age:
+            self._incarnation = max(self._incarnation, peer.body.incarnation + 1)
 
     def _beat(self) -> list[Effect]:
         """Sign a newer row of ourselves and push it."""

@@ -72,6 +72,12 @@ class Fields:
             raise self._fail(name, "is not a boolean")
         return value
 
+    def refuses(self) -> bool:
+        """Whether a `false` stands here in place of what is due; then it is skipped."""
+        refused = self._values[self._next : self._next + 1] == [False] and self._values[self._next] is False
+        self._next += refused
+        return refused
+
     def number(self, name: str, low: float, high: float) -> float:
         value = self._take(name)
         if type(value) is not float or not math.isfinite(value) or not low <= value <= high:

@@ -1,5 +1,7 @@
 """`mean`: the weighted mean, for embeddings, norms and biases."""
 
+from math import fsum
+
 import numpy as np
 
 from gossamer.protocol.fixedpoint import Ints
@@ -19,4 +21,4 @@ def weighted_mean(deltas: Deltas) -> Ints:
     if largest == 0.0:
         return np.zeros_like(deltas.decode(0))
     coefficients = [round(COEFFICIENT_MAX * (share / largest)) for share in importance]
-    return scaled(combine(deltas, coefficients), largest / (COEFFICIENT_MAX * sum(deltas.weights)))
+    return scaled(combine(deltas, coefficients), largest / (COEFFICIENT_MAX * fsum(deltas.weights)))

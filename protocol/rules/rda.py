@@ -6,6 +6,8 @@ participants come and go, so the outer learning rate needs no retuning (Decouple
 2604.21428).
 """
 
+from math import fsum
+
 import numpy as np
 
 from gossamer.protocol.fixedpoint import Ints
@@ -24,7 +26,8 @@ def radial_directional(deltas: Deltas) -> Ints:
     if heaviest == 0.0:
         return np.zeros_like(deltas.decode(0))
     lengths = [w / heaviest * n * s for (w, n), s in zip(pairs, deltas.shrink, strict=True)]
-    length = sum(lengths) / sum(w / heaviest for w in deltas.weights)
+    # fsum rounds once, whatever the order and the version of Python; sum does neither.
+    length = fsum(lengths) / fsum(w / heaviest for w in deltas.weights)
     summed = combine(deltas, [round(UNIT * (w / heaviest / n)) if n > 0.0 else 0 for w, n in pairs])
     resultant = norm_of_sum(summed)
     return scaled(summed, length / resultant if resultant > 0.0 else 0.0)

@@ -181,7 +181,9 @@ class LocalNodes:
             if condition():
                 return time.monotonic() - begun
             if time.monotonic() - begun > timeout:
-                states = {n.name: (n.status.get("round"), n.status.get("records")) for n in self.nodes.values()}
+                states = {
+                    n.name: (n.status.get("round"), n.status.get("records")) for n in self.nodes.values()
+                }
                 raise AssertionError(f"not within {timeout:.0f} s: {what}; (round, records): {states}")
             await asyncio.sleep(0.1)
 

@@ -1,7 +1,7 @@
 """A trainer without torch: it publishes noise, at any speed, as a real one would publish deltas.
 
-It speaks to a real daemon as a `Peer` does and keeps the pace that the protocol sets; only the inner steps are
-make-believe (a wait of `step_s`). So a swarm of real daemons costs a test next to nothing.
+It speaks to a real daemon as a `Peer` does and keeps the pace that the protocol sets; only the inner steps
+are make-believe (a wait of `step_s`). So a swarm of real daemons costs a test next to nothing.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def all_past(nodes: list[LocalNode], round_: int) -> bool:
 
 
 async def test_a_bad_line_costs_time_and_nothing_else(tmp_path: Path, seed: int) -> None:
-    """Slices, resets, latency, and flipped bits, which TLS must reject: nothing of it reaches the protocol."""
+    """Slices, resets, latency, and flipped bits, which TLS must reject: the protocol sees none of it."""
     async with LocalNodes(tmp_path, *small_manifest(65536), seed=seed) as swarm:
         nodes = await swarm.grow(3)
         names = list(swarm.nodes)

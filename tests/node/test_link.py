@@ -69,14 +69,15 @@ async def test_a_peer_that_takes_nothing_is_cut_off(
         async def never(data: bytes) -> None:
             await stuck.wait()
 
-        monkeypatch.setattr(
-            dialler if who == "listener" else listener, "message", lambda link, data: never(data)
-        )
+        other = dialler if who == "listener" else listener
+        monkeypatch.setattr(other, "message", lambda link, data: never(data))
         begun = time.monotonic()
-        while not end.gone and time.monotonic() - begun < 10:
-            sender.send(bytes(1 << 20))
-            await asyncio.sleep(0.005)
+        try:
+            while not end.gone and time.monotonic() - begun < 10:
+                sender.send(bytes(1 << 20))
+                await asyncio.sleep(0.005)
+        finally:
+            stuck.set()
+            frozen.close_soon()
         assert end.gone == [sender], "the link has ended for us, whatever the other does"
         assert sender.dropped > 0
-        stuck.set()
-        frozen.close_soon()

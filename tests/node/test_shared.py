@@ -31,6 +31,7 @@ def test_what_one_side_writes_the_other_reads(rng: np.random.Generator) -> None:
 
 
 def test_nothing_is_left_open() -> None:
+    gc.collect()
     before = psutil.Process().num_fds()
     for _ in range(20):
         shared = SharedMemory.create(SMALL)
@@ -38,7 +39,7 @@ def test_nothing_is_left_open() -> None:
         shared.close()
         del shared, view
     gc.collect()
-    assert psutil.Process().num_fds() == before
+    assert psutil.Process().num_fds() <= before
 
 
 def test_a_platform_without_anonymous_files(monkeypatch: pytest.MonkeyPatch) -> None:

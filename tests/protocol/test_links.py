@@ -99,10 +99,10 @@ def test_room_for_so_many_and_ours_come_first():
     bench = Bench()
     for number in range(limits.LINKS_MAX):
         assert bench.up(number)[0]
-    stays, effects = bench.up(50)
+    stays, effects = bench.up(limits.LINKS_MAX + 1)
     assert not stays
     assert effects == [Hangup(limits.LINKS_MAX + 1, "no room for more links")]
-    assert bench.up(51, outbound=True)[0]
+    assert bench.up(limits.LINKS_MAX + 2, outbound=True)[0]
     stays, effects = bench.up(3)
     assert stays, "a member that lost its link may have it again"
     bench.links.down(effects[0].link)
@@ -181,9 +181,9 @@ def test_those_who_left_are_not_dialled_and_those_who_came_back_are():
 
 
 def test_down_members_are_dialled_even_with_links_enough():
-    """All six may be in our half of a partition."""
+    """All of them may be in our half of a partition."""
     bench = Bench()
-    for number in range(1, limits.LINKS_MAX):
+    for number in range(1, 2 * limits.LINKS_WANTED):
         bench.member(number)
         bench.up(number)
     for number in range(50, 60):

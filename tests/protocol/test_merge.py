@@ -408,7 +408,7 @@ def test_cap_bounds_a_claim_of_tokens(rng):
     fragment = builders.one_tensor(200, "mean")
     honest = [Sent([rng.integers(-100, 100, 200).astype(np.int32)]) for _ in range(8)]
     liar = Sent([np.full(200, 150, dtype=np.int32)], tokens=2**40, steps=1)
-    without = _merge(fragment, Outer(clip=0.0), *honest, liar)
+    without = _merge(fragment, Outer(clip=0.0, weight_cap=0.0), *honest, liar)
     capped = _merge(fragment, Outer(clip=0.0, weight_cap=4.0), *honest, liar)
     assert np.abs(without - 150).max() <= 1
     assert capped.mean() == pytest.approx(150 * 4 / 12, abs=12)

@@ -98,10 +98,16 @@ class World:
     # -- nodes
 
     def add(
-        self, number: int, bootstrap: Iterable[int] = (), *, trains: bool = True, dialable: bool = True
+        self,
+        number: int,
+        bootstrap: Iterable[int] = (),
+        *,
+        trains: bool = True,
+        dialable: bool = True,
+        key_of: int | None = None,
     ) -> Node:
-        """Start node `number`, which knows the addresses of the nodes `bootstrap`."""
-        identity = builders.identity(number)
+        """Start node `number`, which knows the addresses of the nodes `bootstrap`; `key_of`: as a copy."""
+        identity = builders.identity(number if key_of is None else key_of)
         info = NodeInfo(
             name=f"n{number}",
             trains=trains,

@@ -30,19 +30,22 @@ def _arguments() -> argparse.Namespace:
 
 
 def _summary(results: list[Result], wall_s: float) -> str:
-    recoveries = sorted(took for result in results for _, took in result.recoveries)
-    slowest = max(((took, name) for r in results for name, took in r.recoveries), default=(0.0, "-"))
+    recoveries = sorted((took, name) for result in results for name, took in result.recoveries) or [
+        (0.0, "-")
+    ]
     virtual, cpu = sum(r.virtual_s for r in results), sum(r.cpu_s for r in results)
-    middle = recoveries[len(recoveries) // 2] if recoveries else 0.0
+    events = sum(r.events for r in results)
+    seeds = f"{len(results)} seeds in {wall_s:.0f} s ({60 * len(results) / wall_s:.0f} a minute)"
+    speed = f"{virtual / cpu:.0f} times real time and {events / cpu / 1000:.0f} k events/s on one core"
+    work = f"{sum(r.rounds for r in results)} rounds, {sum(r.deltas for r in results)} deltas"
+    took = f"median {recoveries[len(recoveries) // 2][0]:.1f} s, longest {recoveries[-1][0]:.1f} s"
+    control = f"{max(r.control_bytes_per_s for r in results) / 1024:.1f} KiB/s of control per node at most"
+    wakes = f"{max(r.wakes_per_s for r in results):.1f} wakes/s at most"
+    refused = f"{sum(r.damaged_refused for r in results)} damaged messages refused"
     return (
-        f"{len(results)} seeds in {wall_s:.0f} s ({len(results) / wall_s * 60:.0f} a minute): {virtual / 3600:.1f} virtual"
-        f" hours, {virtual / cpu:.0f} times real time on one core, {sum(r.events for r in results) / cpu / 1000:.0f} k"
-        f" events/s\n"
-        f"{sum(r.rounds for r in results)} rounds, {sum(r.deltas for r in results)} deltas; {len(recoveries)} recoveries:"
-        f" median {middle:.1f} s, longest {slowest[0]:.1f} s (after {slowest[1]})\n"
-        f"control per node: {max(r.control_bytes_per_s for r in results) / 1024:.1f} KiB/s at most; wakes:"
-        f" {max(r.wakes_per_s for r in results):.1f}/s at most; {sum(r.damaged_refused for r in results)} damaged messages"
-        f" refused"
+        f"{seeds}: {virtual / 3600:.1f} virtual hours, {speed}\n"
+        f"{work}; {len(recoveries)} recoveries: {took} (after {recoveries[-1][1]})\n"
+        f"{control}; {wakes}; {refused}"
     )
 
 

@@ -2,6 +2,7 @@
 
 * Equal sets of merged records give equal Phi, on whichever node and however it got there.
 * Only records that somebody really signed are merged, each author's once in a round.
+* Nobody knows a record of an honest node that this node has not on disk ("write before you speak").
 * No honest node signs two records for one round that anybody could see, whatever happened to it.
 * Snapshots with equal digests are equal.
 * No honest node blames another: what the core says, the core accepts. Damaged bytes are refused.
@@ -44,6 +45,8 @@ class Audit:
         self._known: dict[bytes, Delta] = {}
         self._spoken: dict[tuple[bytes, int], Delta] = {}
         self._phis: dict[int, int] = {0: 0}
+        self.liars: set[bytes] = set()
+        """Node ids of those from whom anything may come."""
         self._payloads: dict[bytes, bytes] = {}
         self._histories: dict[bytes, Rounds] = {}
         self._claims: dict[bytes, tuple[Claim, int]] = {}
@@ -70,6 +73,14 @@ class Audit:
         first = self._spoken.setdefault((delta.author, delta.round), delta)
         if first.record_id != delta.record_id and not node.traits.is_liar:
             self.fail(node, f"signed two deltas for round {delta.round}")
+
+    def accepted(self, node: "Node", delta: Delta) -> None:
+        """A node took a record in: its author has written it down, or it spoke too early."""
+        spoken = self._spoken.get((delta.author, delta.round))
+        if delta.author not in self.liars and (spoken is None or spoken.record_id != delta.record_id):
+            self.fail(
+                node, f"knows {short(delta.author)}'s round {delta.round}, which its author has not on disk"
+            )
 
     def spoken_by(self, author: bytes) -> list[Delta]:
         """All that a node has published."""

@@ -100,16 +100,17 @@ def _kill_trainer(world: "World", node: "Node") -> None:
 
 
 def _lose_disk(world: "World", begin: float, end: float, rng: random.Random) -> None:
-    """A node loses its disk and comes back with its key after half a minute.
+    """A node loses its disk and comes back with its key, soon or after a while.
 
-    Its last records have reached the others by then; if they had not (a partition at the same time), no
+    What it said last has reached the others by then; if it had not (a partition at the same time), no
     protocol could tell it which rounds it had signed. So this storm is not mixed with others.
     """
     hosts = world.hosts()
     for host in rng.sample(hosts, min(len(hosts), 1 + rng.randrange(2))):
         time = rng.uniform(begin, max(begin, end - 20.0))
         world.loop.at(time, world.lose_disk, world.nodes[host])
-        world.loop.at(time + rng.uniform(15.0, 40.0), world.revive, world.nodes[host])
+        absence = rng.choice((rng.uniform(2.0, 6.0), rng.uniform(6.0, 40.0)))
+        world.loop.at(time + absence, world.revive, world.nodes[host])
 
 
 def _stops(world: "World", begin: float, end: float, rng: random.Random) -> None:

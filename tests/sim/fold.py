@@ -75,7 +75,7 @@ class Fold:
         rounds: Rounds | None = None,
         below: Rounds | None = None,
     ) -> None:
-        """`phi` holds what `base` and `rounds` say. `below` is what only the simulator knows: what is in `base`."""
+        """`phi` holds what `base` and `rounds` say; `below` is what is in `base`, which no node knows."""
         self._manifest = manifest
         self._layout = manifest.plan()
         self._read = read

@@ -105,8 +105,8 @@ def _close_what_is_sealed() -> list[Patch]:
     return [(sealing, "closable_round", closable)]
 
 
-def _never_seal_anew() -> list[Patch]:
-    """Claims without tokens: the greater history cannot be told from the smaller."""
+def _any_other_history_wins() -> list[Patch]:
+    """Two lineages: each side gives its own up for the other's."""
 
     def contest(own: Claim, others: Any) -> Claim | None:
         return max((claim for claim in others if claim != own and claim.round <= own.round), default=None)
@@ -130,9 +130,9 @@ def _speak_before_it_is_stored() -> list[Patch]:
     return [(replica.Replica, "_publish", publish)]
 
 
-def _train_without_catching_up() -> list[Patch]:
-    """A node that lost its disk does not ask what it has signed before."""
-    return [(replica.Replica, "caught_up", property(lambda self: True))]
+def _forget_own_rounds() -> list[Patch]:
+    """A node that lost its disk does not learn from others what it has signed before."""
+    return [(replica.Replica, "own_last", property(lambda self: self._signing))]
 
 
 # --- gossip and fetching -----------------------------------------------------------------------------------
@@ -140,16 +140,6 @@ def _train_without_catching_up() -> list[Patch]:
 
 def _no_anti_entropy() -> list[Patch]:
     return [(gossip.Gossip, "_open_exchange", lambda self, link, above=0: [])]
-
-
-def _compare_only_the_newest() -> list[Patch]:
-    """Anti-entropy that looks at the newest rounds only: old differences stay."""
-
-    def stock(self: gossip.Gossip, rounds: list[int]) -> Any:
-        return original(self, rounds[-1:])
-
-    original = gossip.Gossip._take_stock
-    return [(gossip.Gossip, "_take_stock", stock)]
 
 
 def _fetch_from_one_only() -> list[Patch]:
@@ -167,6 +157,11 @@ def _nobody_is_ever_down() -> list[Patch]:
         return []
 
     return [(membership.Membership, "_judge_silence", judge)]
+
+
+def _keep_silent_links() -> list[Patch]:
+    """A link to a member that others vouch for is kept though nothing comes through it."""
+    return [(membership.Membership, "is_silent", lambda self, link, now: False)]
 
 
 def _the_dead_stay_dead() -> list[Patch]:
@@ -199,13 +194,13 @@ MUTANTS = {
         Mutant("forget equivocation", _forget_equivocation, "liar"),
         Mutant("trust any signature", _trust_any_signature, "liar"),
         Mutant("close what is sealed", _close_what_is_sealed, "halves", minutes=8.0),
-        Mutant("any other history wins", _never_seal_anew, "halves", minutes=8.0),
-        Mutant("speak before it is stored", _speak_before_it_is_stored, "power", minutes=8.0),
-        Mutant("train without catching up", _train_without_catching_up, "diskloss"),
+        Mutant("any other history wins", _any_other_history_wins, "halves", minutes=8.0),
+        Mutant("speak before it is stored", _speak_before_it_is_stored, "power"),
+        Mutant("forget own rounds", _forget_own_rounds, "diskloss", minutes=8.0),
         Mutant("no anti-entropy", _no_anti_entropy, "halves"),
-        Mutant("compare only the newest", _compare_only_the_newest, "halves", minutes=8.0),
         Mutant("fetch from one only", _fetch_from_one_only, "halves"),
-        Mutant("nobody is ever down", _nobody_is_ever_down, "power"),
+        Mutant("nobody is ever down", _nobody_is_ever_down, "power", minutes=8.0),
+        Mutant("keep silent links", _keep_silent_links, "ring", nodes=12, minutes=8.0),
         Mutant("the dead stay dead", _the_dead_stay_dead, "halves", nodes=12, minutes=8.0),
         Mutant("spin", _spin, "calm", nodes=4, minutes=1.5),
     )

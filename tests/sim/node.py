@@ -296,6 +296,7 @@ class Node:
 
     def _store(self, effect: fx.Store) -> None:
         if not effect.own:
+            self.stage.audit.accepted(self, effect.delta)
             self.disk.add(effect.delta, self.stage.loop.now)
             return
         self.stage.audit.signed(self, effect.delta)

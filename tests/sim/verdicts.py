@@ -32,6 +32,7 @@ DROPPED_S = FETCH_TIMEOUT_S
 """Added to it after storms that drop messages."""
 
 DETECTION_S = 20.0
+BURIAL_S = 30.0
 NOTICE_S = 40.0
 """After this long a side of a split has noticed who is gone."""
 
@@ -210,9 +211,11 @@ class Verdicts:
     def died(self, victim: Node) -> None:
         """A member died; if nothing else is wrong, all others notice."""
         if self.world.is_fine:
-            self.world.loop.after(DETECTION_S, self._check_detected, victim, victim.life)
+            self.world.loop.after(DETECTION_S, self._check_detected, victim, victim.life, (Health.ALIVE,))
+            gone = (Health.ALIVE, Health.SUSPECT)
+            self.world.loop.after(BURIAL_S, self._check_detected, victim, victim.life, gone)
 
-    def _check_detected(self, victim: Node, life: int) -> None:
+    def _check_detected(self, victim: Node, life: int, wrong: tuple[Health, ...]) -> None:
         if not self.world.is_fine or victim.life != life:
             return
         now = self.world.loop.now
@@ -221,8 +224,9 @@ class Verdicts:
             if not undisturbed or not node.responsive or node.core.membership.local_health:
                 continue
             member = node.core.roster.get(victim.traits.identity.node_id)
-            if member is not None and member.health is Health.ALIVE:
-                self._fail(node, f"still believes in {victim.name}, which died {DETECTION_S:.0f} s ago")
+            if member is not None and member.health in wrong:
+                belief = f"believes that {victim.name} is {member.health}"
+                self._fail(node, f"{belief}, though it died {DETECTION_S:.0f} s ago or more")
 
     # -- the end
 

@@ -117,6 +117,7 @@ class World:
             self.loop.at(0.0 if node.index == 0 else self.rng.uniform(0.1, 8.0), self._start, node)
         if self.scenario.has_liar:
             liar = next(node for node in self.nodes if node.traits.is_liar)
+            self.audit.liars.add(liar.traits.identity.node_id)
             self.loop.at(15.0, Liar(liar, self.scenario.seconds - 2 * REST_S).act)
         self.loop.at(STARTED_BY_S, self.verdicts.calm_begins, "the start")
 

@@ -1,0 +1,116 @@
+"""`gossamer.bootstrap.manifests`: what is written can be read, edited by hand, and read again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gossamer.bootstrap import manifests
+from gossamer.node import genesis, snapshots
+from gossamer.node.chunkstore import ChunkStore
+from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.errors import ConfigError, StorageError
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.manifest import Manifest
+
+
+def create(**changes: object) -> tuple[Manifest, Ints]:
+    settings: dict[str, object] = {
+        "name": "n",
+        "task": "text",
+        "options": {"preset": "tiny", "lr": 1e-7},
+        "codec": "int4",
+        "every_steps": 30,
+        "every_seconds": 0.0,
+        "fragments": 1,
+        "seed": 0,
+        **changes,
+    }
+    return manifests.create(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_round_trip(tmp_path: Path, codec: str, fragments: int) -> None:
+    written, _ = create(codec=codec, fragments=fragments, every_seconds=2.5 if fragments == 3 else 0.0)
+    manifests.write(written, tmp_path / "m.toml")
+    assert manifests.read(tmp_path / "m.toml") == written
+    assert (tmp_path / "m.toml").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("name", ['quo"te', "back\\slash", "new = [1] # line", "ünï ☃ 漢字", "'", "a" * 200])
+def test_any_name_survives(tmp_path: Path, name: str) -> None:
+    written, _ = create(name=name)
+    manifests.write(written, tmp_path / "m.toml")
+    assert manifests.read(tmp_path / "m.toml").swarm.name == name
+
+
+def test_comments_and_layout_do_not_matter_and_values_do(tmp_path: Path) -> None:
+    written, _ = create()
+    path = tmp_path / "m.toml"
+    manifests.write(written, path)
+    text = path.read_text()
+    lines = [line.split("  #")[0] for line in text.splitlines() if not line.startswith("#")]
+    path.write_text("\n\n".join(lines))
+    assert manifests.read(path).swarm_id == written.swarm_id
+    path.write_text(text.replace("learning_rate = 0.5", "learning_rate = 0.25"))
+    edited = manifests.read(path)
+    assert edited.outer.learning_rate == 0.25 and edited.swarm_id != written.swarm_id
+
+
+def test_the_outer_settings_suit_the_codec() -> None:
+    assert create(codec="int4")[0].outer.momentum == 0.7
+    for codec in ("int2", "topk"):
+        outer = create(codec=codec)[0].outer
+        assert (outer.momentum, outer.learning_rate, outer.ef_decay) == (0.0, 1.0, 0.9)
+
+
+def test_the_first_model_follows_from_the_seed(tmp_path: Path) -> None:
+    first, phi = create()
+    again, _ = create()
+    other, _ = create(seed=1)
+    assert first.genesis == again.genesis != other.genesis
+    assert snapshots.digest(phi) == first.genesis.root
+    chunks = ChunkStore(tmp_path / "chunks")
+    genesis.rebuild(first, chunks)
+    assert genesis.is_stored(first, chunks)
+    assert (snapshots.load(first.genesis.root, first.plan().numel, chunks) == phi).all()
+
+
+def test_a_damaged_first_model_is_found_and_rebuilt(tmp_path: Path) -> None:
+    manifest, phi = create()
+    chunks = ChunkStore(tmp_path / "chunks")
+    snapshots.store(phi, chunks)
+    for blob in list(chunks._known):
+        chunks._path(blob).write_bytes(b"damaged")
+        assert not genesis.is_stored(manifest, chunks)
+        genesis.rebuild(manifest, chunks)
+        assert genesis.is_stored(manifest, chunks)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"task": "chess"}, "chess"),
+        ({"options": {"preset": "huge"}}, "huge"),
+        ({"options": {"presett": "tiny"}}, "did you mean 'preset'"),
+        ({"codec": "zip"}, "zip"),
+        ({"fragments": 0}, "--fragments"),
+        ({"fragments": 1000}, "--fragments"),
+        ({"name": ""}, "swarm.name"),
+        ({"name": "a\nb"}, "swarm.name"),
+    ],
+)
+def test_mistakes_are_one_line(change: dict[str, object], part: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        create(**change)
+    assert part in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    manifest, _ = create()
+    for path in (tmp_path / "missing" / "m.toml", tmp_path):
+        with pytest.raises(StorageError, match="cannot write"):
+            manifests.write(manifest, path)
+    assert list(tmp_path.iterdir()) == []

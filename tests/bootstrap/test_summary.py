@@ -1,0 +1,103 @@
+"""`gossamer.bootstrap.summary`: the numbers of a run, and when all is well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from gossamer.bootstrap.summary import amount, data_parallel_bytes, summarise
+
+
+def status(number: int, **changes: Any) -> dict[str, Any]:
+    trainer = {
+        "inner_steps": 100,
+        "tokens": 1000,
+        "val_loss": 2.0 + number / 10,
+        "val_loss_start": 5.0 + number / 10,
+        "wait_fraction": 0.01,
+        **changes.pop("trainer", {}),
+    }
+    return {
+        "swarm_id": "ab",
+        "node_id": str(number),
+        "name": f"node-{number}",
+        "round": 10,
+        "merged_digest": "m",
+        "phi_digest": "p",
+        "bytes_sent": 7,
+        "bytes_received": 8,
+        "payload_bytes_sent": 5,
+        "payload_bytes_received": 6,
+        "trainer": trainer,
+        **changes,
+    }
+
+
+def summary(*statuses: dict[str, Any], events: Iterable[dict[str, Any]] = ()) -> Any:
+    facts = {"wall_s": 1.5, "rounds": 10, "parameters": 1000, "codec": "int4", "sample": ""}
+    return summarise(list(statuses), events=list(events), **facts)
+
+
+def test_what_data_parallel_training_would_have_sent() -> None:
+    """2 (n - 1) / n of the fp32 gradients, per worker and step."""
+    assert data_parallel_bytes(1000, [100, 100, 100, 100]) == 400 * 1000 * 4 * 2 * 3 // 4
+    assert data_parallel_bytes(1000, [100, 50]) == 150 * 1000 * 4
+    assert data_parallel_bytes(1000, [100]) == 0
+
+
+def test_all_is_well() -> None:
+    found = summary(status(0), status(1))
+    assert found.ok and found.identical
+    assert (found.val_loss_start, found.val_loss_end) == (5.0, 2.1), "the best start and the worst end"
+    assert found.tokens == 2000
+    text = json.loads(json.dumps(found.to_json()))
+    assert text["ok"] is True and [node["node_id"] for node in text["nodes"]] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("change", "identical"),
+    [
+        ({"phi_digest": "q"}, False),
+        ({"merged_digest": "n"}, False),
+        ({"round": 9}, True),
+        ({"trainer": {"val_loss": 6.0}}, True),
+        ({"trainer": {"val_loss": 5.0}}, True),
+    ],
+)
+def test_anything_amiss_is_not_well(change: dict[str, Any], identical: bool) -> None:
+    found = summary(status(0), status(1, **change))
+    assert not found.ok
+    assert found.identical is identical
+
+
+def test_an_event_that_was_not_got_over_is_not_well() -> None:
+    over, going_on = {"recovered_s": 1.5}, {"recovered_s": None}
+    assert summary(status(0), status(1), events=[over, over]).ok
+    assert not summary(status(0), status(1), events=[over, going_on]).ok
+
+
+def test_missing_fields() -> None:
+    bare = {k: v for k, v in status(0).items() if k not in ("trainer", "phi_digest", "merged_digest")}
+    found = summary(bare, bare)
+    assert not found.ok and not found.identical
+    assert found.val_loss_start is None and found.val_loss_end is None
+    assert found.nodes[0].digest == "" and found.nodes[0].inner_steps == 0
+    assert not summary(status(0, trainer={"val_loss_start": None})).ok
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (2_500_000, "2.5 MB"),
+        (3e9, "3.0 GB"),
+        (4e15, "4000.0 TB"),
+    ],
+)
+def test_amounts(count: float, text: str) -> None:
+    assert amount(count) == text

@@ -1,0 +1,145 @@
+"""Hosts of their own on one machine: Linux network namespaces on a bridge, without any privilege.
+
+A user namespace holds the bridge; every host is a network namespace under it with one end of a veth pair::
+
+    pytest            user namespace          host 1          host 2
+                      br0 -- v1 ------------- e1 (10.77.0.1)
+                          -- v2 ----------------------------- e2 (10.77.0.2)
+
+A cable is cut with ``ip link set v1 down`` and shaped with tc, so that real TCP meets a real outage. Paths
+are shared, so a puppet reaches its daemon over its Unix socket from outside.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+NET = "10.77.0"
+IN_USER = ["--user", "--net", "--preserve-credentials"]
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Why this machine cannot have such hosts; None if it can."""
+    for tool in ("unshare", "nsenter", "ip", "tc"):
+        if shutil.which(tool) is None and not Path(f"/usr/sbin/{tool}").exists():
+            return f"there is no {tool}"
+    script = (
+        "ip link add br0 type bridge && ip link add v1 type veth peer name e1"
+        " && tc qdisc add dev v1 root tbf rate 100mbit burst 128kb latency 100ms"
+    )
+    done = subprocess.run(
+        ["unshare", "-Urn", "sh", "-c", script], capture_output=True, text=True, check=False, env=_env()
+    )
+    return None if done.returncode == 0 else f"no network namespaces here: {done.stderr.strip()}"
+
+
+def _env() -> dict[str, str]:
+    return {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
+
+
+class _Holder:
+    """A process that keeps a namespace open and ends with us: it waits for the end of its input."""
+
+    def __init__(self, prefix: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            [*prefix, "sh", "-c", "echo ready; cat"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=_env(),
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"ready\n"
+        self.pid = self._process.pid
+
+    def close(self) -> None:
+        self._process.communicate(timeout=5)
+
+
+class Hosts:
+    """A bridge and the hosts on it. Use as a context manager; started processes end with it."""
+
+    def __init__(self) -> None:
+        self._bridge = _Holder(["unshare", "-Urn"])
+        self._hosts: list[_Holder] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.on_bridge("ip link add br0 type bridge && ip addr add 10.77.0.254/24 dev br0")
+        self.on_bridge("ip link set br0 up && ip link set lo up")
+
+    def __enter__(self) -> Hosts:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(6)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for holder in (*self._hosts, self._bridge):
+            holder.close()
+
+    def _enter(self, pid: int) -> list[str]:
+        return ["nsenter", "--target", str(pid), *IN_USER]
+
+    def on_bridge(self, command: str) -> None:
+        """Run a shell command where the bridge is."""
+        self.run(["sh", "-c", command]).check_returncode()
+
+    def run(self, command: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run a program where the bridge is, from where all connected hosts are reached."""
+        return subprocess.run(
+            [*self._enter(self._bridge.pid), *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+            env=_env(),
+        )
+
+    def add(self) -> int:
+        """One more host; returns its number n, for the address 10.77.0.n and the cable vn."""
+        host = _Holder([*self._enter(self._bridge.pid), "unshare", "-n"])
+        self._hosts.append(host)
+        n = len(self._hosts)
+        self.on_bridge(
+            f"ip link add v{n} type veth peer name e{n} && ip link set e{n} netns {host.pid}"
+            f" && ip link set v{n} master br0 up"
+        )
+        self._on_host(n, f"ip addr add {NET}.{n}/24 dev e{n} && ip link set e{n} up && ip link set lo up")
+        return n
+
+    def _on_host(self, n: int, command: str) -> None:
+        enter = self._enter(self._hosts[n - 1].pid)
+        subprocess.run([*enter, "sh", "-c", command], check=True, env=_env())
+
+    def shape(self, n: int, rate: str) -> None:
+        """Limit what a host sends."""
+        self._on_host(n, f"tc qdisc add dev e{n} root tbf rate {rate} burst 128kb latency 100ms")
+
+    def cut(self, n: int) -> None:
+        """Pull the cable at the bridge: nothing comes back, not even an error."""
+        self.on_bridge(f"ip link set v{n} down")
+
+    def plug_in(self, n: int) -> None:
+        self.on_bridge(f"ip link set v{n} up")
+
+    def start(self, n: int, module: str, *args: str, log: Path) -> subprocess.Popen[bytes]:
+        """Run ``python -m module args`` on a host."""
+        with open(log, "ab") as stderr:
+            process = subprocess.Popen(
+                [*self._enter(self._hosts[n - 1].pid), sys.executable, "-m", module, *args],
+                stdin=subprocess.DEVNULL,
+                stderr=stderr,
+                env=_env(),
+            )
+        self._processes.append(process)
+        return process

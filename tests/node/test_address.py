@@ -1,0 +1,85 @@
+"""`gossamer.node.address`: what people and peers write is an address, or refused before anyone dials it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.node.address import format_address, is_loopback, parse_address
+from gossamer.protocol.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("127.0.0.1:7700", "127.0.0.1", 7700),
+        (" example.com:1 ", "example.com", 1),
+        ("my-host_2.local.:65535", "my-host_2.local.", 65535),
+        ("[::1]:80", "::1", 80),
+        ("[2001:db8::7]:7700", "2001:db8::7", 7700),
+    ],
+)
+def test_addresses(text: str, host: str, port: int) -> None:
+    assert parse_address(text) == (host, port)
+    assert parse_address(format_address(host, port)) == (host, port)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ":",
+        ":80",
+        "host",
+        "host:",
+        "host:0",
+        "host:65536",
+        "host:-1",
+        "host:+1",
+        "host:1e3",
+        "host:８０",
+        "host:" + "9" * 5000,
+        "::1:80",
+        "[::1:80",
+        "[zz]:80",
+        "[]:80",
+        "a b:80",
+        "a\n:80",
+        "http://host:80",
+        "user@host:80",
+        "host/path:80",
+        "host?x:80",
+        "ho%73t:80",
+        "..:80",
+        "a..b:80",
+        "a" * 64 + ":80",
+        "a." * 127 + "a:80",
+        "\u2100:80",
+    ],
+)
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(ConfigError, match="HOST:PORT") as error:
+        parse_address(text)
+    assert "\n" not in str(error.value)
+
+
+def test_port_zero_only_where_it_may_be() -> None:
+    assert parse_address("0.0.0.0:0", port_min=0) == ("0.0.0.0", 0)
+    with pytest.raises(ConfigError):
+        parse_address("0.0.0.0:0")
+
+
+@given(st.text(max_size=40))
+def test_anything_is_an_address_or_refused(text: str) -> None:
+    try:
+        host, port = parse_address(text + ":80")
+    except ConfigError:
+        return
+    assert host.encode("idna") is not None
+    assert port == 80
+
+
+def test_loopback() -> None:
+    assert all(map(is_loopback, ["127.0.0.1", "127.8.8.8", "::1", "localhost"]))
+    assert not any(map(is_loopback, ["0.0.0.0", "::", "10.0.0.1", "example.com", "localhost.example.com"]))

@@ -1,0 +1,63 @@
+"""`gossamer.node.logs`: one line an event, whatever a peer puts into it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from gossamer.node import logs
+
+NASTY = "line\nnext \x1b[31mred\x1b[0m \r back\x08 \x00 \u202egnp.exe \x9b0m"
+
+
+@contextlib.contextmanager
+def configured(**settings: bool) -> Iterator[io.StringIO]:
+    """What is logged to standard error; pytest's own handlers come back afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    with contextlib.redirect_stderr(io.StringIO()) as stream:
+        root.handlers = []  # `configure` closes those that it finds
+        try:
+            logs.configure(**settings)
+            yield stream
+        finally:
+            root.handlers[:] = handlers
+            root.setLevel(level)
+
+
+def test_control_characters_are_made_visible() -> None:
+    with configured() as stream:
+        logging.getLogger("gossamer.x").warning("%s said: %s", "peer", NASTY)
+    text = stream.getvalue()
+    assert text.count("\n") == 1 and text.endswith("\n")
+    assert text[:-1].isprintable()
+    assert r"line\nnext \x1b[31mred" in text
+    assert text[9:].startswith("warning ")
+
+
+def test_json_is_one_object_a_line() -> None:
+    with configured(as_json=True) as stream:
+        logging.getLogger("gossamer.x").error("%s", NASTY)
+        try:
+            raise ValueError(NASTY)
+        except ValueError:
+            logging.getLogger("gossamer.y").exception("failed")
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2
+    first, second = map(json.loads, lines)
+    assert (first["level"], first["logger"], first["text"]) == ("error", "gossamer.x", NASTY)
+    assert abs(first["t"] - logging.LogRecord("", 0, "", 0, "", (), None).created) < 60
+    assert "ValueError" in second["traceback"]
+
+
+@pytest.mark.parametrize(("debug", "lines"), [(False, 1), (True, 2)])
+def test_debug_says_more(debug: bool, lines: int) -> None:
+    with configured(debug=debug) as stream:
+        logging.getLogger("gossamer.x").debug("detail")
+        logging.getLogger("gossamer.x").info("fact")
+    assert stream.getvalue().count("\n") == lines

@@ -1,0 +1,219 @@
+"""`gossamer.node.merging`: merged when the trainer is about to look, offered when it has taken the last."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gossamer.node import merging as merging_module
+from gossamer.node.merger import MergedState
+from gossamer.node.merging import Merging
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.layout import Fragment
+from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.records import Delta
+from tests.node.test_merger import World
+from tests.node.trainer_side import until
+from tests.protocol.builders import LAYOUT
+
+
+class FakePort:
+    """A trainer that takes what it is offered when the test says so."""
+
+    def __init__(self) -> None:
+        self.attachments = 0
+        self.attached = False
+        self.untaken: set[int] = set()
+        self.offers: list[tuple[int, MergedState, Ints]] = []
+
+    def attach(self) -> None:
+        self.attachments += 1
+        self.attached = True
+        self.untaken.clear()
+
+    def is_free(self, fragment: int) -> bool:
+        return fragment not in self.untaken
+
+    async def offer(self, fragment: Fragment, phi: Ints, state: MergedState) -> None:
+        assert self.attached and fragment.index not in self.untaken
+        self.untaken.add(fragment.index)
+        self.offers.append((fragment.index, state, phi.copy()))
+
+
+class Setup:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.port = FakePort()
+        self.ledger = Ledger()
+        self.held: set[bytes] = set()
+        self.lost: list[bytes] = []
+        self.core = SimpleNamespace(
+            ledger=self.ledger,
+            layout=LAYOUT,
+            holds=self.held.__contains__,
+            caught_up=True,
+            sealing=SimpleNamespace(joined=True),
+        )
+        self.merging = Merging(self.core, self.port, self.lost.append)  # type: ignore[arg-type]
+        self.merged: list[int] = []
+        self.merging.on_merged = self.merged.append
+        self.merger = world.merger()
+
+    def arrive(self, *deltas: Delta) -> None:
+        for delta in deltas:
+            self.ledger.add(delta)
+            self.held.add(delta.record_id)
+            self.merging.mark(delta.round)
+
+    def take(self, fragment: int) -> None:
+        self.port.untaken.discard(fragment)
+        self.merging.look()
+
+    async def merged_all(self) -> None:
+        await until(lambda: not self.merging.behind)
+        await self.merging.digest()  # waits for the merge under way
+
+    def offered(self) -> list[int]:
+        return [index for index, _, _ in self.port.offers]
+
+
+@pytest.fixture
+async def setup(rng: np.random.Generator, tmp_path: Path) -> AsyncIterator[Setup]:
+    setup = Setup(World(rng, tmp_path / "chunks"))
+    task = asyncio.create_task(setup.merging.run())
+    yield setup
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled() and (error := task.exception()) is not None:
+        raise error
+
+
+async def test_records_from_before_the_model_wait_for_it(setup: Setup) -> None:
+    setup.arrive(*setup.world.deltas)
+    await asyncio.sleep(0.05)
+    assert setup.merged == [] and await setup.merging.digest() is None
+    assert await setup.merging.copy() is None
+    await setup.merging.begin(setup.merger)
+    await setup.merged_all()
+    assert np.array_equal(setup.merger.phi, setup.world.fold(setup.world.deltas))
+    assert setup.merging.tokens == setup.merger.tokens
+
+
+async def test_what_arrives_together_is_merged_together(setup: Setup) -> None:
+    await setup.merging.begin(setup.merger)
+    setup.arrive(*[delta for delta in setup.world.deltas if delta.round in (1, 2)])
+    await setup.merged_all()
+    assert sorted(setup.merged) == [1, 2]
+
+
+async def test_only_what_is_held_is_merged(setup: Setup) -> None:
+    await setup.merging.begin(setup.merger)
+    first, second = setup.world.deltas[:2]
+    setup.arrive(first)
+    setup.ledger.add(second)
+    await setup.merged_all()
+    assert np.array_equal(setup.merger.phi, setup.world.fold([first]))
+    setup.arrive(second)
+    await setup.merged_all()
+    assert np.array_equal(setup.merger.phi, setup.world.fold([first, second]))
+
+
+async def test_a_trainer_is_offered_everything_when_it_comes(setup: Setup) -> None:
+    await setup.merging.begin(setup.merger)
+    await until(lambda: setup.merging.ready)
+    assert setup.port.offers == []
+    setup.port.attach()
+    setup.merging.look()
+    await until(lambda: setup.offered() == [0, 1])
+    # Another one so soon after that nothing was seen in between.
+    setup.port.attached = False
+    setup.merging.look()
+    setup.port.attach()
+    setup.merging.look()
+    await until(lambda: setup.offered() == [0, 1, 0, 1])
+
+
+async def test_nothing_is_offered_before_all_that_the_swarm_had_is_merged(setup: Setup) -> None:
+    setup.core.caught_up = False
+    setup.port.attach()
+    await setup.merging.begin(setup.merger)
+    setup.arrive(*setup.world.deltas)
+    await until(lambda: setup.merged)
+    await asyncio.sleep(0.05)
+    assert not setup.merging.ready and setup.port.offers == []
+    setup.core.caught_up = True
+    await until(lambda: setup.offered() == [0, 1])
+    for index, _, phi in setup.port.offers:
+        fragment = LAYOUT.fragments[index]
+        expected = setup.world.fold(setup.world.deltas)
+        assert np.array_equal(phi, expected[fragment.offset : fragment.offset + fragment.numel])
+
+
+async def test_a_fragment_is_merged_when_the_trainer_has_taken_the_last(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging_module, "PATIENCE_S", 60.0)
+    await setup.merging.begin(setup.merger)
+    setup.port.attach()
+    setup.merging.look()
+    await until(lambda: setup.offered() == [0, 1])
+    setup.take(1)
+    odd = [delta for delta in setup.world.deltas if delta.round == 1]
+    setup.arrive(odd[0])
+    await until(lambda: setup.offered() == [0, 1, 1])
+    setup.arrive(*odd[1:])
+    await asyncio.sleep(0.1)
+    assert setup.merged == [1], "not before it has looked"
+    setup.take(1)
+    await until(lambda: setup.offered() == [0, 1, 1, 1])
+    assert setup.merged == [1, 1]
+    assert setup.port.offers[-1][1].merged_round == 1
+
+
+async def test_a_trainer_that_does_not_look_holds_merging_up_for_a_moment_only(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging_module, "PATIENCE_S", 0.2)
+    await setup.merging.begin(setup.merger)
+    setup.port.attach()
+    setup.merging.look()
+    await until(lambda: setup.offered() == [0, 1])
+    for delta in setup.world.deltas:
+        setup.arrive(delta)
+        await asyncio.sleep(0.01)
+    await setup.merged_all()
+    assert np.array_equal(setup.merger.phi, setup.world.fold(setup.world.deltas))
+    assert setup.offered() == [0, 1], "its memory is its own until it gives it back"
+    setup.take(0)
+    setup.take(1)
+    await until(lambda: setup.offered() == [0, 1, 0, 1])
+
+
+async def test_a_damaged_chunk_is_told_and_merged_when_it_is_back(setup: Setup) -> None:
+    await setup.merging.begin(setup.merger)
+    victim = setup.world.deltas[0]
+    path = setup.world.chunks._path(victim.body.chunks[0])
+    sound = path.read_bytes()
+    path.write_bytes(b"damaged")
+    setup.arrive(*setup.world.deltas)
+    await setup.merged_all()
+    assert setup.lost == [victim.body.chunks[0]]
+    setup.world.chunks.put(victim.body.chunks[0], sound)
+    setup.arrive(victim)
+    await setup.merged_all()
+    assert np.array_equal(setup.merger.phi, setup.world.fold(setup.world.deltas))
+
+
+async def test_settled_waits_for_rounds_up_to_one(setup: Setup) -> None:
+    await setup.merging.begin(setup.merger)
+    setup.arrive(*setup.world.deltas)
+    async with asyncio.timeout(5):
+        await setup.merging.settled(4)
+    assert {1, 2, 3, 4} <= set(setup.merged)
+    copy = await setup.merging.copy()
+    assert copy is not None and copy.phi is not setup.merger.phi

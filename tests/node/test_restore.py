@@ -1,0 +1,112 @@
+"""`gossamer.node.restore` and `gossamer.node.generate`: a node's folder alone gives back its model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gossamer.bootstrap import manifests
+from gossamer.models.registry import build_task
+from gossamer.models.task import named_tensors
+from gossamer.node import genesis, snapshots
+from gossamer.node.chunkstore import ChunkStore
+from gossamer.node.generate import generate, load_into
+from gossamer.node.home import Home
+from gossamer.node.merger import GENESIS
+from gossamer.node.recordstore import RecordStore
+from gossamer.node.restore import replay
+from gossamer.protocol.chunks import split
+from gossamer.protocol.errors import ConfigError, StorageError
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.history import Claim
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.merge import merge_round
+from tests.protocol.builders import contribution, identity, random_delta
+
+
+@pytest.fixture
+def made() -> tuple[Manifest, Ints]:
+    return manifests.create(
+        name="n",
+        task="text",
+        options={"preset": "tiny", "context": 16},
+        codec="int8",
+        every_steps=4,
+        every_seconds=0.0,
+        fragments=1,
+        seed=0,
+    )
+
+
+@pytest.fixture
+def home(made: tuple[Manifest, Ints], tmp_path: Path) -> Home:
+    """A folder with the first model and nothing else."""
+    manifest, phi = made
+    home = Home(tmp_path / "d")
+    home.create()
+    home.adopt(manifest)
+    root = snapshots.store(phi, ChunkStore(home.chunks_path))
+    store = RecordStore(home.ledger_path, manifest.swarm_id)
+    store.add_snapshot(Claim(0, 0, GENESIS.chain, root), (), ())
+    store.close()
+    return home
+
+
+def test_the_first_model(home: Home, made: tuple[Manifest, Ints]) -> None:
+    manifest, merger = replay(home)
+    assert manifest == made[0]
+    assert np.array_equal(merger.phi, made[1])
+
+
+def test_records_are_folded_in_and_those_without_a_payload_left_out(
+    home: Home, made: tuple[Manifest, Ints], rng: np.random.Generator
+) -> None:
+    manifest, phi = made
+    store = RecordStore(home.ledger_path, manifest.swarm_id)
+    chunks = ChunkStore(home.chunks_path)
+    layout = manifest.plan()
+    for round_ in (1, 2):
+        counted = []
+        for author in range(3):
+            delta, payload = random_delta(rng, identity(author), round_, of=manifest)
+            store.add([delta], durable=False)
+            if author < 2:
+                for blob, piece in zip(delta.body.chunks, split(payload), strict=True):
+                    chunks.put(blob, piece)
+                counted.append(contribution(delta, payload, layout))
+        phi = phi - merge_round(counted, layout.of_round(round_), manifest.outer)
+    _, merger = replay(home)  # while the daemon has the database open
+    assert np.array_equal(merger.phi, phi)
+    store.close()
+
+
+def test_a_folder_without_a_node_or_a_model_is_one_clear_line(
+    made: tuple[Manifest, Ints], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="not the folder of a node"):
+        replay(Home(tmp_path / "missing"))
+    home = Home(tmp_path / "joining")
+    home.create()
+    home.adopt(made[0])
+    with pytest.raises(ConfigError, match="not the folder of a node"):
+        replay(home)
+    RecordStore(home.ledger_path, made[0].swarm_id).close()
+    with pytest.raises(StorageError, match="has no model yet"):
+        replay(home)
+
+
+def test_a_model_gets_phi_and_writes(home: Home, made: tuple[Manifest, Ints]) -> None:
+    manifest, phi = made
+    task = build_task(manifest.task.name, manifest.task.options, ())
+    model = task.build_model(99)
+    load_into(model, manifest, phi)
+    assert np.array_equal(genesis.parameters(model, manifest.plan()), phi)
+    assert all(torch.isfinite(parameter).all() for _, parameter in named_tensors(model))
+    text = "".join(generate(home, "abc", 7, temperature=0.0, seed=1))
+    assert len(text) == 7
+    assert text == "".join(generate(home, "abc", 7, temperature=0.0, seed=2))
+    with pytest.raises(ConfigError, match="temperature"):
+        generate(home, "abc", 7, temperature=-1.0, seed=0)

@@ -1,0 +1,110 @@
+"""Many swarms under many storms, and the proof that a seed repeats itself.
+
+`make sim SEEDS=10000` runs more, `make test` as many as fit into about a minute.
+"""
+
+import os
+import subprocess
+import sys
+from os import cpu_count
+from pathlib import Path
+
+import pytest
+
+from tests.sim.faults import STORMS
+from tests.sim.scenario import choose
+from tests.sim.seeds import Job, run, run_all
+from tests.sim.weather import SHAPES, Weather, between
+from tests.sim.world import World, simulate
+
+ROOT = Path(__file__).parents[2]
+
+LARGE = [Job(seed, 16, 10.0, None) for seed in range(1, 4)]
+SMALL = [Job(seed, 8, 6.0, None) for seed in range(101, 125)]
+EACH = [Job(1000 + number, 8, 5.0, name) for number, name in enumerate(("calm", "liar", *STORMS))]
+"""Every kind of storm at least once."""
+
+
+@pytest.mark.timeout(900)
+def test_swarms_keep_their_promises() -> None:
+    failures = []
+    for job, result in run_all([*LARGE, *EACH, *SMALL], cpu_count() or 1):
+        if result.failure:
+            failures.append(f"{result.failure}\n  replay: {job.replay}")
+    assert not failures, f"{len(failures)} seeds failed:\n" + "\n".join(failures)
+
+
+@pytest.mark.timeout(300)
+def test_a_seed_repeats_itself_in_another_process() -> None:
+    """Another process has another salt for the hashes of bytes: no order of a set may show."""
+    job = Job(42, 8, 4.0, None)
+    here = run(job)
+    assert here.failure is None
+    assert run(job).trace == here.trace
+    for salt in ("1", "2"):
+        command = [
+            sys.executable,
+            "-m",
+            "tests.sim",
+            "--seed",
+            "42",
+            "--nodes",
+            "8",
+            "--minutes",
+            "4",
+            "--trace",
+        ]
+        environment = {**os.environ, "PYTHONHASHSEED": salt}
+        told = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        assert f"trace {here.trace}" in told
+
+
+def test_seeds_differ() -> None:
+    assert run(Job(1, 4, 1.5, "calm")).trace != run(Job(2, 4, 1.5, "calm")).trace
+
+
+def test_a_violation_is_reported_with_its_replay() -> None:
+    scenario = choose(3, 4, 1.5, "calm")
+    world = World(scenario)
+    world.loop.at(30.0, world.audit.fail, None, "something is wrong")
+    result = world.run()
+    assert result.failure == "at 30.000 s: something is wrong"
+    assert Job(3, 4, 1.5, "calm").replay.endswith("--seed 3 --nodes 4 --minutes 1.5 --scenario calm --trace")
+
+
+def test_unknown_scenario() -> None:
+    with pytest.raises(ValueError, match="unknown scenario 'rain'"):
+        choose(1, 4, 2.0, "rain")
+
+
+def test_a_liar_gets_round_to_all_its_deeds() -> None:
+    lines: list[str] = []
+    result = simulate(choose(5, 6, 5.0, "liar"), lines.append)
+    assert result.failure is None
+    done = {line.rsplit(" ", 1)[-1] for line in lines if "does wrong" in line}
+    assert len(done) >= 6
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_shapes_split_what_they_say(shape: str) -> None:
+    weather = Weather()
+    hosts = list(range(8))
+    rng = World(choose(1, 4, 1.0, "calm")).rng
+    weather.close(shape, SHAPES[shape](hosts, rng))
+    sides = weather.components(hosts)
+    assert sorted(host for side in sides for host in side) == hosts
+    assert len(sides) == {"halves": 2, "alone": 2, "ring": 1, "bridge": 1}.get(shape, len(sides))
+    weather.reopen(shape)
+    assert weather.components(hosts) == [hosts]
+
+
+def test_layers_of_weather_add_up() -> None:
+    weather = Weather()
+    weather.close("a", between([0], [1]))
+    weather.close("b", {(1, 2)})
+    weather.reopen("a")
+    assert (0, 1) not in weather.closed
+    assert weather.one_way == {(1, 2)}
+    assert weather.closed == {(1, 2), (2, 1)}
