@@ -38,8 +38,9 @@ from gossamer.protocol.chunks import chunk_sizes
 from gossamer.protocol.errors import ConfigError, LocalError, PeerError, StorageError
 from gossamer.protocol.identity import short
 from gossamer.protocol.messages import Message, encode
+from gossamer.protocol.presence import NodeInfo
 from gossamer.protocol.records import Delta
-from gossamer.protocol.replica import NodeInfo, Replica
+from gossamer.protocol.replica import Replica
 
 STOP_GRACE_S = 2.5
 """Time for the trainer to hand in its open window, and for a peer to fetch it, when the node stops."""

@@ -9,7 +9,7 @@ of them costs its sender a `Blame` and reaches nothing else.
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gossamer.protocol import effects as fx
 from gossamer.protocol import limits
@@ -17,34 +17,19 @@ from gossamer.protocol import messages as msg
 from gossamer.protocol.chunks import chunk_sizes
 from gossamer.protocol.effects import Effect, Event, RandomSource
 from gossamer.protocol.envelope import Envelope, Kind, open_envelope, seal
-from gossamer.protocol.errors import ConfigError, MalformedError, PeerError
+from gossamer.protocol.errors import MalformedError, PeerError
 from gossamer.protocol.fetch import Fetcher
-from gossamer.protocol.gossip import Gossip, batches, sample
+from gossamer.protocol.gossip import Gossip
 from gossamer.protocol.identity import Identity, short
 from gossamer.protocol.ledger import Added, Ledger
 from gossamer.protocol.links import Links
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership import Membership
 from gossamer.protocol.pace import is_plausible, round_clock
-from gossamer.protocol.records import Delta, Peer, PeerBody, parse_delta, parse_peer
+from gossamer.protocol.presence import NodeInfo, Presence
+from gossamer.protocol.records import Delta, PeerBody, parse_delta, parse_peer
 from gossamer.protocol.roster import Health, Roster
 from gossamer.protocol.sealing import Claims, Sealing
-
-
-def _within(value: float, bound: float) -> float:
-    """A number that others accept: a diverged loss shows as the bound."""
-    return max(-bound, min(bound, value)) if math.isfinite(value) else bound
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeInfo:
-    """What a node says of itself and was told at its start."""
-
-    name: str
-    trains: bool
-    incarnation: int
-    bootstrap: tuple[str, ...] = ()
-    version: str = ""
 
 
 class Replica:
@@ -75,13 +60,6 @@ class Replica:
         self._rng = rng
         self._unix_offset_s = unix_offset_s
         self._held: set[bytes] = set()
-        self._addresses: tuple[str, ...] = ()
-        self._progress = fx.Progress(0, 0, 0.0, 0.0, "")
-        self._incarnation = info.incarnation
-        self._heartbeat = 0
-        self._leaving = False
-        self._next_heartbeat = 0.0
-        self._next_roster = 0.0
         self._now = 0.0
         self._began = math.inf
         self._signing: int = 0
@@ -89,7 +67,15 @@ class Replica:
         self.own_last_spread = True
         """Whether somebody else holds our last delta, payload and all: we may go without losing it."""
         self._synced_at: float | None = None
-        self._own_row = self._sign_row()
+        self.presence = Presence(
+            identity,
+            self.swarm_id,
+            info,
+            self.roster,
+            self.links,
+            rng,
+            standing=lambda: (self.own_last, self.sealing.claims),
+        )
 
     # -- what others ask
 
@@ -130,13 +116,12 @@ class Replica:
     @property
     def own_row(self) -> PeerBody:
         """Our row as the others see it."""
-        return self._own_row[0]
+        return self.presence.row
 
     def next_wake(self) -> float:
         """When `handle(Wake())` is due."""
         return min(
-            self._next_heartbeat,
-            self._next_roster,
+            self.presence.deadline(),
             self.gossip.deadline(),
             self.membership.deadline(),
             self.links.deadline(),
@@ -175,8 +160,7 @@ class Replica:
 
     def announce(self, addresses: tuple[str, ...]) -> list[Effect]:
         """Tell where we can be dialled, once that is known."""
-        self._addresses = addresses
-        return self._beat()
+        return self.presence.announce(addresses)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event."""
@@ -212,33 +196,20 @@ class Replica:
                 self.links.dial_failed(event.address, now)
                 return []
             case fx.Progress():
-                self._progress = replace(
-                    event,
-                    tokens_per_s=_within(event.tokens_per_s, limits.TOKENS_PER_S_MAX),
-                    loss=_within(event.loss, limits.LOSS_MAX),
-                )
+                self.presence.progress(event)
                 return []
             case fx.Sealed():
                 self.sealing.sealed(event.claims)
-                return self._beat()
+                return self.presence.beat()
             case fx.Adopted():
                 self.sealing.adopted(event.claim)
-                return [self._close(event.claim.round), *self._beat()]
+                return [self._close(event.claim.round), *self.presence.beat()]
             case fx.Leave():
-                self._leaving = True
-                return self._beat()
+                return self.presence.leave()
 
     def _wake(self, now: float) -> list[Effect]:
-        result: list[Effect] = []
-        if now >= self._next_heartbeat:
-            self._next_heartbeat = now + limits.HEARTBEAT_INTERVAL_S
-            result += self._beat()
-        if now >= self._next_roster:
-            self._next_roster = now + limits.ANTI_ENTROPY_INTERVAL_S
-            numbers = [link.number for link in self.links.all()]
-            result += [fx.Send(n, self._roster_message(answer=False)) for n in sample(numbers, 1, self._rng)]
         return [
-            *result,
+            *self.presence.wake(now),
             *self.links.wake(now),
             *self.membership.wake(now),
             *self._drop_dead_links(now),
@@ -286,17 +257,16 @@ class Replica:
     def _link_up(self, event: fx.LinkUp, now: float) -> list[Effect]:
         stays, result = self.links.up(event)
         if not stays:
-            rows = self._rows()
-            return [*(fx.Send(event.link, message) for message in batches(rows)), *result]
+            return [*self.presence.all_rows(event.link), *result]
         self.membership.link_up(event.link, event.node_id, now)  # before the old one goes: nobody is missing
         for hangup in list(result):
             if isinstance(hangup, fx.Hangup):
                 result += self._forget_link(hangup.link, now)
         self.fetcher.link_up(event.link, event.outbound)
-        result.append(fx.Send(event.link, msg.Records(((self._own_row[1], False),))))
+        result.append(fx.Send(event.link, msg.Records(((self.presence.data, False),))))
         opening = self.gossip.link_up(event.link)
         if event.outbound:
-            result += [*opening, fx.Send(event.link, self._roster_message(answer=False))]
+            result += [*opening, fx.Send(event.link, self.presence.summary(answer=False))]
         return result
 
     def _link_down(self, number: int, now: float) -> list[Effect]:
@@ -336,7 +306,7 @@ class Replica:
             case msg.Request():
                 return self.gossip.request(link, message.record_ids)
             case msg.Roster():
-                return self._roster(link, message)
+                return self.presence.exchange(link, message)
             case msg.Ping():
                 return self.membership.ping(link, message)
             case msg.Ack():
@@ -345,7 +315,7 @@ class Replica:
                 return self.membership.ping_for(link, message, now)
             case msg.Suspect():
                 if message.node_id == self.identity.node_id:
-                    return self._refute(link, message)
+                    return self.presence.refute(link, message)
                 return self.membership.suspicion(link, message, now)
             case msg.Ask():
                 return self._ask(link, message)
@@ -370,7 +340,7 @@ class Replica:
             try:
                 envelope = open_envelope(data, self.swarm_id)
                 if envelope.kind is Kind.PEER:
-                    result += self._peer_row(parse_peer(envelope), link, now)
+                    result += self.presence.received(parse_peer(envelope), link, now)
                     continue
                 delivered.append(envelope.record_id)
                 result += self._delta(envelope, fresh, now)
@@ -443,84 +413,4 @@ class Replica:
         self.own_last_spread = False
         self.ledger.add(delta)
         self._held.add(delta.record_id)
-        return [fx.Ready(delta), *self.gossip.push([delta], source=None), *self._beat()]
-
-    # -- peer rows
-
-    def _peer_row(self, peer: Peer, link: int, now: float) -> list[Effect]:
-        if peer.node_id == self.identity.node_id:
-            self._outdo(peer)
-            return []
-        if not self.roster.update(peer, now):
-            return []
-        targets = sample({other.number for other in self.links.all()} - {link}, limits.PUSH_FANOUT, self._rng)
-        return [fx.Send(target, msg.Records(((peer.data, False),))) for target in targets]
-
-    def _outdo(self, peer: Peer) -> None:
-        """A row of an earlier life of ours is newer, as after a clock was set back: go beyond it.
-
-        The next heartbeat tells. Said at once, a copy of our folder that runs elsewhere would answer at once,
-        and the two of us would flood the swarm.
-        """
-        if peer.body.age > self._own_row[0].age:
-            self._incarnation = max(self._incarnation, peer.body.incarnation + 1)
-
-    def _beat(self) -> list[Effect]:
-        """Sign a newer row of ourselves and push it."""
-        self._heartbeat += 1
-        self._own_row = self._sign_row()
-        targets = sample([link.number for link in self.links.all()], limits.PUSH_FANOUT, self._rng)
-        return [fx.Send(target, msg.Records(((self._own_row[1], False),))) for target in targets]
-
-    def _refute(self, link: int, message: msg.Suspect) -> list[Effect]:
-        """Somebody suspects us: a newer row than it has seen clears it up. We may have one already."""
-        if (message.incarnation, message.heartbeat) < self._own_row[0].age:
-            return [fx.Send(link, msg.Records(((self._own_row[1], False),)))]
-        return self._beat()
-
-    def _sign_row(self) -> tuple[PeerBody, bytes]:
-        body = PeerBody(
-            incarnation=self._incarnation,
-            heartbeat=self._heartbeat,
-            leaving=self._leaving,
-            trains=self.info.trains,
-            addresses=self._addresses,
-            name=self.info.name,
-            device=self._progress.device,
-            version=self.info.version,
-            round=self.own_last,
-            inner_steps=self._progress.inner_steps,
-            tokens=self._progress.tokens,
-            tokens_per_s=self._progress.tokens_per_s,
-            loss=self._progress.loss,
-            claims=self.sealing.claims[: limits.CLAIMS_MAX],
-        )
-        envelope = seal(self.identity, Kind.PEER, self.swarm_id, body.pack())
-        try:
-            parse_peer(envelope)
-        except MalformedError as error:
-            raise ConfigError(f"this node cannot present itself to others: {error}") from None
-        return body, envelope.data
-
-    def _rows(self) -> list[tuple[bytes, bool]]:
-        return [(self._own_row[1], False), *((member.peer.data, False) for member in self.roster.members())]
-
-    def _roster_message(self, *, answer: bool) -> msg.Roster:
-        ages = [(m.peer.node_id, *m.peer.body.age) for m in self.roster.members()]
-        own = (self.identity.node_id, *self._own_row[0].age)
-        return msg.Roster((own, *ages[: limits.MEMBERS_MAX - 1]), answer)
-
-    def _roster(self, link: int, message: msg.Roster) -> list[Effect]:
-        """Send the rows that the other lacks or has older, and let it do the same."""
-        theirs = {node_id: (incarnation, heartbeat) for node_id, incarnation, heartbeat in message.rows}
-        newer = [
-            (member.peer.data, False)
-            for member in self.roster.members()
-            if theirs.get(member.peer.node_id, (-1, -1)) < member.peer.body.age
-        ]
-        if theirs.get(self.identity.node_id, (-1, -1)) < self._own_row[0].age:
-            newer.append((self._own_row[1], False))
-        result: list[Effect] = [fx.Send(link, records) for records in batches(newer)]
-        if not message.answer:
-            result.append(fx.Send(link, self._roster_message(answer=True)))
-        return result
+        return [fx.Ready(delta), *self.gossip.push([delta], source=None), *self.presence.beat()]

@@ -185,7 +185,7 @@ class LocalNodes:
                     n.name: (n.status.get("round"), n.status.get("records")) for n in self.nodes.values()
                 }
                 raise AssertionError(f"not within {timeout:.0f} s: {what}; (round, records): {states}")
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2)
 
     async def until_identical(self, timeout: float = HEAL_S, *, closed: bool = False) -> float:
         """Let the puppets rest, and wait until every node holds all that was ever published, bit for bit.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from pathlib import Path
 
@@ -112,7 +113,10 @@ async def strike(nodes: list[NodeProcess], draw: random.Random) -> None:
     role = draw.choice(["gossamer.node.daemon", "gossamer.node.trainer", "gossamer.bootstrap.cli"])
     assert node.child is not None
     whole = psutil.Process(node.child.pid)
-    found = [p for p in (whole, *whole.children()) if role in p.cmdline()]
+    found = []
+    for process in (whole, *whole.children()):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie
+            found += [process] if role in process.cmdline() else []
     if not found:
         return  # it is being started again just now
     victim = found[0]

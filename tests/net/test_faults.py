@@ -19,7 +19,7 @@ def rounds(nodes: list[LocalNode]) -> dict[str, int]:
 
 
 def all_past(nodes: list[LocalNode], round_: int) -> bool:
-    return all(node.status["round"] >= round_ for node in nodes)
+    return all(node.status.get("round", 0) >= round_ for node in nodes)
 
 
 async def test_a_bad_line_costs_time_and_nothing_else(tmp_path: Path, seed: int) -> None:
@@ -30,7 +30,7 @@ async def test_a_bad_line_costs_time_and_nothing_else(tmp_path: Path, seed: int)
         swarm.rules.set_all(names, Rule(slice_bytes=700, latency_s=0.03, reset_every_bytes=2_000_000))
         swarm.rules.set("n1", "n2", Rule(corrupt_every_bytes=100_000))
         start = max(rounds(nodes).values())
-        await swarm.until(lambda: all_past(nodes, start + 20), 40, "20 rounds more")
+        await swarm.until(lambda: all_past(nodes, start + 12), 40, "12 rounds more")
         swarm.rules.set_all(names, Rule())
         assert await swarm.until_identical() < HEAL_S
         swarm.assert_nobody_blamed()
@@ -40,6 +40,7 @@ async def test_one_way_loss_heals(tmp_path: Path) -> None:
     """n0 is heard by nobody and hears everybody, for a while; all train on."""
     async with LocalNodes(tmp_path, *small_manifest()) as swarm:
         nodes = await swarm.grow(3)
+        assert swarm.proxy.connections("n1", "n0") > 0, "a node dials from where it listens"
         for other in ("n1", "n2"):
             swarm.rules.set("n0", other, Rule(black_hole=True))
         start = max(rounds(nodes).values())
@@ -168,3 +169,44 @@ def reachable(start: str, end: str, edges: set[frozenset[str]]) -> bool:
                 todo += [other] if other not in seen else []
                 seen.add(other)
     return end in seen
+
+
+@pytest.mark.slow
+async def test_a_node_that_restarts_finds_the_swarm_without_its_bootstrap_peer(tmp_path: Path) -> None:
+    async with LocalNodes(tmp_path, *small_manifest()) as swarm:
+        first, second, third = await swarm.grow(3)
+        await swarm.until(
+            lambda: all(len(node.status["members"]) == 2 for node in (second, third)), 20, "all know all"
+        )
+        for node in (first, second):
+            node.signal(signal.SIGKILL)
+            assert node.child is not None
+            await asyncio.to_thread(node.child.end, 5)
+        assert first.puppet is not None
+        await first.puppet.stop()
+        del swarm.nodes["n0"]
+        second.status = {}
+        second.start()
+        start = third.status["round"]
+        await swarm.until(lambda: all_past([second, third], start + 10), HEAL_S, "both train on")
+        assert any(member["health"] == "alive" for member in second.status["members"])
+        await swarm.until_identical(closed=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_a_partition_longer_than_the_history_ends_in_one_lineage(tmp_path: Path) -> None:
+    """Both halves have closed what the other never saw: one side says so and starts again from the other's."""
+    history = {"seal_after": 4, "snapshot_every": 8, "retain": 16}
+    async with LocalNodes(tmp_path, *small_manifest(history=history)) as swarm:
+        nodes = await swarm.grow(4, step_s=0.1)
+        swarm.rules.split(["n0", "n1"], ["n2", "n3"])
+        await swarm.until(lambda: all(node.log.count("is down") == 2 for node in nodes), 60, "noticed")
+        start = max(rounds(nodes).values())
+        await swarm.until(lambda: all_past(nodes, start + 40), 60, "both halves closed what they had")
+        swarm.rules.heal()
+        took = await swarm.until_identical(90, closed=True)
+        print(f"one lineage {took:.1f} s after the network's return")
+        restarted = [node.name for node in nodes if "TWO LINEAGES" in node.log]
+        assert restarted in (["n0", "n1"], ["n2", "n3"])
+        swarm.assert_nobody_blamed()

@@ -22,7 +22,8 @@ from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.payload import encode_payload
-from gossamer.protocol.replica import NodeInfo, Replica
+from gossamer.protocol.presence import NodeInfo
+from gossamer.protocol.replica import Replica
 from tests.protocol import builders
 from tests.protocol.wiring import Node, Weather, World
 

@@ -24,8 +24,9 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
 from gossamer.protocol.payload import encode_payload
+from gossamer.protocol.presence import NodeInfo
 from gossamer.protocol.records import Delta
-from gossamer.protocol.replica import NodeInfo, Replica
+from gossamer.protocol.replica import Replica
 from gossamer.protocol.roster import Health
 from tests.protocol import builders
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from gossamer.protocol import effects as fx
 from gossamer.protocol.chunks import chunk_sizes
+from gossamer.protocol.presence import NodeInfo
 from gossamer.protocol.records import Delta, DeltaBody
-from gossamer.protocol.replica import NodeInfo, Replica
+from gossamer.protocol.replica import Replica
 from tests.sim.archive import Archive
 from tests.sim.disk import DamagedChunkError, Disk
 from tests.sim.fold import Fold

@@ -1,0 +1,195 @@
+"""Our own peer row, and the exchange of everybody's.
+
+A row is signed anew every few seconds and whenever something in it matters to others at once, and pushed to a
+few links, each of which relays it once. What a push loses, rosters bring: now and then a link is told which
+rows we have and how new they are, and what either side lacks flows.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from gossamer.protocol import limits
+from gossamer.protocol.effects import Effect, Progress, RandomSource, Send
+from gossamer.protocol.envelope import Kind, seal
+from gossamer.protocol.errors import ConfigError, MalformedError
+from gossamer.protocol.gossip import batches, sample
+from gossamer.protocol.history import Claim
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.links import Links
+from gossamer.protocol.messages import Records, Suspect
+from gossamer.protocol.messages import Roster as RosterMessage
+from gossamer.protocol.records import Peer, PeerBody, parse_peer
+from gossamer.protocol.roster import Roster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeInfo:
+    """What a node says of itself and was told at its start."""
+
+    name: str
+    trains: bool
+    incarnation: int
+    bootstrap: tuple[str, ...] = ()
+    version: str = ""
+
+
+def _within(value: float, bound: float) -> float:
+    """A number that others accept: a diverged loss shows as the bound."""
+    return max(-bound, min(bound, value)) if math.isfinite(value) else bound
+
+
+class Presence:
+    """Makes us known. `standing` tells our last round and the snapshots that we claim."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        swarm_id: bytes,
+        info: NodeInfo,
+        roster: Roster,
+        links: Links,
+        rng: RandomSource,
+        standing: Callable[[], tuple[int, tuple[Claim, ...]]],
+    ) -> None:
+        self._identity = identity
+        self._swarm_id = swarm_id
+        self._info = info
+        self._roster = roster
+        self._links = links
+        self._rng = rng
+        self._standing = standing
+        self._addresses: tuple[str, ...] = ()
+        self._progress = Progress(0, 0, 0.0, 0.0, "")
+        self._incarnation = info.incarnation
+        self._heartbeat = 0
+        self._leaving = False
+        self._next_heartbeat = 0.0
+        self._next_roster = 0.0
+        self.row, self.data = self._sign()
+
+    # -- what changes
+
+    def announce(self, addresses: tuple[str, ...]) -> list[Effect]:
+        """Tell where we can be dialled."""
+        self._addresses = addresses
+        return self.beat()
+
+    def progress(self, progress: Progress) -> None:
+        """Take over what our trainer reports; the next heartbeat tells it."""
+        self._progress = replace(
+            progress,
+            tokens_per_s=_within(progress.tokens_per_s, limits.TOKENS_PER_S_MAX),
+            loss=_within(progress.loss, limits.LOSS_MAX),
+        )
+
+    def leave(self) -> list[Effect]:
+        """Tell that we go."""
+        self._leaving = True
+        return self.beat()
+
+    def beat(self) -> list[Effect]:
+        """Sign a newer row of ourselves and push it."""
+        self._heartbeat += 1
+        self.row, self.data = self._sign()
+        return self._push(self.data, source=None)
+
+    # -- time
+
+    def deadline(self) -> float:
+        return min(self._next_heartbeat, self._next_roster)
+
+    def wake(self, now: float) -> list[Effect]:
+        """Beat, and compare rosters with one random link, each at its interval."""
+        result: list[Effect] = []
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + limits.HEARTBEAT_INTERVAL_S
+            result += self.beat()
+        if now >= self._next_roster:
+            self._next_roster = now + limits.ANTI_ENTROPY_INTERVAL_S
+            numbers = [link.number for link in self._links.all()]
+            result += [Send(number, self.summary(answer=False)) for number in sample(numbers, 1, self._rng)]
+        return result
+
+    # -- messages
+
+    def received(self, peer: Peer, link: int, now: float) -> list[Effect]:
+        """Take over a row and relay it, if it is news."""
+        if peer.node_id == self._identity.node_id:
+            self._outdo(peer)
+            return []
+        return self._push(peer.data, source=link) if self._roster.update(peer, now) else []
+
+    def refute(self, link: int, message: Suspect) -> list[Effect]:
+        """Somebody suspects us: a newer row than it has seen clears it up. We may have one already."""
+        if (message.incarnation, message.heartbeat) < self.row.age:
+            return [Send(link, Records(((self.data, False),)))]
+        return self.beat()
+
+    def summary(self, *, answer: bool) -> RosterMessage:
+        """Which rows we have, ours among them."""
+        ages = [(m.peer.node_id, *m.peer.body.age) for m in self._roster.members()]
+        own = (self._identity.node_id, *self.row.age)
+        return RosterMessage((own, *ages[: limits.MEMBERS_MAX - 1]), answer)
+
+    def exchange(self, link: int, message: RosterMessage) -> list[Effect]:
+        """Send the rows that the other lacks or has older, and let it do the same."""
+        theirs = {node_id: (incarnation, heartbeat) for node_id, incarnation, heartbeat in message.rows}
+        newer = [
+            (member.peer.data, False)
+            for member in self._roster.members()
+            if theirs.get(member.peer.node_id, (-1, -1)) < member.peer.body.age
+        ]
+        if theirs.get(self._identity.node_id, (-1, -1)) < self.row.age:
+            newer.append((self.data, False))
+        result: list[Effect] = [Send(link, records) for records in batches(newer)]
+        if not message.answer:
+            result.append(Send(link, self.summary(answer=True)))
+        return result
+
+    def all_rows(self, link: int) -> list[Effect]:
+        """Tell a link of everybody we know."""
+        rows = [(self.data, False), *((member.peer.data, False) for member in self._roster.members())]
+        return [Send(link, records) for records in batches(rows)]
+
+    # -- inside
+
+    def _push(self, row: bytes, source: int | None) -> list[Effect]:
+        others = {link.number for link in self._links.all()} - {source}
+        return [
+            Send(link, Records(((row, False),))) for link in sample(others, limits.PUSH_FANOUT, self._rng)
+        ]
+
+    def _outdo(self, peer: Peer) -> None:
+        """A row of an earlier life of ours is newer, as after a clock was set back: go beyond it.
+
+        The next heartbeat tells. Said at once, a copy of our folder that runs elsewhere would answer at once,
+        and the two of us would flood the swarm.
+        """
+        if peer.body.age > self.row.age:
+            self._incarnation = max(self._incarnation, peer.body.incarnation + 1)
+
+    def _sign(self) -> tuple[PeerBody, bytes]:
+        own_last, claims = self._standing()
+        body = PeerBody(
+            incarnation=self._incarnation,
+            heartbeat=self._heartbeat,
+            leaving=self._leaving,
+            trains=self._info.trains,
+            addresses=self._addresses,
+            name=self._info.name,
+            device=self._progress.device,
+            version=self._info.version,
+            round=own_last,
+            inner_steps=self._progress.inner_steps,
+            tokens=self._progress.tokens,
+            tokens_per_s=self._progress.tokens_per_s,
+            loss=self._progress.loss,
+            claims=claims[: limits.CLAIMS_MAX],
+        )
+        envelope = seal(self._identity, Kind.PEER, self._swarm_id, body.pack())
+        try:
+            parse_peer(envelope)
+        except MalformedError as error:
+            raise ConfigError(f"this node cannot present itself to others: {error}") from None
+        return body, envelope.data

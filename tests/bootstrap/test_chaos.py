@@ -1,0 +1,177 @@
+"""The storm's script and what counts as recovered, over processes that only pretend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gossamer.bootstrap.chaos import Kind, Storm
+from gossamer.bootstrap.processes import NodeProcess
+from gossamer.protocol.errors import ConfigError
+
+ROUNDS = 40
+
+
+class Pretended(NodeProcess):
+    """A node whose status the test writes."""
+
+    def start(self) -> None:
+        self.killed = False
+
+    def kill(self) -> None:
+        self.killed = True
+        self.status = None
+
+    def says(self, round_: int, state: str = "training", **more: Any) -> None:
+        self.status = {"round": round_, "state": state, **more}
+
+
+class Stage:
+    """A storm over three pretended nodes, and a fourth that may join."""
+
+    def __init__(self, rounds: int = ROUNDS) -> None:
+        self.boot = pretended("bootstrap")
+        self.nodes: list[NodeProcess] = [pretended(f"node-{i + 1}") for i in range(3)]
+        self.storm = Storm(rounds, self.boot, self.nodes, self.another)
+
+    def another(self) -> NodeProcess:
+        self.nodes.append(pretended(f"node-{len(self.nodes) + 1}"))
+        return self.nodes[-1]
+
+    def all_in(self, round_: int) -> None:
+        """All that live are in this round; the storm looks."""
+        for node in self.nodes:
+            if isinstance(node, Pretended) and not node.killed:
+                node.says(round_)
+        self.storm.look()
+
+    @property
+    def kinds(self) -> list[Kind]:
+        return [event.kind for event in self.storm.events]
+
+    def recovered(self, kind: Kind) -> bool:
+        (event,) = [event for event in self.storm.events if event.kind == kind]
+        return event.recovered_s is not None
+
+
+def pretended(name: str) -> Pretended:
+    return Pretended(name, Path("nowhere") / name, [], {})
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gossamer.bootstrap.chaos.PAUSE_S", 0)
+
+
+def test_each_event_has_its_fraction_of_the_rounds() -> None:
+    stage = Stage()
+    seen: dict[Kind, int] = {}
+    for round_ in range(1, ROUNDS + 1):
+        stage.all_in(round_)
+        for kind in stage.kinds:
+            seen.setdefault(kind, round_)
+    assert seen == {
+        Kind.KILLED: 6,
+        Kind.RETURNED: 12,
+        Kind.JOINED: 14,
+        Kind.SPLIT: 20,
+        Kind.HEALED: 28,
+        Kind.BOOTSTRAP_DIED: 32,
+    }
+    assert stage.boot.killed
+    assert [node.name for node in stage.nodes] == ["node-1", "node-2", "node-3", "node-4"]
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 7])
+def test_a_short_run_has_the_whole_storm_too(rounds: int) -> None:
+    stage = Stage(rounds)
+    for _ in range(12):
+        stage.all_in(rounds)
+    assert stage.kinds == list(Kind)
+
+
+def test_a_long_run_is_not_split_for_longer_than_history_is_kept() -> None:
+    stage = Stage(100_000)
+    stage.all_in(15_000)
+    stage.all_in(15_100)
+    assert stage.kinds == [Kind.KILLED, Kind.RETURNED]
+    for round_ in (35_000, 50_000, 50_100):
+        stage.all_in(round_)
+    assert stage.kinds[-2:] == [Kind.SPLIT, Kind.HEALED]
+
+
+def test_the_halves_are_cut_off_from_each_other_and_then_not() -> None:
+    stage = Stage()
+    rules = stage.storm._proxy.rules
+    for round_ in (6, 12, 14, 20):
+        stage.all_in(round_)
+    assert rules.of("node-1", "node-2").black_hole and rules.of("node-4", "bootstrap").black_hole
+    assert not rules.of("node-1", "node-3").black_hole
+    stage.all_in(28)
+    assert not rules.of("node-1", "node-2").black_hole
+
+
+def test_killed_is_over_when_all_others_are_in_a_new_round() -> None:
+    stage = Stage()
+    stage.all_in(6)
+    one, _, three = stage.nodes
+    assert isinstance(one, Pretended) and isinstance(three, Pretended)
+    one.says(7)
+    stage.storm.look()
+    assert not stage.recovered(Kind.KILLED)
+    three.says(7)
+    stage.storm.look()
+    assert stage.recovered(Kind.KILLED)
+    assert "the other nodes train on, after" in stage.storm.log[-1]
+
+
+def test_returned_is_over_when_it_trains_within_a_round() -> None:
+    stage = Stage()
+    stage.all_in(6)
+    stage.all_in(12)
+    assert stage.kinds[-1] == Kind.RETURNED
+    two = stage.nodes[1]
+    assert isinstance(two, Pretended)
+    for round_, state, over in ((5, "joining", False), (5, "training", False), (11, "training", True)):
+        two.says(round_, state)
+        stage.storm.look()
+        assert stage.recovered(Kind.RETURNED) is over
+
+
+def test_healed_is_over_when_all_have_merged_the_same() -> None:
+    stage = Stage()
+    for round_ in (6, 12, 14, 20, 28):
+        stage.all_in(round_)
+    assert stage.storm.up_to == 28
+
+    def say(digests: list[str | None], up_to: int = 28) -> bool:
+        for node, digest in zip(stage.nodes, digests, strict=True):
+            assert isinstance(node, Pretended)
+            node.says(29, prefix={"up_to": up_to, "digest": digest})
+        stage.storm.look()
+        return stage.recovered(Kind.HEALED)
+
+    assert not say(["x", "x", "y", "y"])
+    assert not say(["x", "x", "x", None])
+    assert not say(["x", "x", "x", "x"], up_to=27)
+    assert say(["x", "x", "x", "x"])
+
+
+def test_it_is_over_when_all_has_happened_and_recovered() -> None:
+    stage = Stage()
+    for round_ in range(1, ROUNDS):
+        stage.all_in(round_)
+        assert not stage.storm.over
+    for node in stage.nodes:
+        assert isinstance(node, Pretended)
+        node.says(ROUNDS, "finished", prefix={"up_to": stage.storm.up_to, "digest": "x"})
+    stage.storm.look()
+    assert stage.storm.over
+    assert all(event.to_json()["recovered_s"] is not None for event in stage.storm.events)
+
+
+def test_one_node_is_too_few() -> None:
+    with pytest.raises(ConfigError, match="--nodes 2"):
+        Storm(ROUNDS, pretended("bootstrap"), [pretended("node-1")], lambda: pretended("node-2"))
