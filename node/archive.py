@@ -15,6 +15,7 @@ from gossamer.node.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.merger import Base, Merger
 from gossamer.node.merging import Merging
 from gossamer.node.recordstore import RecordStore
+from gossamer.node.restore import is_held, restore_merger
 from gossamer.protocol import effects as fx
 from gossamer.protocol.chunks import chunk_sizes
 from gossamer.protocol.errors import PayloadError, StorageError
@@ -55,6 +56,32 @@ class Archive:
         self._news = asyncio.Event()
         self._told_at = 0.0
         merging.on_merged = self._note_merged
+
+    # -- the start
+
+    async def restore(self) -> list[fx.Effect]:
+        """Read back what an earlier run left on disk; returns the core's effects. Raises StorageError."""
+        stored = await asyncio.to_thread(self._records.load, self._core.layout)
+        history = await asyncio.to_thread(self._records.load_history)
+        own_id = self._core.identity.node_id
+        merger, claims = await asyncio.to_thread(
+            restore_merger, self._core.manifest, self._chunks, history, stored, own_id
+        )
+        if merger is not None:
+            self._shelf.restore(claims)
+            needed = self._shelf.blobs().union(*(delta.body.chunks for delta in stored))
+            await asyncio.to_thread(self._chunks.sweep, needed)
+            await self._merging.begin(merger)
+        elif history.claims and not self._core.info.bootstrap:
+            raise StorageError("our copy of the model is damaged; fetch it again with --join HOST:PORT")
+        return self._core.restore(
+            stored,
+            [delta.record_id for delta in stored if is_held(delta, self._chunks)],
+            time.monotonic(),
+            claims=claims,
+            floor=history.base.round,
+            own_last=history.own_last,
+        )
 
     # -- what the core asks
 

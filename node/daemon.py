@@ -17,7 +17,8 @@ from typing import Any
 import aiohttp
 
 from gossamer.node import __version__, control, lifeline, logs
-from gossamer.node.address import WILDCARDS, format_address, is_loopback, parse_address
+from gossamer.node.acquaintances import Acquaintances, whom_to_join
+from gossamer.node.address import WILDCARDS, format_address, parse_address
 from gossamer.node.archive import Archive
 from gossamer.node.chunkstore import ChunkStore
 from gossamer.node.home import Home
@@ -27,7 +28,6 @@ from gossamer.node.options import DaemonOptions
 from gossamer.node.publisher import Publisher
 from gossamer.node.recordstore import RecordStore
 from gossamer.node.recordwriter import RecordWriter
-from gossamer.node.restore import is_held, restore_merger
 from gossamer.node.snapshots import SnapshotShelf
 from gossamer.node.status import describe
 from gossamer.node.trainer_port import TrainerPort
@@ -35,7 +35,7 @@ from gossamer.node.transfers import Transfers
 from gossamer.node.transport import Transport
 from gossamer.protocol import effects as fx
 from gossamer.protocol.chunks import chunk_sizes
-from gossamer.protocol.errors import ConfigError, LocalError, PeerError, StorageError
+from gossamer.protocol.errors import ConfigError, LocalError, PeerError
 from gossamer.protocol.identity import short
 from gossamer.protocol.messages import Message, encode
 from gossamer.protocol.presence import NodeInfo
@@ -48,8 +48,6 @@ STOP_GRACE_S = 2.5
 STOP_POLL_S = 0.05
 """The core is plain data: whether our last delta has spread is looked at, not awaited."""
 
-REMEMBER_INTERVAL_S = 30.0
-REMEMBERED_MAX = 32
 
 log = logging.getLogger("gossamer.node")
 
@@ -76,7 +74,7 @@ class Daemon:
                 name=options.name,
                 trains=options.trains,
                 incarnation=self.home.next_incarnation(),
-                bootstrap=self._whom_to_join(),
+                bootstrap=whom_to_join(options.join, self.home),
                 version=__version__,
             ),
             has_chunk=self.chunks.__contains__,
@@ -98,6 +96,7 @@ class Daemon:
         self.merging = Merging(self.core, self.port, self._refetch)
         self.shelf = SnapshotShelf(self.chunks, self.core.layout.snapshot_bytes)
         self.archive = Archive(self.core, self.merging, self.chunks, self.records, self.shelf, self.dispatch)
+        self.acquaintances = Acquaintances(self.home, self.core)
         self.writer = RecordWriter(self.records, self._own_stored)
         self.transfers = Transfers(self.chunks, self.transport, self.dispatch, self._refetch)
         self.started = time.monotonic()
@@ -107,9 +106,6 @@ class Daemon:
         self._tasks: asyncio.TaskGroup | None = None
         self._link_tasks: set[asyncio.Task[None]] = set()
         self._serving: dict[int, asyncio.Task[None]] = {}
-        self._listen_port = 0
-        self._address_open = False
-        """Whether we still want to learn where others can dial us."""
         self._timer_moved = asyncio.Event()
         self._stopping = asyncio.Event()
         self._clock_sent: tuple[int, int, bool] | None = None
@@ -126,7 +122,8 @@ class Daemon:
         try:
             # Before anyone can speak to us: a trainer that hands its last delta over again would have us
             # sign that round a second time, did we not know of it, and so equivocate.
-            stored = await self._restore()
+            effects = await self.archive.restore()
+            self._carry_out(effects)
             bound = await self.transport.start(host, port)
             async with asyncio.TaskGroup() as self._tasks:
                 lasting = [
@@ -137,10 +134,10 @@ class Daemon:
                         ("merging", self.merging.run()),
                         ("archive", self.archive.run()),
                         ("trainer", self.port.serve()),
-                        ("memory", self._remember_now_and_then()),
+                        ("acquaintances", self.acquaintances.run()),
                     )
                 ]
-                self._begin(host, bound, len(stored))
+                self._begin(host, bound)
                 await self._stopping.wait()
                 await self._take_leave()
                 for task in [*lasting, *self._link_tasks]:
@@ -156,48 +153,19 @@ class Daemon:
         """Begin an orderly stop."""
         self._stopping.set()
 
-    def _begin(self, host: str, port: int, stored: int) -> None:
+    def _begin(self, host: str, port: int) -> None:
         """Make ourselves known."""
         advertised = self.options.advertise or (
             (format_address(host, port),) if host not in WILDCARDS else ()
         )
-        self._listen_port = port
-        self._address_open = not advertised
-        self._carry_out(self.core.announce(advertised))
+        self._carry_out(self.acquaintances.listening(port, advertised))
         local = format_address("127.0.0.1" if host in WILDCARDS else host, port)
         self.home.write_daemon(
             address=local, node_id=self.identity.node_id.hex(), plaintext=self.options.plaintext
         )
         log.info("node %s of swarm %s listens on %s", short(self.identity.node_id), self._swarm, local)
-        if stored:
-            log.info("resumed with %d records, own round %d", stored, self.core.own_last)
-
-    async def _restore(self) -> list[Delta]:
-        """Read back what an earlier run left on disk; returns its records."""
-        stored = await asyncio.to_thread(self.records.load, self.core.layout)
-        history = await asyncio.to_thread(self.records.load_history)
-        merger = await asyncio.to_thread(
-            restore_merger, self.manifest, self.chunks, history, stored, self.identity.node_id
-        )
-        if merger is not None:
-            self.shelf.restore(history.claims)
-            needed = self.shelf.blobs().union(*(delta.body.chunks for delta in stored))
-            await asyncio.to_thread(self.chunks.sweep, needed)
-            await self.merging.begin(merger)
-        elif history.claims and not self.core.info.bootstrap:
-            raise StorageError(
-                f"the model in {self.home.root} is damaged; fetch it again with --join HOST:PORT"
-            )
-        effects = self.core.restore(
-            stored,
-            [delta.record_id for delta in stored if is_held(delta, self.chunks)],
-            time.monotonic(),
-            claims=history.claims if merger is not None else (),
-            floor=history.base.round,
-            own_last=history.own_last,
-        )
-        self._carry_out(effects)
-        return stored
+        if self.core.ledger:
+            log.info("resumed with %d records, own round %d", len(self.core.ledger), self.core.own_last)
 
     @property
     def _swarm(self) -> str:
@@ -214,30 +182,12 @@ class Daemon:
                     await asyncio.sleep(STOP_POLL_S)
         except TimeoutError:
             log.warning("stopping before our last delta was handed on")
-        self._remember_peers()
+        self.acquaintances.remember()
         self.dispatch(fx.Leave())
         for link in self.links.values():
             link.close_soon()
         if self._link_tasks:
             await asyncio.wait(self._link_tasks, timeout=0.5)
-
-    def _whom_to_join(self) -> tuple[str, ...]:
-        """Where we were told to join, and whom we knew in our last life: bootstrap peers may be gone."""
-        known = self.home.read_peers() if self.home.ledger_path.exists() else ()
-        return (*self.options.join, *(address for address in known if address not in self.options.join))
-
-    async def _remember_now_and_then(self) -> None:
-        while True:
-            await asyncio.sleep(REMEMBER_INTERVAL_S)
-            self._remember_peers()
-
-    def _remember_peers(self) -> None:
-        addresses = [address for member in self.core.roster.live() for address in member.peer.body.addresses]
-        try:
-            if addresses:
-                self.home.write_peers(addresses[:REMEMBERED_MAX])
-        except OSError as error:
-            log.warning("cannot write down our peers' addresses: %s", error.strerror)
 
     # -- the core
 
@@ -319,7 +269,7 @@ class Daemon:
         self.links[link.number] = link
         if link.outbound:
             self._serving[link.number] = self._spawn(self.transfers.serve_asked(link))
-        self._learn_address(link)
+        self._carry_out(self.acquaintances.learn_address(link))
         self.dispatch(fx.LinkUp(link.number, link.node_id, link.outbound, link.address))
 
     def link_down(self, link: PeerLink) -> None:
@@ -329,17 +279,6 @@ class Daemon:
             self._serving.pop(link.number).cancel()
         if not self._stopping.is_set():
             self.dispatch(fx.LinkDown(link.number))
-
-    def _learn_address(self, link: PeerLink) -> None:
-        """A node that listens everywhere and was not told its address uses the one that its links show.
-
-        One that only this machine can reach gives way to a better one.
-        """
-        name = link.socket_name()
-        if name is None or not self._address_open or (is_loopback(name[0]) and self.core.own_row.addresses):
-            return
-        self._address_open = is_loopback(name[0])
-        self._carry_out(self.core.announce((format_address(name[0], self._listen_port),)))
 
     async def message(self, link: PeerLink, data: bytes) -> None:
         self.dispatch(fx.Received(link.number, data))

@@ -8,6 +8,7 @@ from gossamer.node.home import Home
 from gossamer.node.merger import Merger
 from gossamer.node.recordstore import RecordStore, StoredHistory
 from gossamer.protocol.errors import ConfigError, PayloadError, StorageError
+from gossamer.protocol.history import Claim
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.records import Delta
@@ -15,8 +16,8 @@ from gossamer.protocol.records import Delta
 
 def restore_merger(
     manifest: Manifest, chunks: ChunkStore, history: StoredHistory, deltas: Sequence[Delta], own_id: bytes
-) -> Merger | None:
-    """The state at the newest snapshot that is whole; None if there is none."""
+) -> tuple[Merger | None, tuple[Claim, ...]]:
+    """The state at the newest snapshot that is whole, if any, and the claims from that one on."""
     for place, claim in enumerate(history.claims):
         # Of the newest we know what it holds; an older one held everything there was, or is of no use.
         held = [
@@ -33,8 +34,8 @@ def restore_merger(
             continue
         merger = Merger(manifest, phi, chunks, own_id, base=history.base, merged=merged)
         if merger.chain() == claim.digest:
-            return merger
-    return None
+            return merger, history.claims[place:]
+    return None, ()
 
 
 def has_model(home: Home, manifest: Manifest) -> bool:
@@ -65,7 +66,7 @@ def replay(home: Home) -> tuple[Manifest, Merger]:
         deltas = store.load(manifest.plan())
     finally:
         store.close()
-    merger = restore_merger(manifest, chunks, history, deltas, home.identity().node_id)
+    merger, _ = restore_merger(manifest, chunks, history, deltas, home.identity().node_id)
     if merger is None:
         raise StorageError(f"{home.root} has no model yet; wait until the node has joined")
     ledger = Ledger()

@@ -196,7 +196,7 @@ async def test_a_node_that_restarts_finds_the_swarm_without_its_bootstrap_peer(t
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_a_partition_longer_than_the_history_ends_in_one_lineage(tmp_path: Path) -> None:
-    """Both halves have closed what the other never saw: one side says so and starts again from the other's."""
+    """Both halves have closed what the other never saw: one says so and starts again from the other's."""
     history = {"seal_after": 4, "snapshot_every": 8, "retain": 16}
     async with LocalNodes(tmp_path, *small_manifest(history=history)) as swarm:
         nodes = await swarm.grow(4, step_s=0.1)

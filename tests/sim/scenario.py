@@ -14,6 +14,7 @@ from gossamer.protocol.chunks import chunk_hashes, root_of
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.layout import TensorSpec
+from gossamer.protocol.limits import LINKS_MAX, LINKS_WANTED
 from gossamer.protocol.manifest import Manifest, from_values
 from tests.sim.faults import STORMS, UNMIXED
 from tests.sim.network import Path
@@ -62,6 +63,8 @@ class Scenario:
     paths: dict[tuple[int, int], Path]
     storms: tuple[Storm, ...]
     has_liar: bool
+    links_max: int
+    """Few in some seeds, so that nodes have to turn others away as in a swarm of hundreds."""
 
     @property
     def seconds(self) -> float:
@@ -72,7 +75,8 @@ class Scenario:
             ", ".join(f"{'+'.join(s.names)} {s.begin:.0f}-{s.end:.0f} s" for s in self.storms) or "no storm"
         )
         liar = ", one liar" if self.has_liar else ""
-        return f"{self.nodes} nodes, {self.codec}{liar}: {storms}"
+        cramped = f", {self.links_max} links each" if self.links_max != LINKS_MAX else ""
+        return f"{self.nodes} nodes, {self.codec}{liar}{cramped}: {storms}"
 
 
 def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
@@ -94,6 +98,7 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
         paths=_paths(rng, total),
         storms=_storms(rng, minutes * 60.0, name),
         has_liar=has_liar,
+        links_max=rng.choice((LINKS_MAX, LINKS_MAX, LINKS_MAX, LINKS_WANTED + 2)),
     )
 
 

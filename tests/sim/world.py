@@ -1,9 +1,11 @@
 """One simulation from start to end: the nodes, the network between them, and what befalls them."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from gossamer.protocol import limits
 from gossamer.protocol.errors import GossamerError
 from tests.sim import memo
 from tests.sim.audit import CONTROL_BYTES_PER_S_MAX, Audit
@@ -22,6 +24,17 @@ STARTED_BY_S = 12.0
 """All members of the first hour are there by now."""
 
 LOOK_S = 2.0
+
+
+@contextmanager
+def cramped(links_max: int) -> Iterator[None]:
+    """Let nodes have no more links than this."""
+    usual = limits.LINKS_MAX
+    limits.LINKS_MAX = links_max
+    try:
+        yield
+    finally:
+        limits.LINKS_MAX = usual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +96,7 @@ class World:
         """Play the scenario to its end, or to the first violation."""
         begun = time.process_time()
         failure = None
-        with memo.remembered():
+        with memo.remembered(), cramped(self.scenario.links_max):
             try:
                 self._play()
             except (Violation, GossamerError) as error:
