@@ -43,7 +43,7 @@ def test_a_killed_daemon_and_a_killed_trainer_cost_no_agreement(tmp_path: Path) 
 
 
 def test_a_killed_supervisor_takes_its_children_with_it(tmp_path: Path) -> None:
-    with SwarmRun(tmp_path, "--every-steps", 4, nodes=1) as run:
+    with SwarmRun(tmp_path, "--every-steps", 4, nodes=2) as run:
         run.wait_round("node-1", 1)
         run.supervisor("node-1").kill()
         assert_all_gone(run.folder / "node-1", 5)

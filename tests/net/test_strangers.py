@@ -115,7 +115,8 @@ def test_a_second_node_in_the_same_folder_is_refused(live: Live) -> None:
 
 
 def test_a_port_in_use_is_one_clear_line(live: Live, tmp_path: Path) -> None:
-    done = gossamer("bootstrap", live.manifest_path, "--dir", tmp_path / "b", "--listen", live.address)
+    place = ["--dir", tmp_path / "b", "--join", live.other_address]
+    done = gossamer("bootstrap", live.manifest_path, *place, "--listen", live.address)
     assert done.returncode == 2
     assert f"cannot listen on {live.address}" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests.sim.faults import STORMS
-from tests.sim.scenario import choose
+from tests.sim.scenario import OTHERS, choose
 from tests.sim.seeds import Job, run_all
 from tests.sim.world import Result, simulate
 
@@ -23,7 +23,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="run this seed only")
     parser.add_argument("--nodes", type=int, default=16, help="members at the start (16)")
     parser.add_argument("--minutes", type=float, default=10.0, help="virtual minutes (10)")
-    parser.add_argument("--scenario", help=f"calm, mixed, liar or one kind of storm: {', '.join(STORMS)}")
+    parser.add_argument("--scenario", help=f"one of {', '.join((*OTHERS, *STORMS))}")
     parser.add_argument("--jobs", type=int, default=cpu_count() or 1, help="processes (one per processor)")
     parser.add_argument("--trace", action="store_true", help="with --seed: tell what happens, line by line")
     return parser.parse_args()

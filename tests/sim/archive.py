@@ -191,6 +191,7 @@ class Archive:
         node.fold.close_up_to(effect.round)
         node.stage.audit.closed(node.fold)
         node.disk.close_up_to(node.fold.base, node.core.own_last)
-        for delta in effect.deltas:
-            for blob in delta.body.chunks:
-                node.disk.drop(blob)
+        # Payloads are known by their content, and an open record may have the same as a closed one.
+        needed = {blob for delta in node.core.ledger for blob in delta.body.chunks}
+        for blob in {blob for delta in effect.deltas for blob in delta.body.chunks} - needed:
+            node.disk.drop(blob)

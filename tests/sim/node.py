@@ -329,7 +329,7 @@ class Node:
             if blob in delta.body.chunks:
                 sizes = chunk_sizes(delta.body.payload_bytes)
                 self.dispatch(fx.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))
-        self.archive.look()
+        self.soon(self.traits.gather_s, self.archive.look)
 
     # -- merging
 

@@ -31,6 +31,9 @@ REST_S = 40.0
 RETAIN = 40
 """Rounds that are kept: some 200 s of the fastest swarm's, and no storm lasts longer than 180."""
 
+OTHERS = ("calm", "mixed", "liar", "lineages")
+"""Scenarios that are not one kind of storm. "lineages": splits that outlast what is retained."""
+
 _TENSORS = (
     TensorSpec("embed", (8, 6), "mean"),
     TensorSpec("weight", (6, 8), "rda"),
@@ -67,6 +70,11 @@ class Scenario:
     """Few in some seeds, so that nodes have to turn others away as in a swarm of hundreds."""
 
     @property
+    def is_forgetful(self) -> bool:
+        """Whether a split may outlast what is retained, so that one side's work is given up."""
+        return self.name == "lineages"
+
+    @property
     def seconds(self) -> float:
         return self.minutes * 60.0
 
@@ -80,10 +88,10 @@ class Scenario:
 
 
 def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
-    """Draw a scenario. `name` asks for one kind of storm, "calm", "liar" or "mixed"."""
+    """Draw a scenario. `name` asks for one kind of storm, or for one of OTHERS."""
     rng = random.Random(f"{seed}/scenario")
     codec = rng.choice(("int4", "int4", "topk", "exact", "int8", "int2"))
-    manifest, phi = _manifest(rng, codec)
+    manifest, phi = _manifest(rng, codec, forgetful=name == "lineages")
     total = nodes + 4
     has_liar = name == "liar" or (name in (None, "mixed") and rng.random() < 0.25)
     return Scenario(
@@ -102,7 +110,7 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
     )
 
 
-def _manifest(rng: random.Random, codec: str) -> tuple[Manifest, Ints]:
+def _manifest(rng: random.Random, codec: str, *, forgetful: bool) -> tuple[Manifest, Ints]:
     numel = sum(spec.numel for spec in _TENSORS)
     phi = np.random.default_rng(rng.randrange(2**32)).integers(-(2**24), 2**24, numel, dtype=np.int32)
     by_steps = rng.random() < 0.6
@@ -116,10 +124,9 @@ def _manifest(rng: random.Random, codec: str) -> tuple[Manifest, Ints]:
             "min_round_seconds": 0.5,
         },
         "history": {
-            "seal_after": rng.randrange(3, 9),
-            "snapshot_every": rng.randrange(2, 9),
-            # Longer than the longest storm lasts in rounds: what heals later than that is another story.
-            "retain": rng.choice((0, RETAIN, RETAIN + 10)),
+            "seal_after": 2 if forgetful else rng.randrange(3, 9),
+            "snapshot_every": 2 if forgetful else rng.randrange(2, 9),
+            "retain": 4 if forgetful else rng.choice((0, RETAIN, RETAIN + 10)),
         },
         "layout": {"fragments": 2, "tensors": _TENSORS},
         "genesis": {"digest": root_of(chunk_hashes(phi.tobytes())).hex()},
@@ -166,14 +173,17 @@ def _paths(rng: random.Random, total: int) -> dict[tuple[int, int], Path]:
 def _storms(rng: random.Random, seconds: float, name: str | None) -> tuple[Storm, ...]:
     if name == "calm":
         return ()
-    if name is not None and name not in (*STORMS, "liar", "mixed"):
-        raise ValueError(f"unknown scenario {name!r}; choose one of calm, mixed, liar, {', '.join(STORMS)}")
+    if name is not None and name not in (*STORMS, *OTHERS):
+        raise ValueError(f"unknown scenario {name!r}; choose one of {', '.join((*OTHERS, *STORMS))}")
     found: list[Storm] = []
     begin = WARM_UP_S
     while True:
         end = begin + rng.choice((rng.uniform(8, 40), rng.uniform(40, 120), rng.uniform(100, 180)))
-        if name in STORMS:
-            names: tuple[str, ...] = (name,)
+        if name == "lineages":
+            names: tuple[str, ...] = ("halves",)
+            end = begin + rng.uniform(120.0, 180.0)
+        elif name in STORMS:
+            names = (name,)
         elif rng.random() < 0.3:
             names = tuple(rng.sample([kind for kind in STORMS if kind not in UNMIXED], 2))
         else:

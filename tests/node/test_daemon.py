@@ -1,0 +1,163 @@
+"""`gossamer.node.daemon`, in this process: what it must know before anyone speaks to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gossamer.node import control, daemon_link, snapshots
+from gossamer.node.chunkstore import ChunkStore
+from gossamer.node.client import fetch_status
+from gossamer.node.daemon import Daemon
+from gossamer.node.daemon_link import DaemonLink
+from gossamer.node.home import Home
+from gossamer.node.options import DaemonOptions
+from gossamer.protocol.errors import StorageError
+from gossamer.protocol.layout import TensorSpec
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.payload import encode_payload
+from gossamer.protocol.records import Delta
+from tests.node.trainer_side import until
+from tests.protocol.builders import manifest as build_manifest
+
+SPECS = (TensorSpec("w", (30, 10), "rda"), TensorSpec("b", (10,), "mean"))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A folder with a manifest and the first model."""
+    phi = np.arange(310, dtype=np.int32)
+    digest = snapshots.digest(phi).hex()
+    swarm = {"name": "n", "created": int(time.time())}
+    manifest = build_manifest(SPECS, 1, genesis={"digest": digest}, swarm=swarm, outer={"codec": "int8"})
+    home = Home(tmp_path / "d")
+    home.create()
+    home.adopt(manifest)
+    snapshots.store(phi, ChunkStore(home.chunks_path))
+    return home
+
+
+def manifest_of(home: Home) -> Manifest:
+    manifest = home.manifest()
+    assert manifest is not None
+    return manifest
+
+
+@contextlib.asynccontextmanager
+async def running(home: Home) -> AsyncIterator[Daemon]:
+    daemon = Daemon(DaemonOptions(folder=home.root, plaintext=True))
+    task = asyncio.create_task(daemon.run())
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+        async with asyncio.timeout(5):
+            await asyncio.wait([task])
+        os.close(daemon.home._lock)  # as the process would
+        await task
+
+
+async def ask(home: Home) -> dict[str, object]:
+    facts = home.read_daemon()
+    assert facts is not None
+    return await fetch_status(str(facts["address"]), plaintext=True)
+
+
+def payload(home: Home) -> bytes:
+    fragment = manifest_of(home).plan().fragments[0]
+    tensors = [np.full(slot.numel, 1000, dtype=np.int32) for slot in fragment.slots]
+    return encode_payload("int8", fragment, tensors)
+
+
+def hand_over(link: DaemonLink, round_: int, data: bytes) -> None:
+    area = link.payload_area
+    area[: len(data)] = data
+    link.publish(control.Publish(round_, round_ - 1, 100, 10, 2.0, "int8", len(data)), area)
+
+
+async def test_a_delta_is_published_merged_and_offered_back(home: Home) -> None:
+    async with running(home) as daemon:
+        link = DaemonLink(home.socket_path(), manifest_of(home))
+        await asyncio.to_thread(link.wait_connected, 5)
+        await until(lambda: link._offers)
+        first = link.take_offer()
+        assert first is not None and first.merged_round == 0
+        assert np.array_equal(first.values(manifest_of(home).plan().fragments[0]), np.arange(310))
+        link.took(first)
+        hand_over(link, 1, payload(home))
+        assert await asyncio.to_thread(link.wait_acknowledged, 5)
+        await until(lambda: link._offers)
+        second = link.take_offer()
+        assert second is not None and (second.merged_round, second.own_round) == (1, 1)
+        status = await ask(home)
+        assert (status["round"], status["records"], status["state"]) == (1, 1, "starting")
+        await asyncio.to_thread(link.close)
+        await until(lambda: not daemon.port.attached)
+
+
+async def test_a_restarted_daemon_never_signs_a_round_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed between storing a record and saying so, and takes a while to read its records back."""
+    monkeypatch.setattr(daemon_link, "RECONNECT_S", 0.02)
+    async with running(home):
+        link = DaemonLink(home.socket_path(), manifest_of(home))
+        await asyncio.to_thread(link.wait_connected, 5)
+        for round_ in (1, 2):
+            hand_over(link, round_, payload(home))
+            assert await asyncio.to_thread(link.wait_acknowledged, 5)
+            await until(lambda: link.clock == round_)  # noqa: B023
+        link._unacknowledged = (
+            control.Publish(2, 1, 100, 10, 2.0, "int8", len(payload(home))),
+            payload(home),
+        )
+    from gossamer.node.recordstore import RecordStore
+
+    load = RecordStore.load
+
+    def slow(self: RecordStore, *args: object) -> list[Delta]:
+        time.sleep(0.5)
+        return load(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RecordStore, "load", slow)
+    async with running(home) as daemon:
+        assert await asyncio.to_thread(link.wait_acknowledged, 5)
+        await until(lambda: link.can_publish)
+        assert [(d.round, daemon.core.ledger.is_void(d)) for d in daemon.core.ledger] == [
+            (1, False),
+            (2, False),
+        ]
+        assert link.own_last == daemon.core.own_last == 2
+        await asyncio.to_thread(link.close)
+
+
+async def test_a_model_that_is_damaged_on_disk_is_said(home: Home) -> None:
+    async with running(home):
+        await until(home.read_daemon)
+        await asyncio.sleep(0.2)
+    root = manifest_of(home).genesis.root
+    path = home.chunks_path / root.hex()[:2] / root.hex()
+    path.write_bytes(b"damaged")
+    with pytest.raises(StorageError, match="damaged; fetch it again with --join"):
+        async with running(home) as daemon:
+            async with asyncio.timeout(5):
+                while not daemon._stopping.is_set() and home.read_daemon():
+                    await asyncio.sleep(0.05)
+                    daemon.stop()
+
+
+async def test_stopping_leaves_no_task_and_no_socket(home: Home) -> None:
+    before = asyncio.all_tasks()
+    async with running(home) as daemon:
+        await until(lambda: daemon.merging.ready)
+        assert Path(home.socket_path()).exists()
+    await asyncio.sleep(0.05)
+    assert asyncio.all_tasks() <= before
+    assert not Path(home.socket_path()).exists()
