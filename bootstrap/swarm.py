@@ -22,7 +22,7 @@ from gossamer.models.registry import resolve_options
 from gossamer.node import snapshots
 from gossamer.node.chunkstore import ChunkStore
 from gossamer.node.home import Home, write_atomically
-from gossamer.protocol.errors import ConfigError, StorageError
+from gossamer.protocol.errors import ConfigError, LocalError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
 
@@ -69,6 +69,9 @@ def run_swarm(options: SwarmOptions) -> int:
         if not is_temporary:
             console.print(f"The nodes' folders are in {folder}", highlight=False, markup=False)
         return 0 if summary.ok else FAILURE
+    except LocalError:
+        is_temporary = False  # the message may point to a log in there
+        raise
     finally:
         if is_temporary:
             shutil.rmtree(folder, ignore_errors=True)

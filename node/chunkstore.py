@@ -9,7 +9,7 @@ import re
 from hashlib import sha256
 from pathlib import Path
 
-from gossamer.node.home import write_atomically
+from gossamer.node.home import remove_unfinished, write_atomically
 from gossamer.protocol.errors import StorageError
 
 _HASH_NAME = re.compile("[0-9a-f]{64}")
@@ -38,6 +38,7 @@ class ChunkStore:
                 for file in os.scandir(folder)
                 if _HASH_NAME.fullmatch(file.name)
             }
+            remove_unfinished(root.glob("*/.*-*"))
         except OSError as error:
             raise StorageError(f"cannot use {root}: {error.strerror}") from None
 

@@ -201,7 +201,10 @@ def generate(
 
     typer.echo(prompt, nl=False)
     for piece in pieces(Home(folder), prompt, length, temperature=temperature, seed=seed):
-        typer.echo(piece, nl=False)
+        typer.echo(
+            "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in piece),
+            nl=False,
+        )
     typer.echo()
 
 

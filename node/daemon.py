@@ -21,7 +21,7 @@ from gossamer.node.acquaintances import Acquaintances, whom_to_join
 from gossamer.node.address import WILDCARDS, format_address, parse_address
 from gossamer.node.archive import Archive
 from gossamer.node.chunkstore import ChunkStore
-from gossamer.node.home import Home
+from gossamer.node.home import Home, remove_unfinished
 from gossamer.node.link import PeerLink
 from gossamer.node.merging import Merging
 from gossamer.node.options import DaemonOptions
@@ -60,6 +60,7 @@ class Daemon:
         self.home = Home(options.folder)
         self.home.create()
         self.home.lock()
+        remove_unfinished(options.folder.glob(".*-*"))
         manifest = self.home.manifest()
         if manifest is None:
             raise ConfigError(f"no manifest in {options.folder}; run: gossamer node --join HOST:PORT")
@@ -306,8 +307,8 @@ class Daemon:
         self.shelf.touch(blob)
         return await self.transfers.read(blob)
 
-    async def chunk_arrived(self, blob: bytes, data: bytes) -> None:
-        await self.transfers.store(blob, data)
+    async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
+        return await self.transfers.store(blob, data)
 
     def _refetch(self, blob: bytes) -> None:
         """A chunk on disk turned out damaged: fetch it again."""

@@ -21,7 +21,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -33,6 +33,10 @@ from gossamer.protocol.manifest import Manifest, from_canonical
 
 _SOCKET_PATH_MAX = 100
 """Unix socket paths end at 104 to 108 bytes, depending on the system."""
+
+
+UNFINISHED_S = 60.0
+"""A file that is still aside after this long was left there by a crash."""
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
@@ -50,6 +54,14 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
     except BaseException:
         os.unlink(aside)
         raise
+
+
+def remove_unfinished(files: Iterable[Path]) -> None:
+    """Remove what `write_atomically` left aside when a crash cut it short."""
+    for file in files:
+        with suppress(OSError):  # somebody else may be tidying up, too
+            if time.time() - file.stat().st_mtime > UNFINISHED_S:
+                file.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

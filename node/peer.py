@@ -72,8 +72,14 @@ class Peer:
         """Join the daemon that runs in `folder`. Raises UnreachableError or ConfigError."""
         home = Home(folder)
         link = DaemonLink(home.socket_path(), manifest)
-        link.wait_connected(CONNECT_TIMEOUT_S)
-        return cls(model, optimizer, manifest, link, checkpoint=home.checkpoint_path, stop_round=stop_round)
+        try:
+            link.wait_connected(CONNECT_TIMEOUT_S)
+            return cls(
+                model, optimizer, manifest, link, checkpoint=home.checkpoint_path, stop_round=stop_round
+            )
+        except BaseException:
+            link.close()
+            raise
 
     # -- what the loop asks
 

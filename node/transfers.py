@@ -47,15 +47,16 @@ class Transfers:
             log.debug("fetching from %s: %s", short(link.node_id), error)
         self._dispatch(fx.ChunkFailed(effect.link, effect.blob))
 
-    async def store(self, blob: bytes, data: bytes) -> None:
-        """Keep a chunk that we wanted, whose hash holds. On a full disk it is dropped, and fetched again."""
+    async def store(self, blob: bytes, data: bytes) -> bool:
+        """Keep a chunk that we wanted, whose hash holds. Returns whether it is; else it is fetched again."""
         try:
             await asyncio.to_thread(self._chunks.put, blob, data)
         except OSError as error:
             log.error("cannot store a payload: %s; free some space, it will be fetched again", error.strerror)
             await asyncio.sleep(DISK_RETRY_S)
-            return
+            return False
         self._dispatch(fx.ChunkArrived(blob))
+        return True
 
     async def read(self, blob: bytes) -> bytes | None:
         """A chunk from disk, None if it is not here."""

@@ -83,8 +83,8 @@ class Receiver(Protocol):
         """Size of a chunk that we want now, None for any other."""
         ...
 
-    async def chunk_arrived(self, blob: bytes, data: bytes) -> None:
-        """A wanted chunk whose hash holds."""
+    async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
+        """A wanted chunk whose hash holds. Returns whether it could be stored."""
         ...
 
     async def read_chunk(self, blob: bytes) -> bytes | None: ...
@@ -215,6 +215,7 @@ class Transport:
             f"{link.base_url}/chunk/{blob.hex()}",
             headers={SESSION_HEADER: link.session.hex()},
             ssl=link.pin or self._client_ssl,
+            allow_redirects=False,
         ) as response:
             if response.status != 200:
                 raise RefusedError(f"{short(link.node_id)} does not have chunk {short(blob)}")
@@ -228,6 +229,7 @@ class Transport:
             data=data,
             headers={SESSION_HEADER: link.session.hex()},
             ssl=link.pin or self._client_ssl,
+            allow_redirects=False,
         ) as response:
             if response.status != 204:
                 raise RefusedError(f"{short(link.node_id)} did not take chunk {short(blob)}")
@@ -313,7 +315,8 @@ class Transport:
                 data = await self._read_body(request.content, blob, size, link)
         except PeerError as error:
             raise web.HTTPBadRequest(text=str(error)) from None
-        await self._receiver.chunk_arrived(blob, data)
+        if not await self._receiver.chunk_arrived(blob, data):
+            raise web.HTTPInsufficientStorage(text="cannot store it now")
         return web.Response(status=204)
 
     async def _serve_manifest(self, request: web.Request) -> web.Response:

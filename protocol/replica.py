@@ -230,7 +230,11 @@ class Replica:
         return fx.Close(floor, tuple(dropped))
 
     def _need(self, event: fx.Need, now: float) -> list[Effect]:
-        """Fetch chunks; whoever claims the snapshot with this root has them."""
+        """Fetch chunks; whoever claims the snapshot with this root has them.
+
+        A delta that we held and must fetch again does not count as held meanwhile.
+        """
+        self._held.discard(event.key)
         result = self._complete(self.fetcher.want(event.key, event.chunks, now))
         for link in self.links.all():
             member = self.roster.get(link.node_id)

@@ -20,8 +20,11 @@ from tests.sim.world import World, simulate
 ROOT = Path(__file__).parents[2]
 
 LARGE = [Job(seed, 16, 10.0, None) for seed in range(1, 4)]
-SMALL = [Job(seed, 8, 6.0, None) for seed in range(101, 125)]
-EACH = [Job(1000 + number, 8, 5.0, name) for number, name in enumerate(("calm", "liar", *STORMS))]
+SMALL = [Job(seed, 8, 6.0, None) for seed in range(101, 117)]
+EACH = [
+    Job(1000 + number, 8, 6.0 if name == "lineages" else 5.0, name)
+    for number, name in enumerate(("calm", "liar", "lineages", *STORMS))
+]
 """Every kind of storm at least once."""
 
 
