@@ -163,7 +163,8 @@ class Merging:
                 await asyncio.to_thread(self._merger.merge, round_, deltas)
         except MissingChunkError as error:
             self.chunk_lost(error.blob)
-            self._dirty.add(round_)  # without that delta, until it is here again
+            if not all(self._core.holds(delta.record_id) for delta in deltas):
+                self._dirty.add(round_)  # without that delta, until it is here again
             return
         if self._merger.version == before:
             return

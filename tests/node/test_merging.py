@@ -217,3 +217,14 @@ async def test_settled_waits_for_rounds_up_to_one(setup: Setup) -> None:
     assert {1, 2, 3, 4} <= set(setup.merged)
     copy = await setup.merging.copy()
     assert copy is not None and copy.phi is not setup.merger.phi
+
+
+async def test_a_delta_that_is_lost_does_not_hold_up_its_round(setup: Setup) -> None:
+    await setup.merging.begin(setup.merger)
+    victim = setup.world.deltas[0]
+    setup.world.chunks._path(victim.body.chunks[0]).write_bytes(b"damaged")
+    setup.merging.chunk_lost = lambda blob: setup.held.discard(victim.record_id)
+    setup.arrive(*setup.world.deltas)
+    await setup.merged_all()
+    rest = [delta for delta in setup.world.deltas if delta is not victim]
+    assert np.array_equal(setup.merger.phi, setup.world.fold(rest))

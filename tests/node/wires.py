@@ -42,8 +42,9 @@ class End:
     def expected_size(self, blob: bytes) -> int | None:
         return self.wanted.get(blob)
 
-    async def chunk_arrived(self, blob: bytes, data: bytes) -> None:
+    async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
         self.arrived[blob] = data
+        return True
 
     async def read_chunk(self, blob: bytes) -> bytes | None:
         return self.chunks.get(blob)

@@ -233,12 +233,11 @@ class World:
         return node
 
     def _bootstrap(self, node: Node) -> tuple[str, ...]:
-        """Where a node is told to join: the first node, and for some the second too."""
-        if node.index == 0:
-            # Whoever founded the swarm joins nobody; without its disk it must be told to, as anybody.
-            return (self.nodes[1].traits.address,) if 0 in self.lost_disks else ()
-        first, second = (self.nodes[i].traits.address for i in (0, 1))
-        return (first, second) if node.index % 3 == 2 else (first,)
+        """Where a node is told to join: a member or two that have not gone for ever."""
+        if node.index == 0 and 0 not in self.lost_disks:
+            return ()  # it founded the swarm; without its disk it would have to be told, as anybody
+        others = [n for n in self.nodes if n is not node and n.traits.listens and not n.gone]
+        return tuple(other.traits.address for other in others[: 2 if node.index % 3 == 2 else 1])
 
     def _start(self, node: Node) -> None:
         self.say(f"{node.name} starts")
