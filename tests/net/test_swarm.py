@@ -9,8 +9,6 @@ import pytest
 
 from tests.net.processes import SwarmRun, assert_all_gone, processes_naming, wait_for
 
-pytestmark = pytest.mark.slow
-
 NUMBER = (int, float)
 
 
@@ -41,6 +39,7 @@ def test_three_nodes_train_agree_and_leave_nothing_behind(tmp_path: Path) -> Non
     assert "Traceback" not in run.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_everything_within_five_seconds(tmp_path: Path) -> None:
     with SwarmRun(tmp_path, "--every-steps", 4) as run:
         run.wait_round("node-1", 2)
@@ -53,6 +52,7 @@ def test_ctrl_c_ends_everything_within_five_seconds(tmp_path: Path) -> None:
         assert "Traceback" not in run.log(name)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_starting_leaves_nothing_behind(tmp_path: Path) -> None:
     with SwarmRun(tmp_path) as run:
         wait_for((run.folder / "bootstrap.log").exists, 20, "the bootstrap peer being started")
