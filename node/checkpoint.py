@@ -1,9 +1,9 @@
 """What only this node knows, kept across restarts: residuals, momenta, inner optimizer, data position.
 
 Phi is the swarm's; all else that training needs is here. A checkpoint is one safetensors file, written aside
-and renamed by a background thread, after a delta was handed over and again when the node leaves. Reading one
-back, a fragment's residual counts only if it belongs to the last delta that we published of it: what an
-older one holds has been sent since.
+and renamed by a background thread, every few seconds after a delta, and again when the node leaves. When one
+is read back, a fragment's residual counts only if it belongs to the last delta that we published of it: what
+an older one holds has been sent since.
 """
 
 import json
@@ -23,9 +23,10 @@ from gossamer.node.home import write_atomically
 from gossamer.node.outer import OuterLoop
 
 FREQUENT_BYTES = 64 * 1024 * 1024
-"""A state up to this size is saved after every delta; a larger one every `INTERVAL_S` at most."""
+"""A state up to this size is saved often, a larger one now and then: copying it takes time from training."""
 
-INTERVAL_S = 60.0
+FREQUENT_S = 5.0
+SELDOM_S = 60.0
 VERSION = "1"
 
 log = logging.getLogger("gossamer.checkpoint")
@@ -87,7 +88,8 @@ class CheckpointWriter:
         """Whether a checkpoint should be taken now: never while one is being written."""
         if self._busy is not None and self._busy.is_alive():
             return False
-        return self._size <= FREQUENT_BYTES or time.monotonic() - self._saved_at > INTERVAL_S
+        interval = FREQUENT_S if self._size <= FREQUENT_BYTES else SELDOM_S
+        return time.monotonic() - self._saved_at > interval
 
     def write(self, tensors: dict[str, Tensor], metadata: dict[str, str], *, wait: bool = False) -> None:
         """Start writing; with `wait`, return when it is on disk."""

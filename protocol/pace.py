@@ -11,13 +11,15 @@ from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_SLACK
 from gossamer.protocol.manifest import Manifest, PaceSection
 
 
-def round_clock(rounds: Iterable[int]) -> int:
+def round_clock(rounds: Iterable[int], members: int = 0) -> int:
     """The highest round among live members, leaving out the top third (rounded down).
 
-    One liar cannot race the clock and an isolated node still moves. 0 when there is nobody.
+    One liar cannot race the clock and an isolated node still moves. 0 when there is nobody. `members` counts
+    those too who have not said a round yet, so that while few have, a liar among them is left out as well.
     """
     ordered = sorted(rounds, reverse=True)
-    return ordered[len(ordered) // 3] if ordered else 0
+    out = max(members, len(ordered)) // 3
+    return ordered[min(out, len(ordered) - 1)] if ordered else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,13 +90,18 @@ class Replica:
 
     @property
     def clock(self) -> int:
-        """The swarm's round clock as we see it. Who has never published has no say in it yet."""
+        """The swarm's round clock as we see it. Who has never published has no say in it yet, but counts.
+
+        A claim of the far future is nobody's: to follow it would be to sign what all others refuse.
+        """
         rounds = [
             max(member.peer.body.round, self.ledger.last_round(member.peer.node_id))
             for member in self.roster.live()
             if member.peer.body.trains
         ]
-        return round_clock(round_ for round_ in (*rounds, self.own_last) if round_ > 0)
+        unix_s = self._now + self._unix_offset_s
+        said = [r for r in (*rounds, self.own_last) if r > 0 and is_plausible(r, self.manifest, unix_s)]
+        return round_clock(said, members=len(rounds) + self.info.trains)
 
     @property
     def caught_up(self) -> bool:
