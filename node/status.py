@@ -4,7 +4,10 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
+from gossamer.node.control import Report
 from gossamer.protocol.identity import short
+from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.roster import Member
 
 if TYPE_CHECKING:
     from gossamer.node.daemon import Daemon
@@ -38,19 +41,7 @@ def describe(daemon: "Daemon", digests: tuple[bytes, bytes] | None) -> dict[str,
             {"node_id": link.node_id.hex(), "outbound": link.outbound, "dropped": link.dropped}
             for link in daemon.links.values()
         ],
-        "members": [
-            {
-                "node_id": member.peer.node_id.hex(),
-                "name": member.peer.body.name,
-                "health": member.health.value,
-                "trains": member.peer.body.trains,
-                "round": max(member.peer.body.round, core.ledger.last_round(member.peer.node_id)),
-                "tokens_per_s": member.peer.body.tokens_per_s,
-                "loss": member.peer.body.loss,
-                "addresses": list(member.peer.body.addresses),
-            }
-            for member in core.roster.members()
-        ],
+        "members": [_member(member, core.ledger) for member in core.roster.members()],
         "void": [{"node_id": author.hex(), "round": round_} for author, round_ in core.ledger.voided()],
         "misbehaviours_seen": daemon.blamed,
         "tasks": len(asyncio.all_tasks()),
@@ -60,21 +51,39 @@ def describe(daemon: "Daemon", digests: tuple[bytes, bytes] | None) -> dict[str,
         "payload_bytes_received": payload_received,
     }
     if report is not None:
-        status["trainer"] = {
-            "state": report.state,
-            "device": report.device,
-            "inner_steps": report.inner_steps,
-            "tokens": report.tokens,
-            "tokens_per_s": report.tokens_per_s,
-            "loss": report.loss,
-            "val_loss": report.val_loss,
-            "val_loss_start": report.val_loss_start,
-            "val_version": report.evaluated_version,
-            "wait_fraction": report.wait_fraction,
-        }
+        status["trainer"] = _trainer(report)
     if digests is not None:
         status["merged_digest"], status["phi_digest"] = (digest.hex() for digest in digests)
     return status
+
+
+def _member(member: Member, ledger: Ledger) -> dict[str, Any]:
+    row = member.peer.body
+    return {
+        "node_id": member.peer.node_id.hex(),
+        "name": row.name,
+        "health": member.health.value,
+        "trains": row.trains,
+        "round": max(row.round, ledger.last_round(member.peer.node_id)),
+        "tokens_per_s": row.tokens_per_s,
+        "loss": row.loss,
+        "addresses": list(row.addresses),
+    }
+
+
+def _trainer(report: Report) -> dict[str, Any]:
+    return {
+        "state": report.state,
+        "device": report.device,
+        "inner_steps": report.inner_steps,
+        "tokens": report.tokens,
+        "tokens_per_s": report.tokens_per_s,
+        "loss": report.loss,
+        "val_loss": report.val_loss,
+        "val_loss_start": report.val_loss_start,
+        "val_version": report.evaluated_version,
+        "wait_fraction": report.wait_fraction,
+    }
 
 
 def _state(daemon: "Daemon") -> str:
