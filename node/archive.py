@@ -220,13 +220,13 @@ class Archive:
         base = await self._merging.close_up_to(closing.round)
         if base is not None:
             await asyncio.to_thread(self._records.close_up_to, base, self._core.own_last)
-            await asyncio.to_thread(self._drop_payloads, closing)
+            # Two deltas with the same payload share its chunks.
+            needed = self._shelf.blobs().union(*(delta.body.chunks for delta in self._core.ledger))
+            closed = {blob for delta in closing.deltas for blob in delta.body.chunks}
+            await asyncio.to_thread(self._drop_chunks, closed - needed)
         if self._closing is closing:
             self._closing = None
 
-    def _drop_payloads(self, closing: fx.Close) -> None:
-        kept = self._shelf.blobs()
-        for delta in closing.deltas:
-            for blob in delta.body.chunks:
-                if blob not in kept:
-                    self._chunks.drop(blob)
+    def _drop_chunks(self, blobs: set[bytes]) -> None:
+        for blob in blobs:
+            self._chunks.drop(blob)

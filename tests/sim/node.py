@@ -1,14 +1,11 @@
 """One simulated node: a real protocol core, and an adapter that carries out its effects as the daemon does.
 
-The process can be stopped, killed or starved, its host can lose power; the disk is what stays. Everything
-that reaches the process goes through `deliver`, which holds it back while the process is stopped and drops
-it once that life is over.
+Its process can be stopped, killed or starved (see `process`), its host can lose power; the disk is what
+stays.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from hashlib import sha256
-from typing import Any
 
 from gossamer.protocol import effects as fx
 from gossamer.protocol.chunks import chunk_sizes
@@ -19,6 +16,7 @@ from tests.sim.archive import Archive
 from tests.sim.disk import DamagedChunkError, Disk
 from tests.sim.fold import Fold
 from tests.sim.network import End
+from tests.sim.process import Process
 from tests.sim.stage import Stage, Traits
 from tests.sim.trainer import Trainer, Window
 from tests.sim.transfers import Transfers
@@ -29,23 +27,18 @@ POLL_S = 0.25
 _ROUNDING_S = 1e-6
 
 
-class Node:
+class Node(Process):
     """A node's host, disk, process and trainer."""
 
     def __init__(self, stage: Stage, traits: Traits) -> None:
+        super().__init__(stage.loop)
         self.stage = stage
         self.traits = traits
         self.index = traits.index
         self.disk = Disk()
         self.rng = stage.dice(f"node {self.index}")
-        self.powered = True
-        self.running = False
         self.gone = False
         """Left, or dead for good."""
-        self.life = 0
-        self.started_at = 0.0
-        self.disturbed_at = -1e9
-        """When its process was last stopped or starved."""
         self.links: dict[int, End] = {}
         self.core: Replica
         self.fold: Fold | None = None
@@ -55,8 +48,6 @@ class Node:
         self.sent_bytes = 0
         self.wakes = 0
         self._numbers = 0
-        self._backlog: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self._stopped = False
         self._timer_due = float("inf")
         self._latest = 0.0
         self.archive = Archive(self)
@@ -77,12 +68,8 @@ class Node:
         """Start the process on whatever its disk holds."""
         stored = self.disk.load()
         stage = self.stage
-        self.life += 1
-        self.powered = self.running = True
-        self._stopped = False
-        self.started_at = stage.loop.now
+        self.begin_life()
         self.links.clear()
-        self._backlog.clear()
         self._dirty.clear()
         self.transfers, self.archive = Transfers(self), Archive(self)
         self._timer_due, self._merge_is_due, self.ready = float("inf"), False, False
@@ -137,8 +124,7 @@ class Node:
 
     def _end(self) -> None:
         self.transfers.settle_unsure(self.rng)
-        self.running = self._stopped = False
-        self._backlog.clear()
+        self.end_life()
 
     def leave(self) -> None:
         """Stop in good order."""
@@ -146,36 +132,6 @@ class Node:
         self.dispatch(fx.Leave())
         self.gone = True
         self.crash()
-
-    def stop(self) -> None:
-        """Like SIGSTOP, or a laptop's lid, or an event loop that is busy elsewhere."""
-        self._stopped = True
-        self.disturbed_at = self.stage.loop.now
-
-    def resume(self) -> None:
-        """Like SIGCONT: all that has waited comes at once."""
-        self._stopped = False
-        self.disturbed_at = self.stage.loop.now
-        while self._backlog and self.running and not self._stopped:
-            action, args = self._backlog.popleft()
-            action(*args)
-
-    @property
-    def responsive(self) -> bool:
-        return self.running and not self._stopped
-
-    def deliver(self, life: int, action: Callable[..., None], *args: Any) -> None:
-        """Do something in this life of the process: now, or when it runs again."""
-        if life != self.life or not self.running:
-            return
-        if self._stopped:
-            self._backlog.append((action, args))
-        else:
-            action(*args)
-
-    def soon(self, delay: float, action: Callable[..., None], *args: Any) -> None:
-        """Do something in this life of the process, after a delay."""
-        self.stage.loop.after(delay, self.deliver, self.life, action, *args)
 
     # -- the core
 

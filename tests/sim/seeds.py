@@ -9,8 +9,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 
+from tests.sim.result import Result
 from tests.sim.scenario import choose
-from tests.sim.world import Result, simulate
+from tests.sim.world import simulate
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import GossamerError
@@ -14,6 +13,7 @@ from tests.sim.liar import Liar
 from tests.sim.loop import Loop
 from tests.sim.network import Network
 from tests.sim.node import Node
+from tests.sim.result import Result
 from tests.sim.scenario import CREATED, REST_S, Scenario, Storm
 from tests.sim.stage import Stage
 from tests.sim.trace import Trace, Violation
@@ -35,29 +35,6 @@ def cramped(links_max: int) -> Iterator[None]:
         yield
     finally:
         limits.LINKS_MAX = usual
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What came of one seed."""
-
-    seed: int
-    about: str
-    failure: str | None
-    trace: str
-    """The trace's hash: equal for equal seeds."""
-    cpu_s: float
-    virtual_s: float
-    events: int
-    rounds: int
-    deltas: int
-    recoveries: tuple[tuple[str, float], ...]
-    """Each storm, and how long convergence took after it."""
-    control_bytes_per_s: float
-    """Of an average node, sent."""
-    wakes_per_s: float
-    """Of the busiest node in its busiest seconds."""
-    damaged_refused: int
 
 
 class World:

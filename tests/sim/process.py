@@ -1,0 +1,69 @@
+"""A process on a host: it can be stopped and go on, die and be started again.
+
+Everything that reaches a process goes through `deliver`, which holds it back while the process is stopped
+and drops it once that life is over.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from tests.sim.loop import Loop
+
+
+class Process:
+    """One process, over all its lives."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self.powered = True
+        """Whether its host runs at all."""
+        self.running = False
+        self.life = 0
+        self.started_at = 0.0
+        self.disturbed_at = -1e9
+        """When it was last stopped or starved."""
+        self._backlog: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._stopped = False
+
+    def begin_life(self) -> None:
+        """Start; whatever waited for an earlier life is void."""
+        self.life += 1
+        self.powered = self.running = True
+        self._stopped = False
+        self.started_at = self._loop.now
+        self._backlog.clear()
+
+    def end_life(self) -> None:
+        self.running = self._stopped = False
+        self._backlog.clear()
+
+    def stop(self) -> None:
+        """Like SIGSTOP, or a laptop's lid, or an event loop that is busy elsewhere."""
+        self._stopped = True
+        self.disturbed_at = self._loop.now
+
+    def resume(self) -> None:
+        """Like SIGCONT: all that has waited comes at once."""
+        self._stopped = False
+        self.disturbed_at = self._loop.now
+        while self._backlog and self.running and not self._stopped:
+            action, args = self._backlog.popleft()
+            action(*args)
+
+    @property
+    def responsive(self) -> bool:
+        return self.running and not self._stopped
+
+    def deliver(self, life: int, action: Callable[..., None], *args: Any) -> None:
+        """Do something in this life of the process: now, or when it runs again."""
+        if life != self.life or not self.running:
+            return
+        if self._stopped:
+            self._backlog.append((action, args))
+        else:
+            action(*args)
+
+    def soon(self, delay: float, action: Callable[..., None], *args: Any) -> None:
+        """Do something in this life of the process, after a delay."""
+        self._loop.after(delay, self.deliver, self.life, action, *args)
