@@ -92,6 +92,8 @@ class PeerLink:
                     break
                 self.traffic.received += len(message.data)
                 await on_message(message.data)
+        except (OSError, aiohttp.ClientError):
+            pass  # the line broke, or TLS found flipped bits: either way the link is over
         finally:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
@@ -111,7 +113,7 @@ class PeerLink:
                     await self._news.wait()
         except TimeoutError:
             self._cut()
-        except (ConnectionError, aiohttp.ClientError):
+        except (OSError, aiohttp.ClientError):
             pass
         await self._close()
 
@@ -121,7 +123,7 @@ class PeerLink:
                 await self._socket.close()
         except TimeoutError:
             self._cut()
-        except (ConnectionError, aiohttp.ClientError):
+        except (OSError, aiohttp.ClientError):
             pass
 
     def _cut(self) -> None:

@@ -269,7 +269,7 @@ class Transport:
             await socket.send_bytes(refusal(str(error)))
             await socket.close()
             return socket
-        except (PeerError, TypeError, TimeoutError, ConnectionError) as error:
+        except (PeerError, TypeError, OSError) as error:
             log.debug("handshake with %s failed: %s", request.remote, error)
             await socket.close()
             return socket
@@ -298,10 +298,15 @@ class Transport:
         response.content_length = len(data)
         await response.prepare(request)
         view = memoryview(data)
-        for start in range(0, len(data), PIECE_BYTES):
-            async with asyncio.timeout(FETCH_TIMEOUT_S):
-                await response.write(view[start : start + PIECE_BYTES])
-            link.traffic.payload_sent += len(view[start : start + PIECE_BYTES])
+        try:
+            for start in range(0, len(data), PIECE_BYTES):
+                async with asyncio.timeout(FETCH_TIMEOUT_S):
+                    await response.write(view[start : start + PIECE_BYTES])
+                link.traffic.payload_sent += len(view[start : start + PIECE_BYTES])
+        except (OSError, aiohttp.ClientError) as error:  # a line that broke, or a peer that takes nothing
+            log.debug("sending chunk %s: %s", short(link.node_id), error)
+            if request.transport is not None:
+                request.transport.abort()
         return response
 
     async def _take_chunk(self, request: web.Request) -> web.Response:
@@ -313,7 +318,8 @@ class Transport:
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
                 data = await self._read_body(request.content, blob, size, link)
-        except PeerError as error:
+        except (PeerError, OSError, aiohttp.ClientError) as error:
+            # Flipped bits that TLS rejects, a line that broke: not worth a traceback in our log.
             raise web.HTTPBadRequest(text=str(error)) from None
         if not await self._receiver.chunk_arrived(blob, data):
             raise web.HTTPInsufficientStorage(text="cannot store it now")
