@@ -32,6 +32,8 @@ class LinkUp:
     node_id: bytes
     outbound: bool
     address: str | None
+    credential: bytes = b""
+    """The grant that the peer showed, if any; the handshake has judged it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,13 @@ class Adopted:
 
 
 @dataclass(frozen=True, slots=True)
+class Deliver:
+    """Somebody handed us a grant or a revocation, which needs no trust but its owner's signature."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """We are about to stop."""
 
@@ -141,6 +150,7 @@ Event = (
     | Progress
     | Sealed
     | Adopted
+    | Deliver
     | Leave
     | Wake
 )
@@ -159,10 +169,12 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Connect to an address; if `node_id` is given, to nobody else."""
+    """Connect to an address; if `node_id` is given, to nobody else, and with no other certificate."""
 
     address: str
     node_id: bytes | None
+    fingerprint: bytes = b""
+    """SHA-256 of the certificate that its row names; empty if we know none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +191,21 @@ class Store:
 
     delta: Delta
     own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCredential:
+    """Keep a grant or revocation, durably."""
+
+    record_id: bytes
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Expelled:
+    """An owner has revoked us: there is nothing left for us to do here."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,4 +276,20 @@ class Notice:
     text: str
 
 
-Effect = Send | Dial | Hangup | Store | Get | Put | Ready | Fetched | Seal | Close | Adopt | Blame | Notice
+Effect = (
+    Send
+    | Dial
+    | Hangup
+    | Store
+    | StoreCredential
+    | Expelled
+    | Get
+    | Put
+    | Ready
+    | Fetched
+    | Seal
+    | Close
+    | Adopt
+    | Blame
+    | Notice
+)

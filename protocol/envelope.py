@@ -25,6 +25,8 @@ class Kind(IntEnum):
 
     DELTA = 1
     PEER = 2
+    GRANT = 3
+    REVOCATION = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Gossip:
 
     def link_up(self, link: int) -> list[Effect]:
         self._links.add(link)
-        return self._open_exchange(link)
+        return self.open_exchange(link)
 
     def link_down(self, link: int) -> None:
         self._links.discard(link)
@@ -64,7 +64,7 @@ class Gossip:
         if now < self._next_exchange:
             return []
         self._next_exchange = now + limits.ANTI_ENTROPY_INTERVAL_S * (0.75 + 0.5 * self._rng.random())
-        return [effect for link in sample(self._links, 1, self._rng) for effect in self._open_exchange(link)]
+        return [effect for link in sample(self._links, 1, self._rng) for effect in self.open_exchange(link)]
 
     def push(self, deltas: list[Delta], source: int | None) -> list[Effect]:
         """Relay records that are new to us to a few links other than the one they came from."""
@@ -85,11 +85,12 @@ class Gossip:
         if awaited:
             return []
         if len(self._ledger) > self._size_at_request.get(link, 0):
-            return self._open_exchange(link)
+            return self.open_exchange(link)
         self.synced_once = True
         return []
 
-    def _open_exchange(self, link: int, above: int = 0) -> list[Effect]:
+    def open_exchange(self, link: int, above: int = 0) -> list[Effect]:
+        """Begin to compare ledgers with a link."""
         self._awaited.pop(link, None)  # what did not come by now is found missing again
         digests = self._ledger.digests
         above = max(above, self._ledger.floor)
@@ -102,7 +103,7 @@ class Gossip:
             self.synced_once = True
             return []
         if message.whole and (message.level < digests.top or message.above < self._ledger.floor):
-            return self._open_exchange(
+            return self.open_exchange(
                 link, message.above
             )  # ours reaches further: start from our top and floor
         above = max(message.above, self._ledger.floor)
@@ -153,7 +154,7 @@ class Gossip:
             self.synced_once = True
             if given and given != self._given.get(link):
                 self._given[link] = given
-                effects += self._open_exchange(link)
+                effects += self.open_exchange(link)
         return effects
 
     def request(self, link: int, record_ids: Iterable[bytes]) -> list[Effect]:

@@ -3,18 +3,22 @@
 ::
 
     server -> Challenge(version, server public key, nonce)
-    client -> Hello(version, swarm id, client public key, nonce, signature)
-    server -> Welcome(signature, session)          or Refused(reason)
+    client -> Hello(version, swarm id, client public key, nonce, signature, credential)
+    server -> Welcome(signature, session, credential)          or Refused(reason)
 
 Both sign the same transcript under different roles: swarm id, both keys, both nonces, and the *channel
 binding* (the TLS certificate's fingerprint, empty on plain loopback), so a hello can be neither replayed
-nor relayed to another channel. The session token authenticates the HTTP requests that belong to the link.
+nor relayed to another channel. The session token, which the server signs too, authenticates the HTTP
+requests that belong to the link. A credential is a grant (see `admission`), or empty; each side judges the
+other with `Vet` before anything else is said.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gossamer.protocol.errors import MalformedError, RefusedError, SignatureError
 from gossamer.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, node_id_of, verify
+from gossamer.protocol.limits import CREDENTIAL_BYTES_MAX
 from gossamer.protocol.wire import Fields, pack, unpack
 
 PROTOCOL_VERSION = 1
@@ -23,6 +27,13 @@ SESSION_BYTES = 32
 HELLO_BYTES_MAX = 4096
 
 _CLIENT, _SERVER = b"client", b"server"
+
+Vet = Callable[[bytes, bytes], None]
+"""Called with the peer's proven node id and its credential; raises RefusedError to turn it away."""
+
+
+def everybody(node_id: bytes, credential: bytes) -> None:
+    """The `Vet` of those who turn nobody away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +62,25 @@ class ServerHandshake:
     """The accepting side. `nonce` and `session` are fresh random bytes from the caller."""
 
     def __init__(
-        self, identity: Identity, swarm_id: bytes, binding: bytes, nonce: bytes, session: bytes
+        self,
+        identity: Identity,
+        swarm_id: bytes,
+        binding: bytes,
+        nonce: bytes,
+        session: bytes,
+        *,
+        credential: bytes = b"",
+        vet: Vet = everybody,
     ) -> None:
         self._identity = identity
         self._swarm_id = swarm_id
         self._binding = binding
         self._nonce = nonce
         self._session = session
+        self._credential = credential
+        self._vet = vet
+        self.peer_credential = b""
+        """What the peer showed; set by `answer`."""
 
     def challenge(self) -> bytes:
         return pack([PROTOCOL_VERSION, self._identity.public_key, self._nonce])
@@ -79,13 +102,16 @@ class ServerHandshake:
         client_key = fields.blob("public_key", PUBLIC_KEY_BYTES)
         nonce = fields.blob("nonce", NONCE_BYTES)
         signature = fields.blob("signature", SIGNATURE_BYTES)
+        self.peer_credential = fields.blob("credential", 0, CREDENTIAL_BYTES_MAX)
         fields.end()
         transcript = _Transcript(
             swarm_id, self._identity.public_key, client_key, self._nonce, nonce, self._binding
         )
         verify(client_key, signature, transcript.signed_by(_CLIENT))
-        own = self._identity.sign(transcript.signed_by(_SERVER))
-        return node_id_of(client_key), pack([True, own, self._session])
+        node_id = node_id_of(client_key)
+        self._vet(node_id, self.peer_credential)
+        own = self._identity.sign(transcript.signed_by(_SERVER) + self._session)
+        return node_id, pack([True, own, self._session, self._credential])
 
 
 def refusal(reason: str) -> bytes:
@@ -97,13 +123,25 @@ class ClientHandshake:
     """The dialling side. `expected` pins the node id that must answer, where it is known."""
 
     def __init__(
-        self, identity: Identity, swarm_id: bytes, binding: bytes, nonce: bytes, expected: bytes | None
+        self,
+        identity: Identity,
+        swarm_id: bytes,
+        binding: bytes,
+        nonce: bytes,
+        expected: bytes | None,
+        *,
+        credential: bytes = b"",
+        vet: Vet = everybody,
     ) -> None:
         self._identity = identity
         self._swarm_id = swarm_id
         self._binding = binding
         self._nonce = nonce
         self._expected = expected
+        self._credential = credential
+        self._vet = vet
+        self.peer_credential = b""
+        """What the peer showed; set by `finish`."""
         self._transcript: _Transcript | None = None
 
     def hello(self, challenge: bytes) -> bytes:
@@ -123,12 +161,21 @@ class ClientHandshake:
             self._swarm_id, server_key, self._identity.public_key, server_nonce, self._nonce, self._binding
         )
         signature = self._identity.sign(self._transcript.signed_by(_CLIENT))
-        return pack([PROTOCOL_VERSION, self._swarm_id, self._identity.public_key, self._nonce, signature])
+        return pack(
+            [
+                PROTOCOL_VERSION,
+                self._swarm_id,
+                self._identity.public_key,
+                self._nonce,
+                signature,
+                self._credential,
+            ]
+        )
 
     def finish(self, welcome: bytes) -> tuple[bytes, bytes]:
         """Check the Welcome; returns the peer's node id and our session token.
 
-        Raises RefusedError with the peer's reason, MalformedError or SignatureError.
+        Raises RefusedError with the peer's reason or ours, MalformedError or SignatureError.
         """
         if self._transcript is None:
             raise MalformedError("welcome before challenge")
@@ -137,6 +184,9 @@ class ClientHandshake:
             raise RefusedError(fields.text("reason"))
         signature = fields.blob("signature", SIGNATURE_BYTES)
         session = fields.blob("session", SESSION_BYTES)
+        self.peer_credential = fields.blob("credential", 0, CREDENTIAL_BYTES_MAX)
         fields.end()
-        verify(self._transcript.server_key, signature, self._transcript.signed_by(_SERVER))
-        return node_id_of(self._transcript.server_key), session
+        verify(self._transcript.server_key, signature, self._transcript.signed_by(_SERVER) + session)
+        node_id = node_id_of(self._transcript.server_key)
+        self._vet(node_id, self.peer_credential)
+        return node_id, session

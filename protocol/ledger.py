@@ -73,6 +73,19 @@ class Ledger:
         self.floor = max(self.floor, floor)
         return dropped
 
+    def drop(self, author: bytes, after: int) -> list[Delta]:
+        """Take out an author's records of rounds after `after`, as if they had never come; returns them."""
+        dropped: list[Delta] = []
+        for round_ in [r for r, authors in self._rounds.items() if r > after and author in authors]:
+            authors = self._rounds[round_]
+            dropped.extend(authors.pop(author))
+            self.digests.update(round_, self._digest_of(round_))
+            if not authors:
+                del self._rounds[round_]
+        for delta in dropped:
+            del self._by_id[delta.record_id]
+        return dropped
+
     def get(self, record_id: bytes) -> Delta | None:
         return self._by_id.get(record_id)
 

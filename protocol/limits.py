@@ -34,6 +34,23 @@ PARAMETERS_MAX = INDEX_CHUNKS_MAX * CHUNK_BYTES_MAX // 4
 TEXT_BYTES_MAX = 256
 """Names, devices, versions, reasons: anything a person will read in one line."""
 
+# --- admission ------------------------------------------------------------------------------------------
+OWNERS_MAX = 16
+CREDENTIAL_BYTES_MAX = 1024
+"""A grant or a revocation in its envelope; a reason of TEXT_BYTES_MAX is the longest thing in it."""
+
+CHARTER_NODES_MAX = 4096
+"""Node ids that grants and revocations may speak of. Only owners can fill this."""
+
+CHARTER_MAX = 3 * CHARTER_NODES_MAX
+"""Of each node id at most one grant a role and one revocation are in force."""
+
+EXPIRY_LOOK_S = 5.0
+"""How soon after its invitation ran out a member's link is cut."""
+
+ASK_FRESH_S = 300.0
+"""A signed question is answered this long: clocks of people's machines differ by minutes."""
+
 # --- links and messages --------------------------------------------------------------------------------
 MESSAGE_BYTES_MAX = 2 * 1024 * 1024 + 64 * 1024
 """One WebSocket message: RECORDS_PER_MESSAGE_MAX records of the largest size, and their framing."""

@@ -6,6 +6,7 @@ a healed partition find each other whatever happened in between (memberlist call
 "partition amnesia").
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gossamer.protocol import limits
@@ -25,10 +26,20 @@ class Link:
 class Links:
     """Keeps the set of links near its wanted size. `bootstrap` addresses are never forgotten."""
 
-    def __init__(self, own_id: bytes, roster: Roster, bootstrap: tuple[str, ...], rng: RandomSource) -> None:
+    def __init__(
+        self,
+        own_id: bytes,
+        roster: Roster,
+        bootstrap: tuple[str, ...],
+        rng: RandomSource,
+        *,
+        pins: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """`pins` are the node ids that must answer at bootstrap addresses, where they are known."""
         self._own_id = own_id
         self._roster = roster
         self._bootstrap = bootstrap
+        self._pins = pins or {}
         self._rng = rng
         self._links: dict[int, Link] = {}
         self._dialling: dict[str, float] = {}
@@ -110,9 +121,13 @@ class Links:
                 break
             self._dialling[address] = now + limits.REDIAL_INTERVAL_S * 2
             self._tried[address] = now
-            effects.append(Dial(address, node_id))
+            effects.append(Dial(address, node_id, self._fingerprint_of(node_id)))
         self._tried = {a: t for a, t in self._tried.items() if now - t < limits.REDIAL_DOWN_INTERVAL_S}
         return effects
+
+    def _fingerprint_of(self, node_id: bytes | None) -> bytes:
+        member = self._roster.get(node_id) if node_id is not None else None
+        return member.peer.body.fingerprint if member is not None else b""
 
     def _candidates(
         self, now: float
@@ -152,7 +167,7 @@ class Links:
         if len(self._links) >= limits.LINKS_MIN:
             return []
         return [
-            (address, None)
+            (address, self._pins.get(address))
             for address in self._bootstrap
             if address not in living
             and self._leads_to.get(address) not in linked

@@ -24,11 +24,13 @@ from pydantic import (
 
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, MalformedError
+from gossamer.protocol.identity import has_small_order
 from gossamer.protocol.layout import Layout, TensorSpec, plan
 from gossamer.protocol.limits import (
     CHUNK_BYTES_MAX,
     FRAGMENTS_MAX,
     MANIFEST_BYTES_MAX,
+    OWNERS_MAX,
     PARAMETERS_MAX,
     PAYLOAD_CHUNKS_MAX,
     ROUND_MAX,
@@ -54,6 +56,13 @@ def _option(value: Any) -> Any:
     return value
 
 
+def _usable_key(text: str) -> str:
+    if has_small_order(bytes.fromhex(text)):
+        raise ValueError("is no usable public key")
+    return text
+
+
+PublicKey = Annotated[str, Field(pattern="^[0-9a-f]{64}$"), AfterValidator(_usable_key)]
 Text = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
 Option = Annotated[str | int | float | bool, BeforeValidator(_option)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -187,10 +196,27 @@ class Genesis(_Section):
         return bytes.fromhex(self.digest)
 
 
-class Admission(_Section):
-    """Who may take part."""
+class AdmissionSection(_Section):
+    """Who may take part: everybody, or only those whom an owner has invited (see `admission`)."""
 
-    mode: Literal["open"] = "open"
+    mode: Literal["open", "invited"] = "open"
+    owners: Annotated[tuple[PublicKey, ...], Field(max_length=OWNERS_MAX)] = ()
+    """Ed25519 public keys, in hex, that may invite and revoke; a running node needs none of the secrets."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tuples(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("owners"), list):
+            return {**data, "owners": tuple(data["owners"])}
+        return data
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        if self.mode == "invited" and not self.owners:
+            raise ValueError("an invited swarm needs at least one owner, who can invite")
+        if len(set(self.owners)) < len(self.owners):
+            raise ValueError("an owner is listed twice")
+        return self
 
 
 class Manifest(_Section):
@@ -202,7 +228,7 @@ class Manifest(_Section):
     outer: Outer = Outer()
     pace: PaceSection = PaceSection()
     history: HistorySection = HistorySection()
-    admission: Admission = Admission()
+    admission: AdmissionSection = AdmissionSection()
     layout: LayoutSection
     genesis: Genesis
 

@@ -253,6 +253,28 @@ class Decline:
         return cls(fields.blob("blob", HASH_BYTES))
 
 
+@dataclass(frozen=True, slots=True)
+class Charter:
+    """Digest of the sender's charter (see `admission`), and where it differed, the ids of all in it."""
+
+    code: ClassVar[int] = 13
+    digest: bytes
+    record_ids: tuple[bytes, ...] = ()
+    answer: bool = False
+    """Whether this answers a list of ids, and so wants none back."""
+
+    def fields(self) -> list[Any]:
+        return [self.digest, self.record_ids, self.answer]
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        return cls(
+            fields.blob("digest", HASH_BYTES),
+            fields.blobs("record_ids", HASH_BYTES, limits.CHARTER_MAX),
+            fields.boolean("answer"),
+        )
+
+
 _TYPES: dict[int, type[Message]] = {
     kind.code: kind
     for kind in (
@@ -268,6 +290,7 @@ _TYPES: dict[int, type[Message]] = {
         Suspect,
         Ask,
         Decline,
+        Charter,
     )
 }
 

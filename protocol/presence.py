@@ -6,8 +6,8 @@ rows we have and how new they are, and what either side lacks flows.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Progress, RandomSource, Send
@@ -31,6 +31,10 @@ class NodeInfo:
     trains: bool
     incarnation: int
     bootstrap: tuple[str, ...] = ()
+    pins: Mapping[str, bytes] = field(default_factory=dict)
+    """Node ids that must answer at bootstrap addresses, where they are known."""
+    fingerprint: bytes = b""
+    """SHA-256 of our TLS certificate, empty without TLS."""
     version: str = ""
 
 
@@ -177,6 +181,7 @@ class Presence:
             leaving=self._leaving,
             trains=self._info.trains,
             addresses=self._addresses,
+            fingerprint=self._info.fingerprint,
             name=self._info.name,
             device=self._progress.device,
             version=self._info.version,

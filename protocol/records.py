@@ -119,6 +119,8 @@ class PeerBody:
     trains: bool
     addresses: tuple[str, ...]
     """``host:port`` where it may be dialled; empty for a node that can only dial out."""
+    fingerprint: bytes
+    """SHA-256 of its TLS certificate, 32 bytes; empty for a node without TLS."""
     name: str
     device: str
     version: str
@@ -144,6 +146,7 @@ class PeerBody:
                 self.leaving,
                 self.trains,
                 self.addresses,
+                self.fingerprint,
                 self.name,
                 self.device,
                 self.version,
@@ -177,6 +180,7 @@ def parse_peer(envelope: Envelope) -> Peer:
         leaving=fields.boolean("leaving"),
         trains=fields.boolean("trains"),
         addresses=fields.texts("addresses", limits.ADDRESSES_PER_PEER_MAX),
+        fingerprint=_parse_fingerprint(fields.blob("fingerprint", 0, HASH_BYTES)),
         name=fields.text("name"),
         device=fields.text("device"),
         version=fields.text("version"),
@@ -189,6 +193,12 @@ def parse_peer(envelope: Envelope) -> Peer:
     )
     fields.end()
     return Peer(node_id=envelope.author, body=body, data=envelope.data)
+
+
+def _parse_fingerprint(value: bytes) -> bytes:
+    if len(value) not in (0, HASH_BYTES):
+        raise MalformedError("peer: field fingerprint is not 0 or 32 bytes")
+    return value
 
 
 def _parse_claim(value: Any) -> Claim:

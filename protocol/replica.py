@@ -3,17 +3,19 @@
 `handle(event, now)` takes one event and returns the effects to carry out, in order; `next_wake` says when
 to send a Wake. `now` is seconds of a monotonic clock. The daemon and the simulator drive the same object.
 
-Inbound bytes are checked in the order length, signature, bounds, plausibility, set rules; what fails any
-of them costs its sender a `Blame` and reaches nothing else.
+Inbound bytes are checked in the order length, signature, admission, bounds, plausibility, set rules; what
+fails any of them costs its sender a `Blame` and reaches nothing else.
 """
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 from gossamer.protocol import effects as fx
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
+from gossamer.protocol.admission import Charter, Revocation, Role
 from gossamer.protocol.chunks import chunk_sizes
 from gossamer.protocol.effects import Effect, Event, RandomSource
 from gossamer.protocol.envelope import Envelope, Kind, open_envelope, seal
@@ -30,6 +32,7 @@ from gossamer.protocol.presence import NodeInfo, Presence
 from gossamer.protocol.records import Delta, PeerBody, parse_delta, parse_peer
 from gossamer.protocol.roster import Health, Roster
 from gossamer.protocol.sealing import Claims, Sealing
+from gossamer.protocol.vetting import Vetting
 
 
 class Replica:
@@ -51,8 +54,10 @@ class Replica:
         self.layout = manifest.plan()
         self.swarm_id = manifest.swarm_id
         self.ledger = Ledger()
+        self.charter = Charter(manifest.admission, manifest.swarm_id)
         self.roster = Roster(identity.node_id)
-        self.links = Links(identity.node_id, self.roster, info.bootstrap, rng)
+        self.links = Links(identity.node_id, self.roster, info.bootstrap, rng, pins=info.pins)
+        self.vetting = Vetting(self.charter, self.links, rng, unix_offset_s)
         self.membership = Membership(self.roster, rng)
         self.gossip = Gossip(self.ledger, self.holds, rng)
         self.fetcher = Fetcher(has_chunk, rng)
@@ -97,7 +102,7 @@ class Replica:
         rounds = [
             max(member.peer.body.round, self.ledger.last_round(member.peer.node_id))
             for member in self.roster.live()
-            if member.peer.body.trains
+            if member.peer.body.trains and self.charter.role_of(member.peer.node_id) is Role.TRAIN
         ]
         unix_s = self._now + self._unix_offset_s
         said = [r for r in (*rounds, self.own_last) if r > 0 and is_plausible(r, self.manifest, unix_s)]
@@ -130,6 +135,7 @@ class Replica:
             self.gossip.deadline(),
             self.membership.deadline(),
             self.links.deadline(),
+            self.vetting.deadline(),
             self.fetcher.deadline(),
             self.sealing.deadline(),
         )
@@ -145,18 +151,24 @@ class Replica:
         claims: Claims = (),
         floor: int = 0,
         own_last: int = 0,
+        credentials: Iterable[bytes] = (),
     ) -> list[Effect]:
         """Take over what a previous run stored; returns `Ready` for each delta whose payload is here.
 
-        `claims` are the snapshots still held, `floor` the round up to which history was closed, `own_last`
-        our last round, should that have been closed too.
+        `credentials` are grants and revocations; what does not verify is left out. `claims` are the snapshots
+        still held, `floor` the round up to which history was closed, `own_last` our last round, should that
+        have been closed too.
         """
         self.sealing.restore(claims, floor)
         self.ledger.close(floor)
         self._held.update(held)
         result: list[Effect] = []
+        for data in credentials:
+            with suppress(PeerError):
+                self.charter.learn(data)
         for delta in deltas:
-            self.ledger.add(delta)
+            if self.charter.counts(delta.author, delta.round):
+                self.ledger.add(delta)
         self._signing = max(self._signing, own_last, self.ledger.last_round(self.identity.node_id))
         for delta in self.ledger:
             if not self.ledger.is_void(delta):
@@ -209,6 +221,8 @@ class Replica:
             case fx.Adopted():
                 self.sealing.adopted(event.claim)
                 return [self._close(event.claim.round), *self.presence.beat()]
+            case fx.Deliver():
+                return self._credential(event.data, None)
             case fx.Leave():
                 return self.presence.leave()
 
@@ -216,6 +230,7 @@ class Replica:
         return [
             *self.presence.wake(now),
             *self.links.wake(now),
+            *self.vetting.wake(now),
             *self.membership.wake(now),
             *self._drop_dead_links(now),
             *self.gossip.wake(now),
@@ -272,6 +287,9 @@ class Replica:
             if isinstance(hangup, fx.Hangup):
                 result += self._forget_link(hangup.link, now)
         self.fetcher.link_up(event.link, event.outbound)
+        if event.credential:
+            result += self._credential(event.credential, event.link)
+        result += self.vetting.link_up(event.link)
         result.append(fx.Send(event.link, msg.Records(((self.presence.data, False),))))
         opening = self.gossip.link_up(event.link)
         if event.outbound:
@@ -284,6 +302,7 @@ class Replica:
     def _forget_link(self, number: int, now: float) -> list[Effect]:
         self.links.down(number)
         self.gossip.link_down(number)
+        self.vetting.link_down(number)
         self.fetcher.link_down(number)
         return self.membership.link_down(number, now)
 
@@ -331,6 +350,8 @@ class Replica:
             case msg.Decline():
                 self.fetcher.failed(link, message.blob, now)
                 return []
+            case msg.Charter():
+                return self.vetting.exchange(link, message)
         return [fx.Blame(link, "message without a handler")]
 
     def _ask(self, link: int, message: msg.Ask) -> list[Effect]:
@@ -347,12 +368,15 @@ class Replica:
         delivered: list[bytes] = []
         for data, held in message.entries:
             try:
+                if data[0] in (Kind.GRANT, Kind.REVOCATION):
+                    result += self._credential(data, link)
+                    continue
                 envelope = open_envelope(data, self.swarm_id)
                 if envelope.kind is Kind.PEER:
-                    result += self.presence.received(parse_peer(envelope), link, now)
+                    result += self._peer_row(envelope, link, now)
                     continue
                 delivered.append(envelope.record_id)
-                result += self._delta(envelope, fresh, now)
+                result += self._delta(envelope, fresh, link, now)
                 if held:
                     self.fetcher.hint(link, envelope.record_id)
             except PeerError as error:
@@ -361,10 +385,24 @@ class Replica:
             result += self.gossip.push(fresh, source=link)
         return result + self.gossip.received(link, delivered)
 
-    def _delta(self, envelope: Envelope, fresh: list[Delta], now: float) -> list[Effect]:
+    def _peer_row(self, envelope: Envelope, link: int, now: float) -> list[Effect]:
+        if self.charter.role_of(envelope.author) is None:
+            return self._not_admitted(envelope.author, link, now)
+        return self.presence.received(parse_peer(envelope), link, now)
+
+    def _not_admitted(self, author: bytes, link: int, now: float) -> list[Effect]:
+        """Whoever relays a record has let its author in: it may know a grant that we do not.
+
+        Of one who is revoked we know all there is to know; the other will hear of it.
+        """
+        return [] if self.charter.revocation_of(author) else self.vetting.stranger(link, now)
+
+    def _delta(self, envelope: Envelope, fresh: list[Delta], link: int, now: float) -> list[Effect]:
         if envelope.record_id in self.ledger:
             return []
         delta = parse_delta(envelope, self.layout)
+        if not self.charter.counts(delta.author, delta.round):
+            return self._not_admitted(delta.author, link, now)
         if delta.round <= self.ledger.floor:
             return []
         if not is_plausible(delta.round, self.manifest, now + self._unix_offset_s):
@@ -402,11 +440,69 @@ class Replica:
             result += [fx.Send(link.number, offer) for link in self.links.all()]
         return result
 
+    # -- who is let in
+
+    def vet(self, node_id: bytes, credential: bytes, now: float) -> None:
+        """May this node, showing this credential, speak to us? Raises RefusedError.
+
+        The credential is taken into account and not yet into the charter: that is for `LinkUp`.
+        """
+        charter = self.charter
+        if credential and not charter.knows(credential):
+            charter = charter.copy()
+            with suppress(PeerError):
+                charter.learn(credential)
+        charter.vet(node_id, now + self._unix_offset_s)
+
+    def vet_question(self, node_id: bytes, credential: bytes, now: float) -> None:
+        """May it ask how we are doing? Owners may, besides members. Raises RefusedError."""
+        if not self.charter.is_owner(node_id):
+            self.vet(node_id, credential, now)
+
+    def own_credential(self, now: float) -> bytes:
+        """What we show at doors; empty where none is needed."""
+        return self.charter.credential_of(self.identity.node_id, now + self._unix_offset_s)
+
+    def _credential(self, data: bytes, link: int | None) -> list[Effect]:
+        """Take in a grant or a revocation, and tell everybody of it. Raises PeerError."""
+        record = self.charter.learn(data)
+        if record is None:
+            return []
+        result: list[Effect] = [fx.StoreCredential(record.record_id, record.data)]
+        result += self.vetting.spread(record, source=link)
+        if isinstance(record, Revocation):
+            return [*result, *self._expel(record)]
+        if link is not None and self.vetting.met_strangers(link):  # what we passed over may count now
+            result += [*self.gossip.open_exchange(link), fx.Send(link, self.presence.summary(answer=False))]
+        return [*result, fx.Notice(f"{short(record.node_id)} may {record.role.name.lower()} in this swarm")]
+
+    def _expel(self, revocation: Revocation) -> list[Effect]:
+        """Cut a revoked member's links, forget it, and merge anew the rounds that it had part in."""
+        if revocation.node_id == self.identity.node_id:
+            return [fx.Expelled(revocation.reason)]
+        dropped = self.ledger.drop(revocation.node_id, revocation.last_round)
+        result: list[Effect] = []
+        for delta in dropped:
+            self._held.discard(delta.record_id)
+            self.fetcher.forget(delta.record_id)
+            result.append(fx.Ready(delta))
+        if dropped:
+            result.append(fx.Close(self.ledger.floor, tuple(dropped)))
+        for known in self.links.all():
+            if known.node_id == revocation.node_id:
+                result.append(fx.Hangup(known.number, "revoked"))
+                result += self._forget_link(known.number, self._now)
+        self.roster.remove(revocation.node_id)
+        text = f"{short(revocation.node_id)} was revoked: its {len(dropped)} deltas after round"
+        return [*result, fx.Notice(f"{text} {revocation.last_round} are void")]
+
     # -- our own deltas
 
     def _publish(self, event: fx.Publish) -> list[Effect]:
         if event.body.round <= self.own_last:
             return [fx.Notice(f"not signing round {event.body.round} again: {self.own_last} was our last")]
+        if not self.charter.counts(self.identity.node_id, event.body.round):
+            return [fx.Notice("this node was invited to observe, not to train: its delta goes nowhere")]
         previous = self.ledger.last_record(self.identity.node_id)
         body = replace(event.body, previous=previous)
         envelope = seal(self.identity, Kind.DELTA, self.swarm_id, body.pack())

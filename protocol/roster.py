@@ -76,6 +76,10 @@ class Roster:
             if gone and now - member.since > limits.FORGET_DOWN_AFTER_S:
                 del self._members[node_id]
 
+    def remove(self, node_id: bytes) -> None:
+        """Drop a member at once, whatever its health: it is one no longer."""
+        self._members.pop(node_id, None)
+
     def _make_room(self) -> bool:
         gone = [m for m in self._members.values() if m.health in (Health.DOWN, Health.LEFT)]
         if not gone:

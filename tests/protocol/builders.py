@@ -138,6 +138,7 @@ def row(author: Identity, *, of: Manifest = SMALL, **changes: object) -> Peer:
         leaving=False,
         trains=True,
         addresses=(f"{author.node_id[:2].hex()}:7700",),
+        fingerprint=b"",
         name="",
         device="cpu",
         version="0",

@@ -66,7 +66,7 @@ def talk(one: Side, other: Side, most: int, opener: int = 0) -> dict[str, int]:
     sides = (one, other)
     for side in sides:
         side.gossip._links.add(1)
-    queue = deque((1 - opener, effect) for effect in sides[opener].gossip._open_exchange(1))
+    queue = deque((1 - opener, effect) for effect in sides[opener].gossip.open_exchange(1))
     counts: dict[str, int] = {}
     total = 0
     while queue:
@@ -177,7 +177,7 @@ def test_synced_only_once_everything_has_come():
     everything = {delta.data: delta for delta in b.ledger}
     for side in (a, b):
         side.gossip._links.add(1)
-    queue = deque((1, effect) for effect in a.gossip._open_exchange(1))
+    queue = deque((1, effect) for effect in a.gossip.open_exchange(1))
     while queue:
         target, effect = queue.popleft()
         if a.gossip.synced_once:
@@ -194,7 +194,7 @@ def test_a_lost_message_only_ends_the_exchange():
         everything = {delta.data: delta for side in (a, b) for delta in side.ledger}
         for side in (a, b):
             side.gossip._links.add(1)
-        queue = deque((1, effect) for effect in a.gossip._open_exchange(1))
+        queue = deque((1, effect) for effect in a.gossip.open_exchange(1))
         for number in range(200):
             if not queue:
                 break

@@ -14,7 +14,7 @@ from gossamer.protocol.handshake import (
     ServerHandshake,
     refusal,
 )
-from gossamer.protocol.wire import pack
+from gossamer.protocol.wire import pack, unpack
 from tests.protocol import builders
 
 CLIENT, SERVER, THIRD = (builders.identity(n) for n in range(3))
@@ -108,25 +108,69 @@ def test_a_welcome_cannot_be_replayed_or_reflected():
     hello = own.hello(server.challenge())
     with pytest.raises(PeerError):
         own.finish(hello)
-    signature = hello[-64:]
+    signature = unpack(hello, HELLO_BYTES_MAX)[4]
     with pytest.raises(SignatureError):
-        own.finish(pack([True, signature, SESSION]))
+        own.finish(pack([True, signature, SESSION, b""]))
+
+
+def test_the_session_is_signed_too():
+    client, server = _client(), _server()
+    _, welcome = server.answer(client.hello(server.challenge()))
+    accepted, signature, _, credential = unpack(welcome, HELLO_BYTES_MAX)
+    with pytest.raises(SignatureError):
+        client.finish(pack([accepted, signature, b"u" * 32, credential]))
+
+
+def test_each_side_judges_the_other_and_its_credential():
+    seen: list[tuple[bytes, bytes]] = []
+
+    def vet(node_id: bytes, credential: bytes) -> None:
+        seen.append((node_id, credential))
+
+    client = ClientHandshake(CLIENT, SWARM, b"", b"c" * 32, None, credential=b"client's", vet=vet)
+    server = ServerHandshake(SERVER, SWARM, b"", b"n" * 32, SESSION, credential=b"server's", vet=vet)
+    _shake(client, server)
+    assert seen == [(CLIENT.node_id, b"client's"), (SERVER.node_id, b"server's")]
+    assert (client.peer_credential, server.peer_credential) == (b"server's", b"client's")
+
+
+def test_nobody_is_vetted_before_its_signature_holds():
+    def vet(node_id: bytes, credential: bytes) -> None:
+        raise AssertionError("asked about somebody who has proven nothing")
+
+    server = ServerHandshake(SERVER, SWARM, b"", b"n" * 32, SESSION, vet=vet)
+    hello = unpack(_client().hello(server.challenge()), HELLO_BYTES_MAX)
+    hello[4] = bytes(64)
+    with pytest.raises(SignatureError):
+        server.answer(pack(hello))
+
+
+def test_either_side_may_turn_the_other_away():
+    def refuse(node_id: bytes, credential: bytes) -> None:
+        raise RefusedError("not you")
+
+    server = ServerHandshake(SERVER, SWARM, b"", b"n" * 32, SESSION, vet=refuse)
+    with pytest.raises(RefusedError, match="not you"):
+        _shake(_client(), server)
+    client = ClientHandshake(CLIENT, SWARM, b"", b"c" * 32, None, vet=refuse)
+    with pytest.raises(RefusedError, match="not you"):
+        _shake(client, _server())
 
 
 def test_welcome_before_challenge():
     with pytest.raises(MalformedError):
-        _client().finish(pack([True, bytes(64), SESSION]))
+        _client().finish(pack([True, bytes(64), SESSION, b""]))
 
 
 def test_small_order_keys_are_refused():
     key = (1).to_bytes(32, "little")
     forged = (1).to_bytes(32, "little") + bytes(32)
     with pytest.raises(SignatureError):
-        _server().answer(pack([PROTOCOL_VERSION, SWARM, key, bytes(32), forged]))
+        _server().answer(pack([PROTOCOL_VERSION, SWARM, key, bytes(32), forged, b""]))
     client = _client()
     client.hello(pack([PROTOCOL_VERSION, key, bytes(32)]))
     with pytest.raises(SignatureError):
-        client.finish(pack([True, forged, SESSION]))
+        client.finish(pack([True, forged, SESSION, b""]))
 
 
 @given(st.binary(max_size=200))

@@ -40,6 +40,7 @@ MESSAGES = {
     "Suspect": st.builds(msg.Suspect, HASH, NUMBER, NUMBER),
     "Ask": st.builds(msg.Ask, HASH),
     "Decline": st.builds(msg.Decline, HASH),
+    "Charter": st.builds(msg.Charter, HASH, HASHES, st.booleans()),
 }
 ANY = st.one_of(*MESSAGES.values())
 

@@ -139,7 +139,7 @@ def _forget_own_rounds() -> list[Patch]:
 
 
 def _no_anti_entropy() -> list[Patch]:
-    return [(gossip.Gossip, "_open_exchange", lambda self, link, above=0: [])]
+    return [(gossip.Gossip, "open_exchange", lambda self, link, above=0: [])]
 
 
 def _fetch_from_one_only() -> list[Patch]:

@@ -1,0 +1,263 @@
+"""Who is let in: grants and revocations, signed by a swarm's owners (DESIGN, sections 5 and 9).
+
+A *grant* gives a node id a role until it expires; a *revocation* takes a node id out for good and voids the
+deltas it signed for later rounds. Both are records that gossip like any other, and the `Charter` is the set
+of them: a semilattice, so that nodes which have heard the same records, in whatever order, decide alike.
+
+Two questions are kept apart, since replicas must stay bit-identical. Whether a *record counts* depends on
+the charter alone, never on a clock. Whether a *node may speak to us* depends on the time too: an expired
+grant closes doors, and takes nothing back.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from hashlib import sha256
+
+from gossamer.protocol import limits
+from gossamer.protocol.envelope import Envelope, Kind, open_envelope
+from gossamer.protocol.errors import MalformedError, RefusedError, SignatureError
+from gossamer.protocol.identity import NODE_ID_BYTES, PUBLIC_KEY_BYTES, node_id_of, short
+from gossamer.protocol.manifest import AdmissionSection
+from gossamer.protocol.wire import Fields, pack, unpack
+
+UNIX_S_MAX = 2**40
+NEVER = 0
+"""Stands for no end in `Grant.expires`."""
+
+
+class Role(IntEnum):
+    """What a member may do; each role may do what the ones before it may."""
+
+    OBSERVE = 1
+    """Hold a full replica and serve it: bootstrap peers, mirrors, readers."""
+    TRAIN = 2
+    """Publish deltas."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """An owner's word that a node may take part; times are Unix seconds."""
+
+    record_id: bytes
+    node_id: bytes
+    role: Role
+    expires: int
+    data: bytes
+    """The envelope's exact bytes."""
+
+    def is_current(self, unix_s: float) -> bool:
+        return self.expires == NEVER or unix_s < self.expires
+
+    def outlasts(self, other: "Grant") -> bool:
+        """Whether `other` adds nothing to this one; of two equal ones the smaller record id stays."""
+        mine, theirs = (_end(self), self.role), (_end(other), other.role)
+        if mine == theirs:
+            return self.record_id <= other.record_id
+        return mine[0] >= theirs[0] and mine[1] >= theirs[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revocation:
+    """An owner's word that a node is out: its deltas after round `last_round` are void."""
+
+    record_id: bytes
+    node_id: bytes
+    last_round: int
+    reason: str
+    data: bytes
+
+
+def _end(grant: Grant) -> float:
+    return float("inf") if grant.expires == NEVER else grant.expires
+
+
+def grant_body(node_id: bytes, role: Role, issued: int, expires: int) -> bytes:
+    """The body of a grant; `issued` makes two grants of the same content different records."""
+    return pack([node_id, int(role), issued, expires])
+
+
+def revocation_body(node_id: bytes, last_round: int, issued: int, reason: str) -> bytes:
+    """The body of a revocation."""
+    return pack([node_id, last_round, issued, reason])
+
+
+def parse_grant(envelope: Envelope) -> Grant:
+    """Check a grant's body. Raises MalformedError."""
+    fields = Fields(unpack(envelope.body, limits.CREDENTIAL_BYTES_MAX), "grant")
+    node_id = fields.blob("node_id", NODE_ID_BYTES)
+    role = Role(fields.integer("role", Role.OBSERVE, Role.TRAIN))
+    fields.integer("issued", 0, UNIX_S_MAX)
+    expires = fields.integer("expires", 0, UNIX_S_MAX)
+    fields.end()
+    return Grant(
+        record_id=envelope.record_id, node_id=node_id, role=role, expires=expires, data=envelope.data
+    )
+
+
+def parse_revocation(envelope: Envelope) -> Revocation:
+    """Check a revocation's body. Raises MalformedError."""
+    fields = Fields(unpack(envelope.body, limits.CREDENTIAL_BYTES_MAX), "revocation")
+    node_id = fields.blob("node_id", NODE_ID_BYTES)
+    last_round = fields.integer("last_round", 0, limits.ROUND_MAX)
+    fields.integer("issued", 0, UNIX_S_MAX)
+    reason = fields.text("reason")
+    fields.end()
+    return Revocation(
+        record_id=envelope.record_id,
+        node_id=node_id,
+        last_round=last_round,
+        reason=reason,
+        data=envelope.data,
+    )
+
+
+class Charter:
+    """The grants and revocations in force, and what follows from them."""
+
+    def __init__(self, section: AdmissionSection, swarm_id: bytes) -> None:
+        self._section = section
+        self._invited = section.mode == "invited"
+        self._swarm_id = swarm_id
+        self._owners = frozenset(node_id_of(bytes.fromhex(key)) for key in section.owners)
+        self._grants: dict[bytes, tuple[Grant, ...]] = {}
+        self._revocations: dict[bytes, Revocation] = {}
+        self._datas: set[bytes] = set()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everybody who is not revoked may train."""
+        return not self._invited
+
+    @property
+    def has_owners(self) -> bool:
+        """Whether anybody can grant or revoke: without, the charter stays empty for good."""
+        return bool(self._owners)
+
+    def is_owner(self, node_id: bytes) -> bool:
+        """Whether a key is an owner's; owners may ask questions, and are no members for that."""
+        return node_id in self._owners
+
+    # -- the set
+
+    def learn(self, data: bytes) -> Grant | Revocation | None:
+        """Union one record into the set; returns it if that changed anything.
+
+        Raises MalformedError or SignatureError, the latter also for a record that no owner has signed; that
+        is looked at before the signature, so that strangers cannot make us check any.
+        """
+        if len(data) > limits.CREDENTIAL_BYTES_MAX:
+            raise MalformedError(f"a credential of {len(data)} bytes")
+        if node_id_of(data[1 : 1 + PUBLIC_KEY_BYTES]) not in self._owners:
+            raise SignatureError("a grant or revocation by somebody who is no owner of this swarm")
+        if self.knows(data):
+            return None
+        envelope = open_envelope(data, self._swarm_id)
+        match envelope.kind:
+            case Kind.GRANT:
+                return self._add_grant(parse_grant(envelope))
+            case Kind.REVOCATION:
+                return self._add_revocation(parse_revocation(envelope))
+            case _:
+                raise MalformedError("neither a grant nor a revocation")
+
+    def _add_grant(self, grant: Grant) -> Grant | None:
+        """Keep what no other grant of the node outlasts: at most one for each role."""
+        held = self._grants.get(grant.node_id, ())
+        if any(other.outlasts(grant) for other in held):
+            return None
+        self._check_room(grant.node_id)
+        kept = [other for other in held if not grant.outlasts(other)]
+        self._grants[grant.node_id] = tuple(sorted((*kept, grant), key=lambda g: g.record_id))
+        self._datas.difference_update(other.data for other in held)
+        self._datas.update(other.data for other in self._grants[grant.node_id])
+        return grant
+
+    def _add_revocation(self, revocation: Revocation) -> Revocation | None:
+        """Of several for one node id the one that voids most stays."""
+        held = self._revocations.get(revocation.node_id)
+        if held is not None:
+            if (held.last_round, held.record_id) <= (revocation.last_round, revocation.record_id):
+                return None
+            self._datas.discard(held.data)
+        self._check_room(revocation.node_id)
+        self._revocations[revocation.node_id] = revocation
+        self._datas.add(revocation.data)
+        return revocation
+
+    def _check_room(self, node_id: bytes) -> None:
+        known = self._grants.keys() | self._revocations.keys()
+        if node_id not in known and len(known) >= limits.CHARTER_NODES_MAX:
+            raise MalformedError("grants and revocations for more nodes than a swarm may have")
+
+    def records(self) -> Iterable[Grant | Revocation]:
+        """All that is in force, in no particular order."""
+        for grants in self._grants.values():
+            yield from grants
+        yield from self._revocations.values()
+
+    def knows(self, data: bytes) -> bool:
+        """Whether exactly these bytes are in the set."""
+        return data in self._datas
+
+    def ids(self) -> tuple[bytes, ...]:
+        """Record ids in order."""
+        return tuple(sorted(record.record_id for record in self.records()))
+
+    @property
+    def digest(self) -> bytes:
+        """Equal digests mean equal sets."""
+        return sha256(b"".join(self.ids())).digest()
+
+    def copy(self) -> "Charter":
+        """One to try things with."""
+        other = Charter(self._section, self._swarm_id)
+        other._grants = dict(self._grants)
+        other._revocations = dict(self._revocations)
+        other._datas = set(self._datas)
+        return other
+
+    # -- what follows
+
+    def _role_ever(self, node_id: bytes) -> Role | None:
+        if not self._invited:
+            return Role.TRAIN
+        return max((grant.role for grant in self._grants.get(node_id, ())), default=None)
+
+    def role_of(self, node_id: bytes) -> Role | None:
+        """The highest role ever granted, whatever the time; None for a stranger or one revoked."""
+        return None if node_id in self._revocations else self._role_ever(node_id)
+
+    def counts(self, author: bytes, round_: int) -> bool:
+        """Whether a delta of that author and round belongs to S. Depends on the charter alone."""
+        revocation = self._revocations.get(author)
+        in_time = revocation is None or round_ <= revocation.last_round
+        return in_time and self._role_ever(author) is Role.TRAIN
+
+    def revocation_of(self, node_id: bytes) -> Revocation | None:
+        return self._revocations.get(node_id)
+
+    def credential_of(self, node_id: bytes, unix_s: float) -> bytes:
+        """The envelope that a node shows at a door: its highest current grant, empty if it has none."""
+        current = [grant for grant in self._grants.get(node_id, ()) if grant.is_current(unix_s)]
+        return max(current, key=lambda grant: (grant.role, _end(grant))).data if current else b""
+
+    def vet(self, node_id: bytes, unix_s: float) -> None:
+        """May this node speak to us now? Raises RefusedError with what its owner should know."""
+        revocation = self._revocations.get(node_id)
+        if revocation is not None:
+            because = f": {revocation.reason}" if revocation.reason else ""
+            raise RefusedError(f"node {short(node_id)} was revoked by an owner of this swarm{because}")
+        if self.is_open:
+            return
+        grants = self._grants.get(node_id, ())
+        if not grants:
+            raise RefusedError(
+                "this swarm lets in invited nodes only; send an owner this node id for gossamer invite: "
+                + node_id.hex()
+            )
+        if not any(grant.is_current(unix_s) for grant in grants):
+            days = (unix_s - max(grant.expires for grant in grants)) / 86400
+            raise RefusedError(
+                f"the invitation of node {short(node_id)} ran out {days:.1f} days ago; ask an owner for one"
+            )

@@ -1,0 +1,71 @@
+"""Questions from outside any link (the manifest, the status), and proof of who answers.
+
+A question is signed over the channel, the time and what is asked, so that an invited swarm can answer
+members and owners only, without a round trip for a challenge; it cannot be used on another channel or, for
+long, again. An answer carries the answering node's signature over the channel and the asker's nonce: whoever
+was told a node id beforehand is pinned to it from the very first contact.
+"""
+
+from dataclasses import dataclass
+
+from gossamer.protocol.errors import RefusedError
+from gossamer.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, node_id_of, verify
+from gossamer.protocol.limits import ASK_FRESH_S, CREDENTIAL_BYTES_MAX
+from gossamer.protocol.wire import Fields, pack, unpack
+
+ASK_BYTES_MAX = 2048
+_UNIX_S_MAX = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a signed question proves."""
+
+    node_id: bytes
+    credential: bytes
+    """The asker's grant, or empty; not judged yet."""
+
+
+def _question(swarm_id: bytes, binding: bytes, unix_s: int, path: str) -> bytes:
+    return b"gossamer/1 ask" + pack([swarm_id, binding, unix_s, path])
+
+
+def _answer(binding: bytes, nonce: bytes) -> bytes:
+    return b"gossamer/1 answer" + pack([binding, nonce])
+
+
+def ask(
+    identity: Identity, swarm_id: bytes, binding: bytes, unix_s: float, path: str, credential: bytes
+) -> bytes:
+    """Sign a question. `binding` is the server certificate's SHA-256, empty without TLS."""
+    signature = identity.sign(_question(swarm_id, binding, int(unix_s), path))
+    return pack([int(unix_s), identity.public_key, signature, credential])
+
+
+def check_question(data: bytes, swarm_id: bytes, binding: bytes, unix_s: float, path: str) -> Question:
+    """Who asks. Raises MalformedError, SignatureError, or RefusedError if it was signed at another time."""
+    fields = Fields(unpack(data, ASK_BYTES_MAX), "question")
+    asked = fields.integer("unix_s", 0, _UNIX_S_MAX)
+    public_key = fields.blob("public_key", PUBLIC_KEY_BYTES)
+    signature = fields.blob("signature", SIGNATURE_BYTES)
+    credential = fields.blob("credential", 0, CREDENTIAL_BYTES_MAX)
+    fields.end()
+    if abs(asked - unix_s) > ASK_FRESH_S:
+        raise RefusedError(f"our clocks differ by {abs(asked - unix_s) / 60:.0f} minutes; set yours right")
+    verify(public_key, signature, _question(swarm_id, binding, asked, path))
+    return Question(node_id_of(public_key), credential)
+
+
+def prove(identity: Identity, binding: bytes, nonce: bytes) -> bytes:
+    """Show whose channel this is to somebody who sent a nonce."""
+    return pack([identity.public_key, identity.sign(_answer(binding, nonce))])
+
+
+def check_proof(data: bytes, binding: bytes, nonce: bytes) -> bytes:
+    """The node id of who answers. Raises MalformedError or SignatureError."""
+    fields = Fields(unpack(data, ASK_BYTES_MAX), "proof")
+    public_key = fields.blob("public_key", PUBLIC_KEY_BYTES)
+    signature = fields.blob("signature", SIGNATURE_BYTES)
+    fields.end()
+    verify(public_key, signature, _answer(binding, nonce))
+    return node_id_of(public_key)

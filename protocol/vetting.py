@@ -1,0 +1,102 @@
+"""Keeping the charter the same everywhere, and strangers out.
+
+A grant or revocation that is new goes to *all* links at once, not to a few: whoever hears of a member's
+records has then, on the same link, heard of the member first. What is lost on the way, comparing digests
+brings, when a link comes up and with one random link every 10 s. Links of members whose grant has run out
+are cut.
+"""
+
+from gossamer.protocol import limits
+from gossamer.protocol.admission import Charter, Grant, Revocation
+from gossamer.protocol.effects import Effect, Hangup, RandomSource, Send
+from gossamer.protocol.errors import RefusedError
+from gossamer.protocol.gossip import batches, sample
+from gossamer.protocol.links import Links
+from gossamer.protocol.messages import Charter as CharterMessage
+from gossamer.protocol.messages import Records
+
+STRANGER_INTERVAL_S = 1.0
+"""A link that brings records of somebody unknown is asked for its charter, but not for each of them."""
+
+
+class Vetting:
+    """Exchanges the charter over the links. Idle in a swarm without owners."""
+
+    def __init__(self, charter: Charter, links: Links, rng: RandomSource, unix_offset_s: float) -> None:
+        self._charter = charter
+        self._links = links
+        self._rng = rng
+        self._unix_offset_s = unix_offset_s
+        self._next_exchange = 0.0
+        self._next_look = 0.0
+        self._strangers: dict[int, float] = {}
+        """Links that brought records of somebody unknown, and when their charter was last asked for."""
+
+    def link_up(self, link: int) -> list[Effect]:
+        return self._summary(link) if self._charter.has_owners else []
+
+    def link_down(self, link: int) -> None:
+        self._strangers.pop(link, None)
+
+    def deadline(self) -> float:
+        return min(self._next_exchange, self._next_look) if self._charter.has_owners else float("inf")
+
+    def wake(self, now: float) -> list[Effect]:
+        """Compare charters with one random link, and look whose grant has run out."""
+        result: list[Effect] = []
+        if not self._charter.has_owners:
+            return result
+        if now >= self._next_exchange:
+            self._next_exchange = now + limits.ANTI_ENTROPY_INTERVAL_S * (0.5 + 0.5 * self._rng.random())
+            numbers = [link.number for link in self._links.all()]
+            for number in sample(numbers, 1, self._rng):
+                result += self._summary(number)
+        if now >= self._next_look:
+            self._next_look = now + limits.EXPIRY_LOOK_S
+            result += self._cut_expired(now)
+        return result
+
+    def spread(self, record: Grant | Revocation, source: int | None) -> list[Effect]:
+        """Tell every link of a record that is new to us."""
+        message = Records(((record.data, False),))
+        return [Send(link.number, message) for link in self._links.all() if link.number != source]
+
+    def stranger(self, link: int, now: float) -> list[Effect]:
+        """A link brought a record of somebody whom no grant that we know lets in: it may know one."""
+        if now < self._strangers.get(link, float("-inf")) + STRANGER_INTERVAL_S:
+            return []
+        self._strangers[link] = now
+        return self._summary(link)
+
+    def met_strangers(self, link: int) -> bool:
+        """Whether records of a link were passed over for want of a grant; asked once."""
+        return self._strangers.pop(link, None) is not None
+
+    def exchange(self, link: int, message: CharterMessage) -> list[Effect]:
+        """Send what the other's charter lacks, and let it do the same."""
+        if message.digest == self._charter.digest:
+            return []
+        if not message.record_ids and not message.answer:
+            return self._listing(link, answer=False)
+        theirs = set(message.record_ids)
+        lacking = [record for record in self._charter.records() if record.record_id not in theirs]
+        entries = [(record.data, False) for record in sorted(lacking, key=lambda record: record.record_id)]
+        result: list[Effect] = [Send(link, records) for records in batches(entries)]
+        if not message.answer and not theirs <= set(self._charter.ids()):
+            result += self._listing(link, answer=True)
+        return result
+
+    def _summary(self, link: int) -> list[Effect]:
+        return [Send(link, CharterMessage(self._charter.digest))]
+
+    def _listing(self, link: int, *, answer: bool) -> list[Effect]:
+        return [Send(link, CharterMessage(self._charter.digest, self._charter.ids(), answer))]
+
+    def _cut_expired(self, now: float) -> list[Effect]:
+        result: list[Effect] = []
+        for link in self._links.all():
+            try:
+                self._charter.vet(link.node_id, now + self._unix_offset_s)
+            except RefusedError as error:
+                result.append(Hangup(link.number, str(error)))
+        return result
