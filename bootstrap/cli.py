@@ -1,5 +1,6 @@
 """The `gossamer` command: how swarms begin, and everything that `gossamer.node.cli` offers."""
 
+import asyncio
 import sys
 import traceback
 from pathlib import Path
@@ -7,28 +8,47 @@ from typing import Annotated
 
 import typer
 
+from gossamer.bootstrap import owners
 from gossamer.node import logs
+from gossamer.node.address import WILDCARDS, format_address, parse_address
 from gossamer.node.cli import (
     Advertise,
     Debug,
     Dir,
+    Invite,
     Join,
     Listen,
     LogJson,
     Name,
     Plaintext,
     app,
+    checked_advertise,
     checked_join,
     default_folder,
+    given_invitation,
 )
+from gossamer.node.client import Asker, deliver, fetch_status
 from gossamer.node.home import Home
 from gossamer.node.options import DaemonOptions
 from gossamer.node.supervisor import Supervisor
+from gossamer.protocol.admission import Role
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, LocalError
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.invitation import Invitation
+from gossamer.protocol.manifest import Manifest
 
 USER_ERROR = 2
 
+_ROLES = {"train": Role.TRAIN, "observe": Role.OBSERVE}
+
+ManifestPath = Annotated[
+    Path | None,
+    typer.Option("--manifest", help="Default: the only manifest here with an owner's key beside it."),
+]
+OwnerKey = Annotated[
+    Path | None, typer.Option("--owner-key", help="The owner's key. Default: beside the manifest.")
+]
 Preset = Annotated[str, typer.Option(help="Size of the built-in GPT: tiny, small, medium or 124m.")]
 Codec = Annotated[str, typer.Option(help=f"How deltas are compressed: {', '.join(CODECS)}.")]
 EverySteps = Annotated[
@@ -73,13 +93,25 @@ def init(
             min=0, help="Tokens over which the learning rate falls to a tenth; 0 keeps it constant."
         ),
     ] = 0,
+    invited: Annotated[
+        bool, typer.Option("--invited", help="Let in only nodes that an owner has invited.")
+    ] = False,
+    owner_key: OwnerKey = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Write a manifest, and print the swarm's id. Edit it before the swarm begins, never after."""
+    """Write a manifest, and print the swarm's id. Edit it before the swarm begins, never after.
+
+    With --invited it also makes an owner's key, beside the manifest: keep it to yourself.
+    """
     from gossamer.bootstrap import manifests
 
     if path.exists() and not force:
         raise ConfigError(f"{path} exists; choose another name or replace it with --force")
+    owner = None
+    if owner_key is not None:
+        owner = owners.read_owner(owner_key)
+    elif invited:
+        owner = owners.create_owner(path.with_suffix(owners.SUFFIX))
     manifest, _ = manifests.create(
         name=name or path.stem,
         task=task,
@@ -89,10 +121,102 @@ def init(
         every_seconds=every_seconds,
         fragments=fragments,
         seed=seed,
+        owners=(owner.public_key.hex(),) if owner else (),
+        invited=invited,
     )
     manifests.write(manifest, path)
     typer.echo(f"wrote {path}: swarm {manifest.swarm_id.hex()}")
+    if owner is not None and owner_key is None:
+        typer.echo(
+            f"wrote {path.with_suffix(owners.SUFFIX)}: the owner's key, which no node needs; back it up"
+        )
     typer.echo(f"next, on a machine that the others can reach:  gossamer bootstrap {path}")
+
+
+@app.command("invite", rich_help_panel="Begin")
+def invite_node(
+    node_id: Annotated[str, typer.Argument(metavar="NODE_ID", help="As gossamer id prints it there.")],
+    days: Annotated[float, typer.Option(min=0, max=36_500, help="How long it holds; 0 for ever.")] = 30,
+    role: Annotated[
+        str, typer.Option(help="train, or observe: hold and serve a replica, publish nothing.")
+    ] = "train",
+    join: Join = None,
+    tell: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tell", metavar="ADDRESS", help="Hand it to this running node too, to renew one before it ends."
+        ),
+    ] = None,
+    manifest_path: ManifestPath = None,
+    owner_key: OwnerKey = None,
+    plaintext: Plaintext = False,
+) -> None:
+    """Let a node in: print an invitation for it, to be sent there by mail or chat; it is no secret.
+
+    Example: gossamer invite 3f9a... --join gossamer://NODE_ID@my.host:7700
+    """
+    if role not in _ROLES:
+        raise ConfigError(f"--role is train or observe, not {role!r}")
+    manifest, owner = _owned(manifest_path, owner_key)
+    invitation = owners.invite(
+        owner,
+        manifest.swarm_id,
+        owners.node_id_from(node_id),
+        role=_ROLES[role],
+        days=days,
+        contacts=checked_join(join),
+    )
+    for address in tell or ():
+        asyncio.run(deliver(address, invitation.grant.data, plaintext=plaintext))
+    typer.echo(invitation.to_text())
+    until = f"for {days:g} days" if days else "for ever"
+    typer.echo(f"to {role} {until}; on that machine:  gossamer node --invite INVITATION", err=True)
+
+
+@app.command(rich_help_panel="Begin")
+def revoke(
+    node_id: Annotated[str, typer.Argument(metavar="NODE_ID", help="The node to put out, for good.")],
+    to: Annotated[
+        list[str], typer.Option("--to", metavar="ADDRESS", help="A running node, which tells the others.")
+    ],
+    after_round: Annotated[
+        int | None,
+        typer.Option(min=0, help="Void its deltas after this round; default: the swarm's round now."),
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Shown in logs and to that node.")] = "",
+    manifest_path: ManifestPath = None,
+    owner_key: OwnerKey = None,
+    plaintext: Plaintext = False,
+) -> None:
+    """Put a node out of the swarm: its links are cut and its later deltas are void, everywhere, for good.
+
+    Example: gossamer revoke 3f9a... --to my.host:7700 --reason "key stolen"
+    """
+    manifest, owner = _owned(manifest_path, owner_key)
+    target = owners.node_id_from(node_id)
+    asker = Asker(owner, manifest.swarm_id)
+    status = asyncio.run(fetch_status(to[0], plaintext=plaintext, asker=asker))
+    if status["swarm_id"] != manifest.swarm_id.hex():
+        raise ConfigError(f"{to[0]} belongs to swarm {status['swarm_id'][:12]}, not to this one")
+    last_round = status["clock"] if after_round is None else after_round
+    if last_round < status["closed_round"]:
+        raise ConfigError(
+            f"rounds up to {status['closed_round']} are closed and cannot be changed:"
+            f" --after-round must be at least that"
+        )
+    record = owners.revoke(owner, manifest.swarm_id, target, last_round=last_round, reason=reason)
+    for address in to:
+        asyncio.run(deliver(address, record, plaintext=plaintext))
+    typer.echo(f"revoked {target.hex()}: its deltas after round {last_round} are void")
+
+
+def _owned(manifest_path: Path | None, owner_key: Path | None) -> tuple[Manifest, Identity]:
+    """A manifest and its owner's key. Raises ConfigError."""
+    from gossamer.bootstrap import manifests
+
+    path = owners.find_manifest(manifest_path)
+    manifest = manifests.read(path)
+    return manifest, owners.owner_of(manifest, path, owner_key)
 
 
 @app.command(rich_help_panel="Begin")
@@ -101,19 +225,23 @@ def bootstrap(
     listen: Listen = "0.0.0.0:7700",
     advertise: Advertise = None,
     join: Join = None,
+    invite: Invite = None,
     folder: Dir = None,
     name: Name = "bootstrap",
     plaintext: Plaintext = False,
     debug: Debug = False,
     log_json: LogJson = False,
 ) -> None:
-    """Run a bootstrap peer: a full replica without a trainer, where others can join."""
+    """Run a bootstrap peer: a full replica without a trainer, where others can join.
+
+    Where members are invited, it invites itself if the owner's key lies beside the manifest.
+    """
     from gossamer.bootstrap import manifests
     from gossamer.bootstrap.genesis import ensure_genesis
 
     logs.configure(debug=debug, as_json=log_json)
     manifest = manifests.read(path)
-    home = Home((folder or default_folder(manifest, "-bootstrap")).absolute())
+    home = Home((folder or default_folder(manifest.swarm_id, "-bootstrap")).absolute())
     addresses = checked_join(join)
     home.create()
     is_new = home.manifest() is None
@@ -125,12 +253,13 @@ def bootstrap(
             if is_new:  # or the folder would refuse the manifest once it has been put right
                 home.manifest_path.unlink()
             raise
-    typer.echo(f"swarm {manifest.swarm_id.hex()}", err=True)
+    _let_in(home, manifest, path, given_invitation(invite))
+    _tell_how_to_join(home, manifest, advertise or [listen])
     supervisor = Supervisor(
         DaemonOptions(
             folder=home.root,
             listen=listen,
-            advertise=checked_join(advertise),
+            advertise=checked_advertise(advertise),
             join=addresses,
             name=name,
             trains=False,
@@ -141,6 +270,33 @@ def bootstrap(
         None,
     )
     raise typer.Exit(supervisor.run())
+
+
+def _let_in(home: Home, manifest: Manifest, path: Path, invitation: Invitation | None) -> None:
+    """Keep an invitation, or make one where the owner's key is at hand. Raises ConfigError."""
+    if invitation is not None:
+        home.keep_invitation(invitation)
+        return
+    key = path.with_suffix(owners.SUFFIX)
+    if manifest.admission.mode == "open" or home.invitation() is not None or not key.exists():
+        return  # without any the daemon will say what is missing
+    owner = owners.owner_of(manifest, path, None)
+    own_id = home.identity().node_id
+    home.keep_invitation(
+        owners.invite(owner, manifest.swarm_id, own_id, role=Role.OBSERVE, days=0, contacts=())
+    )
+    typer.echo(f"this bootstrap peer may observe: invited by the owner's key {key}", err=True)
+
+
+def _tell_how_to_join(home: Home, manifest: Manifest, addresses: list[str]) -> None:
+    host, port = parse_address(addresses[0], port_min=0)
+    where = format_address("THIS_MACHINE" if host in WILDCARDS else host, port) if port else "ADDRESS"
+    contact = f"gossamer://{home.identity().node_id.hex()}@{where}"
+    typer.echo(f"swarm {manifest.swarm_id.hex()}", err=True)
+    if manifest.admission.mode == "invited":
+        typer.echo(f"invite others with  gossamer invite NODE_ID --join {contact}", err=True)
+    else:
+        typer.echo(f"others join with  gossamer node --join {contact}", err=True)
 
 
 @app.command(rich_help_panel="Begin")

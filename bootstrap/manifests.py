@@ -33,8 +33,13 @@ def create(
     every_seconds: float,
     fragments: int,
     seed: int,
+    owners: tuple[str, ...] = (),
+    invited: bool = False,
 ) -> tuple[Manifest, Ints]:
     """Build the task's model from `seed` and describe the swarm that trains it.
+
+    `owners` are public keys in hex; `invited` lets in only those whom they invite, whose weight is then not
+    capped, since their machines may differ a thousandfold (DESIGN, section 3).
 
     Returns the manifest and Phi_0, int32[numel]. Raises ConfigError.
     """
@@ -56,8 +61,9 @@ def create(
     values = {
         "swarm": {"name": name, "created": int(time.time())},
         "task": {"name": task, "seed": seed, "options": resolved},
-        "outer": {"codec": codec, **outer_defaults(codec)},
+        "outer": {"codec": codec, **outer_defaults(codec), **({"weight_cap": 0.0} if invited else {})},
         "pace": {"every_steps": 0 if every_seconds else every_steps, "every_seconds": float(every_seconds)},
+        "admission": {"mode": "invited" if invited else "open", "owners": owners},
         "layout": {"fragments": fragments, "tensors": specs},
         "genesis": {"digest": snapshots.digest(phi).hex()},
     }
@@ -98,6 +104,7 @@ def _toml(manifest: Manifest) -> str:
         f"    [{_value(spec.name)}, {list(spec.shape)}, {_value(spec.averaging)}],"
         for spec in manifest.layout.tensors
     )
+    owners = ", ".join(_value(owner) for owner in manifest.admission.owners)
     return f"""\
 # A Gossamer swarm. Everything here is agreed on by all its nodes: change any value, and it is another swarm.
 
@@ -132,7 +139,8 @@ snapshot_every = {manifest.history.snapshot_every}
 retain = {manifest.history.retain}  # how long a partition may last and still heal exactly; 0 keeps all
 
 [admission]
-mode = {_value(manifest.admission.mode)}
+mode = {_value(manifest.admission.mode)}  # open, or invited: only those whom an owner invites
+owners = [{owners}]  # public keys that can invite and revoke
 
 [genesis]
 digest = {_value(manifest.genesis.digest)}

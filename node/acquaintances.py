@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 
-from gossamer.node.address import format_address, is_loopback
+from gossamer.node.address import Contact, format_address, is_loopback, parse_contact
 from gossamer.node.home import Home
 from gossamer.node.link import PeerLink
 from gossamer.protocol.effects import Effect
+from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.replica import Replica
 
 REMEMBER_INTERVAL_S = 30.0
@@ -15,10 +17,17 @@ REMEMBERED_MAX = 32
 log = logging.getLogger("gossamer.node")
 
 
-def whom_to_join(told: tuple[str, ...], home: Home) -> tuple[str, ...]:
-    """Where we were told to join, and whom we knew in our last life: bootstrap peers may be gone."""
-    known = home.read_peers() if home.ledger_path.exists() else ()
-    return (*told, *(address for address in known if address not in told))
+def whom_to_join(told: tuple[str, ...], home: Home) -> tuple[Contact, ...]:
+    """Where we were told to join, and whom we knew in our last life: bootstrap peers may be gone.
+
+    Raises ConfigError for a contact that we were told and cannot be one.
+    """
+    contacts = {contact.address: contact for contact in map(parse_contact, told)}
+    for known in home.read_peers() if home.ledger_path.exists() else ():
+        with suppress(ConfigError):  # written by another version, perhaps
+            contact = parse_contact(known)
+            contacts.setdefault(contact.address, contact)
+    return tuple(contacts.values())
 
 
 class Acquaintances:
@@ -49,11 +58,15 @@ class Acquaintances:
         return self._core.announce((format_address(name[0], self._port),))
 
     def remember(self) -> None:
-        """Write down where the live members are."""
-        addresses = [address for member in self._core.roster.live() for address in member.peer.body.addresses]
+        """Write down where the live members are, and who they are."""
+        contacts = [
+            str(Contact(address, member.peer.node_id))
+            for member in self._core.roster.live()
+            for address in member.peer.body.addresses
+        ]
         try:
-            if addresses:
-                self._home.write_peers(addresses[:REMEMBERED_MAX])
+            if contacts:
+                self._home.write_peers(contacts[:REMEMBERED_MAX])
         except OSError as error:
             log.warning("cannot write down our peers' addresses: %s", error.strerror)
 

@@ -1,12 +1,16 @@
-"""Network addresses as people write them: ``host:port``, ``[v6]:port``."""
+"""Network addresses as people write them: ``host:port``, ``[v6]:port``, ``gossamer://NODE_ID@host:port``."""
 
 import ipaddress
 import re
+from dataclasses import dataclass
 
 from gossamer.protocol.errors import ConfigError
 
 _NAME = re.compile(r"(?!.{254})[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 _PORT = re.compile(r"[0-9]{1,5}")
+
+SCHEME = "gossamer://"
+_NODE_ID = re.compile(r"[0-9a-f]{64}")
 
 WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 
@@ -40,3 +44,24 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """Where a node can be dialled and, where that is known, which node must answer there."""
+
+    address: str
+    node_id: bytes | None = None
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.node_id.hex()}@{self.address}" if self.node_id else self.address
+
+
+def parse_contact(text: str) -> Contact:
+    """Read ``host:port`` or ``gossamer://NODE_ID@host:port``. Raises ConfigError."""
+    rest = text.strip().removeprefix(SCHEME)
+    node_id, at, address = rest.rpartition("@")
+    if at and not _NODE_ID.fullmatch(node_id.lower()):
+        raise ConfigError(f"{text!r}: a node id has 64 hex digits, as gossamer id prints it")
+    parse_address(address)
+    return Contact(address, bytes.fromhex(node_id) if at else None)

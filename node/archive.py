@@ -8,7 +8,7 @@ written anew after a moment; what is closed is dropped from disk.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gossamer.node import snapshots
 from gossamer.node.chunkstore import ChunkStore, MissingChunkError
@@ -59,10 +59,14 @@ class Archive:
 
     # -- the start
 
-    async def restore(self) -> list[fx.Effect]:
-        """Read back what an earlier run left on disk; returns the core's effects. Raises StorageError."""
+    async def restore(self, credentials: Iterable[bytes] = ()) -> list[fx.Effect]:
+        """Read back what an earlier run left on disk; returns the core's effects. Raises StorageError.
+
+        `credentials` are grants that we were given otherwise.
+        """
         stored = await asyncio.to_thread(self._records.load, self._core.layout)
         history = await asyncio.to_thread(self._records.load_history)
+        kept = await asyncio.to_thread(self._records.load_credentials)
         own_id = self._core.identity.node_id
         merger, claims = await asyncio.to_thread(
             restore_merger, self._core.manifest, self._chunks, history, stored, own_id
@@ -81,6 +85,7 @@ class Archive:
             claims=claims,
             floor=history.base.round,
             own_last=history.own_last,
+            credentials=[*kept, *credentials],
         )
 
     # -- what the core asks

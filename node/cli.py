@@ -5,14 +5,14 @@
 
 import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gossamer.node import logs
-from gossamer.node.address import parse_address
+from gossamer.node.address import parse_address, parse_contact
+from gossamer.node.askers import asker_for, asker_of, nodes_root
 from gossamer.node.client import fetch_manifest, fetch_status
 from gossamer.node.home import Home
 from gossamer.node.options import DaemonOptions, TrainerOptions
@@ -20,9 +20,9 @@ from gossamer.node.restore import has_model
 from gossamer.node.status import one_line
 from gossamer.node.supervisor import Supervisor
 from gossamer.node.verify import verify as verify_replicas
-from gossamer.protocol.errors import ConfigError
-from gossamer.protocol.identity import short
-from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.admission import Role
+from gossamer.protocol.errors import ConfigError, NotAnsweredError
+from gossamer.protocol.invitation import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
 
 app = typer.Typer(
     add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
@@ -30,7 +30,18 @@ app = typer.Typer(
 
 Join = Annotated[
     list[str] | None,
-    typer.Option("--join", metavar="HOST:PORT", help="A node of the swarm; may be given several times."),
+    typer.Option(
+        "--join",
+        metavar="ADDRESS",
+        help="A node of the swarm: HOST:PORT, or gossamer://NODE_ID@HOST:PORT to trust no other node there;"
+        " may be given several times.",
+    ),
+]
+Invite = Annotated[
+    str | None,
+    typer.Option(
+        "--invite", metavar="INVITATION", help="What gossamer invite printed for this node, or its file."
+    ),
 ]
 Dir = Annotated[Path | None, typer.Option("--dir", help="The node's folder. Default: ~/.gossamer/SWARM")]
 Listen = Annotated[
@@ -46,26 +57,51 @@ Plaintext = Annotated[
     bool,
     typer.Option("--insecure-plaintext", help="No TLS. For tests on loopback; all nodes must do the same."),
 ]
+Member = Annotated[
+    Path | None,
+    typer.Option("--dir", help="Ask as the node in this folder: an invited swarm answers members only."),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Log more, and show tracebacks.")]
 LogJson = Annotated[bool, typer.Option("--log-json", help="Log JSON objects, one a line.")]
 
 
-def default_folder(manifest: Manifest, suffix: str = "") -> Path:
+def default_folder(swarm_id: bytes, suffix: str = "") -> Path:
     """Where a node of a swarm lives unless told otherwise."""
-    root = os.environ.get("GOSSAMER_HOME")
-    return (Path(root) if root else Path.home() / ".gossamer") / (manifest.swarm_id.hex()[:12] + suffix)
+    return nodes_root() / (swarm_id.hex()[:12] + suffix)
 
 
 def checked_join(join: list[str] | None) -> tuple[str, ...]:
     """Join addresses. Raises ConfigError for one that is none."""
-    for address in join or ():
+    return tuple(str(parse_contact(text)) for text in join or ())
+
+
+def checked_advertise(advertise: list[str] | None) -> tuple[str, ...]:
+    """Addresses to be dialled at. Raises ConfigError for one that is none."""
+    for address in advertise or ():
         parse_address(address)
-    return tuple(join or ())
+    return tuple(advertise or ())
+
+
+def given_invitation(text: str | None) -> Invitation | None:
+    """An invitation given as its text, or as a file that holds it. Raises ConfigError."""
+    if text is None:
+        return None
+    if not text.startswith(PREFIX):
+        try:
+            with open(text, encoding="utf-8") as file:
+                text = file.read(INVITATION_BYTES_MAX)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--invite takes an invitation or a file with one: {error}") from None
+    return read_invitation(text)
 
 
 @app.command(rich_help_panel="Train")
 def node(
     join: Join = None,
+    invite: Invite = None,
+    observe: Annotated[
+        bool, typer.Option("--observe", help="Do not train: hold a replica and serve it to others.")
+    ] = False,
     folder: Dir = None,
     swarm_id: Annotated[
         str | None, typer.Option(help="Refuse any other swarm than this (its id or the beginning of it).")
@@ -89,26 +125,38 @@ def node(
     """Train: join a swarm with this machine, or go on with the node in --dir.
 
     Example: gossamer node --join 192.168.1.5:7700
+
+    Where members are invited: gossamer node --invite gossamer-invitation:...
     """
     logs.configure(debug=debug, as_json=log_json)
     addresses = checked_join(join)
     for path in data or ():
         if not Path(path).exists():
             raise ConfigError(f"--data {path}: there is no such file or folder")
-    home = _enter_swarm(addresses, folder, swarm_id, plaintext)
+    invitation = given_invitation(invite)
+    if invitation is not None:
+        addresses = addresses or checked_join(list(invitation.contacts))
+        observe = observe or invitation.grant.role is Role.OBSERVE
+        home = _enter_invited(invitation, addresses, folder, plaintext)
+    else:
+        home = _enter_swarm(addresses, folder, swarm_id, plaintext)
+        kept = home.invitation()
+        observe = observe or (kept is not None and kept.grant.role is Role.OBSERVE)
     supervisor = Supervisor(
         DaemonOptions(
             folder=home.root,
             listen=listen,
-            advertise=checked_join(advertise),
+            advertise=checked_advertise(advertise),
             join=addresses,
             name=name,
-            trains=True,
+            trains=not observe,
             plaintext=plaintext,
             debug=debug,
             log_json=log_json,
         ),
-        TrainerOptions(
+        None
+        if observe
+        else TrainerOptions(
             folder=home.root,
             data=tuple(str(Path(path).absolute()) for path in data or ()),
             threads=threads,
@@ -130,32 +178,73 @@ def _enter_swarm(join: tuple[str, ...], folder: Path | None, swarm_id: str | Non
             raise ConfigError(f"{folder} belongs to swarm {known.swarm_id.hex()[:12]}, not {swarm_id}")
         home = Home(folder or Path())
         if not join and not home.read_peers() and not has_model(home, known):
-            raise ConfigError(
-                f"the node in {home.root} never got the model; give a node with --join HOST:PORT"
-            )
+            raise ConfigError(f"the node in {home.root} never got the model; give a node with --join ADDRESS")
         return home
     if not join:
-        raise ConfigError("which swarm? Give a node of it with --join HOST:PORT, or a folder with --dir")
-    manifest = fetch_manifest(join, swarm_id, plaintext=plaintext)
-    if swarm_id is None:
+        raise ConfigError("which swarm? Give a node of it with --join ADDRESS, or a folder with --dir")
+    contacts = tuple(map(parse_contact, join))
+    try:
+        manifest = fetch_manifest(contacts, swarm_id, plaintext=plaintext)
+    except NotAnsweredError as error:
+        own = _own_id(folder)
+        raise ConfigError(
+            f"{error}. If it should let this machine in, send an owner of the swarm the node id {own},"
+            " and start with --invite and the invitation that comes back"
+        ) from None
+    if swarm_id is None and not all(contact.node_id for contact in contacts):
         typer.echo(
-            f"joining swarm {manifest.swarm_id.hex()} (trusted on first use; pin it with --swarm-id)",
+            f"joining swarm {manifest.swarm_id.hex()} (trusted on first use: pin it with --swarm-id, or the"
+            " node with gossamer://NODE_ID@HOST:PORT)",
             err=True,
         )
-    home = Home((folder or default_folder(manifest)).absolute())
-    home.create()
+    home = _new_home(folder, manifest.swarm_id)
     home.adopt(manifest)
     return home
+
+
+def _enter_invited(
+    invitation: Invitation, join: tuple[str, ...], folder: Path | None, plaintext: bool
+) -> Home:
+    """The folder of the swarm that we were invited to. Raises ConfigError or UnreachableError."""
+    home = _new_home(folder, invitation.swarm_id)
+    home.keep_invitation(invitation)
+    if home.manifest() is None:
+        if not join:
+            raise ConfigError("the invitation names no address; give a node of the swarm with --join ADDRESS")
+        contacts = tuple(map(parse_contact, join))
+        swarm_id = invitation.swarm_id.hex()
+        home.adopt(fetch_manifest(contacts, swarm_id, plaintext=plaintext, asker=asker_of(home)))
+    elif asker_of(home).swarm_id != invitation.swarm_id:
+        raise ConfigError(f"{home.root} belongs to another swarm than the invitation; choose another --dir")
+    return home
+
+
+def _new_home(folder: Path | None, swarm_id: bytes) -> Home:
+    """A folder for a node; the default one becomes this machine's own node (see `gossamer id`)."""
+    home = Home((folder or default_folder(swarm_id)).absolute())
+    home.create()
+    if folder is None and (nodes_root() / "key").exists():
+        home.copy_key(nodes_root() / "key")
+    return home
+
+
+def _own_id(folder: Path | None) -> str:
+    """Id of the node in a folder, or of this machine's node; a key is made if there is none."""
+    home = Home(folder or nodes_root())
+    home.create()
+    return home.identity().node_id.hex()
 
 
 @app.command(rich_help_panel="Watch")
 def status(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="A running node.")],
     as_json: Annotated[bool, typer.Option("--json", help="All of it, as JSON.")] = False,
+    folder: Member = None,
     plaintext: Plaintext = False,
 ) -> None:
     """Ask a node how it is doing."""
-    found = asyncio.run(fetch_status(address, digest=as_json, plaintext=plaintext))
+    asker = asker_for(folder, address)
+    found = asyncio.run(fetch_status(address, digest=as_json, plaintext=plaintext, asker=asker))
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -175,12 +264,14 @@ def verify(
     wait: Annotated[
         float, typer.Option(min=0, max=3600, help="Seconds to wait for them to hold the same records.")
     ] = 30,
+    folder: Member = None,
     plaintext: Plaintext = False,
 ) -> None:
     """Check that replicas are bit-identical. Exit status 0 only if they are."""
     if len(addresses) < 2:
         raise ConfigError("give two or more addresses: one replica alone agrees with itself")
-    verdict = asyncio.run(verify_replicas(tuple(addresses), wait_s=wait, plaintext=plaintext))
+    asker = next((found for address in addresses if (found := asker_for(folder, address))), None)
+    verdict = asyncio.run(verify_replicas(tuple(addresses), wait_s=wait, plaintext=plaintext, asker=asker))
     for address, answer in verdict.answers.items():
         records, model = answer.get("merged_digest", "-")[:16], answer.get("phi_digest", "-")[:16]
         typer.echo(f"{address}  records {records}  model {model}")
@@ -208,12 +299,12 @@ def generate(
     typer.echo()
 
 
-@app.command("id", rich_help_panel="Watch")
+@app.command("id", rich_help_panel="Begin")
 def show_id(
-    folder: Annotated[Path, typer.Option("--dir", help="A node's folder; a key is made if it has none.")],
+    folder: Annotated[
+        Path | None,
+        typer.Option("--dir", help="A node's folder. Default: this machine's node, for --dir-less commands."),
+    ] = None,
 ) -> None:
-    """Print a node's own id."""
-    home = Home(folder)
-    home.create()
-    identity = home.identity()
-    typer.echo(f"{identity.node_id.hex()}  ({short(identity.node_id)})")
+    """Print a node's own id, which an owner of an invited swarm needs; a key is made if there is none."""
+    typer.echo(_own_id(folder))

@@ -30,13 +30,16 @@ from gossamer.node.recordstore import RecordStore
 from gossamer.node.recordwriter import RecordWriter
 from gossamer.node.snapshots import SnapshotShelf
 from gossamer.node.status import describe
+from gossamer.node.tls import Certificate
 from gossamer.node.trainer_port import TrainerPort
 from gossamer.node.transfers import Transfers
 from gossamer.node.transport import Transport
 from gossamer.protocol import effects as fx
+from gossamer.protocol.admission import Role
 from gossamer.protocol.chunks import chunk_sizes
-from gossamer.protocol.errors import ConfigError, LocalError, PeerError
+from gossamer.protocol.errors import ConfigError, LocalError, PeerError, StorageError
 from gossamer.protocol.identity import short
+from gossamer.protocol.limits import MEMBERS_MAX
 from gossamer.protocol.messages import Message, encode
 from gossamer.protocol.presence import NodeInfo
 from gossamer.protocol.records import Delta
@@ -63,11 +66,13 @@ class Daemon:
         remove_unfinished(options.folder.glob(".*-*"))
         manifest = self.home.manifest()
         if manifest is None:
-            raise ConfigError(f"no manifest in {options.folder}; run: gossamer node --join HOST:PORT")
+            raise ConfigError(f"no manifest in {options.folder}; run: gossamer node --join ADDRESS")
         self.manifest = manifest
         self.identity = self.home.identity()
         self.chunks = ChunkStore(self.home.chunks_path)
         self.records = RecordStore(self.home.ledger_path, manifest.swarm_id)
+        contacts = whom_to_join(options.join, self.home)
+        certificate = None if options.plaintext else Certificate.of(self.home.tls_path)
         self.core = Replica(
             identity=self.identity,
             manifest=manifest,
@@ -75,16 +80,16 @@ class Daemon:
                 name=options.name,
                 trains=options.trains,
                 incarnation=self.home.next_incarnation(),
-                bootstrap=whom_to_join(options.join, self.home),
+                bootstrap=tuple(contact.address for contact in contacts),
+                pins={contact.address: contact.node_id for contact in contacts if contact.node_id},
+                fingerprint=certificate.fingerprint if certificate else b"",
                 version=__version__,
             ),
             has_chunk=self.chunks.__contains__,
             unix_offset_s=time.time() - time.monotonic(),
             rng=random.Random(),
         )
-        self.transport = Transport(
-            self.identity, manifest.swarm_id, manifest.canonical(), self, tls=not options.plaintext
-        )
+        self.transport = Transport(self.identity, manifest.swarm_id, manifest.canonical(), self, certificate)
         self.publisher = Publisher(self.chunks, self.dispatch, self._acknowledge)
         self.port = TrainerPort(
             self.home.socket_path(),
@@ -103,6 +108,8 @@ class Daemon:
         self.started = time.monotonic()
         self.links: dict[int, PeerLink] = {}
         self.blamed = 0
+        self._refusals: dict[str, str] = {}
+        self._expelled: str | None = None
         self._past_traffic = [0, 0, 0, 0]
         self._tasks: asyncio.TaskGroup | None = None
         self._link_tasks: set[asyncio.Task[None]] = set()
@@ -123,7 +130,9 @@ class Daemon:
         try:
             # Before anyone can speak to us: a trainer that hands its last delta over again would have us
             # sign that round a second time, did we not know of it, and so equivocate.
-            effects = await self.archive.restore()
+            invitation = self.home.invitation()
+            effects = await self.archive.restore([invitation.grant.data] if invitation else [])
+            self._check_admission()
             self._carry_out(effects)
             bound = await self.transport.start(host, port)
             async with asyncio.TaskGroup() as self._tasks:
@@ -140,7 +149,8 @@ class Daemon:
                 ]
                 self._begin(host, bound)
                 await self._stopping.wait()
-                await self._take_leave()
+                if self._expelled is None:
+                    await self._take_leave()
                 for task in [*lasting, *self._link_tasks]:
                     task.cancel()
         except BaseExceptionGroup as group:
@@ -149,6 +159,18 @@ class Daemon:
             await self.transport.stop()
             self.merging.close()
             self.records.close()
+        if self._expelled is not None:
+            because = f": {self._expelled}" if self._expelled else ""
+            raise ConfigError(f"an owner of this swarm has revoked this node{because}")
+
+    def _check_admission(self) -> None:
+        """Nobody would let us in: better said now, and once. Raises ConfigError."""
+        try:
+            self.core.vet(self.identity.node_id, b"", time.monotonic())
+        except PeerError as error:
+            raise ConfigError(f"{error}; start it with --invite INVITATION") from None
+        if self.core.info.trains and self.core.charter.role_of(self.identity.node_id) is not Role.TRAIN:
+            raise ConfigError("this node was invited to observe, not to train; start it with --observe")
 
     def stop(self) -> None:
         """Begin an orderly stop."""
@@ -221,6 +243,11 @@ class Daemon:
                         self.links[effect.link].send(self._encode(effect.message))
                 case fx.Store():
                     self.writer.add(effect.delta, own=effect.own)
+                case fx.StoreCredential():
+                    self._spawn(self._keep_credential(effect))
+                case fx.Expelled():
+                    self._expelled = effect.reason
+                    self.stop()
                 case fx.Ready():
                     self.merging.mark(effect.delta.round)
                 case fx.Get():
@@ -271,7 +298,7 @@ class Daemon:
         if link.outbound:
             self._serving[link.number] = self._spawn(self.transfers.serve_asked(link))
         self._carry_out(self.acquaintances.learn_address(link))
-        self.dispatch(fx.LinkUp(link.number, link.node_id, link.outbound, link.address))
+        self.dispatch(fx.LinkUp(link.number, link.node_id, link.outbound, link.address, link.credential))
 
     def link_down(self, link: PeerLink) -> None:
         self.links.pop(link.number, None)
@@ -288,15 +315,48 @@ class Daemon:
     async def _dial(self, effect: fx.Dial) -> None:
         try:
             parse_address(effect.address)  # it may be a peer's word
-            await self.transport.dial(effect.address, effect.node_id)
+            await self.transport.dial(effect.address, effect.node_id, effect.fingerprint)
+            self._refusals.pop(effect.address, None)
             return
         except ConfigError as error:
             log.debug("%s", error)
-        except PeerError as error:
-            log.warning("%s: %s", effect.address, error)
+        except (PeerError, aiohttp.ServerFingerprintMismatch) as error:
+            self._tell_refusal(effect.address, error)
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             log.debug("cannot reach %s: %s", effect.address, error)
         self.dispatch(fx.DialFailed(effect.address))
+
+    def _tell_refusal(self, address: str, error: Exception) -> None:
+        """Say why a peer cannot be linked to: once, though it is dialled again and again."""
+        is_tls = isinstance(error, aiohttp.ServerFingerprintMismatch)
+        said = "shows another certificate than its own row names" if is_tls else str(error)
+        if self._refusals.get(address) != said and len(self._refusals) < MEMBERS_MAX:
+            self._refusals[address] = said
+            log.warning("%s: %s", address, said)
+
+    # -- who is let in (the transport asks, the core decides)
+
+    @property
+    def answers_anyone(self) -> bool:
+        return self.core.charter.is_open
+
+    def own_credential(self) -> bytes:
+        return self.core.own_credential(time.monotonic())
+
+    def vet(self, node_id: bytes, credential: bytes) -> None:
+        self.core.vet(node_id, credential, time.monotonic())
+
+    def vet_question(self, node_id: bytes, credential: bytes) -> None:
+        self.core.vet_question(node_id, credential, time.monotonic())
+
+    def deliver(self, credential: bytes) -> None:
+        self.dispatch(fx.Deliver(credential))
+
+    async def _keep_credential(self, effect: fx.StoreCredential) -> None:
+        try:
+            await asyncio.to_thread(self.records.add_credential, effect.record_id, effect.data)
+        except StorageError as error:  # others hold it: it comes again when we link to them
+            log.error("%s", error)
 
     # -- chunks
 

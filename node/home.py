@@ -3,11 +3,13 @@
 ::
 
     D/key                 32 secret bytes, mode 0600
+    D/tls.pem             the TLS certificate and its key, made at the first start
     D/manifest            the manifest's canonical bytes
+    D/invitation          what an owner of the swarm gave us, where it lets in invited nodes only
     D/ledger.sqlite       signed records
     D/chunks/ab/abcd...   payload and snapshot chunks by hash
     D/trainer.safetensors residuals, momenta and inner optimizer of our own trainer
-    D/peers.json          addresses of members met, to find the swarm again
+    D/peers.json          members met, to find the swarm again
     D/incarnation         counts our starts, in milliseconds of Unix time
     D/daemon.json         where the running daemon answers
     D/lock                held by the running daemon
@@ -29,6 +31,7 @@ from typing import Any
 
 from gossamer.protocol.errors import ConfigError, MalformedError, StorageError
 from gossamer.protocol.identity import Identity
+from gossamer.protocol.invitation import INVITATION_BYTES_MAX, Invitation, read_invitation
 from gossamer.protocol.manifest import Manifest, from_canonical
 
 _SOCKET_PATH_MAX = 100
@@ -79,7 +82,9 @@ class Home:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.key_path = root / "key"
+        self.tls_path = root / "tls.pem"
         self.manifest_path = root / "manifest"
+        self.invitation_path = root / "invitation"
         self.ledger_path = root / "ledger.sqlite"
         self.chunks_path = root / "chunks"
         self.daemon_path = root / "daemon.json"
@@ -120,6 +125,40 @@ class Home:
             raise StorageError(f"cannot use {self.key_path}: {error.strerror}") from None
         except ConfigError as error:
             raise StorageError(f"{self.key_path} is damaged ({error}); restore it from a backup") from None
+
+    def copy_key(self, other: Path) -> None:
+        """Become the node whose key is in another file, unless we are one already. Raises StorageError."""
+        if self.key_path.exists():
+            return
+        try:
+            write_atomically(self.key_path, other.read_bytes(), durable=True)
+        except OSError as error:
+            raise StorageError(f"cannot use {other}: {error.strerror}") from None
+
+    def invitation(self) -> Invitation | None:
+        """The invitation kept here, None if there is none. Raises StorageError."""
+        try:
+            with open(self.invitation_path, encoding="utf-8") as file:
+                return read_invitation(file.read(INVITATION_BYTES_MAX))
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError, ConfigError) as error:
+            raise StorageError(
+                f"{self.invitation_path} is damaged ({error}); give it again with --invite"
+            ) from None
+
+    def keep_invitation(self, invitation: Invitation) -> None:
+        """Keep what lets this node in. Raises ConfigError if it is for another node, or StorageError."""
+        own = self.identity().node_id
+        if invitation.grant.node_id != own:
+            raise ConfigError(
+                f"this invitation is for node {invitation.grant.node_id.hex()}, and {self.root} is node"
+                f" {own.hex()}; ask an owner for one for that id"
+            )
+        try:
+            write_atomically(self.invitation_path, invitation.to_text().encode(), durable=True)
+        except OSError as error:
+            raise StorageError(f"cannot write {self.invitation_path}: {error.strerror}") from None
 
     def manifest(self) -> Manifest | None:
         """The manifest kept here, None if there is none yet. Raises StorageError."""
@@ -167,9 +206,9 @@ class Home:
             write_atomically(self.incarnation_path, str(incarnation).encode())
         return incarnation
 
-    def write_peers(self, addresses: Sequence[str]) -> None:
+    def write_peers(self, contacts: Sequence[str]) -> None:
         """Remember where members were. Raises OSError."""
-        write_atomically(self.peers_path, json.dumps(list(addresses)).encode())
+        write_atomically(self.peers_path, json.dumps(list(contacts)).encode())
 
     def read_peers(self) -> tuple[str, ...]:
         """What `write_peers` remembered, empty if nothing usable."""
@@ -177,7 +216,7 @@ class Home:
             found = json.loads(self.peers_path.read_bytes())
         except (OSError, ValueError):
             return ()
-        return tuple(str(address) for address in found) if isinstance(found, list) else ()
+        return tuple(str(contact) for contact in found) if isinstance(found, list) else ()
 
     def write_daemon(self, **facts: Any) -> None:
         """Say where the running daemon answers. Raises StorageError."""

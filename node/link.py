@@ -40,6 +40,7 @@ class PeerLink:
         socket: WebSocket,
         session: bytes,
         *,
+        credential: bytes = b"",
         base_url: str | None = None,
         address: str | None = None,
         pin: aiohttp.Fingerprint | None = None,
@@ -47,6 +48,8 @@ class PeerLink:
         self.number = number
         self.node_id = node_id
         self.session = session
+        self.credential = credential
+        """The grant that the peer showed, if any."""
         self.base_url = base_url
         self.address = address
         self.pin = pin

@@ -25,6 +25,9 @@ CREATE TABLE IF NOT EXISTS deltas (
     record_id BLOB PRIMARY KEY, round INTEGER NOT NULL, envelope BLOB NOT NULL,
     covered INTEGER NOT NULL DEFAULT 0  -- whether the newest snapshot holds it
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS credentials (
+    record_id BLOB PRIMARY KEY, envelope BLOB NOT NULL  -- grants and revocations
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS snapshots (
     root BLOB PRIMARY KEY, round INTEGER NOT NULL, tokens INTEGER NOT NULL, digest BLOB NOT NULL,
     number INTEGER NOT NULL  -- the highest is the newest
@@ -100,6 +103,19 @@ class RecordStore:
         rows = [(delta.record_id, delta.round, delta.data) for delta in deltas]
         with self._lock, self._transaction(durable=durable) as db:
             db.executemany("INSERT OR IGNORE INTO deltas (record_id, round, envelope) VALUES (?, ?, ?)", rows)
+
+    def add_credential(self, record_id: bytes, envelope: bytes) -> None:
+        """Commit a grant or a revocation. Durable. Raises StorageError."""
+        with self._lock, self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO credentials VALUES (?, ?)", (record_id, envelope))
+
+    def load_credentials(self) -> list[bytes]:
+        """The envelopes of all grants and revocations, in order of record id. Raises StorageError."""
+        try:
+            rows = self._db.execute("SELECT envelope FROM credentials ORDER BY record_id").fetchall()
+        except sqlite3.Error as error:
+            raise self._broken(error) from None
+        return [row[0] for row in rows]
 
     def add_snapshot(self, claim: Claim, covered: Iterable[bytes], keep: Iterable[bytes]) -> None:
         """Note a snapshot that holds the records `covered`; of the older ones keep those roots. Durable."""

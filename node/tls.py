@@ -1,56 +1,86 @@
 """TLS 1.3 between nodes, without certificate authorities.
 
-Every daemon makes a fresh self-signed certificate when it starts. Nobody trusts it for what it says: the
-hello (`protocol.handshake`) signs its fingerprint with both nodes' Ed25519 keys, so a man in the middle with
-a certificate of his own breaks the signatures, and later requests of the link are pinned to the fingerprint.
+A daemon makes a self-signed certificate when it first starts. Nobody trusts it for what it says: the hello
+(`protocol.handshake`) signs its fingerprint with both nodes' Ed25519 keys, so a man in the middle with a
+certificate of his own breaks the signatures. The fingerprint also stands in the node's signed row, and later
+connections are pinned to it.
 """
 
 import datetime
 import ssl
 import tempfile
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 
-_VALID_DAYS = 3650
+from gossamer.node.home import write_atomically
+from gossamer.protocol.errors import StorageError
+
+_BEGIN = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+_VALID = datetime.timedelta(days=36500)
+"""Nobody looks at the dates: who may take part is for admission to say."""
 
 
-def _self_signed() -> tuple[bytes, bytes, bytes]:
-    """A new key and certificate: (PEM of both, DER of the certificate, its SHA-256)."""
+def _self_signed() -> bytes:
+    """A new key and its certificate, PEM."""
     key = Ed25519PrivateKey.generate()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gossamer")])
-    start = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(start)
-        .not_valid_after(start + datetime.timedelta(days=_VALID_DAYS * 3))
+        .not_valid_before(_BEGIN)
+        .not_valid_after(_BEGIN + _VALID)
         .sign(key, None)
     )
-    pem = key.private_bytes(
+    return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ) + certificate.public_bytes(serialization.Encoding.PEM)
-    der = certificate.public_bytes(serialization.Encoding.DER)
-    return pem, der, sha256(der).digest()
 
 
-def server_context() -> tuple[ssl.SSLContext, bytes]:
-    """A context with a certificate of its own, and that certificate's SHA-256 fingerprint."""
-    pem, _, fingerprint = _self_signed()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:  # ssl reads keys from files only; 0700
-        path = Path(folder) / "certificate.pem"
-        path.write_bytes(pem)
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A node's own certificate: the context it serves with, and the SHA-256 fingerprint others pin."""
+
+    context: ssl.SSLContext
+    fingerprint: bytes
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """The certificate in a file, made anew if there is none or it is damaged. Raises StorageError."""
+        try:
+            if not path.exists():
+                write_atomically(path, _self_signed(), durable=True)
+            path.chmod(0o600)
+            try:
+                return cls._load(path)
+            except (ssl.SSLError, ValueError):
+                write_atomically(path, _self_signed(), durable=True)
+                return cls._load(path)
+        except OSError as error:
+            raise StorageError(f"cannot use {path}: {error.strerror or error}") from None
+
+    @classmethod
+    def fresh(cls) -> Self:
+        """One that is not kept."""
+        with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:  # ssl reads keys from files only
+            return cls.of(Path(folder) / "tls.pem")
+
+    @classmethod
+    def _load(cls, path: Path) -> Self:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_cert_chain(path)
-    return context, fingerprint
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        return cls(context, sha256(certificate.public_bytes(serialization.Encoding.DER)).digest())
 
 
 def client_context() -> ssl.SSLContext:

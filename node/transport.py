@@ -2,19 +2,22 @@
 
 ================================== ====================================================================
 ``GET /gossamer/1/link``           WebSocket: hello, then records and control, both ways
-``GET /gossamer/1/manifest``       the manifest's canonical bytes
+``GET /gossamer/1/manifest``       the manifest's canonical bytes; members only in an invited swarm
 ``GET /gossamer/1/chunk/{hash}``   a chunk; needs the session of a link
 ``PUT /gossamer/1/chunk/{hash}``   a chunk we asked the sender for; likewise
-``GET /gossamer/1/status``         what the node says of itself, JSON
+``GET /gossamer/1/status``         what the node says of itself, JSON; likewise
+``PUT /gossamer/1/credential``     a grant or revocation, signed by an owner
 ================================== ====================================================================
 
-Nothing here judges content: hashes of chunks apart, bytes go to the `Receiver` as they came.
+Nothing here judges content: hashes of chunks apart, bytes go to the `Receiver` as they came. Who may speak
+to us is the receiver's to say, and is asked before anything is told.
 """
 
 import asyncio
 import logging
 import os
 import ssl
+import time
 from hashlib import sha256
 from itertools import count
 from typing import Any, Protocol
@@ -25,12 +28,20 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from gossamer.node.address import WILDCARDS, format_address, is_loopback
 from gossamer.node.link import PeerLink
-from gossamer.node.tls import client_context, fingerprint_of, server_context
+from gossamer.node.tls import Certificate, client_context, fingerprint_of
+from gossamer.protocol.ask import check_question, prove
 from gossamer.protocol.errors import ConfigError, PeerError, RefusedError
-from gossamer.protocol.handshake import HELLO_BYTES_MAX, ClientHandshake, ServerHandshake, refusal
+from gossamer.protocol.handshake import (
+    HELLO_BYTES_MAX,
+    NONCE_BYTES,
+    ClientHandshake,
+    ServerHandshake,
+    refusal,
+)
 from gossamer.protocol.identity import Identity, short
 from gossamer.protocol.limits import (
     CHUNK_BYTES_MAX,
+    CREDENTIAL_BYTES_MAX,
     FETCH_TIMEOUT_S,
     MESSAGE_BYTES_MAX,
 )
@@ -44,6 +55,13 @@ PIECE_BYTES = 256 * 1024
 """Bodies are streamed in pieces of this size: measured fastest on loopback, and bounds what is buffered."""
 
 SESSION_HEADER = "Gossamer-Session"
+ASK_HEADER = "Gossamer-Ask"
+"""Hex of a signed question, see `protocol.ask`."""
+
+NONCE_HEADER = "Gossamer-Nonce"
+PROOF_HEADER = "Gossamer-Proof"
+"""Hex of 32 bytes from who asks, and of the proof of who answers."""
+
 PREFIX = "/gossamer/1"
 
 log = logging.getLogger("gossamer.transport")
@@ -79,6 +97,27 @@ class Receiver(Protocol):
 
     async def message(self, link: PeerLink, data: bytes) -> None: ...
 
+    @property
+    def answers_anyone(self) -> bool:
+        """Whether strangers may ask for the manifest and the status."""
+        ...
+
+    def own_credential(self) -> bytes:
+        """What we show at others' doors."""
+        ...
+
+    def vet(self, node_id: bytes, credential: bytes) -> None:
+        """May this node link to us? Raises RefusedError."""
+        ...
+
+    def vet_question(self, node_id: bytes, credential: bytes) -> None:
+        """May this node ask how we are doing? Raises RefusedError."""
+        ...
+
+    def deliver(self, credential: bytes) -> None:
+        """A grant or revocation from anybody. Raises PeerError if no owner has signed it."""
+        ...
+
     def expected_size(self, blob: bytes) -> int | None:
         """Size of a chunk that we want now, None for any other."""
         ...
@@ -96,8 +135,14 @@ class Transport:
     """Server and client of one node."""
 
     def __init__(
-        self, identity: Identity, swarm_id: bytes, manifest: bytes, receiver: Receiver, tls: bool
+        self,
+        identity: Identity,
+        swarm_id: bytes,
+        manifest: bytes,
+        receiver: Receiver,
+        certificate: Certificate | None,
     ) -> None:
+        """Without a certificate there is no TLS, and everything stays on loopback."""
         self._identity = identity
         self._swarm_id = swarm_id
         self._manifest = manifest
@@ -105,13 +150,10 @@ class Transport:
         self._numbers = count(1)
         self._sessions: dict[bytes, PeerLink] = {}
         self._handshakes = 0
-        self._server_ssl: ssl.SSLContext | None = None
-        self._client_ssl: ssl.SSLContext | bool = False
-        self._fingerprint = b""
-        if tls:
-            self._server_ssl, self._fingerprint = server_context()
-            self._client_ssl = client_context()
-        self._scheme = "https" if tls else "http"
+        self._server_ssl = certificate.context if certificate else None
+        self._client_ssl: ssl.SSLContext | bool = client_context() if certificate else False
+        self._fingerprint = certificate.fingerprint if certificate else b""
+        self._scheme = "https" if certificate else "http"
         self._runner: web.AppRunner | None = None
         self._client: aiohttp.ClientSession | None = None
 
@@ -127,6 +169,8 @@ class Transport:
         app.router.add_get(f"{PREFIX}/chunk/{{hash:[0-9a-f]{{64}}}}", self._serve_chunk)
         app.router.add_put(f"{PREFIX}/chunk/{{hash:[0-9a-f]{{64}}}}", self._take_chunk)
         app.router.add_get(f"{PREFIX}/status", self._serve_status)
+        app.router.add_put(f"{PREFIX}/credential", self._take_credential)
+        app.on_response_prepare.append(self._prove)
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -165,16 +209,18 @@ class Transport:
 
     # -- dialling
 
-    async def dial(self, address: str, expected: bytes | None) -> None:
+    async def dial(self, address: str, expected: bytes | None, fingerprint: bytes = b"") -> None:
         """Connect, shake hands and carry the link until it ends.
 
-        Raises OSError, TimeoutError, aiohttp.ClientError or PeerError if it never came up.
+        `expected` and `fingerprint` pin the node id and the certificate, where they are known. Raises
+        OSError, TimeoutError, aiohttp.ClientError or PeerError if it never came up.
         """
         assert self._client is not None
         base_url = f"{self._scheme}://{address}{PREFIX}"
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
             socket = await self._client.ws_connect(
                 f"{base_url}/link",
+                ssl=aiohttp.Fingerprint(fingerprint) if fingerprint and self._server_ssl else True,
                 compress=0,
                 max_msg_size=MESSAGE_BYTES_MAX,
                 timeout=aiohttp.ClientWSTimeout(ws_close=2.0),
@@ -183,7 +229,15 @@ class Transport:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 tls = socket.get_extra_info("ssl_object")
                 binding = fingerprint_of(tls.getpeercert(binary_form=True)) if tls else b""
-                shake = ClientHandshake(self._identity, self._swarm_id, binding, os.urandom(32), expected)
+                shake = ClientHandshake(
+                    self._identity,
+                    self._swarm_id,
+                    binding,
+                    os.urandom(NONCE_BYTES),
+                    expected,
+                    credential=self._receiver.own_credential(),
+                    vet=self._receiver.vet,
+                )
                 await socket.send_bytes(shake.hello(await socket.receive_bytes()))
                 node_id, session = shake.finish(await socket.receive_bytes())
         except TypeError:  # the peer closed, or sent text, where bytes were due
@@ -193,11 +247,17 @@ class Transport:
             await socket.close()
             raise
         pin = aiohttp.Fingerprint(binding) if binding else None
-        await self._carry(
-            PeerLink(
-                next(self._numbers), node_id, socket, session, base_url=base_url, address=address, pin=pin
-            )
+        link = PeerLink(
+            next(self._numbers),
+            node_id,
+            socket,
+            session,
+            credential=shake.peer_credential,
+            base_url=base_url,
+            address=address,
+            pin=pin,
         )
+        await self._carry(link)
 
     async def _carry(self, link: PeerLink) -> None:
         self._receiver.link_up(link)
@@ -258,7 +318,15 @@ class Transport:
             await socket.send_bytes(refusal("too many handshakes at once; try again"))
             return socket
         session = os.urandom(32)
-        shake = ServerHandshake(self._identity, self._swarm_id, self._fingerprint, os.urandom(32), session)
+        shake = ServerHandshake(
+            self._identity,
+            self._swarm_id,
+            self._fingerprint,
+            os.urandom(NONCE_BYTES),
+            session,
+            credential=self._receiver.own_credential(),
+            vet=self._receiver.vet,
+        )
         self._handshakes += 1
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
@@ -275,7 +343,7 @@ class Transport:
             return socket
         finally:
             self._handshakes -= 1
-        link = PeerLink(next(self._numbers), node_id, socket, session)
+        link = PeerLink(next(self._numbers), node_id, socket, session, credential=shake.peer_credential)
         self._sessions[session] = link
         try:
             await self._carry(link)
@@ -325,8 +393,47 @@ class Transport:
             raise web.HTTPInsufficientStorage(text="cannot store it now")
         return web.Response(status=204)
 
+    # -- questions from outside any link
+
+    async def _prove(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Whoever sends a nonce is shown whose channel this is."""
+        try:
+            nonce = bytes.fromhex(request.headers.get(NONCE_HEADER, ""))
+        except ValueError:
+            return
+        if len(nonce) == NONCE_BYTES:
+            response.headers[PROOF_HEADER] = prove(self._identity, self._fingerprint, nonce).hex()
+
+    def _vet_question(self, request: web.Request) -> None:
+        """Raise HTTPForbidden, with a reason, unless who asks may be answered."""
+        if self._receiver.answers_anyone:
+            return
+        asked = request.headers.get(ASK_HEADER)
+        if asked is None:
+            raise web.HTTPForbidden(text="this swarm answers its members only")
+        try:
+            question = check_question(
+                bytes.fromhex(asked), self._swarm_id, self._fingerprint, time.time(), request.path_qs
+            )
+            self._receiver.vet_question(question.node_id, question.credential)
+        except (PeerError, ValueError) as error:
+            raise web.HTTPForbidden(text=str(error)) from None
+
     async def _serve_manifest(self, request: web.Request) -> web.Response:
+        self._vet_question(request)
         return web.Response(body=self._manifest, content_type="application/octet-stream")
 
     async def _serve_status(self, request: web.Request) -> web.Response:
+        self._vet_question(request)
         return web.json_response(await self._receiver.status(dict(request.query)))
+
+    async def _take_credential(self, request: web.Request) -> web.Response:
+        if request.content_length is None or request.content_length > CREDENTIAL_BYTES_MAX:
+            raise web.HTTPRequestEntityTooLarge(CREDENTIAL_BYTES_MAX, request.content_length or 0)
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                data = await request.read()
+            self._receiver.deliver(data)
+        except (PeerError, OSError, TimeoutError) as error:
+            raise web.HTTPBadRequest(text=str(error)) from None
+        return web.Response(status=204)

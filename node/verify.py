@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from gossamer.node.client import fetch_status
+from gossamer.node.client import Asker, fetch_status
 from gossamer.protocol.errors import ConfigError
 
 ASK_INTERVAL_S = 0.25
@@ -36,12 +36,16 @@ class Verdict:
         return "not comparable: the nodes never held the same records at once; ask again with a longer --wait"
 
 
-async def verify(addresses: tuple[str, ...], *, wait_s: float, plaintext: bool) -> Verdict:
+async def verify(
+    addresses: tuple[str, ...], *, wait_s: float, plaintext: bool, asker: Asker | None = None
+) -> Verdict:
     """Ask until all hold the same records, for at most `wait_s`. Raises UnreachableError or ConfigError."""
     deadline = time.monotonic() + wait_s
     seen: dict[str, tuple[str, str]] = {}
     while True:
-        found = await asyncio.gather(*(fetch_status(a, digest=True, plaintext=plaintext) for a in addresses))
+        found = await asyncio.gather(
+            *(fetch_status(a, digest=True, plaintext=plaintext, asker=asker) for a in addresses)
+        )
         answers = dict(zip(addresses, found, strict=True))
         if len({answer["node_id"] for answer in found}) < len(found):
             raise ConfigError("two of these addresses lead to one node, which agrees with itself")

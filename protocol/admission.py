@@ -16,7 +16,7 @@ from hashlib import sha256
 
 from gossamer.protocol import limits
 from gossamer.protocol.envelope import Envelope, Kind, open_envelope
-from gossamer.protocol.errors import MalformedError, RefusedError, SignatureError
+from gossamer.protocol.errors import MalformedError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.identity import NODE_ID_BYTES, PUBLIC_KEY_BYTES, node_id_of, short
 from gossamer.protocol.manifest import AdmissionSection
 from gossamer.protocol.wire import Fields, pack, unpack
@@ -116,7 +116,6 @@ class Charter:
     """The grants and revocations in force, and what follows from them."""
 
     def __init__(self, section: AdmissionSection, swarm_id: bytes) -> None:
-        self._section = section
         self._invited = section.mode == "invited"
         self._swarm_id = swarm_id
         self._owners = frozenset(node_id_of(bytes.fromhex(key)) for key in section.owners)
@@ -143,21 +142,26 @@ class Charter:
     def learn(self, data: bytes) -> Grant | Revocation | None:
         """Union one record into the set; returns it if that changed anything.
 
-        Raises MalformedError or SignatureError, the latter also for a record that no owner has signed; that
-        is looked at before the signature, so that strangers cannot make us check any.
+        Raises MalformedError or SignatureError.
         """
+        if data in self._datas:
+            return None
+        record = self._open(data)
+        return self._add_grant(record) if isinstance(record, Grant) else self._add_revocation(record)
+
+    def _open(self, data: bytes) -> Grant | Revocation:
+        """Check one record. Whether an owner signed it is looked at before the signature itself, so that
+        strangers cannot make us check any."""
         if len(data) > limits.CREDENTIAL_BYTES_MAX:
             raise MalformedError(f"a credential of {len(data)} bytes")
         if node_id_of(data[1 : 1 + PUBLIC_KEY_BYTES]) not in self._owners:
             raise SignatureError("a grant or revocation by somebody who is no owner of this swarm")
-        if self.knows(data):
-            return None
         envelope = open_envelope(data, self._swarm_id)
         match envelope.kind:
             case Kind.GRANT:
-                return self._add_grant(parse_grant(envelope))
+                return parse_grant(envelope)
             case Kind.REVOCATION:
-                return self._add_revocation(parse_revocation(envelope))
+                return parse_revocation(envelope)
             case _:
                 raise MalformedError("neither a grant nor a revocation")
 
@@ -196,10 +200,6 @@ class Charter:
             yield from grants
         yield from self._revocations.values()
 
-    def knows(self, data: bytes) -> bool:
-        """Whether exactly these bytes are in the set."""
-        return data in self._datas
-
     def ids(self) -> tuple[bytes, ...]:
         """Record ids in order."""
         return tuple(sorted(record.record_id for record in self.records()))
@@ -208,14 +208,6 @@ class Charter:
     def digest(self) -> bytes:
         """Equal digests mean equal sets."""
         return sha256(b"".join(self.ids())).digest()
-
-    def copy(self) -> "Charter":
-        """One to try things with."""
-        other = Charter(self._section, self._swarm_id)
-        other._grants = dict(self._grants)
-        other._revocations = dict(self._revocations)
-        other._datas = set(self._datas)
-        return other
 
     # -- what follows
 
@@ -242,15 +234,19 @@ class Charter:
         current = [grant for grant in self._grants.get(node_id, ()) if grant.is_current(unix_s)]
         return max(current, key=lambda grant: (grant.role, _end(grant))).data if current else b""
 
-    def vet(self, node_id: bytes, unix_s: float) -> None:
-        """May this node speak to us now? Raises RefusedError with what its owner should know."""
+    def vet(self, node_id: bytes, unix_s: float, credential: bytes = b"") -> None:
+        """May this node speak to us now, showing this credential (a grant's envelope, or nothing)?
+
+        The credential is judged and not yet taken into the set. Raises RefusedError with what the operator
+        of that node should know.
+        """
         revocation = self._revocations.get(node_id)
         if revocation is not None:
             because = f": {revocation.reason}" if revocation.reason else ""
             raise RefusedError(f"node {short(node_id)} was revoked by an owner of this swarm{because}")
         if self.is_open:
             return
-        grants = self._grants.get(node_id, ())
+        grants = [*self._grants.get(node_id, ()), *self._shown(node_id, credential)]
         if not grants:
             raise RefusedError(
                 "this swarm lets in invited nodes only; send an owner this node id for gossamer invite: "
@@ -261,3 +257,12 @@ class Charter:
             raise RefusedError(
                 f"the invitation of node {short(node_id)} ran out {days:.1f} days ago; ask an owner for one"
             )
+
+    def _shown(self, node_id: bytes, credential: bytes) -> list[Grant]:
+        if not credential or credential in self._datas:
+            return []
+        try:
+            record = self._open(credential)
+        except PeerError as error:
+            raise RefusedError(f"the invitation of node {short(node_id)} is worth nothing: {error}") from None
+        return [record] if isinstance(record, Grant) and record.node_id == node_id else []

@@ -8,6 +8,7 @@ The first split is whose mistake it is, because the reaction differs::
     │   ├── StorageError        a database, blob, key file or disk is unusable
     │   ├── DivergedError       training blew up: a parameter left the representable range
     │   └── UnreachableError    nobody useful answered where we were told to look
+    │       └── NotAnsweredError    somebody did, and will not tell us: it says why
     └── PeerError               a peer misbehaved: one log line, a counter, and the node goes on
         ├── MalformedError      bytes that do not parse, or a value out of its bounds
         ├── SignatureError      a signature or a key that does not hold
@@ -41,6 +42,10 @@ class DivergedError(LocalError):
 
 class UnreachableError(LocalError):
     """No peer answered usefully where we were told to look."""
+
+
+class NotAnsweredError(UnreachableError):
+    """A node turned our question down; the message holds its reason."""
 
 
 class PeerError(GossamerError):

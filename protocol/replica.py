@@ -288,7 +288,8 @@ class Replica:
                 result += self._forget_link(hangup.link, now)
         self.fetcher.link_up(event.link, event.outbound)
         if event.credential:
-            result += self._credential(event.credential, event.link)
+            with suppress(PeerError):  # an open swarm lets anybody in, whatever they show
+                result += self._credential(event.credential, event.link)
         result += self.vetting.link_up(event.link)
         result.append(fx.Send(event.link, msg.Records(((self.presence.data, False),))))
         opening = self.gossip.link_up(event.link)
@@ -443,16 +444,8 @@ class Replica:
     # -- who is let in
 
     def vet(self, node_id: bytes, credential: bytes, now: float) -> None:
-        """May this node, showing this credential, speak to us? Raises RefusedError.
-
-        The credential is taken into account and not yet into the charter: that is for `LinkUp`.
-        """
-        charter = self.charter
-        if credential and not charter.knows(credential):
-            charter = charter.copy()
-            with suppress(PeerError):
-                charter.learn(credential)
-        charter.vet(node_id, now + self._unix_offset_s)
+        """May this node, showing this credential, speak to us? Raises RefusedError."""
+        self.charter.vet(node_id, now + self._unix_offset_s, credential)
 
     def vet_question(self, node_id: bytes, credential: bytes, now: float) -> None:
         """May it ask how we are doing? Owners may, besides members. Raises RefusedError."""

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from gossamer.node import client, verify
+from gossamer.node.address import parse_contact
 from gossamer.node.client import fetch_status
 from gossamer.node.transport import PREFIX
 from gossamer.protocol.errors import ConfigError, UnreachableError
@@ -42,7 +43,8 @@ async def answering(path: str, answer: Answer, status: int = 200) -> AsyncIterat
 
 async def fetch_manifest(*addresses: str, swarm_id: str | None = None) -> Any:
     """It runs a loop of its own."""
-    return await asyncio.to_thread(client.fetch_manifest, addresses, swarm_id, plaintext=True)
+    contacts = tuple(map(parse_contact, addresses))
+    return await asyncio.to_thread(client.fetch_manifest, contacts, swarm_id, plaintext=True)
 
 
 # -- the client

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from gossamer.node import transport as transport_module
 from gossamer.node.link import PeerLink
-from gossamer.node.tls import client_context, server_context
+from gossamer.node.tls import Certificate, client_context
 from gossamer.node.transport import PREFIX, SESSION_HEADER
 from gossamer.protocol.errors import ConfigError, MalformedError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
@@ -102,7 +102,7 @@ async def test_a_server_that_talks_nonsense_is_a_peer_error(first: bytes | str |
         return socket
 
     dialler = End(1)
-    context, _ = server_context()
+    context = Certificate.fresh().context
     runner, address = await serve(nonsense, context)
     async with listening(dialler):
         with pytest.raises((PeerError, TimeoutError)):
@@ -120,7 +120,7 @@ async def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
         return socket
 
     dialler = End(1)
-    context, _ = server_context()
+    context = Certificate.fresh().context
     runner, address = await serve(silent, context)
     async with listening(dialler):
         with pytest.raises(TimeoutError):
@@ -150,7 +150,7 @@ async def test_a_man_in_the_middle_is_refused(secure: tuple[End, End]) -> None:
                 await asyncio.gather(back, return_exceptions=True)
         return inward
 
-    context, _ = server_context()
+    context = Certificate.fresh().context
     runner, address = await serve(relay, context)
     with pytest.raises((SignatureError, RefusedError)):
         await dialler.dial(address, listener.identity.node_id)
@@ -169,7 +169,7 @@ async def test_requests_of_a_link_are_pinned_to_its_certificate(secure: tuple[En
         seen.append(request.headers.get(SESSION_HEADER, ""))
         return web.Response(body=b"x")
 
-    context, _ = server_context()
+    context = Certificate.fresh().context
     runner, address = await serve(thief, context)
     out.base_url = f"https://{address}{PREFIX}"
     with pytest.raises(aiohttp.ClientError):

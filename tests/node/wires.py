@@ -9,7 +9,9 @@ from hashlib import sha256
 from typing import Any
 
 from gossamer.node.link import PeerLink
+from gossamer.node.tls import Certificate
 from gossamer.node.transport import Transport
+from gossamer.protocol.errors import RefusedError, SignatureError
 from tests.protocol.builders import SMALL, identity
 
 
@@ -18,7 +20,14 @@ class End:
 
     def __init__(self, number: int, *, tls: bool = True, swarm_id: bytes = SMALL.swarm_id) -> None:
         self.identity = identity(number)
-        self.transport = Transport(self.identity, swarm_id, SMALL.canonical(), self, tls=tls)
+        certificate = Certificate.fresh() if tls else None
+        self.transport = Transport(self.identity, swarm_id, SMALL.canonical(), self, certificate)
+        self.answers_anyone = True
+        self.turned_away: dict[bytes, str] = {}
+        """Node ids that this end lets in by no door, and why."""
+        self.credential = b""
+        self.shown: list[tuple[bytes, bytes]] = []
+        self.delivered: list[bytes] = []
         self.links: list[PeerLink] = []
         self.gone: list[PeerLink] = []
         self.messages: list[bytes] = []
@@ -38,6 +47,22 @@ class End:
 
     async def message(self, link: PeerLink, data: bytes) -> None:
         self.messages.append(data)
+
+    def own_credential(self) -> bytes:
+        return self.credential
+
+    def vet(self, node_id: bytes, credential: bytes) -> None:
+        self.shown.append((node_id, credential))
+        if node_id in self.turned_away:
+            raise RefusedError(self.turned_away[node_id])
+
+    def vet_question(self, node_id: bytes, credential: bytes) -> None:
+        self.vet(node_id, credential)
+
+    def deliver(self, credential: bytes) -> None:
+        if not credential.startswith(b"good"):
+            raise SignatureError("no owner signed this")
+        self.delivered.append(credential)
 
     def expected_size(self, blob: bytes) -> int | None:
         return self.wanted.get(blob)
@@ -60,9 +85,11 @@ class End:
         self.chunks[blob] = data
         return blob
 
-    def dial(self, other: End | str, expected: bytes | None = None) -> asyncio.Task[None]:
+    def dial(
+        self, other: End | str, expected: bytes | None = None, fingerprint: bytes = b""
+    ) -> asyncio.Task[None]:
         address = other if isinstance(other, str) else other.address
-        task = asyncio.create_task(self.transport.dial(address, expected))
+        task = asyncio.create_task(self.transport.dial(address, expected, fingerprint))
         self.dials.append(task)
         return task
 

@@ -1,0 +1,90 @@
+"""What an owner of a swarm does: invite and revoke. The secret key stays with a person, not with a node.
+
+``my.owner`` beside ``my.toml`` holds 32 secret bytes, mode 0600. Its public half stands in the manifest.
+"""
+
+import os
+import time
+from pathlib import Path
+
+from gossamer.node.home import write_atomically
+from gossamer.protocol.admission import Grant, Role, grant_body, parse_grant, revocation_body
+from gossamer.protocol.envelope import Kind, seal
+from gossamer.protocol.errors import ConfigError, StorageError
+from gossamer.protocol.identity import NODE_ID_BYTES, Identity
+from gossamer.protocol.invitation import Invitation
+from gossamer.protocol.manifest import Manifest
+
+SUFFIX = ".owner"
+DAY_S = 86400
+
+
+def create_owner(path: Path) -> Identity:
+    """Make an owner's key. Raises ConfigError if the file exists, or StorageError."""
+    if path.exists():
+        raise ConfigError(
+            f"{path} exists: it may be the key of another swarm's owner; move it, or name it"
+            " with --owner-key to use it for this one too"
+        )
+    try:
+        write_atomically(path, os.urandom(32), durable=True)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from None
+    return read_owner(path)
+
+
+def read_owner(path: Path) -> Identity:
+    """Read an owner's key. Raises ConfigError."""
+    try:
+        mode = path.stat().st_mode & 0o777
+        if mode & 0o077:
+            raise ConfigError(f"{path} can be read by others; run: chmod 600 {path}")
+        return Identity.from_seed(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read the owner's key {path}: {error.strerror}") from None
+
+
+def find_manifest(path: Path | None) -> Path:
+    """The manifest told, or the only one in this folder whose owner's key lies beside it."""
+    if path is not None:
+        return path
+    found = [key.with_suffix(".toml") for key in Path().glob(f"*{SUFFIX}")]
+    found = [manifest for manifest in found if manifest.exists()]
+    if len(found) != 1:
+        raise ConfigError("which swarm? Name its manifest with --manifest")
+    return found[0]
+
+
+def owner_of(manifest: Manifest, manifest_path: Path, key_path: Path | None) -> Identity:
+    """The owner whose key is given, or lies beside the manifest. Raises ConfigError."""
+    owner = read_owner(key_path or manifest_path.with_suffix(SUFFIX))
+    if owner.public_key.hex() not in manifest.admission.owners:
+        raise ConfigError(f"that key is no owner's of swarm {manifest.swarm_id.hex()[:12]}")
+    return owner
+
+
+def node_id_from(text: str) -> bytes:
+    """A node id as `gossamer id` prints it. Raises ConfigError."""
+    try:
+        node_id = bytes.fromhex(text)
+    except ValueError:
+        node_id = b""
+    if len(node_id) != NODE_ID_BYTES:
+        raise ConfigError(f"{text!r} is no node id: that has 64 hex digits, as gossamer id prints them")
+    return node_id
+
+
+def invite(
+    owner: Identity, swarm_id: bytes, node_id: bytes, *, role: Role, days: float, contacts: tuple[str, ...]
+) -> Invitation:
+    """Sign a grant that lasts so many days, 0 for ever, and pack it with where to join."""
+    now = int(time.time())
+    body = grant_body(node_id, role, now, now + int(days * DAY_S) if days else 0)
+    grant: Grant = parse_grant(seal(owner, Kind.GRANT, swarm_id, body))
+    return Invitation(swarm_id, grant, contacts)
+
+
+def revoke(owner: Identity, swarm_id: bytes, node_id: bytes, *, last_round: int, reason: str) -> bytes:
+    """Sign a revocation; returns its envelope."""
+    body = revocation_body(node_id, last_round, int(time.time()), reason)
+    return seal(owner, Kind.REVOCATION, swarm_id, body).data
