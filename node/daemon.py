@@ -110,6 +110,7 @@ class Daemon:
         self.blamed = 0
         self._refusals: dict[str, str] = {}
         self._expelled: str | None = None
+        self._keeping: set[asyncio.Task[None]] = set()
         self._past_traffic = [0, 0, 0, 0]
         self._tasks: asyncio.TaskGroup | None = None
         self._link_tasks: set[asyncio.Task[None]] = set()
@@ -151,6 +152,8 @@ class Daemon:
                 await self._stopping.wait()
                 if self._expelled is None:
                     await self._take_leave()
+                elif self._keeping:  # or the next start would not know of it
+                    await asyncio.wait(self._keeping, timeout=STOP_GRACE_S)
                 for task in [*lasting, *self._link_tasks]:
                     task.cancel()
         except BaseExceptionGroup as group:
@@ -244,7 +247,9 @@ class Daemon:
                 case fx.Store():
                     self.writer.add(effect.delta, own=effect.own)
                 case fx.StoreCredential():
-                    self._spawn(self._keep_credential(effect))
+                    task = self._spawn(self._keep_credential(effect))
+                    self._keeping.add(task)
+                    task.add_done_callback(self._keeping.discard)
                 case fx.Expelled():
                     self._expelled = effect.reason
                     self.stop()

@@ -486,8 +486,8 @@ class Replica:
                 result.append(fx.Hangup(known.number, "revoked"))
                 result += self._forget_link(known.number, self._now)
         self.roster.remove(revocation.node_id)
-        text = f"{short(revocation.node_id)} was revoked: its {len(dropped)} deltas after round"
-        return [*result, fx.Notice(f"{text} {revocation.last_round} are void")]
+        text = f"{short(revocation.node_id)} was revoked by an owner: what it signed after round"
+        return [*result, fx.Notice(f"{text} {revocation.last_round} is void ({len(dropped)} deltas here)")]
 
     # -- our own deltas
 
