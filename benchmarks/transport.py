@@ -1,0 +1,148 @@
+"""What TLS and the hello cost: time of a handshake, and chunks a second, over TLS and in plaintext.
+
+Server and client are processes of their own on loopback, so figures are bound by processors, not by a line.
+TLS and plaintext take turns in one run: compare the two, not either with another day's.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from hashlib import sha256
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from statistics import median
+from typing import Any
+
+from gossamer.node.link import PeerLink
+from gossamer.node.tls import Certificate
+from gossamer.node.transport import Transport
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.limits import CHUNK_BYTES_MAX
+
+SWARM = sha256(b"a swarm for a benchmark").digest()
+CHUNK = bytes(range(256)) * (CHUNK_BYTES_MAX // 256)
+CHUNK_HASH = sha256(CHUNK).digest()
+
+
+class _Node:
+    """A transport's receiver that lets everybody in and has one chunk."""
+
+    answers_anyone = True
+
+    def __init__(self, *, tls: bool) -> None:
+        self.came: asyncio.Queue[PeerLink] = asyncio.Queue(64)
+        certificate = Certificate.fresh() if tls else None
+        identity = Identity.from_seed(os.urandom(32))
+        self.transport = Transport(identity, SWARM, b"", self, certificate)
+
+    def own_credential(self) -> bytes:
+        return b""
+
+    def vet(self, node_id: bytes, credential: bytes) -> None:
+        pass
+
+    vet_question = vet
+
+    def deliver(self, credential: bytes) -> None:
+        pass
+
+    def link_up(self, link: PeerLink) -> None:
+        with suppress(asyncio.QueueFull):
+            self.came.put_nowait(link)
+
+    def link_down(self, link: PeerLink) -> None:
+        pass
+
+    async def message(self, link: PeerLink, data: bytes) -> None:
+        pass
+
+    def expected_size(self, blob: bytes) -> int | None:
+        return len(CHUNK) if blob == CHUNK_HASH else None
+
+    async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
+        return True
+
+    async def read_chunk(self, blob: bytes) -> bytes | None:
+        return CHUNK
+
+    async def status(self, query: dict[str, str]) -> dict[str, Any]:
+        return {}
+
+
+def _serve(pipe: Connection) -> None:
+    """The server's process: one port with TLS and one without, until told to stop."""
+
+    async def serve() -> None:
+        nodes = [_Node(tls=True), _Node(tls=False)]
+        pipe.send([await node.transport.start("127.0.0.1", 0) for node in nodes])
+        await asyncio.to_thread(pipe.recv)
+        for node in nodes:
+            await node.transport.stop()
+
+    asyncio.run(serve())
+
+
+async def _timed(work: Callable[[], Awaitable[object]]) -> float:
+    begun = time.perf_counter()
+    await work()
+    return time.perf_counter() - begun
+
+
+async def _connect(node: _Node, port: int) -> tuple[PeerLink, asyncio.Task[None]]:
+    dial = asyncio.create_task(node.transport.dial(f"127.0.0.1:{port}", None))
+    return await node.came.get(), dial
+
+
+async def _measure(ports: list[int], handshakes: int, chunks: int) -> list[dict[str, Any]]:
+    nodes = [_Node(tls=True), _Node(tls=False)]
+    hello_s: list[list[float]] = [[], []]
+    get_s: list[list[float]] = [[], []]
+    for node in nodes:
+        await node.transport.start("127.0.0.1", 0)
+    try:
+        for _ in range(handshakes):
+            for node, port, times in zip(nodes, ports, hello_s, strict=True):
+                begun = time.perf_counter()
+                link, dial = await _connect(node, port)
+                times.append(time.perf_counter() - begun)
+                link.close_soon()
+                await dial
+        links = [await _connect(node, port) for node, port in zip(nodes, ports, strict=True)]
+        for _ in range(chunks):
+            for node, (link, _), times in zip(nodes, links, get_s, strict=True):
+                get = node.transport.get_chunk
+                times.append(await _timed(lambda g=get, k=link: g(k, CHUNK_HASH, len(CHUNK))))  # type: ignore[misc]
+        for link, dial in links:
+            link.close_soon()
+            await dial
+    finally:
+        for node in nodes:
+            await node.transport.stop()
+    return [
+        {
+            "channel": name,
+            "handshake_ms": 1000 * median(hello),
+            "chunk_bytes_per_s": len(CHUNK) / median(get),
+        }
+        for name, hello, get in zip(("TLS 1.3", "plaintext"), hello_s, get_s, strict=True)
+    ]
+
+
+def run(*, quick: bool) -> list[dict[str, Any]]:
+    """Print a table, and return its rows."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    server = context.Process(target=_serve, args=(theirs,), daemon=True)
+    server.start()
+    try:
+        rows = asyncio.run(_measure(ours.recv(), *((5, 20) if quick else (50, 400))))
+    finally:
+        ours.send("stop")
+        server.join(10)
+    print("\nTransport: one handshake (connection, TLS, hello both ways); 1 MiB chunks over one link")
+    for row in rows:
+        rate = row["chunk_bytes_per_s"] / 1e6
+        print(f"  {row['channel']:10} handshake {row['handshake_ms']:6.1f} ms   {rate:7.0f} MB/s")
+    return rows
