@@ -8,14 +8,17 @@ CONSTRAINTS ?= -c constraints.txt
 PIP_ARGS    ?=
 ARGS        ?=
 SEEDS       ?= 20
+INPUTS      ?= 100000
+MINUTES     ?= 1
+TARGETS     ?=
 PACKAGES    := gossamer.protocol gossamer.node gossamer.models gossamer.bootstrap
 
 .DEFAULT_GOAL := help
-.PHONY: help venv swarm test test-slow lint fmt type sim bench clean distclean
+.PHONY: help venv swarm test test-slow lint fmt type sim fuzz fuzz-guided bench clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 swarm: $(STAMP) ## train with a local swarm of 4 processes; ARGS="--nodes 6" for others
 	@$(BIN)/gossamer swarm $(ARGS)
@@ -39,6 +42,14 @@ type: $(STAMP) .build/gossamer ## mypy, strict
 
 sim: $(STAMP) ## the deterministic simulation; SEEDS=200 for more
 	@$(BIN)/python -m tests.sim --seeds $(SEEDS) $(ARGS)
+
+fuzz: $(STAMP) ## hostile bytes for everything that reads any; INPUTS=1000000 for more
+	@$(BIN)/python -m tests.fuzz --inputs $(INPUTS) $(ARGS)
+
+fuzz-guided: $(STAMP) .build/gossamer ## the same by coverage (atheris), MINUTES=1 a target; TARGETS="messages"
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
+	  $(BIN)/python -m pip install --quiet $(CONSTRAINTS) $(PIP_ARGS) -e '.[fuzz]'
+	@PYTHONPATH=.build $(BIN)/python -m tests.fuzz.guided --minutes $(MINUTES) $(TARGETS)
 
 bench: $(STAMP) ## the benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gossamer.protocol.errors import ConfigError
 
 _NAME = re.compile(r"(?!.{254})[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+_V6 = re.compile(r"[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]{1,32})?")  # ipaddress takes any text for a scope
 _PORT = re.compile(r"[0-9]{1,5}")
 
 SCHEME = "gossamer://"
@@ -26,6 +27,8 @@ def parse_address(text: str, *, port_min: int = 1) -> tuple[str, int]:
 
 
 def _is_v6(host: str) -> bool:
+    if not _V6.fullmatch(host):
+        return False
     try:
         ipaddress.IPv6Address(host)
     except ValueError:

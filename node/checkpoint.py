@@ -129,8 +129,8 @@ def restore(path: Path, outer: OuterLoop, optimizer: torch.optim.Optimizer) -> P
         if len(rounds) != len(outer.fragments) or not _fits(outer, tensors):
             return None
         optimizer.load_state_dict(inner)
-    except (OSError, SafetensorError, KeyError, ValueError):
-        return None
+    except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError):
+        return None  # the last four: what JSON can hold, where something else was written
     for state, saved in zip(outer.fragments, rounds, strict=True):
         for i, slot in enumerate(state.fragment.slots):
             state.momentum[i].copy_(tensors[f"momentum/{slot.spec.name}"])

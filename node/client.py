@@ -184,7 +184,7 @@ def parse_status(address: str, body: bytes) -> dict[str, Any]:
     """Read a status answer. Raises UnreachableError."""
     try:
         status = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         status = None
     if not isinstance(status, dict) or not {"swarm_id", "node_id"} <= status.keys():
         raise UnreachableError(f"{address} sent a status that cannot be read")

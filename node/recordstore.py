@@ -7,14 +7,14 @@ batches; what a crash loses of those, anti-entropy brings back.
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from gossamer.node.merger import GENESIS, Base
 from gossamer.protocol.envelope import open_envelope
-from gossamer.protocol.errors import PeerError, StorageError
+from gossamer.protocol.errors import MalformedError, PeerError, StorageError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.layout import Layout
 from gossamer.protocol.records import Delta, parse_delta
@@ -38,6 +38,9 @@ CREATE TABLE IF NOT EXISTS history (
 );
 """
 
+_SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""The second when a message quotes what is in a damaged file."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredHistory:
@@ -59,7 +62,7 @@ class RecordStore:
         self._lock = threading.Lock()
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
-        except sqlite3.Error as error:
+        except _SQLITE_ERRORS as error:
             raise self._broken(error) from None
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -70,15 +73,19 @@ class RecordStore:
             elif row[0] != swarm_id:
                 raise StorageError(f"{path} belongs to another swarm; choose another --dir")
             path.chmod(0o600)
-        except (sqlite3.Error, OSError, StorageError) as error:
+        except (*_SQLITE_ERRORS, OSError, StorageError) as error:
             self._db.close()
             raise error if isinstance(error, StorageError) else self._broken(error) from None
 
     def _broken(self, error: Exception) -> StorageError:
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             return StorageError(f"cannot write {self._path}: the disk is full; free some space")
+        return self._damaged(str(error))
+
+    def _damaged(self, problem: str) -> StorageError:
+        what = problem if problem.isprintable() else ascii(problem)  # SQLite quotes what it found on disk
         return StorageError(
-            f"cannot use the database {self._path} ({error});"
+            f"cannot use the database {self._path} ({what});"
             " if it is damaged, remove it: what others hold is fetched again"
         )
 
@@ -95,7 +102,7 @@ class RecordStore:
                 if self._db.in_transaction:  # a full disk has rolled back already
                     self._db.execute("ROLLBACK")
                 raise
-        except sqlite3.Error as error:
+        except _SQLITE_ERRORS as error:
             raise self._broken(error) from None
 
     def add(self, deltas: Iterable[Delta], *, durable: bool) -> None:
@@ -165,8 +172,11 @@ class RecordStore:
                 "SELECT round, tokens, digest, root FROM snapshots ORDER BY number DESC"
             ).fetchall()
             covered = self._db.execute("SELECT record_id FROM deltas WHERE covered = 1").fetchall()
-        except sqlite3.Error as error:
+        except _SQLITE_ERRORS as error:
             raise self._broken(error) from None
+        kinds = [(row, "ibii"), *((s, "iibb") for s in snapshots), *((c, "b") for c in covered)]
+        if not all(_is_of(found, kind) for found, kind in kinds if found is not None):
+            raise self._damaged("a row holds what was never written")
         base = Base(row[0], row[1], row[2]) if row else GENESIS
         return StoredHistory(
             base, row[3] if row else 0, tuple(Claim(*s) for s in snapshots), frozenset(r[0] for r in covered)
@@ -184,16 +194,26 @@ class RecordStore:
                 "SELECT record_id, envelope FROM deltas ORDER BY round"
             ):
                 try:
+                    if not isinstance(envelope, bytes):  # SQLite does not enforce a column's type
+                        raise MalformedError("not an envelope")
                     found.append(parse_delta(open_envelope(envelope, self._swarm_id), layout))
                 except PeerError:
                     broken.append(record_id)
             self._db.executemany(
                 "DELETE FROM deltas WHERE record_id = ?", [(record_id,) for record_id in broken]
             )
-        except sqlite3.Error as error:
+        except _SQLITE_ERRORS as error:
             raise self._broken(error) from None
         return found
 
     def close(self) -> None:
         """Close the database, folding the write-ahead log into it."""
         self._db.close()
+
+
+def _is_of(row: Sequence[object], kinds: str) -> bool:
+    """Whether a row holds what its kinds say: `i`, a number that is not negative; `b`, a hash."""
+    return all(
+        (type(value) is int and value >= 0) if kind == "i" else (type(value) is bytes and len(value) == 32)
+        for value, kind in zip(row, kinds, strict=True)
+    )

@@ -12,6 +12,7 @@ import numpy as np
 
 from gossamer.node.chunkstore import ChunkStore
 from gossamer.protocol.chunks import chunk_hashes, chunk_sizes, parse_index, root_of, split
+from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.history import Claim
 from gossamer.protocol.limits import CLAIMS_MAX
@@ -62,10 +63,12 @@ def load(root: bytes, numel: int, chunks: ChunkStore) -> Ints:
     phi = np.empty(numel, dtype="<i4")
     view = memoryview(phi.data).cast("B")
     start = 0
-    for blob in parse_index(chunks.get(root), 4 * numel):
+    for blob, size in zip(parse_index(chunks.get(root), 4 * numel), chunk_sizes(4 * numel), strict=True):
         data = chunks.get(blob)
-        view[start : start + len(data)] = data
-        start += len(data)
+        if len(data) != size:  # we had it already, as part of something else
+            raise PayloadError(f"a snapshot's chunk has {len(data)} bytes instead of {size}")
+        view[start : start + size] = data
+        start += size
     return phi.astype(np.int32, copy=False)
 
 

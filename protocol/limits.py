@@ -55,6 +55,10 @@ ASK_FRESH_S = 300.0
 MESSAGE_BYTES_MAX = 2 * 1024 * 1024 + 64 * 1024
 """One WebSocket message: RECORDS_PER_MESSAGE_MAX records of the largest size, and their framing."""
 
+ARRAYS_MAX = 4096
+"""Arrays in one msgpack value, nested ones included; the largest Inventory has under half as many. An empty
+array is one byte on the wire and 64 in memory: unbounded, a message could take 130 MiB and half a second."""
+
 RECORDS_PER_MESSAGE_MAX = 32
 """Signatures are checked on the event loop, about 0.1 ms each: 32 keep a message under 4 ms."""
 

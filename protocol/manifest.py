@@ -40,6 +40,13 @@ from gossamer.protocol.limits import (
     TENSORS_MAX,
 )
 from gossamer.protocol.rules import RULES
+from gossamer.protocol.wire import at_most
+
+_ARRAYS_MAX = 1 + 2 * TENSORS_MAX
+"""All tensors, and for each its row and its shape."""
+
+_MAPS_MAX = 64
+"""A manifest is a map of sections, of which one holds a map of options."""
 
 
 def _printable(text: str) -> str:
@@ -300,7 +307,15 @@ def from_canonical(data: bytes) -> Manifest:
     if len(data) > MANIFEST_BYTES_MAX:
         raise MalformedError(f"a manifest of {len(data)} bytes")
     try:
-        manifest = Manifest.model_validate(msgpack.unpackb(data, raw=False, strict_map_key=True))
+        values = msgpack.unpackb(
+            data,
+            raw=False,
+            strict_map_key=True,
+            list_hook=at_most(_ARRAYS_MAX),
+            object_hook=at_most(_MAPS_MAX),
+            ext_hook=at_most(0),
+        )
+        manifest = Manifest.model_validate(values)
     except ValidationError as error:
         raise MalformedError(f"manifest: {_first_problem(error)}") from None
     except Exception as error:  # msgpack raises ValueError, its own classes and UnicodeError

@@ -4,13 +4,15 @@ All structured bytes from the network come through `unpack` and `Fields`: positi
 field is checked for type and range before use, so that the rest of the code never meets a surprise.
 """
 
+import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
 
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.limits import TEXT_BYTES_MAX
+from gossamer.protocol.limits import ARRAYS_MAX, TEXT_BYTES_MAX
 
 
 def pack(value: Any) -> bytes:
@@ -31,14 +33,29 @@ def unpack(data: bytes, bytes_max: int) -> Any:
             data,
             raw=False,
             use_list=True,
+            list_hook=at_most(ARRAYS_MAX),
             max_str_len=bytes_max,
             max_bin_len=bytes_max,
             max_array_len=bytes_max,
             max_map_len=0,
             max_ext_len=0,
+            object_hook=at_most(0),  # the limits let empty ones pass
+            ext_hook=at_most(0),
         )
     except Exception as error:  # msgpack raises ValueError, its own classes and, for bad UTF-8, UnicodeError
         raise MalformedError(f"not msgpack: {type(error).__name__}") from None
+
+
+def at_most(count: int) -> Callable[..., Any]:
+    """A hook for msgpack's arrays, maps or extension types: ValueError if there are more than `count`."""
+    numbers = itertools.count(1)
+
+    def check(value: Any, *_: Any) -> Any:
+        if next(numbers) > count:
+            raise ValueError(f"more than {count} of a kind")
+        return value
+
+    return check
 
 
 class Fields:

@@ -18,6 +18,7 @@ from gossamer.protocol.errors import ConfigError
         ("my-host_2.local.:65535", "my-host_2.local.", 65535),
         ("[::1]:80", "::1", 80),
         ("[2001:db8::7]:7700", "2001:db8::7", 7700),
+        ("[fe80::1%eth0.7]:80", "fe80::1%eth0.7", 80),
     ],
 )
 def test_addresses(text: str, host: str, port: int) -> None:
@@ -56,6 +57,9 @@ def test_addresses(text: str, host: str, port: int) -> None:
         "a" * 64 + ":80",
         "a." * 127 + "a:80",
         "\u2100:80",
+        "[::1%\x1b[31m]:80",
+        "[::1%x]/path?#]:80",
+        "[::1%é]:80",
     ],
 )
 def test_what_is_no_address(text: str) -> None:

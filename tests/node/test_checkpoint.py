@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import save
 from torch import nn
 
 from gossamer.models.task import named_tensors
@@ -115,3 +116,24 @@ def test_a_full_disk_is_a_log_line(tmp_path, monkeypatch, caplog):
     _, outer, optimizer = trained()
     CheckpointWriter(tmp_path / "t").write(*collect(outer, optimizer, Progress()), wait=True)
     assert "No space left on device" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("rounds", "7"),
+        ("rounds", "null"),
+        ("inner", "[1]"),
+        ("inner", '{"0/step": 1, "x": 2}'),
+        ("inner", "[" * 100_000),
+        ("steps", "many"),
+    ],
+)
+def test_metadata_that_was_never_written_changes_nothing(saved, tmp_path, key, text):
+    _, outer, optimizer = saved
+    tensors, metadata = collect(outer, optimizer, Progress(8, 16))
+    path = tmp_path / "damaged.safetensors"
+    path.write_bytes(save(tensors, {**metadata, key: text}))
+    _, again, fresh = make(seed=1)
+    assert restore(path, again, fresh) is None
+    assert fresh.state_dict()["state"] == {}

@@ -124,3 +124,43 @@ def test_another_swarms_database_is_refused(path: Path) -> None:
     RecordStore(path, SMALL.swarm_id).close()
     with pytest.raises(StorageError, match="another swarm"):
         RecordStore(path, bytes(32))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "INSERT INTO history VALUES (1, 'x', zeroblob(32), 0, 0)",
+        "INSERT INTO history VALUES (1, 0, 7, 0, 0)",
+        "INSERT INTO history VALUES (1, 0, zeroblob(31), 0, 0)",
+        "INSERT INTO history VALUES (1, 0, zeroblob(32), 0, -1)",
+        "INSERT INTO snapshots VALUES ('root', 1, 1, zeroblob(32), 1)",
+        "INSERT INTO snapshots VALUES (zeroblob(32), 1, 1.5, zeroblob(32), 1)",
+        "INSERT INTO deltas VALUES ('id', 1, 'x', 1)",
+    ],
+)
+def test_history_of_other_types_is_one_clear_line(path: Path, change: str) -> None:
+    """SQLite lets any column hold anything."""
+    store = RecordStore(path, SMALL.swarm_id)
+    store._db.execute(change)
+    with pytest.raises(StorageError, match="never written"):
+        store.load_history()
+    store.close()
+
+
+def test_an_envelope_of_another_type_is_dropped(path: Path) -> None:
+    store = RecordStore(path, SMALL.swarm_id)
+    store._db.execute("INSERT INTO deltas VALUES (zeroblob(32), 1, 'text', 0)")
+    assert store.load(LAYOUT) == []
+    assert store._db.execute("SELECT COUNT(*) FROM deltas").fetchone() == (0,)
+    store.close()
+
+
+@pytest.mark.parametrize("flipped", [b"\x01", b"\x86"])
+def test_a_damaged_schema_is_quoted_printably(path: Path, flipped: bytes) -> None:
+    """SQLite quotes what it found, which may be no text at all."""
+    RecordStore(path, SMALL.swarm_id).close()
+    data = path.read_bytes().replace(b"historyhistory", b"hist" + flipped + b"ryhistory")
+    path.write_bytes(data.replace(b"CREATE TABLE history", b"CREATE TABLX history"))
+    with pytest.raises(StorageError) as error:
+        RecordStore(path, SMALL.swarm_id)
+    assert str(error.value).isprintable()

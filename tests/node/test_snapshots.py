@@ -1,5 +1,7 @@
 """Snapshots as chunks, and which of them are kept."""
 
+from hashlib import sha256
+
 import numpy as np
 import pytest
 
@@ -105,3 +107,16 @@ def test_chunks_that_two_snapshots_share_survive_the_older(chunks):
         shelf.add(claim)
         shelf.drop_others()
     assert all(snapshots.missing(claim.root, TOTAL, chunks) == () for claim in shelf.claims)
+
+
+@pytest.mark.parametrize("size", [0, 399, 401, CHUNK_BYTES_MAX])
+def test_an_index_of_chunks_of_other_sizes_is_refused(chunks, size):
+    """A liar may list what is here already as part of something else."""
+    root = snapshots.store(values(1), chunks)
+    other = bytes(size)
+    chunks.put(sha256(other).digest(), other)
+    index = chunks.get(root)[:64] + sha256(other).digest()
+    chunks.put(sha256(index).digest(), index)
+    assert snapshots.missing(sha256(index).digest(), TOTAL, chunks) == ()
+    with pytest.raises(PayloadError, match=f"{size} bytes instead of 400"):
+        snapshots.load(sha256(index).digest(), NUMEL, chunks)

@@ -243,3 +243,11 @@ def test_swarm_id_is_that_of_version_1():
         from_toml(TOML, "a").swarm_id.hex()
         == "9d0a5ef0712ea183d670a8a0a7e52d101c38e38dbfd020086b54a958264034b7"
     )
+
+
+@pytest.mark.parametrize("item", [b"\x90", b"\x80", b"\xc7\x00\x05"])
+def test_a_flood_of_empty_items_is_cut_short(item):
+    """Each is a byte or three on the wire and 64 in memory: 4 MiB of them would take 260 MiB and seconds."""
+    count = 100_000
+    with pytest.raises(MalformedError, match="not msgpack"):
+        from_canonical(b"\xdd" + count.to_bytes(4, "big") + item * count)

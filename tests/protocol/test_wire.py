@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.limits import ARRAYS_MAX
 from gossamer.protocol.wire import Fields, pack, unpack
 
 SCALARS = st.one_of(
@@ -124,3 +125,20 @@ def test_missing_and_superfluous_fields():
         _fields(1).end()
     with pytest.raises(MalformedError, match="expected an array"):
         Fields(b"abc", "thing")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_arrays_are_bounded_however_they_are_arranged(nested):
+    """They cost 64 times in memory what they do on the wire."""
+    most = [[]] * (ARRAYS_MAX - 1)
+    if nested:
+        most = [most[:2000], most[: ARRAYS_MAX - 2003]]
+    assert unpack(pack(most), 10_000) == most
+    with pytest.raises(MalformedError, match="not msgpack"):
+        unpack(pack([*most, []]), 10_000)
+
+
+@pytest.mark.parametrize("data", [b"\x80", b"\x91\x80", b"\xc7\x00\x05", b"\x91\xc7\x00\xff"])
+def test_maps_and_extension_types_are_refused_even_if_empty(data):
+    with pytest.raises(MalformedError, match="not msgpack"):
+        unpack(data, 100)

@@ -1,0 +1,1 @@
+"""Fuzzing: whatever bytes arrive, only typed errors, bounded memory, no hang. See docs/fuzzing.md."""
