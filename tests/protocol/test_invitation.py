@@ -62,8 +62,7 @@ def test_a_changed_character_never_makes_another_grant(data):
     other = data.draw(st.characters(codec="ascii", exclude_characters=text[place]))
     try:
         found = read_invitation(text[:place] + other + text[place + 1 :])
-    except ConfigError as error:
-        assert str(error).isprintable()
+    except ConfigError:
         return
     assert (found.grant.node_id, found.grant.role) == (made.grant.node_id, made.grant.role)
 
