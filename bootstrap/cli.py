@@ -4,7 +4,7 @@ import asyncio
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,9 +33,10 @@ from gossamer.node.options import DaemonOptions
 from gossamer.node.supervisor import Supervisor
 from gossamer.protocol.admission import Role
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.errors import ConfigError, LocalError
+from gossamer.protocol.errors import ConfigError, LocalError, UnreachableError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import Invitation
+from gossamer.protocol.limits import ROUND_MAX
 from gossamer.protocol.manifest import Manifest
 
 USER_ERROR = 2
@@ -108,28 +109,32 @@ def init(
     if path.exists() and not force:
         raise ConfigError(f"{path} exists; choose another name or replace it with --force")
     owner = None
+    new_key = path.with_suffix(owners.SUFFIX) if invited and owner_key is None else None
     if owner_key is not None:
         owner = owners.read_owner(owner_key)
-    elif invited:
-        owner = owners.create_owner(path.with_suffix(owners.SUFFIX))
-    manifest, _ = manifests.create(
-        name=name or path.stem,
-        task=task,
-        options={"preset": preset, "horizon_tokens": horizon_tokens},
-        codec=codec,
-        every_steps=every_steps,
-        every_seconds=every_seconds,
-        fragments=fragments,
-        seed=seed,
-        owners=(owner.public_key.hex(),) if owner else (),
-        invited=invited,
-    )
-    manifests.write(manifest, path)
-    typer.echo(f"wrote {path}: swarm {manifest.swarm_id.hex()}")
-    if owner is not None and owner_key is None:
-        typer.echo(
-            f"wrote {path.with_suffix(owners.SUFFIX)}: the owner's key, which no node needs; back it up"
+    elif new_key is not None:
+        owner = owners.create_owner(new_key)
+    try:
+        manifest, _ = manifests.create(
+            name=name or path.stem,
+            task=task,
+            options={"preset": preset, "horizon_tokens": horizon_tokens},
+            codec=codec,
+            every_steps=every_steps,
+            every_seconds=every_seconds,
+            fragments=fragments,
+            seed=seed,
+            owners=(owner.public_key.hex(),) if owner else (),
+            invited=invited,
         )
+        manifests.write(manifest, path)
+    except LocalError:
+        if new_key is not None:  # it owns nothing, and would be in the way of the next try
+            new_key.unlink()
+        raise
+    typer.echo(f"wrote {path}: swarm {manifest.swarm_id.hex()}")
+    if new_key is not None:
+        typer.echo(f"wrote {new_key}: the owner's key, which no node needs; back it up")
     typer.echo(f"next, on a machine that the others can reach:  gossamer bootstrap {path}")
 
 
@@ -198,16 +203,25 @@ def revoke(
     status = asyncio.run(fetch_status(to[0], plaintext=plaintext, asker=asker))
     if status["swarm_id"] != manifest.swarm_id.hex():
         raise ConfigError(f"{to[0]} belongs to swarm {status['swarm_id'][:12]}, not to this one")
-    last_round = status["clock"] if after_round is None else after_round
-    if last_round < status["closed_round"]:
+    clock, sealed = _standing(to[0], status)
+    last_round = clock if after_round is None else after_round
+    if last_round < sealed:
         raise ConfigError(
-            f"rounds up to {status['closed_round']} are closed and cannot be changed:"
-            f" --after-round must be at least that"
+            f"rounds up to {sealed} are sealed: newcomers may have started from a snapshot of them, which"
+            f" cannot be changed; --after-round must be at least {sealed}"
         )
     record = owners.revoke(owner, manifest.swarm_id, target, last_round=last_round, reason=reason)
     for address in to:
         asyncio.run(deliver(address, record, plaintext=plaintext))
     typer.echo(f"revoked {target.hex()}: its deltas after round {last_round} are void")
+
+
+def _standing(address: str, status: dict[str, Any]) -> tuple[int, int]:
+    """A node's clock, and the newest round that it has sealed or closed. Raises UnreachableError."""
+    rounds = [status.get(key) or 0 for key in ("clock", "sealed_round", "closed_round")]
+    if not all(type(round_) is int and 0 <= round_ <= ROUND_MAX for round_ in rounds):
+        raise UnreachableError(f"{address} sent a status that cannot be read")
+    return rounds[0], max(rounds[1:])
 
 
 def _owned(manifest_path: Path | None, owner_key: Path | None) -> tuple[Manifest, Identity]:

@@ -8,11 +8,19 @@ import time
 from pathlib import Path
 
 from gossamer.node.home import write_atomically
-from gossamer.protocol.admission import Grant, Role, grant_body, parse_grant, revocation_body
+from gossamer.protocol.admission import (
+    Grant,
+    Role,
+    grant_body,
+    parse_grant,
+    parse_revocation,
+    revocation_body,
+)
 from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.identity import NODE_ID_BYTES, Identity
 from gossamer.protocol.invitation import Invitation
+from gossamer.protocol.limits import REASON_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
 
 SUFFIX = ".owner"
@@ -85,6 +93,8 @@ def invite(
 
 
 def revoke(owner: Identity, swarm_id: bytes, node_id: bytes, *, last_round: int, reason: str) -> bytes:
-    """Sign a revocation; returns its envelope."""
+    """Sign a revocation; returns its envelope. Raises ConfigError for one that no node would take."""
+    if not reason.isprintable() or len(reason.encode("utf-8", "replace")) > REASON_BYTES_MAX:
+        raise ConfigError(f"--reason must be printable, of at most {REASON_BYTES_MAX} bytes")
     body = revocation_body(node_id, last_round, int(time.time()), reason)
-    return seal(owner, Kind.REVOCATION, swarm_id, body).data
+    return parse_revocation(seal(owner, Kind.REVOCATION, swarm_id, body)).data

@@ -171,7 +171,9 @@ class Daemon:
         try:
             self.core.vet(self.identity.node_id, b"", time.monotonic())
         except PeerError as error:
-            raise ConfigError(f"{error}; start it with --invite INVITATION") from None
+            own = self.identity.node_id
+            mend = "" if self.core.charter.revocation_of(own) else "; start it with --invite INVITATION"
+            raise ConfigError(f"{error}{mend}") from None
         if self.core.info.trains and self.core.charter.role_of(self.identity.node_id) is not Role.TRAIN:
             raise ConfigError("this node was invited to observe, not to train; start it with --observe")
 
@@ -267,6 +269,8 @@ class Daemon:
                     if effect.link in self.links:
                         log.debug("closing link %d: %s", effect.link, effect.reason)
                         self.links[effect.link].close_soon()
+                    if effect.link in self._serving:  # it may have asked for chunks before
+                        self._serving[effect.link].cancel()
                 case fx.Fetched():
                     self.archive.chunk_here()
                 case fx.Seal():

@@ -67,6 +67,11 @@ class PeerLink:
     def outbound(self) -> bool:
         return self.base_url is not None
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether nothing more is to be carried than what is queued."""
+        return self._closing
+
     def socket_name(self) -> tuple[str, int] | None:
         """Our end's address, None if the link is gone."""
         name = self._socket.get_extra_info("sockname")

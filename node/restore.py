@@ -1,13 +1,15 @@
 """Phi from a node's folder alone: the newest snapshot, and the fold over the records after it."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from gossamer.node import snapshots
 from gossamer.node.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.home import Home
 from gossamer.node.merger import Merger
 from gossamer.node.recordstore import RecordStore, StoredHistory
-from gossamer.protocol.errors import ConfigError, PayloadError, StorageError
+from gossamer.protocol.admission import Charter
+from gossamer.protocol.errors import ConfigError, PayloadError, PeerError, StorageError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
@@ -64,15 +66,28 @@ def replay(home: Home) -> tuple[Manifest, Merger]:
     try:
         history = store.load_history()
         deltas = store.load(manifest.plan())
+        credentials = store.load_credentials()
     finally:
         store.close()
     merger, _ = restore_merger(manifest, chunks, history, deltas, home.identity().node_id)
     if merger is None:
         raise StorageError(f"{home.root} has no model yet; wait until the node has joined")
+    charter = _charter(home, manifest, credentials)
     ledger = Ledger()
     ledger.close(history.base.round)
     for delta in deltas:
-        ledger.add(delta)
-    for round_ in ledger.rounds():
+        if charter.counts(delta.author, delta.round):
+            ledger.add(delta)
+    for round_ in sorted({delta.round for delta in deltas}):  # those with nothing that counts, too
         merger.merge(round_, tuple(d for d in ledger.valid(round_) if is_held(d, chunks)))
     return manifest, merger
+
+
+def _charter(home: Home, manifest: Manifest, credentials: Sequence[bytes]) -> Charter:
+    """Who counts, by what a folder holds."""
+    charter = Charter(manifest.admission, manifest.swarm_id)
+    invitation = home.invitation()
+    for data in (*credentials, *([invitation.grant.data] if invitation else [])):
+        with suppress(PeerError):
+            charter.learn(data)
+    return charter

@@ -352,10 +352,14 @@ class Transport:
         return socket
 
     def _session_of(self, request: web.Request) -> PeerLink:
+        """The link of a request. One that we hung up serves no more, however slowly it closes."""
         try:
-            return self._sessions[bytes.fromhex(request.headers.get(SESSION_HEADER, ""))]
-        except (KeyError, ValueError):
-            raise web.HTTPForbidden(text="no such session") from None
+            link = self._sessions.get(bytes.fromhex(request.headers.get(SESSION_HEADER, "")))
+        except ValueError:
+            link = None
+        if link is None or link.is_closing:
+            raise web.HTTPForbidden(text="no such session")
+        return link
 
     async def _serve_chunk(self, request: web.Request) -> web.StreamResponse:
         link = self._session_of(request)

@@ -101,7 +101,7 @@ def parse_revocation(envelope: Envelope) -> Revocation:
     node_id = fields.blob("node_id", NODE_ID_BYTES)
     last_round = fields.integer("last_round", 0, limits.ROUND_MAX)
     fields.integer("issued", 0, UNIX_S_MAX)
-    reason = fields.text("reason")
+    reason = fields.text("reason", limits.REASON_BYTES_MAX)
     fields.end()
     return Revocation(
         record_id=envelope.record_id,

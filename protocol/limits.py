@@ -37,7 +37,10 @@ TEXT_BYTES_MAX = 256
 # --- admission ------------------------------------------------------------------------------------------
 OWNERS_MAX = 16
 CREDENTIAL_BYTES_MAX = 1024
-"""A grant or a revocation in its envelope; a reason of TEXT_BYTES_MAX is the longest thing in it."""
+"""A grant or a revocation in its envelope; the reason is the longest thing in it."""
+
+REASON_BYTES_MAX = 160
+"""Of a revocation: with what a door says around it, it still is one text of TEXT_BYTES_MAX."""
 
 CHARTER_NODES_MAX = 4096
 """Node ids that grants and revocations may speak of. Only owners can fill this."""

@@ -19,7 +19,7 @@ from gossamer.protocol.admission import Charter, Revocation, Role
 from gossamer.protocol.chunks import chunk_sizes
 from gossamer.protocol.effects import Effect, Event, RandomSource
 from gossamer.protocol.envelope import Envelope, Kind, open_envelope, seal
-from gossamer.protocol.errors import MalformedError, PeerError
+from gossamer.protocol.errors import MalformedError, PeerError, RefusedError
 from gossamer.protocol.fetch import Fetcher
 from gossamer.protocol.gossip import Gossip
 from gossamer.protocol.identity import Identity, short
@@ -65,6 +65,9 @@ class Replica:
         self._rng = rng
         self._unix_offset_s = unix_offset_s
         self._held: set[bytes] = set()
+        self._voided: list[Delta] = []
+        """What revocations took out of the ledger. It stays on disk until its round closes: Phi may hold it
+        still, and can only be rid of it with its payload."""
         self._now = 0.0
         self._began = math.inf
         self._signing: int = 0
@@ -155,7 +158,8 @@ class Replica:
     ) -> list[Effect]:
         """Take over what a previous run stored; returns `Ready` for each delta whose payload is here.
 
-        `credentials` are grants and revocations; what does not verify is left out. `claims` are the snapshots
+        A delta that does not count (any more) is `Ready` too: Phi may hold it. `credentials` are grants and
+        revocations; what does not verify is left out. `claims` are the snapshots
         still held, `floor` the round up to which history was closed, `own_last` our last round, should that
         have been closed too.
         """
@@ -167,9 +171,14 @@ class Replica:
             with suppress(PeerError):
                 self.charter.learn(data)
         for delta in deltas:
+            if delta.author == self.identity.node_id:  # whether it counts or not, it was signed
+                own_last = max(own_last, delta.round)
             if self.charter.counts(delta.author, delta.round):
                 self.ledger.add(delta)
-        self._signing = max(self._signing, own_last, self.ledger.last_round(self.identity.node_id))
+            else:
+                self._voided.append(delta)
+                result.append(fx.Ready(delta))
+        self._signing = max(self._signing, own_last)
         for delta in self.ledger:
             if not self.ledger.is_void(delta):
                 result += [fx.Ready(delta)] if self.holds(delta.record_id) else self._want(delta, now)
@@ -243,7 +252,8 @@ class Replica:
         return [self._close(effect.round) if isinstance(effect, fx.Close) else effect for effect in result]
 
     def _close(self, floor: int) -> fx.Close:
-        dropped = self.ledger.close(floor)
+        dropped = [*self.ledger.close(floor), *(delta for delta in self._voided if delta.round <= floor)]
+        self._voided = [delta for delta in self._voided if delta.round > floor]
         for delta in dropped:
             self._held.discard(delta.record_id)
             self.fetcher.forget(delta.record_id)
@@ -279,6 +289,10 @@ class Replica:
         return result
 
     def _link_up(self, event: fx.LinkUp, now: float) -> list[Effect]:
+        try:
+            self.vet(event.node_id, event.credential, now)
+        except RefusedError as error:  # a revocation came, or its grant ran out, since the handshake began
+            return [fx.Hangup(event.link, str(error))]
         stays, result = self.links.up(event)
         if not stays:
             return [*self.presence.all_rows(event.link), *result]
@@ -290,6 +304,8 @@ class Replica:
         if event.credential:
             with suppress(PeerError):  # an open swarm lets anybody in, whatever they show
                 result += self._credential(event.credential, event.link)
+        if self.links.get(event.link) is None:  # what it showed was its own revocation
+            return result
         result += self.vetting.link_up(event.link)
         result.append(fx.Send(event.link, msg.Records(((self.presence.data, False),))))
         opening = self.gossip.link_up(event.link)
@@ -368,6 +384,8 @@ class Replica:
         fresh: list[Delta] = []
         delivered: list[bytes] = []
         for data, held in message.entries:
+            if self.links.get(link) is None:  # the record before this one was its peer's revocation
+                break
             try:
                 if data[0] in (Kind.GRANT, Kind.REVOCATION):
                     result += self._credential(data, link)
@@ -382,6 +400,7 @@ class Replica:
                     self.fetcher.hint(link, envelope.record_id)
             except PeerError as error:
                 result.append(fx.Blame(link, str(error)))
+        fresh = [delta for delta in fresh if delta.record_id in self.ledger]
         if fresh:
             result += self.gossip.push(fresh, source=link)
         return result + self.gossip.received(link, delivered)
@@ -465,8 +484,8 @@ class Replica:
         result += self.vetting.spread(record, source=link)
         if isinstance(record, Revocation):
             return [*result, *self._expel(record)]
-        if link is not None and self.vetting.met_strangers(link):  # what we passed over may count now
-            result += [*self.gossip.open_exchange(link), fx.Send(link, self.presence.summary(answer=False))]
+        for other in self.vetting.met_strangers():  # what we passed over may count now
+            result += [*self.gossip.open_exchange(other), fx.Send(other, self.presence.summary(answer=False))]
         return [*result, fx.Notice(f"{short(record.node_id)} may {record.role.name.lower()} in this swarm")]
 
     def _expel(self, revocation: Revocation) -> list[Effect]:
@@ -479,8 +498,7 @@ class Replica:
             self._held.discard(delta.record_id)
             self.fetcher.forget(delta.record_id)
             result.append(fx.Ready(delta))
-        if dropped:
-            result.append(fx.Close(self.ledger.floor, tuple(dropped)))
+        self._voided += dropped
         for known in self.links.all():
             if known.node_id == revocation.node_id:
                 result.append(fx.Hangup(known.number, "revoked"))

@@ -68,9 +68,10 @@ class Vetting:
         self._strangers[link] = now
         return self._summary(link)
 
-    def met_strangers(self, link: int) -> bool:
-        """Whether records of a link were passed over for want of a grant; asked once."""
-        return self._strangers.pop(link, None) is not None
+    def met_strangers(self) -> list[int]:
+        """Links whose records were passed over for want of a grant; each is named once."""
+        links, self._strangers = list(self._strangers), {}
+        return links
 
     def exchange(self, link: int, message: CharterMessage) -> list[Effect]:
         """Send what the other's charter lacks, and let it do the same."""

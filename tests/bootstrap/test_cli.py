@@ -12,6 +12,9 @@ import pytest
 from gossamer.bootstrap import cli
 from gossamer.bootstrap.manifests import read
 from gossamer.node.home import Home
+from gossamer.protocol.admission import Charter, Revocation, Role
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.invitation import read_invitation
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,3 +232,154 @@ def test_a_damaged_manifest_or_key_in_the_folder(run: Run, tmp_path: Path) -> No
     run("id", "--dir", "d").assert_user_error("d/key", "damaged")
     home.key_path.chmod(0o644)
     run("id", "--dir", "d").assert_user_error("chmod 600")
+
+
+# -- letting people in
+
+NODE_ID = "ab" * 32
+
+
+def test_an_invited_swarm_from_init_to_invitation(run: Run, tmp_path: Path) -> None:
+    outcome = run("init", "my.toml", "--invited")
+    assert outcome.status == 0 and "my.owner" in outcome.out
+    assert entries(tmp_path) == {"my.toml", "my.owner"}
+    assert (tmp_path / "my.owner").stat().st_mode & 0o777 == 0o600
+    manifest = read(tmp_path / "my.toml")
+    owner = Identity.from_seed((tmp_path / "my.owner").read_bytes())
+    assert manifest.admission.mode == "invited" and manifest.admission.owners == (owner.public_key.hex(),)
+    assert manifest.outer.weight_cap == 0
+    node_id = run("id").out.strip()
+    assert run("id").out.strip() == node_id, "always the same"
+    contact = f"gossamer://{NODE_ID}@my.host:7700"
+    outcome = run("invite", node_id, "--join", contact, "--days", 3, "--role", "observe")
+    assert outcome.status == 0 and "to observe for 3 days" in outcome.err
+    found = read_invitation(outcome.out)
+    assert found.swarm_id == manifest.swarm_id and found.contacts == (contact,)
+    assert (found.grant.node_id.hex(), found.grant.role) == (node_id, Role.OBSERVE)
+
+
+def test_one_owner_may_own_several_swarms(run: Run, tmp_path: Path) -> None:
+    assert run("init", "one.toml", "--invited").status == 0
+    assert run("init", "two.toml", "--invited", "--owner-key", "one.owner").status == 0
+    assert run("init", "open.toml", "--owner-key", "one.owner").status == 0
+    one, two, open_ = (read(tmp_path / f"{name}.toml").admission for name in ("one", "two", "open"))
+    assert one.owners == two.owners == open_.owners
+    assert (one.mode, two.mode, open_.mode) == ("invited", "invited", "open")
+    assert run("invite", NODE_ID, "--manifest", "two.toml", "--owner-key", "one.owner").status == 0
+    run("invite", NODE_ID, "--manifest", "two.toml").assert_user_error("two.owner")
+    assert entries(tmp_path) == {"one.toml", "one.owner", "two.toml", "open.toml"}
+
+
+def test_an_init_that_fails_leaves_no_key(run: Run, tmp_path: Path) -> None:
+    run("init", "my.toml", "--invited", "--preset", "huge").assert_user_error("huge")
+    assert entries(tmp_path) == set()
+    (tmp_path / "my.owner").write_bytes(bytes(32))
+    run("init", "my.toml", "--invited").assert_user_error("my.owner exists", "--owner-key")
+    assert entries(tmp_path) == {"my.owner"}
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["invite", "xyz"], "64 hex digits"),
+        (["invite", NODE_ID, "--role", "rule"], "--role is train or observe"),
+        (["invite", NODE_ID, "--days", -1], "--days"),
+        (["invite", NODE_ID, "--days", 99_999], "--days"),
+        (["invite", NODE_ID, "--join", "nowhere"], "nowhere"),
+        (["invite", NODE_ID, "--join", "gossamer://abc@host:1"], "64 hex digits"),
+        (["invite", NODE_ID, "--owner-key", "no.owner"], "no.owner"),
+        (["invite", NODE_ID, "--manifest", "no.toml"], "no.toml"),
+        (["invite", NODE_ID, "--tell", "127.0.0.1:1"], "nobody useful answers"),
+        (["revoke", NODE_ID], "--to"),
+        (["revoke", "xyz", "--to", "127.0.0.1:1"], "64 hex digits"),
+        (["revoke", NODE_ID, "--to", "127.0.0.1:1"], "nobody useful answers"),
+        (["revoke", NODE_ID, "--to", "nowhere"], "nowhere"),
+        (["node", "--invite", "gossamer-invitation:AAAA"], "damaged"),
+        (["node", "--invite", "no-such-file"], "no-such-file"),
+        (["node", "--invite", "my.toml"], "no invitation"),
+    ],
+)
+def test_mistakes_of_owners_and_the_invited(run: Run, args: list[object], part: str) -> None:
+    assert run("init", "my.toml", "--invited").status == 0
+    run(*args).assert_user_error(part)
+
+
+def test_an_owner_is_asked_which_swarm_is_meant(run: Run) -> None:
+    run("invite", NODE_ID).assert_user_error("which swarm?", "--manifest")
+    assert run("init", "one.toml", "--invited").status == 0
+    assert run("init", "two.toml", "--invited", "--seed", 1).status == 0
+    run("invite", NODE_ID).assert_user_error("which swarm?", "--manifest")
+    run("invite", NODE_ID, "--manifest", "one.toml", "--owner-key", "two.owner").assert_user_error(
+        "no owner's"
+    )
+
+
+def test_an_invitation_for_another_node_or_without_an_address(run: Run, tmp_path: Path) -> None:
+    assert run("init", "my.toml", "--invited").status == 0
+    text = run("invite", NODE_ID).out
+    (tmp_path / "letter").write_text(f"\n{text[:50]}\n{text[50:]}\n")
+    for given in (text, "letter"):
+        run("node", "--invite", given, "--dir", "d").assert_user_error(f"is for node {NODE_ID}")
+    mine = run("invite", run("id", "--dir", "e").out.strip()).out
+    run("node", "--invite", mine, "--dir", "e").assert_user_error("names no address", "--join")
+
+
+STATUS = {"node_id": NODE_ID, "clock": 40, "sealed_round": 16, "closed_round": 0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "args", "parts"),
+    [
+        ({}, ["--after-round", 15], ["rounds up to 16 are sealed", "at least 16"]),
+        ({"closed_round": 32}, ["--after-round", 31], ["at least 32"]),
+        ({"swarm_id": "cd" * 32}, [], ["belongs to swarm cdcdcdcdcdcd, not to this one"]),
+        ({"clock": "soon"}, [], ["cannot be read"]),
+        ({"clock": True}, [], ["cannot be read"]),
+        ({"clock": 2**31}, [], ["cannot be read"]),
+        ({}, ["--reason", "two\nlines"], ["--reason"]),
+    ],
+)
+def test_a_revocation_that_cannot_be(
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, object],
+    args: list[object],
+    parts: list[str],
+) -> None:
+    assert run("init", "my.toml", "--invited").status == 0
+    answer = {"swarm_id": read(tmp_path / "my.toml").swarm_id.hex(), **STATUS, **changes}
+    delivered = _answering(monkeypatch, answer)
+    run("revoke", NODE_ID, "--to", "host:1", *args).assert_user_error(*parts)
+    assert delivered == []
+
+
+@pytest.mark.parametrize(("args", "last_round"), [([], 40), (["--after-round", 16], 16)])
+def test_a_revocation_is_handed_to_all_nodes_named(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[object], last_round: int
+) -> None:
+    assert run("init", "my.toml", "--invited").status == 0
+    manifest = read(tmp_path / "my.toml")
+    delivered = _answering(monkeypatch, {"swarm_id": manifest.swarm_id.hex(), **STATUS})
+    outcome = run("revoke", NODE_ID, "--to", "a:1", "--to", "b:1", "--reason", "key stolen", *args)
+    assert outcome.status == 0 and f"after round {last_round} are void" in outcome.out
+    assert [address for address, _ in delivered] == ["a:1", "b:1"]
+    charter = Charter(manifest.admission, manifest.swarm_id)
+    found = charter.learn(delivered[0][1])
+    assert isinstance(found, Revocation)
+    assert (found.node_id.hex(), found.last_round, found.reason) == (NODE_ID, last_round, "key stolen")
+
+
+def _answering(monkeypatch: pytest.MonkeyPatch, status: dict[str, object]) -> list[tuple[str, bytes]]:
+    """Stands in for running nodes; returns what is handed to them."""
+    delivered: list[tuple[str, bytes]] = []
+
+    async def fetch_status(address: str, **_: object) -> dict[str, object]:
+        return status
+
+    async def deliver(address: str, credential: bytes, **_: object) -> None:
+        delivered.append((address, credential))
+
+    monkeypatch.setattr(cli, "fetch_status", fetch_status)
+    monkeypatch.setattr(cli, "deliver", deliver)
+    return delivered

@@ -13,6 +13,7 @@ from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
+from tests.protocol.builders import identity
 
 
 def create(**changes: object) -> tuple[Manifest, Ints]:
@@ -37,6 +38,33 @@ def test_round_trip(tmp_path: Path, codec: str, fragments: int) -> None:
     manifests.write(written, tmp_path / "m.toml")
     assert manifests.read(tmp_path / "m.toml") == written
     assert (tmp_path / "m.toml").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("invited", [True, False])
+@pytest.mark.parametrize("count", [1, 3])
+def test_owners_survive(tmp_path: Path, invited: bool, count: int) -> None:
+    keys = tuple(identity(n).public_key.hex() for n in range(count))
+    written, _ = create(owners=keys, invited=invited)
+    manifests.write(written, tmp_path / "m.toml")
+    read = manifests.read(tmp_path / "m.toml")
+    assert read == written and read.swarm_id == written.swarm_id
+    assert read.admission.owners == keys
+    assert read.admission.mode == ("invited" if invited else "open")
+    assert (read.outer.weight_cap == 0) == invited
+
+
+@pytest.mark.parametrize(
+    ("owners", "said"),
+    [
+        ((), "at least one owner"),
+        (("ab" * 32,) * 2, "listed twice"),
+        (("xy" * 32,), "owners"),
+        (("00" * 32,), "usable"),
+    ],
+)
+def test_owners_that_cannot_be(owners: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        create(owners=owners, invited=True)
 
 
 @pytest.mark.parametrize("name", ['quo"te', "back\\slash", "new = [1] # line", "ünï ☃ 漢字", "'", "a" * 200])

@@ -10,6 +10,7 @@ from hashlib import sha256
 
 import numpy as np
 
+from gossamer.protocol.admission import NEVER, Role, grant_body, revocation_body
 from gossamer.protocol.chunks import chunk_hashes
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.envelope import Kind, open_envelope, seal
@@ -128,6 +129,42 @@ def contribution(delta: Delta, payload: bytes, layout: Layout) -> Contribution:
         norms=norms_of(parsed),
         tensor=parsed.tensor,
     )
+
+
+OWNER = identity(900)
+"""Owns the tests' invited swarms."""
+
+
+def admission(mode: str = "invited", *owners: Identity) -> dict:
+    """The manifest's section for a swarm of `OWNER`, or of others."""
+    return {"mode": mode, "owners": [owner.public_key.hex() for owner in owners or (OWNER,)]}
+
+
+def grant(
+    node: Identity,
+    of: Manifest,
+    *,
+    role: Role = Role.TRAIN,
+    expires: int = NEVER,
+    issued: int = 0,
+    by: Identity = OWNER,
+) -> bytes:
+    """A grant's envelope."""
+    return seal(by, Kind.GRANT, of.swarm_id, grant_body(node.node_id, role, issued, expires)).data
+
+
+def revocation(
+    node: Identity,
+    of: Manifest,
+    *,
+    last_round: int = 0,
+    reason: str = "",
+    issued: int = 0,
+    by: Identity = OWNER,
+) -> bytes:
+    """A revocation's envelope."""
+    body = revocation_body(node.node_id, last_round, issued, reason)
+    return seal(by, Kind.REVOCATION, of.swarm_id, body).data
 
 
 def row(author: Identity, *, of: Manifest = SMALL, **changes: object) -> Peer:

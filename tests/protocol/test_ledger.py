@@ -110,3 +110,23 @@ def test_empty():
     assert ledger.last_record(b"nobody") == NO_RECORD
     assert ledger.get(b"x") is None
     assert not ledger.is_void(builders.unsigned(1, 1))
+
+
+@given(KEYS, st.integers(0, 4), st.integers(0, 40))
+def test_what_is_dropped_might_never_have_come(keys, author, after):
+    ledger = _filled(keys)
+    before = {delta.record_id for delta in ledger}
+    node_id = builders.unsigned(author, 1).author
+    dropped = ledger.drop(node_id, after)
+    without = _filled([key for key in keys if key[0] != author or key[1] <= after])
+    assert ledger.digests.root == without.digests.root
+    assert ledger.rounds() == without.rounds()
+    assert {delta.record_id for delta in ledger} == {delta.record_id for delta in without}
+    assert {delta.record_id for delta in dropped} == before - {delta.record_id for delta in without}
+    assert set(ledger.voided()) == set(without.voided())
+    for round_ in ledger.rounds():
+        assert ledger.ids(round_) == without.ids(round_)
+    assert ledger.drop(node_id, after) == []
+    for delta in dropped:  # a grant may come after a revocation has gone wrong: nothing of it is left
+        ledger.add(delta)
+    assert ledger.digests.root == _filled(keys).digests.root

@@ -20,6 +20,7 @@ import numpy as np
 from gossamer.protocol import effects as fx
 from gossamer.protocol import messages as msg
 from gossamer.protocol.chunks import chunk_hashes, split
+from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
@@ -51,6 +52,7 @@ class Node:
     info: NodeInfo
     core: Replica
     disk: list[Delta] = field(default_factory=list)
+    credentials: list[bytes] = field(default_factory=list)
     blobs: dict[bytes, bytes] = field(default_factory=dict)
     links: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Our link number -> (their node number, their link number)."""
@@ -58,6 +60,10 @@ class Node:
     fetched: list[bytes] = field(default_factory=list)
     blames: list[fx.Blame] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    """What it was told, or said itself, when a handshake was turned down."""
+    expelled: str | None = None
+    """The reason, once it has heard that it was revoked. It goes on all the same, as a liar would."""
     judged: list[tuple[float, int, Health]] = field(default_factory=list)
     running: bool = True
     trains: bool = False
@@ -106,8 +112,12 @@ class World:
         trains: bool = True,
         dialable: bool = True,
         key_of: int | None = None,
+        credentials: Iterable[bytes] = (),
     ) -> Node:
-        """Start node `number`, which knows the addresses of the nodes `bootstrap`; `key_of`: as a copy."""
+        """Start node `number`, which knows the addresses of the nodes `bootstrap`; `key_of`: as a copy.
+
+        `credentials` are the grants and revocations that it has on its disk.
+        """
         identity = builders.identity(number if key_of is None else key_of)
         info = NodeInfo(
             name=f"n{number}",
@@ -124,6 +134,7 @@ class World:
             info,
             self._core(identity, info, blobs),
             blobs=blobs,
+            credentials=list(credentials),
         )
         self.nodes[number] = node
         self._begin(node)
@@ -141,7 +152,7 @@ class World:
 
     def _begin(self, node: Node) -> None:
         held = [d.record_id for d in node.disk if all(blob in node.blobs for blob in d.body.chunks)]
-        self._carry_out(node, node.core.restore(node.disk, held, self.now))
+        self._carry_out(node, node.core.restore(node.disk, held, self.now, credentials=node.credentials))
         self._carry_out(node, node.core.announce((node.address,) if node.address else ()))
         self._set_timer(node)
 
@@ -324,6 +335,10 @@ class World:
                     node.disk.append(effect.delta)
                     if effect.own:
                         self._later(node, fx.Stored(effect.delta), 0.001)
+                case fx.StoreCredential():
+                    node.credentials.append(effect.data)
+                case fx.Expelled():
+                    node.expelled = effect.reason
                 case fx.Get():
                     self._get(node, effect)
                 case fx.Put():
@@ -332,7 +347,9 @@ class World:
                     ledger = node.core.ledger
                     ids = ledger.ids(effect.delta.round)
                     same = {i for i in ids if (d := ledger.get(i)) and d.author == effect.delta.author}
-                    if ledger.is_void(effect.delta):
+                    if effect.delta.record_id not in ledger:  # a revocation took it out
+                        node.ready.discard(effect.delta.record_id)
+                    elif ledger.is_void(effect.delta):
                         node.ready -= same
                     else:
                         node.ready.add(effect.delta.record_id)
@@ -371,15 +388,32 @@ class World:
 
         def connected() -> None:
             if node.life == life and other.life == their_life and self.reachable(node, other):
+                if not self._both_vet(node, other):
+                    self._later(node, fx.DialFailed(effect.address), 0.0)
+                    return
+                shown = {n.number: n.core.own_credential(self.now) for n in (node, other)}
                 node.links[ours] = (other.number, theirs)
                 other.links[theirs] = (node.number, ours)
                 # The accepting end comes first, and no message overtakes the handshake.
-                self._later(other, fx.LinkUp(theirs, node.identity.node_id, False, None), 0.0)
+                up = fx.LinkUp(theirs, node.identity.node_id, False, None, shown[node.number])
+                self._later(other, up, 0.0)
                 wait = self._delay()
                 self._up_at[theirs] = self.now + wait
-                self._later(node, fx.LinkUp(ours, other.identity.node_id, True, effect.address), wait)
+                up = fx.LinkUp(ours, other.identity.node_id, True, effect.address, shown[other.number])
+                self._later(node, up, wait)
 
         self.after(self._delay(), connected)
+
+    def _both_vet(self, dialler: Node, listener: Node) -> bool:
+        """What both ends of a handshake do before anything is said."""
+        try:
+            for judge, other in ((listener, dialler), (dialler, listener)):
+                credential = other.core.own_credential(self.now)
+                judge.core.vet(other.identity.node_id, credential, self.now)
+        except RefusedError as error:
+            dialler.refused.append(str(error))
+            return False
+        return True
 
     def _close(self, node: Node, link: int) -> None:
         """Both ends learn of the end of a link after what is under way has arrived."""
@@ -437,15 +471,20 @@ class World:
 
     # -- what tests ask
 
+    def members(self) -> list[Node]:
+        """Running nodes that have not been put out."""
+        return [node for node in self.running() if node.expelled is None]
+
     def roots(self) -> set[bytes]:
-        """The ledger roots of all running nodes: one, when they agree."""
-        return {node.core.ledger.digests.root for node in self.running()}
+        """The ledger roots of all members: one, when they agree."""
+        return {node.core.ledger.digests.root for node in self.members()}
 
     def agree(self) -> bool:
-        """Whether all running nodes have the same ledger and every payload of it."""
+        """Whether all members have the same charter, the same ledger and every payload of it."""
         complete = all(
             node.core.holds(d.record_id) or node.core.ledger.is_void(d)
-            for node in self.running()
+            for node in self.members()
             for d in node.core.ledger
         )
-        return len(self.roots()) == 1 and complete
+        charters = {node.core.charter.digest for node in self.members()}
+        return len(self.roots()) == 1 and len(charters) == 1 and complete

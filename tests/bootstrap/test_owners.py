@@ -1,0 +1,102 @@
+"""`gossamer.bootstrap.owners`: the key that lets in stays with a person, and is never lost to a mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gossamer.bootstrap import owners
+from gossamer.protocol.admission import NEVER, Charter, Role
+from gossamer.protocol.errors import ConfigError, StorageError
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.limits import REASON_BYTES_MAX
+from gossamer.protocol.manifest import Manifest
+from tests.protocol import builders
+from tests.protocol.builders import identity
+
+ALICE = identity(1)
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Identity:
+    return owners.create_owner(tmp_path / "my.owner")
+
+
+@pytest.fixture
+def manifest(owner: Identity) -> Manifest:
+    return builders.manifest(admission=builders.admission("invited", owner))
+
+
+def test_a_key_is_made_once_and_for_its_owner_only(tmp_path: Path, owner: Identity) -> None:
+    path = tmp_path / "my.owner"
+    assert path.stat().st_mode & 0o777 == 0o600 and len(path.read_bytes()) == 32
+    assert owners.read_owner(path).public_key == owner.public_key
+    with pytest.raises(ConfigError, match=r"exists.*--owner-key"):
+        owners.create_owner(path)
+    assert owners.read_owner(path).public_key == owner.public_key
+    with pytest.raises(StorageError, match="missing"):
+        owners.create_owner(tmp_path / "missing" / "my.owner")
+
+
+def test_a_key_that_cannot_be_used(tmp_path: Path, owner: Identity) -> None:
+    path = tmp_path / "my.owner"
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        owners.read_owner(path)
+    with pytest.raises(ConfigError, match="no-such"):
+        owners.read_owner(tmp_path / "no-such.owner")
+    path.chmod(0o600)
+    path.write_bytes(b"short")
+    with pytest.raises(ConfigError):
+        owners.read_owner(path)
+
+
+def test_whose_key_it_is(tmp_path: Path, owner: Identity, manifest: Manifest) -> None:
+    path = tmp_path / "my.toml"
+    assert owners.owner_of(manifest, path, None).public_key == owner.public_key
+    other = tmp_path / "other.owner"
+    owners.create_owner(other)
+    with pytest.raises(ConfigError, match="no owner's of swarm"):
+        owners.owner_of(manifest, path, other)
+    with pytest.raises(ConfigError, match=r"cannot read.*elsewhere\.owner"):
+        owners.owner_of(manifest, tmp_path / "elsewhere.toml", None)
+
+
+def test_the_only_manifest_with_a_key_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="--manifest"):
+        owners.find_manifest(None)
+    for name in ("my.toml", "my.owner", "open.toml", "lost.owner"):
+        (tmp_path / name).touch()
+    assert owners.find_manifest(None) == Path("my.toml")
+    assert owners.find_manifest(Path("x.toml")) == Path("x.toml")
+    (tmp_path / "lost.toml").touch()
+    with pytest.raises(ConfigError, match="--manifest"):
+        owners.find_manifest(None)
+
+
+@pytest.mark.parametrize("days", [0, 0.5, 30, 36_500])
+@pytest.mark.parametrize("role", Role)
+def test_what_is_signed_is_believed(owner: Identity, manifest: Manifest, days: float, role: Role) -> None:
+    made = owners.invite(owner, manifest.swarm_id, ALICE.node_id, role=role, days=days, contacts=("a:1",))
+    charter = Charter(manifest.admission, manifest.swarm_id)
+    assert charter.learn(made.grant.data) == made.grant
+    assert charter.role_of(ALICE.node_id) is role
+    assert (made.grant.expires == NEVER) == (days == 0)
+    charter.learn(owners.revoke(owner, manifest.swarm_id, ALICE.node_id, last_round=7, reason="gone"))
+    assert charter.role_of(ALICE.node_id) is None
+    assert charter.counts(ALICE.node_id, 7) == (role is Role.TRAIN) and not charter.counts(ALICE.node_id, 8)
+
+
+@pytest.mark.parametrize("reason", ["two\nlines", "r" * (REASON_BYTES_MAX + 1), "é" * REASON_BYTES_MAX])
+def test_a_reason_that_no_node_would_take(owner: Identity, manifest: Manifest, reason: str) -> None:
+    with pytest.raises(ConfigError, match="--reason"):
+        owners.revoke(owner, manifest.swarm_id, ALICE.node_id, last_round=0, reason=reason)
+
+
+@pytest.mark.parametrize("text", ["", "zz", "ab" * 31, "ab" * 33, "a" * 63, "gossamer://" + "ab" * 32])
+def test_what_is_no_node_id(text: str) -> None:
+    with pytest.raises(ConfigError, match="64 hex digits"):
+        owners.node_id_from(text)
+    assert owners.node_id_from(ALICE.node_id.hex()) == ALICE.node_id

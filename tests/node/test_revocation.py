@@ -1,0 +1,229 @@
+"""A daemon and a revocation: Phi is rid of what is void, also after a restart and in the folder alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gossamer.node import snapshots
+from gossamer.node.chunkstore import ChunkStore
+from gossamer.node.client import deliver, fetch_status
+from gossamer.node.daemon import Daemon
+from gossamer.node.home import Home
+from gossamer.node.merger import GENESIS
+from gossamer.node.options import DaemonOptions
+from gossamer.node.recordstore import RecordStore
+from gossamer.node.restore import replay
+from gossamer.protocol import effects as fx
+from gossamer.protocol.admission import Role, parse_grant
+from gossamer.protocol.chunks import split
+from gossamer.protocol.envelope import open_envelope
+from gossamer.protocol.errors import ConfigError, NotAnsweredError
+from gossamer.protocol.history import Claim
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.invitation import Invitation
+from gossamer.protocol.layout import TensorSpec
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.records import Delta
+from tests.node.trainer_side import until
+from tests.protocol import builders
+from tests.protocol.builders import grant, identity, random_delta, revocation
+
+SPECS = (TensorSpec("w", (30, 10), "rda"), TensorSpec("b", (10,), "mean"))
+FRIEND, OUTCAST = identity(50), identity(51)
+PHI = np.arange(310, dtype=np.int32)
+
+
+def manifest(mode: str) -> Manifest:
+    return builders.manifest(
+        SPECS,
+        1,
+        genesis={"digest": snapshots.digest(PHI).hex()},
+        swarm={"name": "n", "created": int(time.time()) - 3600},
+        admission=builders.admission(mode),
+    )
+
+
+def invitation(of: Manifest, node: Identity, **changes: object) -> Invitation:
+    data = grant(node, of, **changes)  # type: ignore[arg-type]
+    return Invitation(of.swarm_id, parse_grant(open_envelope(data, of.swarm_id)), ())
+
+
+class Folder:
+    """A node's folder that holds the first model and records of others."""
+
+    def __init__(self, path: Path, of: Manifest) -> None:
+        self.manifest = of
+        self.home = Home(path)
+        self.home.create()
+        self.home.adopt(of)
+        self.identity = self.home.identity()
+        self.chunks = ChunkStore(self.home.chunks_path)
+        root = snapshots.store(PHI, self.chunks)
+        with self.records() as store:
+            store.add_snapshot(Claim(0, 0, GENESIS.chain, root), (), ())
+
+    @contextlib.contextmanager
+    def records(self) -> AsyncIterator[RecordStore]:  # type: ignore[misc]
+        store = RecordStore(self.home.ledger_path, self.manifest.swarm_id)
+        try:
+            yield store  # type: ignore[misc]
+        finally:
+            store.close()
+
+    def add(self, author: Identity, round_: int) -> Delta:
+        rng = np.random.default_rng(round_ + author.node_id[0])
+        delta, payload = random_delta(rng, author, round_, of=self.manifest)
+        for blob, chunk in zip(delta.body.chunks, split(payload), strict=True):
+            self.chunks.put(blob, bytes(chunk))
+        with self.records() as store:
+            store.add([delta], durable=True)
+        return delta
+
+    @contextlib.asynccontextmanager
+    async def running(self, *, trains: bool = False) -> AsyncIterator[Daemon]:
+        daemon = Daemon(DaemonOptions(folder=self.home.root, plaintext=True, trains=trains))
+        task = asyncio.create_task(daemon.run())
+        try:
+            async with asyncio.timeout(5):
+                while not daemon.merging.ready and not task.done():
+                    await asyncio.sleep(0.005)
+            yield daemon
+        finally:
+            daemon.stop()
+            async with asyncio.timeout(5):
+                await asyncio.wait([task])
+            os.close(daemon.home._lock)  # as the process would
+            await task
+
+
+async def digests(daemon: Daemon) -> tuple[bytes, bytes]:
+    await until(lambda: not daemon.merging.behind)
+    found = await daemon.merging.digest()
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "d", manifest("open"))
+
+
+async def without_the_outcast(folder: Folder, path: Path, *rounds: int) -> tuple[bytes, bytes]:
+    """Digests of a replica that never heard of it."""
+    other = Folder(path, folder.manifest)
+    for round_ in rounds:
+        other.add(FRIEND, round_)
+    async with other.running() as daemon:
+        return await digests(daemon)
+
+
+async def test_phi_is_rid_of_what_is_void_now_and_after_a_restart(folder: Folder, tmp_path: Path) -> None:
+    for round_ in (1, 2, 4):
+        folder.add(FRIEND, round_)
+    for round_ in (2, 3, 4):
+        folder.add(OUTCAST, round_)  # in round 3 nobody else
+    async with folder.running() as daemon:
+        before = await digests(daemon)
+        assert len(daemon.core.ledger) == 6
+        daemon.dispatch(fx.Deliver(revocation(OUTCAST, folder.manifest)))
+        after = await digests(daemon)
+        assert len(daemon.core.ledger) == 3
+        await until(lambda: not daemon._keeping)
+    expected = await without_the_outcast(folder, tmp_path / "other", 1, 2, 4)
+    assert after == expected != before
+    async with folder.running() as daemon:
+        assert await digests(daemon) == expected
+    assert replay(folder.home)[1].digest() == expected[1]
+
+
+async def test_a_snapshot_that_holds_what_is_void_is_corrected_by_a_restart(
+    folder: Folder, tmp_path: Path
+) -> None:
+    """The node stopped after it had stored the revocation and before Phi on its disk was written anew."""
+    deltas = [folder.add(FRIEND, 1), folder.add(OUTCAST, 1), folder.add(OUTCAST, 2)]
+    _, merger = replay(folder.home)
+    root = snapshots.store(merger.phi, folder.chunks)
+    claim = Claim(2, merger.tokens, merger.chain(), root)
+    with folder.records() as store:
+        store.add_snapshot(claim, [delta.record_id for delta in deltas], ())
+        store.add_credential(bytes(32), revocation(OUTCAST, folder.manifest))
+    expected = await without_the_outcast(folder, tmp_path / "other", 1)
+    assert replay(folder.home)[1].digest() == expected[1]
+    async with folder.running() as daemon:
+        assert await digests(daemon) == expected
+
+
+async def test_payloads_of_what_is_void_go_with_their_round(folder: Folder) -> None:
+    kept, void = folder.add(FRIEND, 3), folder.add(OUTCAST, 1)
+    async with folder.running() as daemon:
+        daemon.dispatch(fx.Deliver(revocation(OUTCAST, folder.manifest)))
+        await digests(daemon)
+        assert all(blob in folder.chunks for blob in void.body.chunks), "another merge may need it"
+        daemon._carry_out([daemon.core._close(2)])
+        await until(lambda: not any(blob in daemon.chunks for blob in void.body.chunks))
+        assert all(blob in daemon.chunks for blob in kept.body.chunks)
+        await until(lambda: daemon.archive._closing is None)
+    with folder.records() as store:
+        assert [delta.record_id for delta in store.load(folder.manifest.plan())] == [kept.record_id]
+
+
+async def test_a_node_that_is_revoked_ends_and_does_not_come_back(folder: Folder) -> None:
+    with pytest.raises(ConfigError, match="an owner of this swarm has revoked this node: key stolen"):
+        async with folder.running() as daemon:
+            facts = folder.home.read_daemon()
+            assert facts is not None
+            record = revocation(folder.identity, folder.manifest, reason="key stolen")
+            await deliver(facts["address"], record, plaintext=True)
+            await until(daemon._stopping.is_set)
+    with pytest.raises(ConfigError, match="was revoked by an owner of this swarm: key stolen$"):
+        async with folder.running():
+            pass
+
+
+async def test_an_invited_node_answers_its_members_and_keeps_what_it_hears(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "d", manifest("invited"))
+    folder.home.keep_invitation(invitation(folder.manifest, folder.identity, role=Role.OBSERVE))
+    later = grant(FRIEND, folder.manifest)
+    async with folder.running() as daemon:
+        facts = folder.home.read_daemon()
+        assert facts is not None
+        with pytest.raises(NotAnsweredError, match="members only"):
+            await fetch_status(facts["address"], plaintext=True)
+        with pytest.raises(NotAnsweredError, match="no owner"):
+            await deliver(facts["address"], grant(FRIEND, folder.manifest, by=FRIEND), plaintext=True)
+        await deliver(facts["address"], later, plaintext=True)
+        assert daemon.core.charter.role_of(FRIEND.node_id) is Role.TRAIN
+        await until(lambda: not daemon._keeping)
+    with folder.records() as store:
+        assert store.load_credentials() == [later]
+    async with folder.running() as daemon:
+        assert daemon.core.charter.role_of(FRIEND.node_id) is Role.TRAIN
+
+
+@pytest.mark.parametrize(
+    ("changes", "trains", "said"),
+    [
+        (None, False, "lets in invited nodes only.*--invite INVITATION"),
+        ({"expires": 1000}, False, "ran out .* days ago.*--invite INVITATION"),
+        ({"by": FRIEND}, False, "lets in invited nodes only"),
+        ({"role": Role.OBSERVE}, True, "invited to observe, not to train; start it with --observe"),
+    ],
+    ids=["no invitation", "expired", "not by an owner", "an observer that wants to train"],
+)
+async def test_a_node_that_nobody_would_let_in_says_so_and_ends(
+    tmp_path: Path, changes: dict[str, object] | None, trains: bool, said: str
+) -> None:
+    folder = Folder(tmp_path / "d", manifest("invited"))
+    if changes is not None:
+        folder.home.keep_invitation(invitation(folder.manifest, folder.identity, **changes))
+    with pytest.raises(ConfigError, match=said):
+        async with folder.running(trains=trains):
+            pass

@@ -1,0 +1,375 @@
+"""Whole cores in a swarm with owners: the invited train together, and nobody else hears a word."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gossamer.protocol import effects as fx
+from gossamer.protocol import limits
+from gossamer.protocol import messages as msg
+from gossamer.protocol.admission import Role
+from gossamer.protocol.effects import LinkUp
+from gossamer.protocol.errors import PeerError, SignatureError
+from tests.protocol import builders
+from tests.protocol.builders import OWNER, grant, identity, revocation
+from tests.protocol.wiring import Node, Weather, World
+
+STORM = Weather(loss=0.1, duplicates=0.2, reorders=True, delay=(0.005, 0.4))
+PACE = {"every_steps": 4, "min_round_seconds": 0.05}
+INVITED = builders.manifest(admission=builders.admission(), pace=PACE)
+OPEN = builders.manifest(admission=builders.admission("open"), pace=PACE)
+UNIX_S = builders.CREATED + 3600
+"""Unix time at 0 on a World's clock."""
+
+
+def _invited(number: int, **changes: object) -> bytes:
+    return grant(identity(number), INVITED, **changes)
+
+
+def _swarm(seed: int, count: int, weather: Weather | None = None) -> World:
+    """An invited swarm: each node was given its own grant and nobody else's."""
+    world = World(seed, INVITED, weather)
+    for number in range(count):
+        world.add(number, [0] if number else [], credentials=[_invited(number)])
+    world.run(12.0)
+    return world
+
+
+def _give(world: World, node: Node, *records: bytes) -> list[fx.Effect]:
+    """Bytes over one of a node's links."""
+    entries = tuple((data, False) for data in records)
+    return world.inject(node, next(iter(node.links)), msg.encode(msg.Records(entries)))
+
+
+def _authors(node: Node) -> set[int]:
+    return {n for n in range(100) if identity(n).node_id in {d.author for d in node.core.ledger}}
+
+
+def _all_that_is_left(world: World) -> bool:
+    """Whether members agree, but for payloads that the one put out took with it."""
+    members = world.members()
+    there = {blob for node in members for blob in node.blobs}
+    complete = all(
+        node.core.holds(d.record_id)
+        for node in members
+        for d in node.core.ledger
+        if there.issuperset(d.body.chunks)
+    )
+    return len(world.roots()) == 1 and len({node.core.charter.digest for node in members}) == 1 and complete
+
+
+# --- the invited ------------------------------------------------------------------------------------
+
+
+def test_an_invited_swarm_trains_and_all_know_all_grants(seed):
+    world = _swarm(seed, 4, STORM)
+    for node in world.running():
+        world.train(node, world.rng.uniform(0.2, 1.0), world.now + 15.0)
+    world.run(15.0)
+    world.run(300.0, world.agree)
+    assert world.agree()
+    for node in world.running():
+        assert len(node.core.charter.ids()) == 4
+        assert _authors(node) == {0, 1, 2, 3}
+        assert node.ready == node.held()
+        assert not node.blames and not node.refused
+        assert node.credentials.count(_invited(node.number)) == 1
+
+
+def test_the_uninvited_are_refused_and_hear_nothing(seed):
+    world = _swarm(seed, 3)
+    world.publish(world.nodes[0])
+    stranger = world.add(9, [0, 1, 2])
+    forger = world.add(8, [0], credentials=[grant(identity(8), INVITED, by=identity(8))])
+    world.run(30.0)
+    for outsider in (stranger, forger):
+        assert outsider.refused and set(outsider.refused) == {
+            "this swarm lets in invited nodes only; send an owner this node id for gossamer invite: "
+            + outsider.identity.node_id.hex()
+        }
+        assert not outsider.links
+        assert len(outsider.core.ledger) == 0 and outsider.core.roster.members() == []
+    for node in world.nodes.values():
+        assert node.core.roster.get(stranger.identity.node_id) is None
+
+
+def test_an_invitation_that_comes_later_lets_in(seed):
+    """One member hears of it, as from `gossamer invite --tell`; the newcomer shows nothing."""
+    world = _swarm(seed, 3)
+    late = world.add(9, [2])
+    world.run(10.0)
+    assert not late.links
+    world.handle(world.nodes[0], fx.Deliver(_invited(9)))
+    world.run(12.0, lambda: bool(late.links))
+    world.run(20.0, world.agree)
+    assert world.agree() and late.core.charter.role_of(late.identity.node_id) is Role.TRAIN
+
+
+def test_an_invitation_that_ran_out_cuts_and_a_renewed_one_restores(seed):
+    world = World(seed, INVITED)
+    until = UNIX_S + 140  # the world begins at 100
+    for number in range(3):
+        expires = until if number == 2 else 0
+        world.add(number, [0] if number else [], credentials=[_invited(number, expires=expires)])
+    world.run(20.0)
+    guest = world.nodes[2]
+    world.publish(guest)
+    world.run(5.0)
+    assert guest.links
+    world.run(40.0 + limits.EXPIRY_LOOK_S - 20.0)
+    assert not guest.links
+    assert "ran out" in (world.run(10.0), guest.refused[-1])[1]
+    for number in (0, 1):
+        assert _authors(world.nodes[number]) == {2}, "what it did in its time stays"
+    world.handle(world.nodes[1], fx.Deliver(_invited(2, expires=until + 10**6)))
+    world.run(20.0, world.agree)
+    assert guest.links and world.agree()
+
+
+def test_an_observer_holds_all_and_publishes_nothing(seed):
+    world = World(seed, INVITED)
+    for number in range(3):
+        role = Role.OBSERVE if number == 2 else Role.TRAIN
+        mine = _invited(number, role=role)
+        world.add(number, [0] if number else [], trains=number < 2, credentials=[mine])
+    world.run(12.0)
+    observer = world.nodes[2]
+    world.publish(world.nodes[0])
+    world.publish(observer)
+    world.run(5.0)
+    assert _authors(observer) == {0} and observer.held()
+    assert any("invited to observe" in notice for notice in observer.notices)
+    forged, _ = builders.random_delta(np.random.default_rng(0), observer.identity, 1, of=INVITED)
+    effects = _give(world, world.nodes[1], forged.data)
+    assert not [e for e in effects if isinstance(e, fx.Store | fx.Ready)]
+    assert not [e for e in effects if isinstance(e, fx.Send) and isinstance(e.message, msg.Records)]
+    assert _authors(world.nodes[1]) == {0}
+
+
+def test_records_before_their_authors_grant_are_caught_up_on(seed):
+    """A member that missed the grant passes the records over, asks for it, and then for them."""
+    world = _swarm(seed, 2)
+    deaf, teller = world.nodes[0], world.nodes[1]
+    newcomer = identity(7)
+    delta, payload = builders.random_delta(np.random.default_rng(seed), newcomer, 1, of=INVITED)
+    row = builders.row(newcomer, of=INVITED)
+    effects = _give(world, deaf, delta.data, row.data)
+    assert not [e for e in effects if isinstance(e, fx.Store)]
+    asked = [e.message for e in effects if isinstance(e, fx.Send)]
+    assert asked == [msg.Charter(deaf.core.charter.digest)], "once, for both"
+    assert delta.record_id not in deaf.core.ledger
+    # The other end has the grant and the records; what it said of the grant was lost.
+    teller.core.charter.learn(grant(newcomer, INVITED))
+    teller.blobs[delta.body.chunks[0]] = payload
+    world.inject(teller, next(iter(teller.links)), msg.encode(msg.Records(((delta.data, True),))))
+    world.run(5.0, lambda: delta.record_id in deaf.held())
+    assert delta.record_id in deaf.held()
+    world.run(10.0)
+    assert deaf.core.roster.get(newcomer.node_id) is None or teller.core.roster.get(newcomer.node_id)
+    assert not deaf.blames
+
+
+# --- revocations ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32 - 1))
+def test_a_revocation_in_a_storm_leaves_all_replicas_equal(seed):
+    """The one revoked goes on as if it had not heard, and others are told late or twice."""
+    dice = random.Random(seed)
+    weather = Weather(
+        dice.choice([0.0, 0.1, 0.3]), 0.2, reorders=True, delay=(0.005, dice.choice([0.1, 0.5]))
+    )
+    world = _swarm(seed, 4, weather)
+    for node in world.running():
+        world.train(node, dice.uniform(0.2, 1.0), world.now + 20.0)
+    world.run(dice.uniform(3.0, 10.0))
+    last_round = dice.randint(0, 8)
+    for issued in range(dice.randint(1, 2)):
+        record = revocation(identity(3), INVITED, last_round=last_round + issued, issued=issued)
+        world.handle(world.nodes[dice.randrange(3)], fx.Deliver(record))
+        world.run(dice.uniform(0.0, 3.0))
+    world.run(12.0)
+    members = [world.nodes[n] for n in range(3)]
+    for node in members:
+        world.nodes[3].expelled = world.nodes[3].expelled or ""  # it may never hear of it
+        assert node.core.charter.revocation_of(identity(3).node_id) is not None
+    world.run(400.0, lambda: _all_that_is_left(world))
+    assert _all_that_is_left(world)
+    for node in members:
+        theirs = [d.round for d in node.core.ledger if d.author == identity(3).node_id]
+        assert max(theirs, default=0) <= last_round
+        assert node.ready == node.held()
+        assert node.core.links.to(identity(3).node_id) is None
+        assert node.core.roster.get(identity(3).node_id) is None
+    assert not world.nodes[3].links
+
+
+def test_a_revocation_reaches_all_at_once_and_cuts_links(seed):
+    world = _swarm(seed, 5)
+    outcast = world.nodes[4]
+    for number in range(5):
+        world.publish(world.nodes[number], 1)
+    world.run(3.0)
+    world.handle(world.nodes[1], fx.Deliver(revocation(outcast.identity, INVITED, reason="key stolen")))
+    world.run(1.0)
+    assert outcast.expelled == "key stolen"
+    for number in range(4):
+        node = world.nodes[number]
+        assert _authors(node) == {0, 1, 2, 3}
+        assert not node.core.holds(outcast.disk[0].record_id)
+        assert node.ready == node.held()
+        assert any("was revoked by an owner" in notice for notice in node.notices)
+    world.run(10.0)
+    assert not outcast.links
+    assert "key stolen" in outcast.refused[-1]
+
+
+def test_what_the_revoked_still_send_is_dropped_without_a_word(seed):
+    world = _swarm(seed, 3)
+    outcast, member = world.nodes[2].identity, world.nodes[0]
+    world.handle(member, fx.Deliver(revocation(outcast, INVITED, last_round=5)))
+    world.run(2.0)
+    rng = np.random.default_rng(seed)
+    early, late = (builders.random_delta(rng, outcast, round_, of=INVITED)[0] for round_ in (5, 6))
+    row = builders.row(outcast, of=INVITED, heartbeat=10**6)
+    assert _give(world, member, late.data, row.data) == []
+    assert late.record_id not in member.core.ledger
+    assert [e.delta for e in _give(world, member, early.data) if isinstance(e, fx.Store)] == [early]
+
+
+def test_two_revocations_void_more(seed):
+    world = _swarm(seed, 3)
+    for round_ in (1, 2, 3):
+        world.publish(world.nodes[2], round_)
+    world.run(3.0)
+    for last_round, rounds in ((2, [1, 2]), (0, []), (1, [])):
+        record = revocation(identity(2), INVITED, last_round=last_round)
+        world.handle(world.nodes[0], fx.Deliver(record))
+        world.run(1.0)
+        for number in (0, 1):
+            assert [d.round for d in world.nodes[number].core.ledger] == rounds
+
+
+def test_nothing_is_resurrected_by_a_restart(seed):
+    """The disk holds what was voided, since Phi may: it is Ready, so that Phi is rid of it, and closed."""
+    world = _swarm(seed, 3)
+    for number in range(3):
+        world.publish(world.nodes[number], 1)
+    world.run(3.0)
+    node = world.nodes[0]
+    world.handle(node, fx.Deliver(revocation(identity(2), INVITED)))
+    (voided,) = (d for d in node.disk if d.author == identity(2).node_id)
+    world.crash(node)
+    world.restart(node)
+    assert _authors(node) == {0, 1}
+    assert voided.record_id not in node.core.ledger
+    effects = world._core(node.identity, node.info, node.blobs).restore(
+        node.disk, [d.record_id for d in node.disk], world.now, credentials=node.credentials
+    )
+    assert fx.Ready(voided) in effects
+    world.run(5.0)
+    assert world.agree() and node.ready == node.held()
+    assert voided in node.core._close(1).deltas
+    assert voided not in node.core._close(2).deltas
+
+
+def test_a_node_never_signs_a_round_again_that_does_not_count(seed):
+    """It lost its grants from disk, and what it signed counts no more for itself."""
+    world = World(seed, INVITED)
+    node = world.add(0, credentials=[_invited(0)])
+    world.publish(node, 3)
+    world.run(1.0)
+    world.crash(node)
+    node.credentials.clear()
+    world.restart(node)
+    assert len(node.core.ledger) == 0 and node.core.own_last == 3
+    world.handle(node, fx.Deliver(_invited(0)))
+    world.publish(node, 3)
+    assert any("not signing round 3 again" in notice for notice in node.notices)
+
+
+def test_in_an_open_swarm_an_owner_can_revoke(seed):
+    world = World(seed, OPEN)
+    for number in range(3):
+        world.add(number, [0] if number else [])
+    world.run(12.0)
+    for number in range(3):
+        world.publish(world.nodes[number], 1)
+    world.run(3.0)
+    world.handle(world.nodes[0], fx.Deliver(revocation(identity(1), OPEN)))
+    world.run(3.0)
+    assert _authors(world.nodes[2]) == {0, 2}
+    world.run(10.0)
+    assert not world.nodes[1].links and "was revoked" in world.nodes[1].refused[-1]
+
+
+# --- one core, hostile input ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def member(seed) -> tuple[World, Node]:
+    world = _swarm(seed, 2)
+    return world, world.nodes[0]
+
+
+def test_a_credential_from_nobody_is_an_error_for_who_delivers_and_a_blame_for_a_peer(member):
+    world, node = member
+    for data in (grant(identity(5), INVITED, by=identity(5)), b"", b"\3", bytes(200)):
+        with pytest.raises(PeerError):
+            node.core.handle(fx.Deliver(data), world.now)
+    with pytest.raises(SignatureError):
+        node.core.handle(fx.Deliver(grant(identity(5), INVITED, by=identity(5))), world.now)
+    effects = _give(world, node, grant(identity(5), INVITED, by=identity(5)))
+    assert [type(e) for e in effects] == [fx.Blame]
+    assert len(node.core.charter.ids()) == 2
+
+
+def test_a_link_is_vetted_again_as_it_comes_up(member):
+    """A revocation may come while a handshake is under way."""
+    world, node = member
+    world.handle(node, fx.Deliver(revocation(identity(5), INVITED)))
+    late = LinkUp(900, identity(5).node_id, False, None, _invited(5))
+    assert [type(e) for e in node.core.handle(late, world.now)] == [fx.Hangup]
+    assert node.core.links.get(900) is None
+    stranger = LinkUp(901, identity(6).node_id, False, None)
+    assert [type(e) for e in node.core.handle(stranger, world.now)] == [fx.Hangup]
+
+
+def test_who_shows_its_own_revocation_leaves_nothing_behind(seed):
+    world = World(seed, OPEN)
+    node = world.add(0)
+    up = LinkUp(900, identity(5).node_id, False, None, revocation(identity(5), OPEN))
+    effects = node.core.handle(up, world.now)
+    assert fx.Hangup(900, "revoked") in effects
+    assert node.core.gossip._links == set() and len(node.core.links) == 0
+
+
+def test_nothing_after_a_peers_revocation_is_listened_to(member):
+    world, node = member
+    peer, link = world.nodes[1].identity, next(iter(node.links))
+    rng = np.random.default_rng(0)
+    before, after = (builders.random_delta(rng, peer, round_, of=INVITED)[0] for round_ in (1, 2))
+    unknown = builders.row(identity(6), of=INVITED)
+    effects = _give(world, node, before.data, revocation(peer, INVITED), after.data, unknown.data)
+    assert fx.Hangup(link, "revoked") in effects
+    assert len(node.core.ledger) == 0
+    sent = [e.message for e in effects if isinstance(e, fx.Send) and isinstance(e.message, msg.Records)]
+    assert all(data != before.data for message in sent for data, _ in message.entries), "not relayed"
+    assert node.core.vetting.met_strangers() == []
+
+
+def test_an_owner_may_ask_and_is_no_member(member):
+    world, node = member
+    node.core.vet_question(OWNER.node_id, b"", world.now)
+    node.core.vet_question(identity(1).node_id, b"", world.now)
+    for who in (identity(5), identity(6)):
+        with pytest.raises(PeerError):
+            node.core.vet_question(who.node_id, b"", world.now)
+    with pytest.raises(PeerError):
+        node.core.vet(OWNER.node_id, b"", world.now)
