@@ -407,22 +407,15 @@ class Replica:
 
     def _peer_row(self, envelope: Envelope, link: int, now: float) -> list[Effect]:
         if self.charter.role_of(envelope.author) is None:
-            return self._not_admitted(envelope.author, link, now)
+            return self.vetting.stranger(link, now)
         return self.presence.received(parse_peer(envelope), link, now)
-
-    def _not_admitted(self, author: bytes, link: int, now: float) -> list[Effect]:
-        """Whoever relays a record has let its author in: it may know a grant that we do not.
-
-        Of one who is revoked we know all there is to know; the other will hear of it.
-        """
-        return [] if self.charter.revocation_of(author) else self.vetting.stranger(link, now)
 
     def _delta(self, envelope: Envelope, fresh: list[Delta], link: int, now: float) -> list[Effect]:
         if envelope.record_id in self.ledger:
             return []
         delta = parse_delta(envelope, self.layout)
         if not self.charter.counts(delta.author, delta.round):
-            return self._not_admitted(delta.author, link, now)
+            return self.vetting.stranger(link, now)
         if delta.round <= self.ledger.floor:
             return []
         if not is_plausible(delta.round, self.manifest, now + self._unix_offset_s):

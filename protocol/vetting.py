@@ -62,7 +62,8 @@ class Vetting:
         return [Send(link.number, message) for link in self._links.all() if link.number != source]
 
     def stranger(self, link: int, now: float) -> list[Effect]:
-        """A link brought a record of somebody whom no grant that we know lets in: it may know one."""
+        """A link brought a record of somebody who is not let in: one of us has not heard of a grant, or of a
+        revocation."""
         if now < self._strangers.get(link, float("-inf")) + STRANGER_INTERVAL_S:
             return []
         self._strangers[link] = now
