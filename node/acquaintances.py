@@ -50,7 +50,9 @@ class Acquaintances:
 
     def remember(self) -> None:
         """Write down where the live members are."""
-        addresses = [address for member in self._core.roster.live() for address in member.peer.body.addresses]
+        anchors = self._core.links.anchors()  # whom we chose long ago: nobody can have put them there since
+        others = [address for member in self._core.roster.live() for address in member.peer.body.addresses]
+        addresses = list(dict.fromkeys((*anchors, *others)))
         try:
             if addresses:
                 self._home.write_peers(addresses[:REMEMBERED_MAX])

@@ -21,6 +21,7 @@ from gossamer.node.acquaintances import Acquaintances, whom_to_join
 from gossamer.node.address import WILDCARDS, format_address, parse_address
 from gossamer.node.archive import Archive
 from gossamer.node.chunkstore import ChunkStore
+from gossamer.node.conduct import Conduct
 from gossamer.node.home import Home, remove_unfinished
 from gossamer.node.link import PeerLink
 from gossamer.node.merging import Merging
@@ -82,8 +83,14 @@ class Daemon:
             unix_offset_s=time.time() - time.monotonic(),
             rng=random.Random(),
         )
+        self.conduct = Conduct(self._turn_away)
         self.transport = Transport(
-            self.identity, manifest.swarm_id, manifest.canonical(), self, tls=not options.plaintext
+            self.identity,
+            manifest.swarm_id,
+            manifest.canonical(),
+            self,
+            tls=not options.plaintext,
+            conduct=self.conduct,
         )
         self.publisher = Publisher(self.chunks, self.dispatch, self._acknowledge)
         self.port = TrainerPort(
@@ -99,10 +106,11 @@ class Daemon:
         self.archive = Archive(self.core, self.merging, self.chunks, self.records, self.shelf, self.dispatch)
         self.acquaintances = Acquaintances(self.home, self.core)
         self.writer = RecordWriter(self.records, self._own_stored)
-        self.transfers = Transfers(self.chunks, self.transport, self.dispatch, self._refetch)
+        self.transfers = Transfers(
+            self.chunks, self.transport, self.dispatch, self._refetch, self.conduct.blame
+        )
         self.started = time.monotonic()
         self.links: dict[int, PeerLink] = {}
-        self.blamed = 0
         self._past_traffic = [0, 0, 0, 0]
         self._tasks: asyncio.TaskGroup | None = None
         self._link_tasks: set[asyncio.Task[None]] = set()
@@ -136,6 +144,7 @@ class Daemon:
                         ("archive", self.archive.run()),
                         ("trainer", self.port.serve()),
                         ("acquaintances", self.acquaintances.run()),
+                        ("conduct", self.conduct.run()),
                     )
                 ]
                 self._begin(host, bound)
@@ -244,9 +253,9 @@ class Daemon:
                 case fx.Adopt():
                     self.archive.adopt(effect.claim)
                 case fx.Blame():
-                    self.blamed += 1
-                    who = short(self.links[effect.link].node_id) if effect.link in self.links else "a peer"
-                    log.warning("%s misbehaved: %s", who, effect.reason)
+                    if effect.link in self.links:
+                        node_id = self.links[effect.link].node_id
+                        self.conduct.blame(node_id, effect.reason, effect.offence)
                 case fx.Notice():
                     log.info("%s", effect.text)
 
@@ -271,7 +280,7 @@ class Daemon:
         if link.outbound:
             self._serving[link.number] = self._spawn(self.transfers.serve_asked(link))
         self._carry_out(self.acquaintances.learn_address(link))
-        self.dispatch(fx.LinkUp(link.number, link.node_id, link.outbound, link.address))
+        self.dispatch(fx.LinkUp(link.number, link.node_id, link.outbound, link.address, link.group))
 
     def link_down(self, link: PeerLink) -> None:
         self.links.pop(link.number, None)
@@ -282,18 +291,30 @@ class Daemon:
             self.dispatch(fx.LinkDown(link.number))
 
     async def message(self, link: PeerLink, data: bytes) -> None:
-        self.dispatch(fx.Received(link.number, data))
+        begun = time.thread_time()
+        effects = self.dispatch(fx.Received(link.number, data))
+        fresh = sum(isinstance(effect, fx.Store) for effect in effects)
+        pause = self.conduct.heard(link, len(data), time.thread_time() - begun, fresh)
         await self.writer.room()
+        if pause > 0.0:
+            await link.rest(pause)
+
+    def _turn_away(self, node_id: bytes) -> None:
+        """A peer misbehaved too often: end its link."""
+        for link in self.links.values():
+            if link.node_id == node_id:
+                link.close_soon()
 
     async def _dial(self, effect: fx.Dial) -> None:
         try:
             parse_address(effect.address)  # it may be a peer's word
-            await self.transport.dial(effect.address, effect.node_id)
-            return
+            if not self.conduct.is_greylisted(effect.node_id):
+                await self.transport.dial(effect.address, effect.node_id)
+                return
         except ConfigError as error:
             log.debug("%s", error)
         except PeerError as error:
-            log.warning("%s: %s", effect.address, error)
+            self.conduct.complain(f"{effect.address}:", str(error))
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             log.debug("cannot reach %s: %s", effect.address, error)
         self.dispatch(fx.DialFailed(effect.address))

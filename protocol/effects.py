@@ -8,6 +8,7 @@ known by a number that its adapter never uses twice.
 from dataclasses import dataclass
 from typing import Protocol
 
+from gossamer.protocol.greylist import Offence
 from gossamer.protocol.history import Claim
 from gossamer.protocol.messages import Message
 from gossamer.protocol.records import Delta, DeltaBody
@@ -26,12 +27,16 @@ class RandomSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """A handshake succeeded. `outbound` says that we dialled, and at which `address`."""
+    """A handshake succeeded. `outbound` says that we dialled, and at which `address`.
+
+    `group` names the part of the internet that the peer is in (see `Links`); None on loopback and in a LAN.
+    """
 
     link: int
     node_id: bytes
     outbound: bool
     address: str | None
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +241,11 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A peer misbehaved: log one line and count it."""
+    """A peer misbehaved: count it, log it, and turn the peer away if it goes on (see `greylist`)."""
 
     link: int
     reason: str
+    offence: Offence = Offence.RECORD
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ The first split is whose mistake it is, because the reaction differs::
     │   └── UnreachableError    nobody useful answered where we were told to look
     └── PeerError               a peer misbehaved: one log line, a counter, and the node goes on
         ├── MalformedError      bytes that do not parse, or a value out of its bounds
+        │   ├── ImplausibleError    a value that only a wrong clock makes: the peer's, or ours
+        │   └── UnsupportedError    a kind of message or record that this release does not know
         ├── SignatureError      a signature or a key that does not hold
         ├── RefusedError        a handshake that one side turned down
         └── PayloadError        a payload or chunk that is not what its record promised
@@ -49,6 +51,14 @@ class PeerError(GossamerError):
 
 class MalformedError(PeerError):
     """Bytes that do not parse, or a field outside its bounds."""
+
+
+class ImplausibleError(MalformedError):
+    """A value that the time rules out. A clock is wrong, and it may be our own."""
+
+
+class UnsupportedError(MalformedError):
+    """A message or record of a kind that this release does not know; another one may."""
 
 
 class SignatureError(PeerError):
