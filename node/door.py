@@ -258,6 +258,10 @@ class Door:
 
     # -- who may come in
 
+    @property
+    def connections(self) -> int:
+        return len(self._guests)
+
     def describe(self) -> dict[str, int]:
         """How many connections there are, and what happened to others since the start."""
         return {"open": len(self._guests), "strangers": len(self._strangers()), **self.counts}

@@ -163,14 +163,15 @@ class Transport:
 
     def _protocol(self) -> asyncio.Protocol:
         """One of the HTTP server's own protocols, for a new connection."""
-        assert self._runner is not None and self._runner.server is not None
+        assert self._runner is not None
+        assert self._runner.server is not None
         return self._runner.server()
 
     async def stop(self) -> None:
         """Stop listening and close everything."""
         for link in list(self._sessions.values()):
             link.close_soon()
-        if self.door:
+        if self.door is not None:
             self.door.close()
         if self._client:
             await self._client.close()

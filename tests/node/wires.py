@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from hashlib import sha256
 from typing import Any
 
+from gossamer.node.conduct import Conduct
 from gossamer.node.link import PeerLink
 from gossamer.node.transport import Transport
 from tests.protocol.builders import SMALL, identity
@@ -18,7 +19,11 @@ class End:
 
     def __init__(self, number: int, *, tls: bool = True, swarm_id: bytes = SMALL.swarm_id) -> None:
         self.identity = identity(number)
-        self.transport = Transport(self.identity, swarm_id, SMALL.canonical(), self, tls=tls)
+        self.tls = tls
+        self.conduct = Conduct()
+        self.transport = Transport(
+            self.identity, swarm_id, SMALL.canonical(), self, tls=tls, conduct=self.conduct
+        )
         self.links: list[PeerLink] = []
         self.gone: list[PeerLink] = []
         self.messages: list[bytes] = []
@@ -38,6 +43,7 @@ class End:
 
     async def message(self, link: PeerLink, data: bytes) -> None:
         self.messages.append(data)
+        self.conduct.heard(link, len(data), 0.0, 0)
 
     def expected_size(self, blob: bytes) -> int | None:
         return self.wanted.get(blob)
