@@ -218,5 +218,5 @@ REQUEST_TIMEOUT_S = 10.0
 STRANGER_TIMEOUT_S = 60.0
 """A stranger's connection in all: time for a manifest of 4 MiB at 560 kbit/s."""
 
-STRANGER_BYTES_MAX = 64 * 1024
-"""What a stranger may send: requests without bodies, and a hello."""
+STRANGER_BYTES_MAX = CHUNK_BYTES_MAX + 64 * 1024
+"""What a stranger may send: requests, a hello, and a chunk behind a header whose session is not yet read."""

@@ -101,8 +101,8 @@ async def test_a_stranger_that_says_too_much(ends: tuple[End, End]) -> None:
     _, listener = ends
     async with connected(listener, tls=listener.tls) as (reader, writer):
         path = f"{PREFIX}/chunk/{'ab' * 32}"
-        writer.write(f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 900000\r\n\r\n".encode())
-        await dribbles_to_its_end(reader, writer, bytes(20_000))
+        writer.write(f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n".encode())
+        await dribbles_to_its_end(reader, writer, bytes(200_000))
     await until(lambda: door_of(listener).counts["too_many_bytes"] == 1)
 
 
