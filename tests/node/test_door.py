@@ -131,7 +131,7 @@ async def test_half_open_handshakes_give_way_to_an_honest_hello(
     ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the same address, and opened anew whenever one is closed."""
-    monkeypatch.setattr(door_module, "STRANGERS_PER_ADDRESS_MAX", 4)
+    monkeypatch.setattr(door_module, "STRANGERS_PER_ADDRESS_MAX", 16)
     dialler, listener = ends
     scheme = "https" if listener.tls else "http"
     url = f"{scheme}://{listener.address}{PREFIX}/link"
@@ -146,11 +146,11 @@ async def test_half_open_handshakes_give_way_to_an_honest_hello(
                     opened += 1
                     await socket.receive_bytes()
                     await socket.receive()
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.5)
 
     async with aiohttp.ClientSession() as http:
-        flood = [asyncio.create_task(holds_open(http)) for _ in range(8)]
-        await until(lambda: opened > 8 and door_of(listener).counts["gave_way"] >= 4, 20)
+        flood = [asyncio.create_task(holds_open(http)) for _ in range(20)]
+        await until(lambda: opened > 20 and door_of(listener).counts["gave_way"] >= 4, 20)
         for _ in range(20):
             dialler.dial(listener)
             with contextlib.suppress(TimeoutError):
