@@ -58,12 +58,15 @@ class Acquaintances:
         return self._core.announce((format_address(name[0], self._port),))
 
     def remember(self) -> None:
-        """Write down where the live members are, and who they are."""
-        contacts = [
-            str(Contact(address, member.peer.node_id))
+        """Write down where members are, and who they are: first the anchors, then the others alive."""
+        others = [
+            (address, member.peer.node_id)
             for member in self._core.roster.live()
             for address in member.peer.body.addresses
         ]
+        # Anchors we chose long ago: nobody can have put them there since.
+        found = dict.fromkeys((*self._core.links.anchors(), *others))
+        contacts = [str(Contact(address, node_id)) for address, node_id in found]
         try:
             if contacts:
                 self._home.write_peers(contacts[:REMEMBERED_MAX])

@@ -41,6 +41,36 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def _parsed(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def origin_of(host: str) -> str | None:
+    """Under which name an address has a budget: itself, or its /64; None for loopback.
+
+    Whoever has one IPv6 address has a /64 of them. On loopback are our own machine's processes.
+    """
+    address = _parsed(host)
+    if address is None or address.is_loopback:
+        return None
+    if isinstance(address, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(address)
+
+
+def network_group(host: str) -> str | None:
+    """The part of the internet that an address is in, /24 or /48; None in a LAN and on loopback."""
+    address = _parsed(host)
+    if address is None or not address.is_global:
+        return None
+    return str(ipaddress.ip_network((address, 24 if address.version == 4 else 48), strict=False))
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host reaches this machine only."""
     try:

@@ -25,6 +25,7 @@ from gossamer.node.home import Home, remove_unfinished
 from gossamer.node.link import PeerLink
 from gossamer.node.merging import Merging
 from gossamer.node.options import DaemonOptions
+from gossamer.node.policing import Policing
 from gossamer.node.publisher import Publisher
 from gossamer.node.recordstore import RecordStore
 from gossamer.node.recordwriter import RecordWriter
@@ -39,7 +40,6 @@ from gossamer.protocol.admission import Role
 from gossamer.protocol.chunks import chunk_sizes
 from gossamer.protocol.errors import ConfigError, LocalError, PeerError, StorageError
 from gossamer.protocol.identity import short
-from gossamer.protocol.limits import MEMBERS_MAX
 from gossamer.protocol.messages import Message, encode
 from gossamer.protocol.presence import NodeInfo
 from gossamer.protocol.records import Delta
@@ -89,7 +89,15 @@ class Daemon:
             unix_offset_s=time.time() - time.monotonic(),
             rng=random.Random(),
         )
-        self.transport = Transport(self.identity, manifest.swarm_id, manifest.canonical(), self, certificate)
+        self.policing = Policing(self._turn_away)
+        self.transport = Transport(
+            self.identity,
+            manifest.swarm_id,
+            manifest.canonical(),
+            self,
+            certificate,
+            policing=self.policing,
+        )
         self.publisher = Publisher(self.chunks, self.dispatch, self._acknowledge)
         self.port = TrainerPort(
             self.home.socket_path(),
@@ -104,11 +112,11 @@ class Daemon:
         self.archive = Archive(self.core, self.merging, self.chunks, self.records, self.shelf, self.dispatch)
         self.acquaintances = Acquaintances(self.home, self.core)
         self.writer = RecordWriter(self.records, self._own_stored)
-        self.transfers = Transfers(self.chunks, self.transport, self.dispatch, self._refetch)
+        self.transfers = Transfers(
+            self.chunks, self.transport, self.dispatch, self._refetch, self.policing.blame
+        )
         self.started = time.monotonic()
         self.links: dict[int, PeerLink] = {}
-        self.blamed = 0
-        self._refusals: dict[str, str] = {}
         self._expelled: str | None = None
         self._keeping: set[asyncio.Task[None]] = set()
         self._past_traffic = [0, 0, 0, 0]
@@ -146,6 +154,7 @@ class Daemon:
                         ("archive", self.archive.run()),
                         ("trainer", self.port.serve()),
                         ("acquaintances", self.acquaintances.run()),
+                        ("policing", self.policing.run()),
                     )
                 ]
                 self._begin(host, bound)
@@ -280,9 +289,9 @@ class Daemon:
                 case fx.Adopt():
                     self.archive.adopt(effect.claim)
                 case fx.Blame():
-                    self.blamed += 1
-                    who = short(self.links[effect.link].node_id) if effect.link in self.links else "a peer"
-                    log.warning("%s misbehaved: %s", who, effect.reason)
+                    if effect.link in self.links:
+                        node_id = self.links[effect.link].node_id
+                        self.policing.blame(node_id, effect.reason, effect.offence)
                 case fx.Notice():
                     log.info("%s", effect.text)
 
@@ -307,7 +316,9 @@ class Daemon:
         if link.outbound:
             self._serving[link.number] = self._spawn(self.transfers.serve_asked(link))
         self._carry_out(self.acquaintances.learn_address(link))
-        self.dispatch(fx.LinkUp(link.number, link.node_id, link.outbound, link.address, link.credential))
+        self.dispatch(
+            fx.LinkUp(link.number, link.node_id, link.outbound, link.address, link.credential, link.group)
+        )
 
     def link_down(self, link: PeerLink) -> None:
         self.links.pop(link.number, None)
@@ -318,30 +329,35 @@ class Daemon:
             self.dispatch(fx.LinkDown(link.number))
 
     async def message(self, link: PeerLink, data: bytes) -> None:
-        self.dispatch(fx.Received(link.number, data))
+        begun = time.thread_time()
+        effects = self.dispatch(fx.Received(link.number, data))
+        fresh = sum(isinstance(effect, fx.Store) for effect in effects)
+        pause = self.policing.heard(link, len(data), time.thread_time() - begun, fresh)
         await self.writer.room()
+        if pause > 0.0:
+            await link.rest(pause)
+
+    def _turn_away(self, node_id: bytes) -> None:
+        """A peer misbehaved too often: end its link."""
+        for link in self.links.values():
+            if link.node_id == node_id:
+                link.close_soon()
 
     async def _dial(self, effect: fx.Dial) -> None:
         try:
             parse_address(effect.address)  # it may be a peer's word
-            await self.transport.dial(effect.address, effect.node_id, effect.fingerprint)
-            self._refusals.pop(effect.address, None)
-            return
+            if not self.policing.is_greylisted(effect.node_id):
+                await self.transport.dial(effect.address, effect.node_id, effect.fingerprint)
+                return
         except ConfigError as error:
             log.debug("%s", error)
-        except (PeerError, aiohttp.ServerFingerprintMismatch) as error:
-            self._tell_refusal(effect.address, error)
+        except PeerError as error:
+            self.policing.complain(f"{effect.address}:", str(error))
+        except aiohttp.ServerFingerprintMismatch:
+            self.policing.complain(f"{effect.address}:", "shows another certificate than its own row names")
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             log.debug("cannot reach %s: %s", effect.address, error)
         self.dispatch(fx.DialFailed(effect.address))
-
-    def _tell_refusal(self, address: str, error: Exception) -> None:
-        """Say why a peer cannot be linked to: once, though it is dialled again and again."""
-        is_tls = isinstance(error, aiohttp.ServerFingerprintMismatch)
-        said = "shows another certificate than its own row names" if is_tls else str(error)
-        if self._refusals.get(address) != said and len(self._refusals) < MEMBERS_MAX:
-            self._refusals[address] = said
-            log.warning("%s: %s", address, said)
 
     # -- who is let in (the transport asks, the core decides)
 

@@ -10,6 +10,7 @@ from socket import SHUT_RDWR
 import aiohttp
 from aiohttp import web
 
+from gossamer.node.address import network_group, origin_of
 from gossamer.protocol.limits import SEND_QUEUE_BYTES_MAX
 
 WebSocket = aiohttp.ClientWebSocketResponse | web.WebSocketResponse
@@ -28,6 +29,8 @@ class Traffic:
     received: int = 0
     payload_sent: int = 0
     payload_received: int = 0
+    charged: int = 0
+    """What was sent when its peer was last charged for it."""
 
 
 class PeerLink:
@@ -56,12 +59,19 @@ class PeerLink:
         self.traffic = Traffic()
         self.dropped = 0
         """Messages dropped because the peer takes them too slowly."""
+        self.throttled_s = 0.0
+        """For how long it was left unread because the peer sends too much."""
         self._socket = socket
         self._connection = socket.get_extra_info("socket")
+        peer = socket.get_extra_info("peername")
+        self.origin = origin_of(str(peer[0])) if peer else None
+        """Under which name the peer's address has a budget; None for this machine's own."""
+        self.group = network_group(str(peer[0])) if peer else None
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._news = asyncio.Event()
         self._closing = False
+        self._ending = asyncio.Event()
 
     @property
     def outbound(self) -> bool:
@@ -90,6 +100,14 @@ class PeerLink:
         """Close once the queue has gone out."""
         self._closing = True
         self._news.set()
+        self._ending.set()
+
+    async def rest(self, seconds: float) -> None:
+        """Read nothing for so long, or until the link ends: its peer sends more than it may."""
+        self.throttled_s += seconds
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ending.wait()
 
     async def run(self, on_message: Callable[[bytes], Awaitable[None]]) -> None:
         """Carry messages both ways until either side closes; always ends with the socket closed."""
@@ -126,6 +144,7 @@ class PeerLink:
         await self._close()
 
     async def _close(self) -> None:
+        self._ending.set()
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._socket.close()

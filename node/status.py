@@ -38,12 +38,21 @@ def describe(daemon: "Daemon", digests: tuple[bytes, bytes] | None) -> dict[str,
         "rounds_behind": daemon.merging.behind,
         "payloads_missing": core.fetcher.pending,
         "links": [
-            {"node_id": link.node_id.hex(), "outbound": link.outbound, "dropped": link.dropped}
+            {
+                "node_id": link.node_id.hex(),
+                "outbound": link.outbound,
+                "dropped": link.dropped,
+                "throttled_s": round(link.throttled_s, 1),
+            }
             for link in daemon.links.values()
         ],
         "members": [_member(member, core.ledger) for member in core.roster.members()],
         "void": [{"node_id": author.hex(), "round": round_} for author, round_ in core.ledger.voided()],
-        "misbehaviours_seen": daemon.blamed,
+        "misbehaviours_seen": daemon.policing.blamed,
+        "throttled": daemon.policing.throttled,
+        "greylisted": daemon.policing.greylisted,
+        "turned_away": daemon.policing.turned_away,
+        "door": daemon.transport.door.describe() if daemon.transport.door is not None else {},
         "tasks": len(asyncio.all_tasks()),
         "bytes_sent": sent + payload_sent,
         "bytes_received": received + payload_received,

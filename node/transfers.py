@@ -10,7 +10,8 @@ from gossamer.node.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.link import PeerLink
 from gossamer.node.transport import Transport
 from gossamer.protocol import effects as fx
-from gossamer.protocol.errors import PeerError
+from gossamer.protocol.errors import PayloadError, PeerError
+from gossamer.protocol.greylist import Offence
 from gossamer.protocol.identity import short
 from gossamer.protocol.limits import ASKS_PER_LINK_MAX
 from gossamer.protocol.messages import Decline, encode
@@ -29,11 +30,13 @@ class Transfers:
         transport: Transport,
         dispatch: Callable[[fx.Event], object],
         on_damaged: Callable[[bytes], None],
+        blame: Callable[[bytes, str, Offence], None],
     ) -> None:
         self._chunks = chunks
         self._transport = transport
         self._dispatch = dispatch
         self._on_damaged = on_damaged
+        self._blame = blame
         self._asked: dict[int, asyncio.Queue[bytes]] = {}
 
     async def get(self, link: PeerLink, effect: fx.Get) -> None:
@@ -41,6 +44,8 @@ class Transfers:
         try:
             data = await self._transport.get_chunk(link, effect.blob, effect.size)
             await self.store(effect.blob, data)
+        except PayloadError as error:
+            self._blame(link.node_id, str(error), Offence.CHUNK)
         except PeerError as error:
             log.debug("%s", error)
         except (OSError, TimeoutError, aiohttp.ClientError) as error:

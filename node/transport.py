@@ -26,11 +26,14 @@ import aiohttp
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from gossamer.node.address import WILDCARDS, format_address, is_loopback
+from gossamer.node.address import WILDCARDS, format_address, is_loopback, origin_of
+from gossamer.node.door import IDLE_TIMEOUT_S, Door, guest_of
 from gossamer.node.link import PeerLink
+from gossamer.node.policing import Policing
 from gossamer.node.tls import Certificate, client_context, fingerprint_of
 from gossamer.protocol.ask import check_question, prove
-from gossamer.protocol.errors import ConfigError, PeerError, RefusedError
+from gossamer.protocol.errors import ConfigError, PayloadError, PeerError, RefusedError
+from gossamer.protocol.greylist import Offence
 from gossamer.protocol.handshake import (
     HELLO_BYTES_MAX,
     NONCE_BYTES,
@@ -47,9 +50,6 @@ from gossamer.protocol.limits import (
 )
 
 HANDSHAKE_TIMEOUT_S = 10.0
-HANDSHAKES_AT_ONCE_MAX = 64
-IDLE_TIMEOUT_S = 30.0
-"""A connection with no request on it, a stranger's that never sent one included, is closed after this."""
 
 PIECE_BYTES = 256 * 1024
 """Bodies are streamed in pieces of this size: measured fastest on loopback, and bounds what is buffered."""
@@ -141,12 +141,15 @@ class Transport:
         manifest: bytes,
         receiver: Receiver,
         certificate: Certificate | None,
+        policing: Policing | None = None,
     ) -> None:
         """Without a certificate there is no TLS, and everything stays on loopback."""
         self._identity = identity
         self._swarm_id = swarm_id
         self._manifest = manifest
         self._receiver = receiver
+        self._policing = policing or Policing()
+        self.door: Door | None = None
         self._numbers = count(1)
         self._sessions: dict[bytes, PeerLink] = {}
         self._handshakes = 0
@@ -163,7 +166,10 @@ class Transport:
         """Listen and return the port. Raises ConfigError if that cannot be."""
         if not self._server_ssl and not is_loopback(host):
             raise ConfigError(f"plaintext is for loopback only; listen on 127.0.0.1, not {host}, or use TLS")
-        app = web.Application(client_max_size=HELLO_BYTES_MAX)
+        self.door = Door(self._protocol, self._server_ssl, self._policing)
+        app = web.Application(
+            client_max_size=HELLO_BYTES_MAX, middlewares=[self.door.attend(self._member_of)]
+        )
         app.router.add_get(f"{PREFIX}/link", self._serve_link)
         app.router.add_get(f"{PREFIX}/manifest", self._serve_manifest)
         app.router.add_get(f"{PREFIX}/chunk/{{hash:[0-9a-f]{{64}}}}", self._serve_chunk)
@@ -180,28 +186,32 @@ class Transport:
             logger=_http_log,
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port, ssl_context=self._server_ssl, reuse_address=True)
         try:
-            await site.start()
+            bound_host, bound_port = await self.door.open(host, port)
         except OSError as error:
             await self._runner.cleanup()
             where = format_address(host, port)
             why = os.strerror(error.errno).lower() if error.errno else error.strerror
             raise ConfigError(f"cannot listen on {where}: {why}; choose another --listen") from None
-        bound_host, bound_port = self._runner.addresses[0][:2]
         self._client = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=64, ssl=self._client_ssl, local_addr=_dial_from(str(bound_host))
-            ),
+            connector=aiohttp.TCPConnector(limit=64, ssl=self._client_ssl, local_addr=_dial_from(bound_host)),
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S),
         )
-        return int(bound_port)
+        return bound_port
+
+    def _protocol(self) -> asyncio.Protocol:
+        """One of the HTTP server's own protocols, for a new connection."""
+        assert self._runner is not None
+        assert self._runner.server is not None
+        return self._runner.server()
 
     async def stop(self) -> None:
         """Stop listening and close everything."""
         for link in list(self._sessions.values()):
             link.close_soon()
+        if self.door is not None:
+            self.door.close()
         if self._client:
             await self._client.close()
         if self._runner:
@@ -222,6 +232,7 @@ class Transport:
                 f"{base_url}/link",
                 ssl=aiohttp.Fingerprint(fingerprint) if fingerprint and self._server_ssl else True,
                 compress=0,
+                autoping=False,
                 max_msg_size=MESSAGE_BYTES_MAX,
                 timeout=aiohttp.ClientWSTimeout(ws_close=2.0),
             )
@@ -240,6 +251,8 @@ class Transport:
                 )
                 await socket.send_bytes(shake.hello(await socket.receive_bytes()))
                 node_id, session = shake.finish(await socket.receive_bytes())
+            if self._policing.is_greylisted(node_id):
+                raise RefusedError(f"{short(node_id)} answers there, and is turned away for misbehaviour")
         except TypeError:  # the peer closed, or sent text, where bytes were due
             await socket.close()
             raise RefusedError("the peer ended the handshake") from None
@@ -297,7 +310,7 @@ class Transport:
 
     @staticmethod
     async def _read_body(stream: aiohttp.StreamReader, blob: bytes, size: int, link: PeerLink) -> bytes:
-        """Read exactly `size` bytes that hash to `blob`. Raises RefusedError."""
+        """Read exactly `size` bytes that hash to `blob`. Raises PayloadError or RefusedError."""
         body = bytearray()
         async for piece in stream.iter_chunked(PIECE_BYTES):
             link.traffic.payload_received += len(piece)
@@ -305,18 +318,20 @@ class Transport:
             if len(body) > size:
                 break
         data = bytes(body)
-        if len(data) != size or sha256(data).digest() != blob:
-            raise RefusedError(f"{short(link.node_id)} sent a chunk that is not {short(blob)}")
+        what = f"{short(link.node_id)} sent a chunk that is not {short(blob)}"
+        if len(data) <= size and sha256(data).digest() != blob:
+            raise PayloadError(what)
+        if len(data) != size:  # a record may have lied about the size of somebody else's chunk
+            raise RefusedError(what)
         return data
 
     # -- the server
 
     async def _serve_link(self, request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse(compress=False, max_msg_size=MESSAGE_BYTES_MAX, timeout=2.0)
+        socket = web.WebSocketResponse(
+            compress=False, autoping=False, max_msg_size=MESSAGE_BYTES_MAX, timeout=2.0
+        )
         await socket.prepare(request)
-        if self._handshakes >= HANDSHAKES_AT_ONCE_MAX:
-            await socket.send_bytes(refusal("too many handshakes at once; try again"))
-            return socket
         session = os.urandom(32)
         shake = ServerHandshake(
             self._identity,
@@ -332,6 +347,9 @@ class Transport:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 await socket.send_bytes(shake.challenge())
                 node_id, welcome = shake.answer(await socket.receive_bytes())
+                if (reason := self._policing.refusal(node_id)) is not None:
+                    raise RefusedError(reason)
+                guest_of(request).proves(node_id, is_link=True)
                 await socket.send_bytes(welcome)
         except RefusedError as error:
             await socket.send_bytes(refusal(str(error)))
@@ -339,6 +357,8 @@ class Transport:
             return socket
         except (PeerError, TypeError, OSError) as error:
             log.debug("handshake with %s failed: %s", request.remote, error)
+            if isinstance(error, PeerError | TimeoutError):  # who only went away did nothing wrong
+                self._policing.blame_address(origin_of(request.remote or ""), "handshakes failed")
             await socket.close()
             return socket
         finally:
@@ -350,6 +370,13 @@ class Transport:
         finally:
             del self._sessions[session]
         return socket
+
+    def _member_of(self, request: web.Request) -> bytes | None:
+        """Whose session a request carries, None for a stranger's."""
+        try:
+            return self._session_of(request).node_id
+        except web.HTTPForbidden:
+            return None
 
     def _session_of(self, request: web.Request) -> PeerLink:
         """The link of a request. One that we hung up serves no more, however slowly it closes."""
@@ -391,6 +418,8 @@ class Transport:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
                 data = await self._read_body(request.content, blob, size, link)
         except (PeerError, OSError, aiohttp.ClientError) as error:
+            if isinstance(error, PayloadError):
+                self._policing.blame(link.node_id, str(error), Offence.CHUNK)
             # Flipped bits that TLS rejects, a line that broke: not worth a traceback in our log.
             raise web.HTTPBadRequest(text=str(error)) from None
         if not await self._receiver.chunk_arrived(blob, data):

@@ -8,6 +8,7 @@ known by a number that its adapter never uses twice.
 from dataclasses import dataclass
 from typing import Protocol
 
+from gossamer.protocol.greylist import Offence
 from gossamer.protocol.history import Claim
 from gossamer.protocol.messages import Message
 from gossamer.protocol.records import Delta, DeltaBody
@@ -26,7 +27,10 @@ class RandomSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """A handshake succeeded. `outbound` says that we dialled, and at which `address`."""
+    """A handshake succeeded. `outbound` says that we dialled, and at which `address`.
+
+    `group` names the part of the internet that the peer is in (see `Links`); None on loopback and in a LAN.
+    """
 
     link: int
     node_id: bytes
@@ -34,6 +38,7 @@ class LinkUp:
     address: str | None
     credential: bytes = b""
     """The grant that the peer showed, if any; the handshake has judged it."""
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,10 +268,11 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A peer misbehaved: log one line and count it."""
+    """A peer misbehaved: count it, log it, and turn the peer away if it goes on (see `greylist`)."""
 
     link: int
     reason: str
+    offence: Offence = Offence.RECORD
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha256
 
-from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.errors import MalformedError, UnsupportedError
 from gossamer.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, node_id_of, verify
 from gossamer.protocol.limits import RECORD_BYTES_MAX
 
@@ -65,7 +65,7 @@ def open_envelope(data: bytes, swarm_id: bytes) -> Envelope:
     try:
         kind = Kind(data[0])
     except ValueError:
-        raise MalformedError(f"unknown record kind {data[0]}") from None
+        raise UnsupportedError(f"unknown record kind {data[0]}") from None
     public_key = data[1 : 1 + PUBLIC_KEY_BYTES]
     signature = data[1 + PUBLIC_KEY_BYTES : HEADER_BYTES]
     body = data[HEADER_BYTES:]

@@ -11,6 +11,8 @@ The first split is whose mistake it is, because the reaction differs::
     │       └── NotAnsweredError    somebody did, and will not tell us: it says why
     └── PeerError               a peer misbehaved: one log line, a counter, and the node goes on
         ├── MalformedError      bytes that do not parse, or a value out of its bounds
+        │   ├── ImplausibleError    a value that only a wrong clock makes: the peer's, or ours
+        │   └── UnsupportedError    a kind of message or record that this release does not know
         ├── SignatureError      a signature or a key that does not hold
         ├── RefusedError        a handshake that one side turned down
         └── PayloadError        a payload or chunk that is not what its record promised
@@ -54,6 +56,14 @@ class PeerError(GossamerError):
 
 class MalformedError(PeerError):
     """Bytes that do not parse, or a field outside its bounds."""
+
+
+class ImplausibleError(MalformedError):
+    """A value that the time rules out. A clock is wrong, and it may be our own."""
+
+
+class UnsupportedError(MalformedError):
+    """A message or record of a kind that this release does not know; another one may."""
 
 
 class SignatureError(PeerError):

@@ -78,6 +78,15 @@ LINKS_MAX = 64
 
 LINKS_WANTED = 6
 LINKS_MIN = 4
+LINKS_OUTBOUND_MIN = 2
+"""Links that we chose ourselves: who fills all places that others can take has not surrounded us yet."""
+
+LINKS_PER_GROUP_MAX = 2
+"""Of those, in one network group: addresses of one network are cheap, those of many networks are not."""
+
+YIELD_INTERVAL_S = 5.0
+"""How often a full node lets a newcomer in for whom another has to go."""
+
 SEND_QUEUE_BYTES_MAX = 8 * 1024 * 1024
 """Unsent bytes of one link. A peer slower than this misses pushes; anti-entropy brings them later."""
 
@@ -146,3 +155,92 @@ ROUND_SLACK = 64
 """Rounds a clock may be ahead of the manifest's minimum round length before it is implausible."""
 
 CLOCK_SKEW_S = 120.0
+
+# --- budgets of a peer (see budget; what goes beyond is read more slowly) --------------------------------
+MESSAGES_PER_S = 500.0
+"""A member that relays every row and record of 1,024 members to 6 links sends some 250 a second."""
+
+MESSAGES_BURST = 10_000.0
+"""A joiner's 100,000 records come in 3,125 messages."""
+
+MESSAGE_BYTES_PER_S = 16.0 * 1024 * 1024
+MESSAGE_BYTES_BURST = 512.0 * 1024 * 1024
+"""A joiner's 10,000 records at 32 KiB each, the largest that honest nodes sign, are 320 MiB."""
+
+CPU_PER_NODE = 0.08
+"""Processor seconds a second. Rows of 1,024 members, relayed by one, take 0.06; a small swarm's 0.003."""
+
+CPU_PER_NODE_BURST_S = 3.0
+CPU_PER_ADDRESS = 0.25
+"""Keys cost nothing: a budget of each key alone would bind nobody. Honest nodes may share an address."""
+
+CPU_PER_ADDRESS_BURST_S = 10.0
+
+RECORDS_PER_S = 200.0
+"""New ones, at 0.25 ms each for signature, parsing and storing: a twentieth of a processor. 1,024 members
+publish a record each 5 s at the most."""
+
+RECORDS_BURST = 20_000.0
+"""A joiner is sent all that is not closed yet: 272 rounds of 64 members by default."""
+
+MESSAGE_OVERHEAD_S = 60e-6
+BYTE_OVERHEAD_S = 2e-9
+"""What a message costs besides its handling, where nobody measures: frames, TLS, system calls, an answer."""
+
+RECORD_CREDIT_S = 0.0005
+"""CPU time that a record new to us has bought its sender: what a joiner asked for costs a peer nothing."""
+
+MISSES_PER_S = 100.0
+MISSES_BURST = 4_096.0
+"""A peer that does not know who holds a payload asks everybody: 1,024 chunks, a few times over."""
+
+REQUESTS_PER_S = 20.0
+REQUESTS_BURST = 400.0
+"""Manifest and status, asked by strangers of one address; 64 joiners on one machine ask at once."""
+
+CONNECTIONS_PER_S = 30.0
+"""From one address: a TLS handshake takes 2 to 3 ms of processor."""
+
+CONNECTIONS_BURST = 1_000.0
+"""64 nodes behind one router join at once, and open connections for their chunks."""
+
+HANDSHAKES_PER_NODE_S = 0.5
+"""One key that links itself anew: more often than REDIAL_INTERVAL_S lets an honest node."""
+
+HANDSHAKES_PER_NODE_BURST = 20.0
+PAUSE_MAX_S = 5.0
+"""The longest that a link is left unread at a time; well within LINK_SILENCE_S."""
+
+PEERS_WATCHED_MAX = 4_096
+"""Node ids, and addresses, whose budgets and points are remembered."""
+
+# --- greylisting ---------------------------------------------------------------------------------------
+GREYLIST_HALF_LIFE_S = 300.0
+GREYLIST_POINTS = 100.0
+"""Three malformed messages or five bad signatures within minutes; see `greylist.Offence`."""
+
+GREYLIST_POINTS_RELEASED = 50.0
+GREYLIST_POINTS_MAX = 400.0
+"""Nobody is turned away for longer than 15 minutes after it has stopped."""
+
+# --- the door --------------------------------------------------------------------------------------------
+CONNECTIONS_MAX = 768
+"""Open at once. LINKS_MAX links with six connections each for chunks are 448; below the usual limit of 1,024
+open files."""
+
+STRANGERS_MAX = 256
+"""Connections that have proven nothing yet. When they are too many, the oldest gives way."""
+
+STRANGERS_PER_ADDRESS_MAX = 128
+CONNECTIONS_PER_LINK_MAX = 8
+"""HTTP connections with the session of one link; an honest peer needs FETCHES_PER_LINK_MAX and a few."""
+
+TLS_HANDSHAKE_TIMEOUT_S = 5.0
+REQUEST_TIMEOUT_S = 10.0
+"""A whole request, its headers at least, must be here within this time after the one before."""
+
+STRANGER_TIMEOUT_S = 60.0
+"""A stranger's connection in all: time for a manifest of 4 MiB at 560 kbit/s."""
+
+STRANGER_BYTES_MAX = CHUNK_BYTES_MAX + 64 * 1024
+"""What a stranger may send: requests, a hello, and a chunk behind a header whose session is not yet read."""

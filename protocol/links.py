@@ -4,8 +4,15 @@ A node wants six links, dials members it is not linked to until it has them, ret
 now and then for a day, and turns to its bootstrap addresses again when links run short; so the halves of
 a healed partition find each other whatever happened in between (memberlist calls the lack of this
 "partition amnesia").
+
+Whoever wants to cut a node off from the others must hold all its links. So it keeps at least two that it
+dialled itself, no more than two of those in one *network group* (the adapter's word for a /24 or /48 of the
+internet; nodes of one LAN have none), never gives up a link of its own choice for one of a stranger's, and
+remembers its oldest ones over restarts (the *anchors*). And a full node is no wall: a newcomer is let in now
+and then, and one of the inbound links that came last gives way, of the group that has most.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,6 +28,8 @@ class Link:
     number: int
     node_id: bytes
     outbound: bool
+    address: str | None = None
+    group: str | None = None
 
 
 class Links:
@@ -45,6 +54,9 @@ class Links:
         self._dialling: dict[str, float] = {}
         self._tried: dict[str, float] = {}
         self._leads_to: dict[str, bytes] = {}
+        self._group_of: dict[str, str] = {}
+        """Network groups of addresses that were dialled."""
+        self._next_yield = 0.0
         self._next_look = 0.0
 
     def __len__(self) -> int:
@@ -60,28 +72,86 @@ class Links:
         """Our link to a node, if there is one."""
         return next((link for link in self._links.values() if link.node_id == node_id), None)
 
-    def up(self, event: LinkUp) -> tuple[bool, list[Effect]]:
+    def anchors(self) -> list[tuple[str, bytes]]:
+        """Address and node id of our oldest outbound links: whom to dial first in our next life."""
+        ours = sorted((link for link in self._links.values() if link.outbound), key=lambda link: link.number)
+        anchors = [(link.address, link.node_id) for link in ours if link.address is not None]
+        return anchors[: limits.LINKS_OUTBOUND_MIN]
+
+    def up(self, event: LinkUp, now: float) -> tuple[bool, list[Effect]]:
         """Take in a new link, or turn it away. Returns whether it stays."""
-        if event.address is not None:
-            self._dialling.pop(event.address, None)
-            if event.address in self._bootstrap:
-                self._leads_to[event.address] = event.node_id
+        self._note_dialled(event)
+        link = Link(event.link, event.node_id, event.outbound, event.address, event.group)
         if event.node_id == self._own_id:
             return False, [Hangup(event.link, "that is ourselves")]
         old = self.to(event.node_id)
         if old is not None:
             if not self._replaces(event, old):
                 return False, [Hangup(event.link, "already linked")]
-            self._links[event.link] = Link(event.link, event.node_id, event.outbound)
+            self._links[event.link] = link
             return True, [Hangup(old.number, "replaced by a newer link")]
-        if len(self._links) >= limits.LINKS_MAX and not event.outbound:
-            return False, [Hangup(event.link, "no room for more links")]
-        result: list[Effect] = []
-        if len(self._links) >= limits.LINKS_MAX:  # whom we dialled may be the first of the other half
-            given_up = sorted(self._links)[self._rng.randrange(len(self._links))]
-            result.append(Hangup(given_up, "making room for a new link"))
-        self._links[event.link] = Link(event.link, event.node_id, event.outbound)
-        return True, result
+        stays, result = self._take_ours(link) if event.outbound else self._take_in(link, now)
+        if stays:
+            self._links[event.link] = link
+        return stays, result
+
+    def _note_dialled(self, event: LinkUp) -> None:
+        if event.address is None:
+            return
+        self._dialling.pop(event.address, None)
+        if event.address in self._bootstrap:
+            self._leads_to[event.address] = event.node_id
+        if event.group is not None:
+            self._group_of.pop(event.address, None)
+            self._group_of[event.address] = event.group
+            if len(self._group_of) > limits.MEMBERS_MAX:
+                del self._group_of[next(iter(self._group_of))]
+
+    def _take_ours(self, link: Link) -> tuple[bool, list[Effect]]:
+        """A link that we dialled stays, unless it is one too many of its network group.
+
+        Whom we thought dead may be the first of the other half of a healed partition: it takes the place of
+        another of its group.
+        """
+        group = self._outbound_in(link.group)
+        if len(group) >= limits.LINKS_PER_GROUP_MAX and len(self._links) >= limits.LINKS_MIN:
+            member = self._roster.get(link.node_id)
+            if member is not None and member.health is Health.ALIVE:
+                return False, [Hangup(link.number, "enough links into that network")]
+            return True, [Hangup(group[-1].number, "making room for a new link into that network")]
+        if len(self._links) < limits.LINKS_MAX:
+            return True, []
+        yields = self._who_yields() or self._any(self.all())
+        return True, [Hangup(yields.number, "making room for a new link")]
+
+    def _take_in(self, link: Link, now: float) -> tuple[bool, list[Effect]]:
+        """A link that a newcomer dialled stays if there is room, or if it is time that somebody makes it."""
+        if len(self._links) < limits.LINKS_MAX:
+            return True, []
+        yields = self._who_yields() if now >= self._next_yield else None
+        if yields is None:
+            return False, [Hangup(link.number, "no room for more links")]
+        self._next_yield = now + limits.YIELD_INTERVAL_S
+        return True, [Hangup(yields.number, "making room for a newcomer")]
+
+    def _who_yields(self) -> Link | None:
+        """One of the later half of the inbound links, of the network group that most links are of."""
+        inbound = sorted((link for link in self.all() if not link.outbound), key=lambda link: link.number)
+        recent = inbound[len(inbound) // 2 :]
+        if not recent:
+            return None
+        sizes = Counter(link.group for link in self.all())
+        sizes[None] = 0
+        most = max(sizes[link.group] for link in recent)
+        return self._any([link for link in recent if sizes[link.group] == most])
+
+    def _any(self, links: list[Link]) -> Link:
+        return links[self._rng.randrange(len(links))]
+
+    def _outbound_in(self, group: str | None) -> list[Link]:
+        """Our outbound links into a network group, oldest first; None is no group."""
+        found = [link for link in self.all() if link.outbound and group is not None and link.group == group]
+        return sorted(found, key=lambda link: link.number)
 
     def _replaces(self, event: LinkUp, old: Link) -> bool:
         """Of two links between a pair both ends keep the one that the smaller node id dialled.
@@ -112,7 +182,9 @@ class Links:
         self._next_look = now + 1.0
         self._dialling = {address: until for address, until in self._dialling.items() if until > now}
         effects: list[Effect] = []
-        missing = max(0, limits.LINKS_WANTED - len(self._links) - len(self._dialling))
+        outbound = sum(link.outbound for link in self._links.values())
+        wanted = max(limits.LINKS_WANTED - len(self._links), limits.LINKS_OUTBOUND_MIN - outbound)
+        missing = max(0, wanted - len(self._dialling))
         alive, gone = self._candidates(now)
         chosen = alive[:missing]
         chosen += gone[: max(1, missing - len(chosen))]
@@ -149,13 +221,22 @@ class Links:
                 continue  # two dials to one member would give two links that get in each other's way
             is_alive = member.health is Health.ALIVE
             wait = limits.REDIAL_INTERVAL_S if is_alive else limits.REDIAL_DOWN_INTERVAL_S
-            due = [address for address in addresses if self._is_due(address, wait, now)]
+            due = [
+                address
+                for address in addresses
+                if self._is_due(address, wait, now) and not (is_alive and self._is_crowded(address))
+            ]
             if due:
                 address = due[self._rng.randrange(len(due))]
                 (alive if is_alive else gone).append((address, member.peer.node_id))
         self._shuffle(alive)
         self._shuffle(gone)
         return alive + self._bootstrap_candidates(now, living, linked), gone
+
+    def _is_crowded(self, address: str) -> bool:
+        """Whether an address is known to lead where we have links enough."""
+        full = len(self._outbound_in(self._group_of.get(address))) >= limits.LINKS_PER_GROUP_MAX
+        return full and len(self._links) >= limits.LINKS_MIN
 
     def _is_due(self, address: str, wait: float, now: float) -> bool:
         return address not in self._dialling and now - self._tried.get(address, -1e9) >= wait

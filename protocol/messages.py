@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, Self
 from gossamer.protocol import limits
 from gossamer.protocol.chunks import HASH_BYTES
 from gossamer.protocol.envelope import HEADER_BYTES
-from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.errors import UnsupportedError
 from gossamer.protocol.identity import NODE_ID_BYTES
 from gossamer.protocol.ranges import FANOUT, LEVEL_MAX
 from gossamer.protocol.wire import Fields, pack, unpack
@@ -305,7 +305,7 @@ def decode(data: bytes) -> Message:
     fields = Fields(unpack(data, limits.MESSAGE_BYTES_MAX), "message")
     kind = _TYPES.get(fields.integer("code", 0, 255))
     if kind is None:
-        raise MalformedError("message of unknown kind")
+        raise UnsupportedError("message of unknown kind")
     message = kind.parse(fields)
     fields.end()
     return message

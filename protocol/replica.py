@@ -19,9 +19,16 @@ from gossamer.protocol.admission import Charter, Revocation, Role
 from gossamer.protocol.chunks import chunk_sizes
 from gossamer.protocol.effects import Effect, Event, RandomSource
 from gossamer.protocol.envelope import Envelope, Kind, open_envelope, seal
-from gossamer.protocol.errors import MalformedError, PeerError, RefusedError
+from gossamer.protocol.errors import (
+    ImplausibleError,
+    MalformedError,
+    PeerError,
+    RefusedError,
+    UnsupportedError,
+)
 from gossamer.protocol.fetch import Fetcher
 from gossamer.protocol.gossip import Gossip
+from gossamer.protocol.greylist import Offence, offence_in_record
 from gossamer.protocol.identity import Identity, short
 from gossamer.protocol.ledger import Added, Ledger
 from gossamer.protocol.links import Links
@@ -293,7 +300,7 @@ class Replica:
             self.vet(event.node_id, event.credential, now)
         except RefusedError as error:  # a revocation came, or its grant ran out, since the handshake began
             return [fx.Hangup(event.link, str(error))]
-        stays, result = self.links.up(event)
+        stays, result = self.links.up(event, now)
         if not stays:
             return [*self.presence.all_rows(event.link), *result]
         self.membership.link_up(event.link, event.node_id, now)  # before the old one goes: nobody is missing
@@ -332,7 +339,9 @@ class Replica:
         try:
             message = msg.decode(event.data)
         except PeerError as error:
-            return [fx.Blame(event.link, str(error)), fx.Hangup(event.link, "malformed message")]
+            known = not isinstance(error, UnsupportedError)
+            offence = Offence.MALFORMED if known else Offence.UNSUPPORTED
+            return [fx.Blame(event.link, str(error), offence), fx.Hangup(event.link, "malformed message")]
         return self._message(event.link, message, now)
 
     def _message(self, link: int, message: msg.Message, now: float) -> list[Effect]:
@@ -369,12 +378,12 @@ class Replica:
                 return []
             case msg.Charter():
                 return self.vetting.exchange(link, message)
-        return [fx.Blame(link, "message without a handler")]
+        return [fx.Blame(link, "message without a handler", Offence.NONSENSE)]
 
     def _ask(self, link: int, message: msg.Ask) -> list[Effect]:
         known = self.links.get(link)
         if known is None or not known.outbound:
-            return [fx.Blame(link, "asked for a chunk that it could get itself")]
+            return [fx.Blame(link, "asked for a chunk that it could get itself", Offence.NONSENSE)]
         return [fx.Put(link, message.blob)]
 
     # -- records
@@ -386,6 +395,7 @@ class Replica:
         for data, held in message.entries:
             if self.links.get(link) is None:  # the record before this one was its peer's revocation
                 break
+            envelope = None
             try:
                 if data[0] in (Kind.GRANT, Kind.REVOCATION):
                     result += self._credential(data, link)
@@ -399,11 +409,16 @@ class Replica:
                 if held:
                     self.fetcher.hint(link, envelope.record_id)
             except PeerError as error:
-                result.append(fx.Blame(link, str(error)))
+                relayed = envelope is not None and not self._is_author(envelope, link)
+                result.append(fx.Blame(link, str(error), offence_in_record(error, relayed=relayed)))
         fresh = [delta for delta in fresh if delta.record_id in self.ledger]
         if fresh:
             result += self.gossip.push(fresh, source=link)
         return result + self.gossip.received(link, delivered)
+
+    def _is_author(self, envelope: Envelope, number: int) -> bool:
+        link = self.links.get(number)
+        return link is not None and link.node_id == envelope.author
 
     def _peer_row(self, envelope: Envelope, link: int, now: float) -> list[Effect]:
         if self.charter.role_of(envelope.author) is None:
@@ -414,12 +429,16 @@ class Replica:
         if envelope.record_id in self.ledger:
             return []
         delta = parse_delta(envelope, self.layout)
+        if delta.body.codec != self.manifest.outer.codec:  # another could multiply everybody's traffic
+            raise MalformedError(
+                f"codec {delta.body.codec}, where the manifest says {self.manifest.outer.codec}"
+            )
         if not self.charter.counts(delta.author, delta.round):
             return self.vetting.stranger(link, now)
         if delta.round <= self.ledger.floor:
             return []
         if not is_plausible(delta.round, self.manifest, now + self._unix_offset_s):
-            raise MalformedError(f"round {delta.round} is too early for this swarm's age")
+            raise ImplausibleError(f"round {delta.round} is too early for this swarm's age")
         added = self.ledger.add(delta)
         if added is Added.KNOWN:
             return []

@@ -2,10 +2,10 @@
 
 import pytest
 
-from benchmarks import codecs, merging
+from benchmarks import codecs, flood, merging
 
 
-@pytest.mark.parametrize("benchmark", [codecs, merging])
+@pytest.mark.parametrize("benchmark", [codecs, merging, pytest.param(flood, marks=pytest.mark.slow)])
 def test_quick_run_gives_figures(benchmark, capsys):
     rows = benchmark.run(quick=True)
     assert rows

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.node.address import format_address, is_loopback, parse_address
+from gossamer.node.address import format_address, is_loopback, network_group, origin_of, parse_address
 from gossamer.protocol.errors import ConfigError
 
 
@@ -87,3 +87,19 @@ def test_anything_is_an_address_or_refused(text: str) -> None:
 def test_loopback() -> None:
     assert all(map(is_loopback, ["127.0.0.1", "127.8.8.8", "::1", "localhost"]))
     assert not any(map(is_loopback, ["0.0.0.0", "::", "10.0.0.1", "example.com", "localhost.example.com"]))
+
+
+def test_where_an_address_has_its_budget() -> None:
+    assert origin_of("203.0.113.5") == "203.0.113.5"
+    assert origin_of("::ffff:203.0.113.5") == "203.0.113.5"
+    assert origin_of("2001:db8:1:2:3::4") == origin_of("2001:db8:1:2::5") == "2001:db8:1:2::/64"
+    assert origin_of("fe80::1%eth0") == "fe80::/64"
+    assert [origin_of(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "no address")] == [None] * 4
+
+
+def test_network_groups_are_of_the_internet_only() -> None:
+    assert network_group("8.8.8.8") == network_group("8.8.8.200") == "8.8.8.0/24"
+    assert network_group("::ffff:8.8.8.8") == "8.8.8.0/24"
+    assert network_group("2606:4700:10:1::1") == network_group("2606:4700:10:2::1") == "2606:4700:10::/48"
+    for host in ("127.0.0.1", "10.1.2.3", "192.168.1.5", "169.254.1.1", "100.64.1.1", "::1", "fe80::1%eth0"):
+        assert network_group(host) is None

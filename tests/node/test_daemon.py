@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import numpy as np
 import pytest
 
@@ -19,13 +20,18 @@ from gossamer.node.daemon import Daemon
 from gossamer.node.daemon_link import DaemonLink
 from gossamer.node.home import Home
 from gossamer.node.options import DaemonOptions
-from gossamer.protocol.errors import StorageError
+from gossamer.protocol import limits
+from gossamer.protocol import messages as msg
+from gossamer.protocol.errors import RefusedError, StorageError
+from gossamer.protocol.identity import Identity
 from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payload import encode_payload
 from gossamer.protocol.records import Delta
+from tests.net.stranger import linked
 from tests.node.trainer_side import until
 from tests.protocol.builders import manifest as build_manifest
+from tests.protocol.builders import row
 
 SPECS = (TensorSpec("w", (30, 10), "rda"), TensorSpec("b", (10,), "mean"))
 
@@ -151,6 +157,35 @@ async def test_a_model_that_is_damaged_on_disk_is_said(home: Home) -> None:
                 while not daemon._stopping.is_set() and home.read_daemon():
                     await asyncio.sleep(0.05)
                     daemon.stop()
+
+
+async def test_a_key_that_misbehaves_is_refused_with_a_reason_until_its_points_have_faded(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    liar, swarm_id = Identity.from_seed(bytes(32)), manifest_of(home).swarm_id
+    forged = bytearray(row(liar, of=manifest_of(home)).data)
+    forged[-1] ^= 1
+    now = time.monotonic()
+    async with running(home) as daemon:
+        daemon.policing._clock = lambda: now
+        await until(home.read_daemon)
+        address = str(home.read_daemon()["address"])  # type: ignore[index]
+        async with linked(address, swarm_id, liar, tls=False) as peer:
+            for _ in range(5):
+                await peer.socket.send_bytes(msg.encode(msg.Records(((bytes(forged), False),))))
+            while (message := await peer.socket.receive(timeout=5)).type is aiohttp.WSMsgType.BINARY:
+                pass
+            assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
+        with pytest.raises(RefusedError, match="turned away for misbehaviour, for another 300 s"):
+            async with linked(address, swarm_id, liar, tls=False):
+                pass
+        async with linked(address, swarm_id, tls=False):
+            status = await ask(home)  # another key of the same address
+            assert (status["greylisted"], status["turned_away"], status["misbehaviours_seen"]) == (1, 1, 5)
+        now += limits.GREYLIST_HALF_LIFE_S + 1.0
+        async with linked(address, swarm_id, liar, tls=False):
+            await until(lambda: any(link.node_id == liar.node_id for link in daemon.links.values()))
+    assert sum("misbehaved" in record.getMessage() for record in caplog.records) == 3
 
 
 async def test_stopping_leaves_no_task_and_no_socket(home: Home) -> None:

@@ -18,7 +18,8 @@ from gossamer.node.transfers import Transfers
 from gossamer.protocol import effects as fx
 from gossamer.protocol import messages as msg
 from gossamer.protocol.chunks import chunk_hashes
-from gossamer.protocol.errors import RefusedError
+from gossamer.protocol.errors import PayloadError, RefusedError
+from gossamer.protocol.greylist import Offence
 from gossamer.protocol.limits import ASKS_PER_LINK_MAX, CHUNK_BYTES_MAX
 from tests.node.trainer_side import until
 
@@ -140,12 +141,14 @@ class Setup:
         self.transport = FakeTransport()
         self.events: list[fx.Event] = []
         self.damaged: list[bytes] = []
+        self.blamed: list[tuple[bytes, Offence]] = []
         self.link = FakeLink()
         self.transfers = Transfers(
             chunks,
             self.transport,  # type: ignore[arg-type]
             self.events.append,
             self.damaged.append,
+            lambda node_id, reason, offence: self.blamed.append((node_id, offence)),
         )
 
     async def get(self, data: bytes) -> None:
@@ -181,6 +184,14 @@ async def test_a_failed_get_is_reported_for_another_try(setup: Setup, error: Exc
     setup.transport.answer = error
     await setup.get(b"data")
     assert setup.events == [fx.ChunkFailed(7, sha256(b"data").digest())]
+    assert setup.blamed == [], "it may be the network, or the peer may not have it"
+
+
+async def test_a_chunk_that_is_not_what_its_hash_says_is_an_offence(setup: Setup) -> None:
+    setup.transport.answer = PayloadError("sent a chunk that is not")
+    await setup.get(b"data")
+    assert setup.events == [fx.ChunkFailed(7, sha256(b"data").digest())]
+    assert setup.blamed == [(setup.link.node_id, Offence.CHUNK)]
 
 
 async def test_a_full_disk_pauses_fetching_and_the_chunk_is_fetched_again(

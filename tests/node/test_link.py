@@ -81,3 +81,15 @@ async def test_a_peer_that_takes_nothing_is_cut_off(
             frozen.close_soon()
         assert end.gone == [sender], "the link has ended for us, whatever the other does"
         assert sender.dropped > 0
+
+
+async def test_a_rest_ends_with_the_link() -> None:
+    dialler, listener = End(1), End(2)
+    async with listening(dialler, listener):
+        _, inward = await linked(dialler, listener)
+        resting = asyncio.create_task(inward.rest(60.0))
+        await asyncio.sleep(0)
+        inward.close_soon()
+        async with asyncio.timeout(5):
+            await resting
+        assert inward.throttled_s == 60.0

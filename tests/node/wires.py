@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import Any
 
 from gossamer.node.link import PeerLink
+from gossamer.node.policing import Policing
 from gossamer.node.tls import Certificate
 from gossamer.node.transport import Transport
 from gossamer.protocol.errors import RefusedError, SignatureError
@@ -21,7 +22,11 @@ class End:
     def __init__(self, number: int, *, tls: bool = True, swarm_id: bytes = SMALL.swarm_id) -> None:
         self.identity = identity(number)
         certificate = Certificate.fresh() if tls else None
-        self.transport = Transport(self.identity, swarm_id, SMALL.canonical(), self, certificate)
+        self.tls = tls
+        self.policing = Policing()
+        self.transport = Transport(
+            self.identity, swarm_id, SMALL.canonical(), self, certificate, policing=self.policing
+        )
         self.answers_anyone = True
         self.turned_away: dict[bytes, str] = {}
         """Node ids that this end lets in by no door, and why."""
@@ -47,6 +52,7 @@ class End:
 
     async def message(self, link: PeerLink, data: bytes) -> None:
         self.messages.append(data)
+        self.policing.heard(link, len(data), 0.0, 0)
 
     def own_credential(self) -> bytes:
         return self.credential

@@ -51,6 +51,7 @@ def manifest(
             "task": {"name": "none"},
             "layout": {"fragments": fragments, "tensors": tensors},
             "genesis": {"digest": "00" * 32},
+            "outer": {"codec": "int8"},
             **sections,
         }
     )

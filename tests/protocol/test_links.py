@@ -41,9 +41,16 @@ class Bench:
         self.roster.update(Peer(node_id=_id(number), body=body, data=b""), self.now)
         self.roster.judge(_id(number), health, self.now)
 
-    def up(self, number: int, *, outbound: bool = False, address: str | None = None) -> tuple[bool, list]:
+    def up(
+        self,
+        number: int,
+        *,
+        outbound: bool = False,
+        address: str | None = None,
+        group: str | None = None,
+    ) -> tuple[bool, list]:
         self.numbers += 1
-        return self.links.up(LinkUp(self.numbers, _id(number), outbound, address))
+        return self.links.up(LinkUp(self.numbers, _id(number), outbound, address, group=group), self.now)
 
     def look(self, seconds: float = 1.0) -> list[tuple[str, bytes | None]]:
         self.now += seconds
@@ -78,7 +85,7 @@ def test_both_ends_keep_the_same_of_two_links(first_by_a, second_by_a, b_sees_se
     for end, order in ((0, (1, 2)), (1, (2, 1) if b_sees_second_first else (1, 2))):
         for number in order:
             outbound = dialled_by_a[number] == (end == 0)
-            _, effects = ends[end].links.up(LinkUp(number, _id(own[1 - end]), outbound, None))
+            _, effects = ends[end].links.up(LinkUp(number, _id(own[1 - end]), outbound, None), 0.0)
             for hangup in effects:
                 assert isinstance(hangup, Hangup)
                 ends[end].links.down(hangup.link)
@@ -95,18 +102,157 @@ def test_a_link_to_ourselves_is_hung_up():
     assert len(bench.links) == 0
 
 
-def test_room_for_so_many_and_ours_come_first():
+def _settle(bench: Bench, effects: list) -> list[int]:
+    """Carry out hangups; returns the links that ended."""
+    ended = [effect.link for effect in effects]
+    for number in ended:
+        bench.links.down(number)
+    return ended
+
+
+def _full(outbound: int = 0, group: str | None = None) -> Bench:
+    """A node whose links are all taken, the oldest of them dialled by itself."""
     bench = Bench()
     for number in range(limits.LINKS_MAX):
-        assert bench.up(number)[0]
-    stays, effects = bench.up(limits.LINKS_MAX + 1)
+        assert bench.up(number, outbound=number < outbound, address=f"n{number}", group=group)[0]
+    return bench
+
+
+def test_a_full_node_lets_a_newcomer_in_now_and_then():
+    bench = _full()
+    stays, effects = bench.up(1000)
+    assert stays
+    assert [effect.reason for effect in effects] == ["making room for a newcomer"]
+    _settle(bench, effects)
+    assert len(bench.links) == limits.LINKS_MAX
+    stays, effects = bench.up(1001)
     assert not stays
-    assert effects == [Hangup(limits.LINKS_MAX + 1, "no room for more links")]
-    assert bench.up(limits.LINKS_MAX + 2, outbound=True)[0]
+    assert effects == [Hangup(limits.LINKS_MAX + 2, "no room for more links")]
+    bench.now += limits.YIELD_INTERVAL_S
+    assert bench.up(1001)[0]
+
+
+def test_newcomers_never_drive_out_our_own_choice_nor_the_longest_lived():
+    bench = _full(outbound=8)
+    inbound = sorted(link.number for link in bench.links.all() if not link.outbound)
+    ours = {link.number for link in bench.links.all() if link.outbound}
+    for number in range(500):
+        bench.now += limits.YIELD_INTERVAL_S
+        stays, effects = bench.up(1000 + number)
+        assert stays
+        _settle(bench, effects)
+    left = {link.number for link in bench.links.all()}
+    assert ours <= left
+    assert set(inbound[: len(inbound) // 2]) <= left
+    assert len(left) == limits.LINKS_MAX
+
+
+def test_where_all_links_are_our_own_a_newcomer_is_turned_away():
+    bench = _full(outbound=limits.LINKS_MAX)
+    assert not bench.up(1000)[0]
+
+
+def test_the_largest_network_group_gives_way_first():
+    bench = Bench()
+    for number in range(limits.LINKS_MAX):
+        assert bench.up(number, group="bad" if number % 4 == 0 else f"g{number}")[0]
+    bad = {link.number for link in bench.links.all() if link.group == "bad"}
+    for number in range(5):
+        bench.now += limits.YIELD_INTERVAL_S
+        assert set(_settle(bench, bench.up(1000 + number, group=f"new {number}")[1])) < bad
+
+
+def test_a_link_that_we_dialled_finds_room():
+    bench = _full(outbound=2)
+    stays, effects = bench.up(1000, outbound=True)
+    assert stays
+    (ended,) = _settle(bench, effects)
+    assert ended > limits.LINKS_MAX // 2, "one of those that came last"
+    only_ours = _full(outbound=limits.LINKS_MAX)
+    stays, effects = only_ours.up(1000, outbound=True)
+    assert stays and len(_settle(only_ours, effects)) == 1
+
+
+def test_a_member_that_lost_its_link_may_have_it_again():
+    bench = _full()
     stays, effects = bench.up(3)
-    assert stays, "a member that lost its link may have it again"
-    bench.links.down(effects[0].link)
-    assert len(bench.links) == limits.LINKS_MAX + 1
+    assert stays
+    assert _settle(bench, effects) == [4]
+    assert len(bench.links) == limits.LINKS_MAX
+
+
+# --- whoever wants to surround us ---------------------------------------------------------------------
+
+
+def test_dials_two_even_if_inbound_links_suffice():
+    bench = Bench()
+    for number in range(20):
+        bench.up(number)
+    for number in range(50, 60):
+        bench.member(number)
+    while dials := bench.look():
+        for address, _ in dials:
+            bench.up(int(address[1:]), outbound=True, address=address)
+    assert sum(link.outbound for link in bench.links.all()) == limits.LINKS_OUTBOUND_MIN
+    bench.links.down(next(link.number for link in bench.links.all() if link.outbound))
+    assert len(bench.look()) == 1
+
+
+def test_no_more_than_two_outbound_links_into_one_network():
+    bench = Bench()
+    for number in range(limits.LINKS_MIN):
+        bench.up(number)
+    for number in range(50, 60):
+        bench.member(number)
+    for number in (50, 51):
+        assert bench.up(number, outbound=True, address=f"n{number}", group="1.2.3")[0]
+    stays, effects = bench.up(52, outbound=True, address="n52", group="1.2.3")
+    assert not stays
+    assert [effect.reason for effect in effects] == ["enough links into that network"]
+    assert bench.up(53, outbound=True, address="n53", group="9.9.9")[0]
+    assert bench.up(54, outbound=True, address="n54", group=None)[0], "a LAN is no group"
+    assert bench.up(55, group="1.2.3")[0], "who dials us may be behind the same router as others"
+    bench.links.down(1)
+    dialled = {address for _, address in bench.dials(30.0)}
+    assert "n52" not in dialled, "it is known where that leads"
+
+
+def test_with_too_few_links_the_network_does_not_matter():
+    bench = Bench()
+    for number in range(limits.LINKS_MIN):
+        bench.member(number)
+        assert bench.up(number, outbound=True, address=f"n{number}", group="1.2.3")[0]
+
+
+def test_whoever_was_down_may_be_the_other_half_and_takes_a_place_in_its_network():
+    bench = Bench()
+    for number in range(limits.LINKS_MIN):
+        bench.up(number)
+    for number in (50, 51):
+        bench.up(number, outbound=True, address=f"n{number}", group="1.2.3")
+    bench.member(52, health=Health.DOWN)
+    stays, effects = bench.up(52, outbound=True, address="n52", group="1.2.3")
+    assert stays
+    _settle(bench, effects)
+    ours = [link.address for link in bench.links.all() if link.outbound]
+    assert ours == ["n50", "n52"]
+
+
+def test_anchors_are_the_two_oldest_that_we_chose():
+    bench = Bench()
+    bench.up(1)
+    for number in (2, 3, 4):
+        bench.up(number, outbound=True, address=f"n{number}")
+    assert bench.links.anchors() == [("n2", _id(2)), ("n3", _id(3))]
+    bench.links.down(2)
+    assert bench.links.anchors() == [("n3", _id(3)), ("n4", _id(4))]
+
+
+def test_memory_of_networks_is_bounded():
+    bench = Bench()
+    for number in range(limits.MEMBERS_MAX + 50):
+        bench.up(7, outbound=True, address=f"n{number}", group=f"g{number}")
+    assert len(bench.links._group_of) == limits.MEMBERS_MAX
 
 
 # --- whom to dial -----------------------------------------------------------------------------------

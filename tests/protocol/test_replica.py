@@ -20,10 +20,12 @@ from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.greylist import Offence
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.payload import encode_payload
 from gossamer.protocol.presence import NodeInfo
 from gossamer.protocol.replica import Replica
+from gossamer.protocol.wire import pack
 from tests.protocol import builders
 from tests.protocol.wiring import Node, Weather, World
 
@@ -468,7 +470,9 @@ def _bad_envelopes(world: World) -> dict[str, bytes]:
     delta, _ = builders.random_delta(np.random.default_rng(0), stranger, 3, of=world.manifest)
     other = builders.manifest(name="another")
     far, _ = builders.random_delta(np.random.default_rng(0), stranger, 2**31 - 1, of=world.manifest)
+    exact, _ = builders.random_delta(np.random.default_rng(0), stranger, 3, of=world.manifest, codec="exact")
     return {
+        "another codec": exact.data,
         "bad signature": delta.data[:-1] + bytes([delta.data[-1] ^ 1]),
         "another swarm": builders.random_delta(np.random.default_rng(0), stranger, 3, of=other)[0].data,
         "another kind": b"\x02" + delta.data[1:],
@@ -478,6 +482,19 @@ def _bad_envelopes(world: World) -> dict[str, bytes]:
         "row of garbage": seal(stranger, Kind.PEER, world.manifest.swarm_id, b"garbage").data,
         "small-order key": b"\x01" + (1).to_bytes(32, "little") * 2 + bytes(32) + b"body",
     }
+
+
+OFFENCES = {
+    "another codec": Offence.RELAYED,
+    "bad signature": Offence.SIGNATURE,
+    "another swarm": Offence.SIGNATURE,
+    "another kind": Offence.SIGNATURE,
+    "unknown kind": Offence.UNSUPPORTED,
+    "implausible round": Offence.IMPLAUSIBLE,
+    "body of garbage": Offence.RELAYED,
+    "row of garbage": Offence.RELAYED,
+    "small-order key": Offence.SIGNATURE,
+}
 
 
 @pytest.mark.parametrize("what", sorted(_bad_envelopes(World(0))))
@@ -491,6 +508,7 @@ def test_a_record_that_does_not_hold_costs_a_blame_and_is_not_relayed(seed, what
     effects = world.inject(node, link, msg.encode(msg.Records(entries)))
     assert [type(e) for e in effects[:1]] == [fx.Blame]
     assert effects[0].reason.isprintable()
+    assert effects[0].offence is OFFENCES[what]
     assert _state(node) == before
     assert node.core.roster.get(builders.identity(77).node_id) is not None, (
         "what else is in the message counts"
@@ -763,3 +781,19 @@ def test_same_seed_same_run_in_another_process_too(seed):
     assert len(results) == 1
     assert _run(seed) + "\n" in results
     assert _run(seed + 1) + "\n" not in results
+
+
+def test_what_a_peer_signed_itself_is_a_graver_offence_than_what_it_relays(seed):
+    world = _swarm(seed, 2)
+    node, author = world.nodes[0], world.nodes[1]
+    link = next(iter(node.links))
+    row_of_garbage = seal(author.core.identity, Kind.PEER, world.manifest.swarm_id, b"garbage").data
+    effects = world.inject(node, link, msg.encode(msg.Records(((row_of_garbage, False),))))
+    assert [effect.offence for effect in effects] == [Offence.RECORD]
+
+
+def test_a_message_of_an_unknown_kind_is_hardly_an_offence(seed):
+    world = _swarm(seed, 2)
+    node = world.nodes[0]
+    blame, hangup = world.inject(node, next(iter(node.links)), pack([200]))
+    assert (blame.offence, type(hangup)) == (Offence.UNSUPPORTED, fx.Hangup)

@@ -5,7 +5,7 @@ promises about recovery are checked. A seed picks each storm from the list, unle
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 import numpy as np
@@ -28,13 +28,15 @@ ROUGH_CALM_S = CALM_S + DROPPED_S
 REST_S = 40.0
 """At the end nobody publishes any more, and all nodes must become equal."""
 
+CRAMPED = 0.2
+"""How many of the mixed scenarios have few links a node."""
+
 RETAIN = 40
 """Rounds that are kept: some 200 s of the fastest swarm's, and no storm lasts longer than 180."""
 
 OTHERS = ("calm", "mixed", "liar", "lineages", "cramped")
 """Scenarios that are not one kind of storm. "lineages": splits that outlast what is retained. "cramped": few
-links a node. Some of its seeds fail, and are meant to until it is mended: where all whom one can dial are
-full, latecomers get no link to them and stay among themselves.
+links a node, so that all whom a latecomer can dial may be full.
 """
 
 _TENSORS = (
@@ -97,7 +99,7 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
     manifest, phi = _manifest(rng, codec, forgetful=name == "lineages")
     total = nodes + 4
     has_liar = name == "liar" or (name in (None, "mixed") and rng.random() < 0.25)
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         name=name or "mixed",
         nodes=nodes,
@@ -111,6 +113,9 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
         has_liar=has_liar,
         links_max=LINKS_WANTED + 2 if name == "cramped" else LINKS_MAX,
     )
+    if name in (None, "mixed") and rng.random() < CRAMPED:
+        return replace(scenario, links_max=LINKS_WANTED + 2)
+    return scenario
 
 
 def _manifest(rng: random.Random, codec: str, *, forgetful: bool) -> tuple[Manifest, Ints]:

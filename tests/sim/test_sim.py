@@ -23,7 +23,7 @@ LARGE = [Job(seed, 16, 10.0, None) for seed in range(1, 4)]
 SMALL = [Job(seed, 8, 6.0, None) for seed in range(101, 117)]
 EACH = [
     Job(1000 + number, 8, 6.0 if name == "lineages" else 5.0, name)
-    for number, name in enumerate(("calm", "liar", "lineages", *STORMS))
+    for number, name in enumerate(("calm", "liar", "lineages", *STORMS, "cramped"))
 ]
 """Every kind of storm at least once."""
 

@@ -1,0 +1,38 @@
+"""`gossamer.node.acquaintances`: whom a node remembers, and in which order."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from gossamer.node.acquaintances import Acquaintances, whom_to_join
+from gossamer.node.address import Contact
+from gossamer.node.home import Home
+from gossamer.protocol import effects as fx
+from gossamer.protocol.presence import NodeInfo
+from gossamer.protocol.replica import Replica
+from tests.protocol import builders
+
+
+def test_whom_it_chose_long_ago_comes_first_after_a_restart(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.create()
+    home.ledger_path.touch()
+    core = Replica(
+        identity=builders.identity(0),
+        manifest=builders.SMALL,
+        info=NodeInfo(name="n", trains=False, incarnation=1),
+        has_chunk=lambda blob: False,
+        unix_offset_s=builders.CREATED,
+        rng=random.Random(0),
+    )
+    for number in (3, 1, 2):
+        author = builders.identity(number)
+        core.roster.update(builders.row(author, addresses=(f"10.0.0.{number}:7700",)), 0.0)
+    core.handle(fx.LinkUp(1, builders.identity(2).node_id, True, "10.0.0.2:7700"), 0.0)
+    core.handle(fx.LinkUp(2, builders.identity(3).node_id, False, None), 0.0)
+    Acquaintances(home, core).remember()
+    joined = whom_to_join(("boot:1",), home)
+    ids = {number: builders.identity(number).node_id for number in (1, 2, 3)}
+    assert joined[:2] == (Contact("boot:1"), Contact("10.0.0.2:7700", ids[2]))
+    assert set(joined[2:]) == {Contact(f"10.0.0.{number}:7700", ids[number]) for number in (1, 3)}

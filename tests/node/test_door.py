@@ -1,0 +1,288 @@
+"""`gossamer.node.door`: strangers have little time and few bytes, and give way to those who come to talk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from gossamer.node import door as door_module
+from gossamer.node.door import Door
+from gossamer.node.tls import client_context
+from gossamer.node.transport import PREFIX, SESSION_HEADER
+from gossamer.protocol.budget import PER_ADDRESS, PER_NODE, Allowance, Resource
+from tests.net.stranger import linked as stranger_linked
+from tests.node.trainer_side import until
+from tests.node.wires import End, linked, listening
+from tests.protocol.builders import SMALL
+
+
+@pytest.fixture(params=[True, False], ids=["tls", "plaintext"])
+async def ends(request: pytest.FixtureRequest) -> AsyncIterator[tuple[End, End]]:
+    dialler, listener = End(1, tls=request.param), End(2, tls=request.param)
+    async with listening(dialler, listener):
+        yield dialler, listener
+
+
+def door_of(end: End) -> Door:
+    assert end.transport.door is not None
+    return end.transport.door
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    end: End, *, tls: bool
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, port = end.address.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=client_context() if tls else None)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def dribbles_to_its_end(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, piece: bytes
+) -> None:
+    """Send a piece now and then until the other side has had enough."""
+    async with asyncio.timeout(10):
+        with contextlib.suppress(OSError):
+            while not reader.at_eof():
+                writer.write(piece)
+                await writer.drain()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(65536), 0.03)
+
+
+# -- time
+
+
+async def test_a_tls_handshake_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_module, "TLS_HANDSHAKE_TIMEOUT_S", 0.2)
+    listener = End(2)
+    async with listening(listener):
+        for first in (b"", b"\x16\x03\x01\x02\x00\x01"):  # nothing, and a ClientHello's beginning
+            async with connected(listener, tls=False) as (reader, writer):
+                writer.write(first)
+                async with asyncio.timeout(5):
+                    with contextlib.suppress(ConnectionResetError):
+                        assert await reader.read(1) == b""
+        await until(lambda: door_of(listener).connections == 0)
+        assert door_of(listener).counts["tls_failed"] == 2
+
+
+async def test_headers_that_dribble(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_module, "REQUEST_TIMEOUT_S", 0.3)
+    _, listener = ends
+    async with connected(listener, tls=listener.tls) as (reader, writer):
+        writer.write(f"GET {PREFIX}/status HTTP/1.1\r\nX-Slow: ".encode())
+        await dribbles_to_its_end(reader, writer, b"a")
+    assert door_of(listener).counts["timed_out"] == 1
+    await until(lambda: door_of(listener).connections == 0)
+
+
+async def test_a_body_that_dribbles(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_module, "STRANGER_TIMEOUT_S", 0.3)
+    _, listener = ends
+    async with connected(listener, tls=listener.tls) as (reader, writer):
+        path = f"{PREFIX}/chunk/{'ab' * 32}"
+        writer.write(f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n".encode())
+        await dribbles_to_its_end(reader, writer, b"a")
+    await until(lambda: door_of(listener).connections == 0)
+
+
+async def test_a_stranger_that_says_too_much(ends: tuple[End, End]) -> None:
+    _, listener = ends
+    async with connected(listener, tls=listener.tls) as (reader, writer):
+        path = f"{PREFIX}/chunk/{'ab' * 32}"
+        writer.write(f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n".encode())
+        await dribbles_to_its_end(reader, writer, bytes(200_000))
+    await until(lambda: door_of(listener).counts["too_many_bytes"] == 1)
+
+
+async def test_links_and_their_chunks_outlive_what_strangers_have(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_module, "STRANGER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(door_module, "STRANGER_BYTES_MAX", 4096)
+    dialler, listener = ends
+    out, _ = await linked(dialler, listener)
+    blob = listener.hold(os.urandom(1000))
+    await dialler.transport.get_chunk(out, blob, 1000)
+    await asyncio.sleep(0.5)
+    for _ in range(10):
+        out.send(bytes(2000))
+    await until(lambda: len(listener.messages) == 10)
+    await dialler.transport.get_chunk(out, blob, 1000)
+    assert door_of(listener).counts["timed_out"] == 0
+    assert dialler.gone == listener.gone == []
+
+
+# -- number
+
+
+async def test_half_open_handshakes_give_way_to_an_honest_hello(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the same address, and opened anew whenever one is closed."""
+    monkeypatch.setattr(door_module, "STRANGERS_PER_ADDRESS_MAX", 16)
+    dialler, listener = ends
+    scheme = "https" if listener.tls else "http"
+    url = f"{scheme}://{listener.address}{PREFIX}/link"
+    stop = asyncio.Event()
+    opened = 0
+
+    async def holds_open(http: aiohttp.ClientSession) -> None:
+        nonlocal opened
+        while not stop.is_set():
+            with contextlib.suppress(aiohttp.ClientError, OSError):
+                async with http.ws_connect(url, ssl=client_context() if listener.tls else False) as socket:
+                    opened += 1
+                    await socket.receive_bytes()
+                    await socket.receive()
+            await asyncio.sleep(0.5)
+
+    async with aiohttp.ClientSession() as http:
+        flood = [asyncio.create_task(holds_open(http)) for _ in range(20)]
+        await until(lambda: opened > 20 and door_of(listener).counts["gave_way"] >= 4, 20)
+        for _ in range(20):
+            dialler.dial(listener)
+            with contextlib.suppress(TimeoutError):
+                await until(lambda: dialler.links, 1)
+                break
+        stop.set()
+        for task in flood:
+            task.cancel()
+        await asyncio.gather(*flood, return_exceptions=True)
+        assert dialler.links, "it got through"
+        dialler.links[0].send(b"and is served")
+        await until(lambda: listener.messages == [b"and is served"])
+    await asyncio.sleep(0.05)
+
+
+async def test_too_many_connections_in_all(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_module, "STRANGERS_MAX", 3)
+    dialler, listener = ends
+    await linked(dialler, listener)
+    async with contextlib.AsyncExitStack() as stack:
+        idle = [await stack.enter_async_context(connected(listener, tls=False)) for _ in range(10)]
+        await until(lambda: door_of(listener).counts["gave_way"] == 7)
+        assert door_of(listener).connections == 4
+        async with asyncio.timeout(5):
+            for reader, _ in idle[:7]:  # the oldest went
+                with contextlib.suppress(ConnectionResetError):
+                    assert await reader.read(1) == b""
+    assert listener.gone == []
+
+
+async def test_an_address_may_only_connect_so_fast(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PER_ADDRESS, Resource.CONNECTIONS, Allowance(0.01, 5.0))
+    dialler, listener = ends
+    await linked(dialler, listener)
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(10):
+            with contextlib.suppress(OSError):
+                await stack.enter_async_context(connected(listener, tls=False))
+        await until(lambda: door_of(listener).counts["too_fast"] == 6)
+        assert door_of(listener).connections <= 5
+    dialler.links[0].send(b"links stay")
+    await until(lambda: listener.messages == [b"links stay"])
+
+
+async def test_a_greylisted_address_is_refused_unless_somebody_there_is_linked(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_module, "origin_of", lambda host: "203.0.113.5")
+    dialler, listener = ends
+    for _ in range(30):
+        listener.policing.blame_address("203.0.113.5", "handshakes failed")
+    with pytest.raises((OSError, aiohttp.ClientError)):
+        await dialler.dial(listener)
+    assert door_of(listener).counts["greylisted"] >= 1
+    listener.policing._greylist._scores.clear()
+    await linked(dialler, listener)
+    for _ in range(30):
+        listener.policing.blame_address("203.0.113.5", "handshakes failed")
+    neighbour = End(3, tls=listener.tls)
+    async with listening(neighbour):
+        await linked(neighbour, listener)
+    assert len(listener.links) == 2
+
+
+async def test_one_link_may_only_have_so_many_connections(ends: tuple[End, End]) -> None:
+    dialler, listener = ends
+    out, _ = await linked(dialler, listener)
+    blob = listener.hold(b"data")
+    url = f"{out.base_url}/chunk/{blob.hex()}"
+    headers = {SESSION_HEADER: out.session.hex()}
+    statuses = []
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(12):  # a connection each, all kept open
+            http = await stack.enter_async_context(aiohttp.ClientSession())
+            answer = await http.get(url, headers=headers, ssl=client_context() if listener.tls else False)
+            statuses.append(answer.status)
+    assert statuses.count(200) == 8
+    assert statuses.count(429) == 4
+    await asyncio.sleep(0.05)
+
+
+# -- what members do
+
+
+async def test_frames_that_never_become_a_message_are_read_slowly(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Empty pieces of a message that never ends: the message handler hears of none of them."""
+    monkeypatch.setitem(PER_NODE, Resource.CPU, Allowance(0.01, 0.001))
+    dialler, listener = ends
+    async with stranger_linked(listener.address, SMALL.swarm_id, tls=listener.tls) as peer:
+        transport = peer.socket._response.connection.transport  # type: ignore[union-attr]
+        mask = bytes(4)
+        transport.write(b"\x02\x80" + mask)
+        async with asyncio.timeout(20):
+            while transport.get_write_buffer_size() < 1 << 20:  # until TCP makes it wait
+                transport.write((b"\x00\x80" + mask) * 10_000)
+                await asyncio.sleep(0.001)
+        assert listener.policing.throttled > 0
+        assert listener.messages == []
+        out, _ = await linked(dialler, listener)
+        out.send(b"others are heard")
+        await until(lambda: listener.messages == [b"others are heard"])
+        transport.abort()
+
+
+@pytest.mark.parametrize("frame", ["ping", "pong"])
+async def test_control_frames_that_no_node_sends_end_the_link(ends: tuple[End, End], frame: str) -> None:
+    _, listener = ends
+    async with stranger_linked(listener.address, SMALL.swarm_id, tls=listener.tls) as peer:
+        await (peer.socket.ping() if frame == "ping" else peer.socket.pong())
+        await until(lambda: listener.gone)
+
+
+async def test_chunks_that_are_not_here_are_asked_for_slowly(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PER_NODE, Resource.MISSES, Allowance(100.0, 3.0))
+    dialler, listener = ends
+    out, _ = await linked(dialler, listener)
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(seconds)
+
+    monkeypatch.setattr(door_module.asyncio, "sleep", note)
+    for _ in range(6):
+        with contextlib.suppress(Exception):
+            await dialler.transport.get_chunk(out, bytes(32), 1)
+    assert len([seconds for seconds in slept if 0 < seconds <= 0.05]) >= 1
+    assert listener.gone == []

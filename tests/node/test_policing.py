@@ -1,0 +1,120 @@
+"""`gossamer.node.policing`: who is turned away and for how long, and few log lines about it."""
+
+from __future__ import annotations
+
+import logging
+from hashlib import sha256
+
+import pytest
+
+from gossamer.node import policing as conduct_module
+from gossamer.node.policing import Policing
+from gossamer.protocol import limits
+from gossamer.protocol.greylist import Offence
+from gossamer.protocol.identity import short
+
+BAD, GOOD = b"\1" * 32, b"\2" * 32
+
+
+class Watch:
+    """A policing with a clock of our own, and all that it said and did."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self.now = 1000.0
+        self.turned_away: list[bytes] = []
+        self.policing = Policing(self.turned_away.append, clock=lambda: self.now)
+        self._caplog = caplog
+        caplog.set_level(logging.INFO, "gossamer.node")
+
+    @property
+    def lines(self) -> list[str]:
+        return [record.getMessage() for record in self._caplog.records]
+
+    def pass_time(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += conduct_module.SWEEP_S
+            self.policing.sweep()
+
+
+@pytest.fixture
+def watch(caplog: pytest.LogCaptureFixture) -> Watch:
+    return Watch(caplog)
+
+
+def test_bad_signatures_end_in_being_turned_away_and_let_in_again(watch: Watch) -> None:
+    for _ in range(5):
+        assert watch.policing.refusal(BAD) is None
+        watch.policing.blame(BAD, "signature does not hold", Offence.SIGNATURE)
+    assert watch.turned_away == [BAD]
+    reason = watch.policing.refusal(BAD)
+    assert reason == "turned away for misbehaviour, for another 300 s"
+    assert watch.policing.refusal(GOOD) is None
+    assert watch.policing.greylisted == 1
+    watch.pass_time(limits.GREYLIST_HALF_LIFE_S + 10.0)
+    assert watch.policing.refusal(BAD) is None
+    assert watch.policing.greylisted == 0
+    assert watch.turned_away == [BAD]
+    name = short(BAD)
+    assert watch.lines == [
+        f"{name} misbehaved: signature does not hold",
+        f"{name} (4 more times) misbehaved: signature does not hold",
+        f"{name} is turned away for about 5 min: it misbehaved too often",
+        f"{name} is let in again",
+    ]
+
+
+def test_a_thousand_offences_are_a_few_lines(watch: Watch) -> None:
+    for _ in range(1000):
+        watch.policing.blame(BAD, "round 7 is too early", Offence.IMPLAUSIBLE)
+    assert len(watch.lines) == 1
+    watch.pass_time(conduct_module.COMPLAINT_INTERVAL_S + 10.0)
+    assert watch.lines[1:] == [f"{short(BAD)} (999 more times) misbehaved: round 7 is too early"]
+    assert watch.turned_away == [], "a wrong clock is no reason"
+    watch.pass_time(2 * conduct_module.COMPLAINT_INTERVAL_S)
+    watch.policing.blame(BAD, "again", Offence.IMPLAUSIBLE)
+    assert watch.lines[2:] == [f"{short(BAD)} misbehaved: again"]
+
+
+def test_a_thousand_keys_are_a_few_lines(watch: Watch) -> None:
+    for number in range(1000):
+        watch.policing.blame(
+            sha256(bytes([number % 256, number // 256])).digest(), "garbage", Offence.MALFORMED
+        )
+    watch.pass_time(conduct_module.COMPLAINT_INTERVAL_S + 10.0)
+    assert len(watch.lines) <= conduct_module.COMPLAINTS_MAX + 2
+    assert "983 more times" in watch.lines[-1]
+    assert len(watch.policing._complaints) <= conduct_module.COMPLAINTS_MAX + 1
+    assert watch.policing.blamed == 1000
+
+
+def test_one_key_that_links_itself_again_and_again_has_to_wait(watch: Watch) -> None:
+    answers = [watch.policing.refusal(BAD) for _ in range(30)]
+    assert answers.count(None) == limits.HANDSHAKES_PER_NODE_BURST
+    assert answers[-1] == "too many handshakes; try again later"
+    watch.now += limits.REDIAL_INTERVAL_S
+    assert watch.policing.refusal(BAD) is None
+
+
+def test_an_address_is_turned_away_but_never_this_machine(watch: Watch) -> None:
+    for _ in range(1000):
+        watch.policing.blame_address("203.0.113.5", "handshakes failed")
+        watch.policing.blame_address(None, "handshakes failed")
+    assert watch.policing.is_greylisted("203.0.113.5")
+    assert not watch.policing.is_greylisted("203.0.113.6")
+    assert not watch.policing.is_greylisted(None)
+    assert len(watch.lines) == 1
+    watch.pass_time(20 * 60.0)
+    assert not watch.policing.is_greylisted("203.0.113.5")
+    assert watch.lines[1:] == ["203.0.113.5 is let in again"]
+
+
+def test_keys_of_one_address_share_what_it_has(watch: Watch) -> None:
+    """Keys cost nothing; this machine's own nodes are many and honest."""
+    shared = local = 0.0
+    for number in range(64):
+        key = number.to_bytes(32, "big")
+        shared = max(shared, watch.policing.parsed(key, "203.0.113.5", 1.0))
+        local = max(local, watch.policing.parsed(key, None, 1.0))
+    assert shared == limits.PAUSE_MAX_S
+    assert local == 0.0
