@@ -26,11 +26,16 @@ from gossamer.node.options import DaemonOptions
 from gossamer.node.supervisor import Supervisor
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, LocalError
+from gossamer.protocol.rules import RULES
 
 USER_ERROR = 2
 
 Preset = Annotated[str, typer.Option(help="Size of the built-in GPT: tiny, small, medium or 124m.")]
 Codec = Annotated[str, typer.Option(help=f"How deltas are compressed: {', '.join(CODECS)}.")]
+Averaging = Annotated[
+    str,
+    typer.Option(help=f"How deltas of weight matrices are averaged: {', '.join(RULES)} (of all tensors)."),
+]
 EverySteps = Annotated[
     int, typer.Option(min=1, max=1_000_000, help="Inner steps of a window, between two deltas of a fragment.")
 ]
@@ -65,6 +70,7 @@ def init(
     codec: Codec = "int4",
     every_steps: EverySteps = 30,
     every_seconds: EverySeconds = 0.0,
+    averaging: Averaging = "rda",
     fragments: Fragments = 1,
     seed: Seed = 0,
     horizon_tokens: Annotated[
@@ -89,6 +95,7 @@ def init(
         every_seconds=every_seconds,
         fragments=fragments,
         seed=seed,
+        averaging=averaging,
     )
     manifests.write(manifest, path)
     typer.echo(f"wrote {path}: swarm {manifest.swarm_id.hex()}")
