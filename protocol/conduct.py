@@ -31,8 +31,9 @@ VOID_MIN = 2
 node's folder back in place equivocates once."""
 
 CLIPPED_MIN = 1.5
-"""A delta shortened by less is not called clipped. Honest ones have single tensors clipped now and then,
-mostly norms, which are next to nothing of the whole: see docs/attacks.md for what was measured."""
+"""A delta is called clipped if it was shortened by this or more, and if it is as much too long per step, too.
+A window twice as long makes a delta between 1.4 and 2 times as long; clipping assumes the first, so that the
+fastest honest members are clipped often (docs/attacks.md), but their length per step is below the median."""
 
 OPPOSED_BELOW = -0.05
 """Cosine with the others' sum under which a delta is opposed. Honest ones are above 0 even on other data
@@ -57,6 +58,8 @@ class Figures(NamedTuple):
     """By what factor its weight was cut."""
     clipped: float = 1.0
     """By what factor its delta was shortened."""
+    pace: float = 1.0
+    """Its length per inner step, against the round's median."""
     agreement: float | None = None
     """Cosine with the sum of the others' directions; None where fewer than 3 deltas could be compared."""
 
@@ -102,6 +105,7 @@ def figures(merge: RoundMerge, void: Iterable[bytes] = ()) -> RoundFigures:
             stale=not treated.weighed,
             capped=treated.capped,
             clipped=treated.clipped,
+            pace=treated.pace,
             agreement=agreements.get(author),
         )
     return RoundFigures(members, overall)
@@ -191,7 +195,7 @@ class Conduct:
 
 
 def _is_clipped(figures: Figures) -> bool:
-    return figures.clipped >= CLIPPED_MIN
+    return min(figures.clipped, figures.pace) >= CLIPPED_MIN
 
 
 def _is_opposed(figures: Figures) -> bool:

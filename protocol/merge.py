@@ -7,7 +7,7 @@ callers may merge them in any order and on any number of threads.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import fsum, sqrt
+from math import fsum, inf, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,12 @@ from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Outer
 from gossamer.protocol.payload import Payload
 from gossamer.protocol.rules import RULES, Deltas
-from gossamer.protocol.rules.clipping import median, shrink_to
+from gossamer.protocol.rules.clipping import median, shrink_to, usual_rate
+
+STEPS_LEAD_MAX = 128
+"""Times the round's median: more steps than that excuse no greater length where weights are capped. Steps are
+a claim, like tokens: with 2**24 of them anybody could send a thousand times the usual length unclipped. A
+machine a hundred times as fast as the others is still believed."""
 
 Sample = npt.NDArray[np.float32]
 
@@ -62,6 +67,8 @@ class Treatment(NamedTuple):
     """By how much its weight was cut."""
     clipped: float
     """By how much clipping shortened it, all tensors together."""
+    pace: float
+    """Its length per inner step, against the round's median."""
 
 
 def weight_of(tokens: int, steps: int, staleness: int, staleness_max: int) -> float:
@@ -97,6 +104,12 @@ def norms_of(payload: Payload) -> tuple[float, ...]:
     return measure(payload).norms
 
 
+def _root_steps(steps: Sequence[int], weight_cap: float) -> list[float]:
+    """Square roots of the steps, to compare lengths by; of bounded steps where the swarm caps claims."""
+    most = STEPS_LEAD_MAX * median(steps) if weight_cap and steps else inf
+    return [sqrt(min(s, most)) for s in steps]
+
+
 class RoundMerge:
     """The merge of one round, ready to be carried out tensor by tensor."""
 
@@ -109,7 +122,7 @@ class RoundMerge:
         if outer.weight_cap and self._weights:
             cap = outer.weight_cap * median(self._weights)
             self._weights = [min(w, cap) for w in self._weights]
-        self._root_steps = [sqrt(c.steps) for _, c in self._counted]
+        self._root_steps = _root_steps([c.steps for _, c in self._counted], outer.weight_cap)
         self._fragment = fragment
         self._clip = outer.clip
 
@@ -137,20 +150,26 @@ class RoundMerge:
 
     def treatment(self) -> dict[bytes, Treatment]:
         """What the merge does to every contribution, by author."""
-        by_tensor = [
-            self._shrink([c.norms[i] for _, c in self._counted]) for i in range(len(self._fragment.slots))
-        ]
-        found = {c.author: Treatment(False, 1.0, 1.0) for c in self._stale}
+        slots = range(len(self._fragment.slots))
+        by_tensor = [self._shrink([c.norms[i] for c in self.contributions]) for i in slots]
+        lengths = [sqrt(fsum(n * n for n in c.norms)) for c in self.contributions]
+        paces = [length / c.steps for length, c in zip(lengths, self.contributions, strict=True)]
+        usual = median(paces) if paces else 0.0
+        found = {c.author: Treatment(False, 1.0, 1.0, 1.0) for c in self._stale}
         for number, (weight, c) in enumerate(self._counted):
-            full = fsum(n * n for n in c.norms)
-            left = fsum((n * shrink[number]) ** 2 for n, shrink in zip(c.norms, by_tensor, strict=True))
-            clipped = sqrt(full / left) if left > 0.0 else 1.0
-            found[c.author] = Treatment(True, weight / self._weights[number], clipped)
+            left = sqrt(fsum((n * shrink[number]) ** 2 for n, shrink in zip(c.norms, by_tensor, strict=True)))
+            found[c.author] = Treatment(
+                weighed=True,
+                capped=weight / self._weights[number],
+                clipped=lengths[number] / left if left > 0.0 else 1.0,
+                pace=paces[number] / usual if usual > 0.0 else 1.0,
+            )
         return found
 
     def _shrink(self, norms: list[float]) -> list[float]:
         """Factors by which clipping shortens each delta of a tensor."""
-        return shrink_to(self._clip, norms, self._root_steps) if self._clip else [1.0] * len(norms)
+        limit = self._clip * usual_rate(norms, self._root_steps) if self._clip else inf
+        return shrink_to(limit, norms, self._root_steps)
 
 
 def merge_round(contributions: Iterable[Contribution], fragment: Fragment, outer: Outer) -> Ints:

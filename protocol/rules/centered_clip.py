@@ -6,7 +6,8 @@ Karimireddy, He, Jaggi, "Learning from History for Byzantine Robust Optimization
 
 with ``p = w / sum w``. However long a delta is, it moves the centre by at most ``p * tau`` an iteration. The
 radius ``tau`` is the median distance, one vote a member, so it is an honest member's as long as those are
-more than half; the paper's fixed radius would have to be known beforehand. We keep no state between rounds
+more than half; the paper's fixed radius would have to be known beforehand. It never grows: a centre that
+was drawn away from the many would widen it by that, and be drawn further. We keep no state between rounds
 (Phi is a function of each round's set), so the centre starts at 0, where the distances are the norms that
 are known already and a first iteration is ordinary clipping at the median norm.
 
@@ -15,13 +16,13 @@ iterating changes scalars only, and each centre reaches integers in the one way 
 """
 
 from collections.abc import Sequence
-from math import fsum
+from math import fsum, inf
 
 import numpy as np
 
 from gossamer.protocol.fixedpoint import Ints, norm
 from gossamer.protocol.rules.base import UNIT, Deltas, scaled, stretched
-from gossamer.protocol.rules.clipping import CLIP_RECORDS_MIN, shrink_to
+from gossamer.protocol.rules.clipping import CLIP_RECORDS_MIN, shrink_to, usual_rate
 
 ITERATIONS = 3
 """Each costs two passes over the deltas, the first only one. The distance to where the iteration would end
@@ -38,10 +39,12 @@ def centered_clip(deltas: Deltas) -> Ints:
     shares = [weight / total for weight in deltas.weights]
     coefficients = [0.0] * len(shares)
     distances = deltas.norms
+    radius = inf
     for iteration in range(ITERATIONS if len(shares) >= CLIP_RECORDS_MIN else 1):
         if iteration:
             distances = _distances(deltas, _combination(deltas, coefficients))
-        reach = shrink_to(1.0, distances, deltas.root_steps)
+        radius = min(radius, usual_rate(distances, deltas.root_steps))
+        reach = shrink_to(radius, distances, deltas.root_steps)
         pulls = [share * factor for share, factor in zip(shares, reach, strict=True)]
         kept = max(0.0, 1.0 - fsum(pulls))
         coefficients = [kept * c + pull for c, pull in zip(coefficients, pulls, strict=True)]

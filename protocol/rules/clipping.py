@@ -5,6 +5,7 @@ random walk, and must not look like an attack.
 """
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 CLIP_RECORDS_MIN = 3
 """With fewer, a median says nothing about who is the odd one out."""
@@ -19,13 +20,14 @@ def median(values: Iterable[float]) -> float:
     return (ordered[middle - 1] + ordered[middle]) / 2
 
 
-def shrink_to(times: float, lengths: Sequence[float], root_steps: Sequence[float]) -> list[float]:
-    """Factors, at most 1.0, that bring each ``length / root_steps`` down to `times` their median.
-
-    Each delta has one vote in the median, whatever its weight. All are 1.0 for fewer than 3 deltas.
-    """
+def usual_rate(lengths: Sequence[float], root_steps: Sequence[float]) -> float:
+    """The median of ``length / root_steps``, one vote each whatever its weight; infinite for fewer than 3."""
     if len(lengths) < CLIP_RECORDS_MIN:
-        return [1.0] * len(lengths)
+        return inf
+    return median(length / root for length, root in zip(lengths, root_steps, strict=True))
+
+
+def shrink_to(limit: float, lengths: Sequence[float], root_steps: Sequence[float]) -> list[float]:
+    """Factors, at most 1.0, that bring each ``length / root_steps`` down to a limit."""
     rates = [length / root for length, root in zip(lengths, root_steps, strict=True)]
-    limit = times * median(rates)
     return [limit / rate if rate > limit else 1.0 for rate in rates]

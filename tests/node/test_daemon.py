@@ -7,6 +7,7 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +99,9 @@ async def test_a_delta_is_published_merged_and_offered_back(home: Home) -> None:
         assert second is not None and (second.merged_round, second.own_round) == (1, 1)
         status = await ask(home)
         assert (status["round"], status["records"], status["state"]) == (1, 1, "starting")
+        assert status["conduct"] == asdict(daemon.merging.conduct.of(daemon.identity.node_id))
+        assert daemon.merging.conduct.of(daemon.identity.node_id).judged == 1
+        assert status["agreement"] is None, "one delta alone agrees with nobody"
         await asyncio.to_thread(link.close)
         await until(lambda: not daemon.port.attached)
 

@@ -26,7 +26,7 @@ from tests.protocol import builders
 
 GOOD = Figures(agreement=0.4)
 OPPOSED = Figures(agreement=-0.4)
-CLIPPED = Figures(clipped=9.8, agreement=0.1)
+CLIPPED = Figures(clipped=9.8, pace=30.0, agreement=0.1)
 
 
 def member(number: int) -> bytes:
@@ -69,6 +69,7 @@ def test_a_round_of_honest_members_and_every_kind_of_other(rng):
     for number in range(6):
         of_member = found.members[member(number)]
         assert (of_member.void, of_member.stale, of_member.capped, of_member.clipped) == (False, False, 1, 1)
+        assert of_member.pace == pytest.approx(1, abs=0.1)
         assert of_member.agreement is not None and 0.4 < of_member.agreement < 0.9
     reversed_ = found.members[member(6)]
     assert reversed_.clipped == pytest.approx(10 / (3 * 2**0.5), rel=0.05)
@@ -168,7 +169,7 @@ def test_a_share_about_the_border_does_not_flap():
 def test_charges_are_named_together_and_a_new_one_is_announced():
     conduct = Conduct()
     play(conduct, *[CLIPPED] * ROUNDS_MIN)
-    both = Figures(clipped=4.0, agreement=-0.5)
+    both = Figures(clipped=4.0, pace=12.0, agreement=-0.5)
     changes = play(conduct, *[both] * ROUNDS_KEPT, start=ROUNDS_MIN + 1)
     assert len(changes) == 1
     assert changes[0].verdict is not None
@@ -210,7 +211,18 @@ def test_a_round_merged_again_replaces_its_figures():
 
 def test_a_little_clipping_is_no_offence():
     conduct = Conduct()
-    assert play(conduct, *[Figures(clipped=CLIPPED_MIN - 0.1, agreement=0.01)] * 30) == []
+    assert play(conduct, *[Figures(clipped=CLIPPED_MIN - 0.1, pace=10.0, agreement=0.01)] * 30) == []
+
+
+def test_a_long_window_is_no_offence(rng):
+    """32 times the steps and 20 times the length: clipped, but short for its steps."""
+    common = rng.normal(0, 1e4, 5000)
+    slow = [contribution(n, common + rng.normal(0, 1e4, 5000)) for n in range(3)]
+    fast = contribution(3, 30 * common, steps=320, tokens=32_000)
+    found = judge(Outer(clip=1.0), *slow, fast).members[member(3)]
+    assert found.clipped > 3 and found.pace < 1
+    conduct = Conduct()
+    assert play(conduct, *[found] * 30) == [] and conduct.of(member(0)).clipped == 0
 
 
 def test_members_are_bounded(monkeypatch):

@@ -21,7 +21,14 @@ from gossamer.protocol.fixedpoint import VALUE_LIMIT, norm
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Outer
-from gossamer.protocol.merge import Contribution, RoundMerge, merge_round, norms_of, weight_of
+from gossamer.protocol.merge import (
+    STEPS_LEAD_MAX,
+    Contribution,
+    RoundMerge,
+    merge_round,
+    norms_of,
+    weight_of,
+)
 from gossamer.protocol.payload import Payload, encode_payload
 from gossamer.protocol.records import Delta
 from gossamer.protocol.rules import RULES
@@ -290,7 +297,10 @@ def _reference(fragment: Fragment, outer: Outer, sent: list[Sent]) -> np.ndarray
     for index, slot in enumerate(fragment.slots):
         vectors = np.array([s.values[index] for s in counted], dtype=np.float64)
         lengths = np.linalg.norm(vectors, axis=1)
-        rates = lengths / np.sqrt([s.steps for s in counted])
+        steps = np.array([s.steps for s in counted])
+        if outer.weight_cap:
+            steps = np.minimum(steps, STEPS_LEAD_MAX * np.median(steps))
+        rates = lengths / np.sqrt(steps)
         shrink = np.ones(len(counted))
         if outer.clip and len(counted) >= 3:
             limit = outer.clip * np.median(rates)
@@ -453,6 +463,18 @@ def test_a_long_window_is_no_attack(rng):
     assert np.array_equal(
         _merge(fragment, OUTER, *slow, fast), _merge(fragment, Outer(clip=0.0), *slow, fast)
     )
+
+
+@pytest.mark.parametrize("averaging", RULES)
+def test_a_claim_of_steps_does_not_buy_length(averaging, rng):
+    """2**24 steps would excuse a thousand times the usual length; bounded, they excuse 11 times of it."""
+    fragment = builders.one_tensor(200, averaging)
+    honest = [Sent([rng.integers(-100, 101, 200).astype(np.int32)]) for _ in range(7)]
+    liar = Sent([rng.integers(-100, 101, 200).astype(np.int32) * 10_000], tokens=2**40, steps=2**24)
+    usual = max(norm(s.values[0]) for s in honest)
+    assert norm(_merge(fragment, CAPPED, *honest, liar)) < 3 * sqrt(128) * usual * 4 / 11 * 1.1
+    if averaging != "centered-clip":  # which moves its centre there, and by the next radius back
+        assert norm(_merge(fragment, Outer(weight_cap=0.0), *honest, liar)) > 100 * usual, "it is believed"
 
 
 def test_clipping_is_by_tensor(rng):
