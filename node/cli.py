@@ -20,7 +20,7 @@ from gossamer.node.restore import has_model
 from gossamer.node.status import one_line
 from gossamer.node.supervisor import Supervisor
 from gossamer.node.verify import verify as verify_replicas
-from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.errors import ConfigError, UnreachableError
 from gossamer.protocol.identity import short
 from gossamer.protocol.manifest import Manifest
 
@@ -175,6 +175,8 @@ def peers(
 ) -> None:
     """List a node's members: how they do, and what their deltas have been like lately."""
     found = asyncio.run(fetch_status(address, plaintext=plaintext))
+    if not {"agreement", "conduct", "members"} <= found.keys():
+        raise UnreachableError(f"{address} does not say what it has seen of its members")
     if as_json:
         typer.echo(json.dumps({key: found[key] for key in ("agreement", "conduct", "members")}, indent=2))
         return
