@@ -31,7 +31,6 @@ NO_CLIP = {"clip": 0.0}
 NO_CAP = {"weight_cap": 0.0}
 
 
-UNEQUAL = (2.0, 2.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.25)
 ONE_FAST = (8.0, *[0.25] * 7)
 """Steps of honest members' windows, times the usual."""
 
@@ -84,7 +83,6 @@ def cases() -> list[Case]:
         replace(rule, what=what, speeds=speeds, own_texts=own_texts)
         for rule in RULES[2:]
         for what, speeds, own_texts in (
-            ("speeds 1/4 to 2", UNEQUAL, False),
             ("one 32 times as fast", ONE_FAST, False),
             ("texts of their own", (), True),
         )

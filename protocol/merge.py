@@ -20,11 +20,6 @@ from gossamer.protocol.payload import Payload
 from gossamer.protocol.rules import RULES, Deltas
 from gossamer.protocol.rules.clipping import median, shrink_to, usual_rate
 
-STEPS_LEAD_MAX = 128
-"""Times the round's median: more steps than that excuse no greater length where weights are capped. Steps are
-a claim, like tokens: with 2**24 of them anybody could send a thousand times the usual length unclipped. A
-machine a hundred times as fast as the others is still believed."""
-
 Sample = npt.NDArray[np.float32]
 
 SAMPLE_MAX = 1 << 16
@@ -105,8 +100,13 @@ def norms_of(payload: Payload) -> tuple[float, ...]:
 
 
 def _root_steps(steps: Sequence[int], weight_cap: float) -> list[float]:
-    """Square roots of the steps, to compare lengths by; of bounded steps where the swarm caps claims."""
-    most = STEPS_LEAD_MAX * median(steps) if weight_cap and steps else inf
+    """Square roots of the steps, to compare lengths by.
+
+    Steps are a claim, like tokens, and buy no more: where weights are capped, steps beyond as many times the
+    median excuse no greater length. Anybody could state 2**24 of them, and have a delta of a thousand times
+    the usual length pass unclipped.
+    """
+    most = weight_cap * median(steps) if weight_cap and steps else inf
     return [sqrt(min(s, most)) for s in steps]
 
 

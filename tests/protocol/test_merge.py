@@ -22,7 +22,6 @@ from gossamer.protocol.layout import Fragment
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Outer
 from gossamer.protocol.merge import (
-    STEPS_LEAD_MAX,
     Contribution,
     RoundMerge,
     merge_round,
@@ -299,7 +298,7 @@ def _reference(fragment: Fragment, outer: Outer, sent: list[Sent]) -> np.ndarray
         lengths = np.linalg.norm(vectors, axis=1)
         steps = np.array([s.steps for s in counted])
         if outer.weight_cap:
-            steps = np.minimum(steps, STEPS_LEAD_MAX * np.median(steps))
+            steps = np.minimum(steps, outer.weight_cap * np.median(steps))
         rates = lengths / np.sqrt(steps)
         shrink = np.ones(len(counted))
         if outer.clip and len(counted) >= 3:
@@ -455,24 +454,28 @@ def test_clip_counts_records_of_positive_weight_only(averaging, rng):
     )
 
 
-def test_a_long_window_is_no_attack(rng):
-    """A machine 100 times as fast: 10 times the length after a random walk, and not clipped."""
+@pytest.mark.parametrize(("cap", "times"), [(4.0, 4), (0.0, 100)])
+def test_a_long_window_is_no_attack(cap, times, rng):
+    """A machine 100 times as fast: 10 times the length after a random walk, and not clipped.
+
+    Where weights are capped it is believed as far as its weight is.
+    """
     fragment = builders.one_tensor(200, "mean")
     slow = [Sent([rng.integers(-100, 101, 200).astype(np.int32)], steps=1, tokens=10) for _ in range(2)]
-    fast = Sent([rng.integers(-1000, 1001, 200).astype(np.int32)], steps=100, tokens=1000)
-    assert np.array_equal(
-        _merge(fragment, OUTER, *slow, fast), _merge(fragment, Outer(clip=0.0), *slow, fast)
-    )
+    peak = int(100 * sqrt(times))
+    fast = Sent([rng.integers(-peak, peak + 1, 200).astype(np.int32)], steps=times, tokens=10 * times)
+    unclipped = _merge(fragment, Outer(clip=0.0, weight_cap=cap), *slow, fast)
+    assert np.array_equal(_merge(fragment, Outer(weight_cap=cap), *slow, fast), unclipped)
 
 
 @pytest.mark.parametrize("averaging", RULES)
 def test_a_claim_of_steps_does_not_buy_length(averaging, rng):
-    """2**24 steps would excuse a thousand times the usual length; bounded, they excuse 11 times of it."""
+    """2**24 steps would excuse a thousand times the usual length; bounded, they excuse twice of it."""
     fragment = builders.one_tensor(200, averaging)
     honest = [Sent([rng.integers(-100, 101, 200).astype(np.int32)]) for _ in range(7)]
     liar = Sent([rng.integers(-100, 101, 200).astype(np.int32) * 10_000], tokens=2**40, steps=2**24)
     usual = max(norm(s.values[0]) for s in honest)
-    assert norm(_merge(fragment, CAPPED, *honest, liar)) < 3 * sqrt(128) * usual * 4 / 11 * 1.1
+    assert norm(_merge(fragment, CAPPED, *honest, liar)) < 3 * sqrt(4) * usual * 4 / 11 * 1.5
     if averaging != "centered-clip":  # which moves its centre there, and by the next radius back
         assert norm(_merge(fragment, Outer(weight_cap=0.0), *honest, liar)) > 100 * usual, "it is believed"
 
