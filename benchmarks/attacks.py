@@ -27,14 +27,13 @@ QUICK = Scale(workers=4, windows=3, steps=2, context=16, batch_size=2, eval_batc
 FLIPPED = Lie(factor=-10.0)
 OVERSTATED = Lie(tokens=1000)
 BOTH = Lie(factor=-10.0, tokens=1000)
+STEPS = Lie(factor=-10_000.0, tokens=2**20, steps=2**17)
+"""So many steps that the square root excuses the length, and tokens to weigh as much as the cap allows."""
+
 NO_CLIP = {"clip": 0.0}
 NO_CAP = {"weight_cap": 0.0}
-
-
 ONE_FAST = (8.0, *[0.25] * 7)
 """Steps of honest members' windows, times the usual."""
-
-STEPS = Lie(factor=-10_000.0, tokens=2**20, steps=2**17)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +111,12 @@ class Seen:
         return [first[author] for author in authors if author in first]
 
 
-def run(*, quick: bool, only: Sequence[Case] = ()) -> list[dict[str, Any]]:
-    """Train every case; prints a line as each ends and a table at last, and returns its rows."""
+def run(*, quick: bool) -> list[dict[str, Any]]:
+    """Train every case, or quickly a few; prints a line as each ends and a table at last; returns its rows."""
     torch.set_num_threads(1)
     scale = QUICK if quick else FULL
     rows = []
-    for case in only or cases():
+    for case in cases()[::4] if quick else cases():
         rows.append(row := _row(case, scale))
         Console().print(f"{row['rule']}, {row['what']}: {row['loss']:.3f} ({row['cpu_s']:.0f} s)")
     _show(rows, scale)
@@ -144,10 +143,10 @@ def _row(case: Case, scale: Scale) -> dict[str, Any]:
         "hostile": len(hostile),
         "hostile_named_at": seen.named(hostile),
         "honest_named_at": seen.named(honest),
-        "honest_agreement_mean": float(np.mean(seen.agreements(honest))),
-        "honest_agreement_min": min(seen.agreements(honest)),
+        "honest_agreement_mean": float(np.mean(seen.agreements(honest) or [0.0])),
+        "honest_agreement_min": min(seen.agreements(honest), default=0.0),
         "hostile_agreement_max": max(seen.agreements(hostile), default=None),
-        "honest_clipped_max": max(seen.clipped(honest)),
+        "honest_clipped_max": max(seen.clipped(honest), default=1.0),
         "agreement": [figures.agreement for figures in seen.rounds],
         "cpu_s": time.process_time() - begun,
     }
