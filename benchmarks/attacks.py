@@ -112,7 +112,7 @@ class Seen:
 
 
 def run(*, quick: bool) -> list[dict[str, Any]]:
-    """Train every case, or quickly a few; prints a line as each ends and a table at last; returns its rows."""
+    """Train every case, or quickly a few; prints a line as each ends and a table, and returns its rows."""
     torch.set_num_threads(1)
     scale = QUICK if quick else FULL
     rows = []
