@@ -1,4 +1,7 @@
-"""Runs the benchmarks, or those named, and prints their tables; ``--json FILE`` writes the raw figures."""
+"""Runs the benchmarks, or those named, and prints their tables; ``--json FILE`` writes the raw figures.
+
+`attacks` trains for some twenty minutes, and `flood` for two: they run only when named.
+"""
 
 import argparse
 import json
@@ -7,16 +10,21 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import codecs, flood, merging
+from benchmarks import attacks, codecs, flood, merging, transport
 
-BENCHMARKS = {"codecs": codecs, "merging": merging, "flood": flood}
+BENCHMARKS = {
+    "codecs": codecs,
+    "merging": merging,
+    "transport": transport,
+    "flood": flood,
+    "attacks": attacks,
+}
+USUAL = ("codecs", "merging", "transport")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all by default"
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds in all")
     parser.add_argument("--json", type=Path, help="write the raw figures here")
     options = parser.parse_args()
@@ -28,7 +36,7 @@ def main() -> None:
             "python": platform.python_version(),
             "numpy": np.__version__,
         },
-        **{name: BENCHMARKS[name].run(quick=options.quick) for name in options.names or BENCHMARKS},
+        **{name: BENCHMARKS[name].run(quick=options.quick) for name in options.names or USUAL},
     }
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=2))

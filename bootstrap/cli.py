@@ -38,6 +38,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.limits import ROUND_MAX
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.rules import RULES
 
 USER_ERROR = 2
 
@@ -52,6 +53,10 @@ OwnerKey = Annotated[
 ]
 Preset = Annotated[str, typer.Option(help="Size of the built-in GPT: tiny, small, medium or 124m.")]
 Codec = Annotated[str, typer.Option(help=f"How deltas are compressed: {', '.join(CODECS)}.")]
+Averaging = Annotated[
+    str,
+    typer.Option(help=f"How deltas of weight matrices are averaged: {', '.join(RULES)} (of all tensors)."),
+]
 EverySteps = Annotated[
     int, typer.Option(min=1, max=1_000_000, help="Inner steps of a window, between two deltas of a fragment.")
 ]
@@ -86,6 +91,7 @@ def init(
     codec: Codec = "int4",
     every_steps: EverySteps = 30,
     every_seconds: EverySeconds = 0.0,
+    averaging: Averaging = "rda",
     fragments: Fragments = 1,
     seed: Seed = 0,
     horizon_tokens: Annotated[
@@ -124,6 +130,7 @@ def init(
             every_seconds=every_seconds,
             fragments=fragments,
             seed=seed,
+            averaging=averaging,
             owners=(owner.public_key.hex(),) if owner else (),
             invited=invited,
         )

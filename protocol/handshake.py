@@ -21,7 +21,7 @@ from gossamer.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identi
 from gossamer.protocol.limits import CREDENTIAL_BYTES_MAX
 from gossamer.protocol.wire import Fields, pack, unpack
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 NONCE_BYTES = 32
 SESSION_BYTES = 32
 HELLO_BYTES_MAX = 4096

@@ -2,10 +2,12 @@
 
 import pytest
 
-from benchmarks import codecs, flood, merging
+from benchmarks import attacks, codecs, flood, merging, transport
+
+BENCHMARKS = [attacks, codecs, merging, transport, pytest.param(flood, marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("benchmark", [codecs, merging, pytest.param(flood, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
 def test_quick_run_gives_figures(benchmark, capsys):
     rows = benchmark.run(quick=True)
     assert rows
