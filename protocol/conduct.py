@@ -37,8 +37,8 @@ fastest honest members are clipped often (docs/attacks.md), but their length per
 
 OPPOSED_BELOW = -0.1
 """Cosine with the others' sum under which a delta is opposed. Measured (docs/attacks.md): of honest members
--0.02 at the least, and that of one that learns a text written backwards; of deltas turned around -0.5 at the
-most. Those that have nothing in common scatter around 0, by 1/256 and less."""
+-0.02 in the worst single round, where each has a text of its own; of deltas turned around -0.5 at the most.
+Those that have nothing in common scatter around 0, by 1/256 and less."""
 
 CAPPED_MIN = 100.0
 """A weight cut by less may be a faster machine's. It may be by more, too: so the verdict names both."""
