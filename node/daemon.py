@@ -395,6 +395,9 @@ class Daemon:
     async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
         return await self.transfers.store(blob, data)
 
+    def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
+        self.dispatch(fx.ChunkFailed(link.number, blob))
+
     def _refetch(self, blob: bytes) -> None:
         """A chunk on disk turned out damaged: fetch it again."""
         log.warning("chunk %s was damaged on disk; fetching it again", short(blob))

@@ -126,6 +126,10 @@ class Receiver(Protocol):
         """A wanted chunk whose hash holds. Returns whether it could be stored."""
         ...
 
+    def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
+        """A chunk that a peer put to us was not what it should be: it need not be waited for."""
+        ...
+
     async def read_chunk(self, blob: bytes) -> bytes | None: ...
 
     async def status(self, query: dict[str, str]) -> dict[str, Any]: ...
@@ -421,6 +425,7 @@ class Transport:
             if isinstance(error, PayloadError):
                 self._policing.blame(link.node_id, str(error), Offence.CHUNK)
             # Flipped bits that TLS rejects, a line that broke: not worth a traceback in our log.
+            self._receiver.chunk_failed(link, blob)
             raise web.HTTPBadRequest(text=str(error)) from None
         if not await self._receiver.chunk_arrived(blob, data):
             raise web.HTTPInsufficientStorage(text="cannot store it now")

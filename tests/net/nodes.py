@@ -13,14 +13,18 @@ import numpy as np
 import psutil
 
 from gossamer.bootstrap.fault_proxy import FaultProxy, own_loopback
+from gossamer.bootstrap.owners import invite
 from gossamer.node import snapshots
 from gossamer.node.address import parse_address
+from gossamer.node.askers import asker_of
 from gossamer.node.chunkstore import ChunkStore
-from gossamer.node.client import fetch_status
+from gossamer.node.client import Asker, fetch_status
 from gossamer.node.home import Home
 from gossamer.node.lifeline import Child
 from gossamer.node.options import DaemonOptions
+from gossamer.protocol.admission import Role
 from gossamer.protocol.errors import UnreachableError
+from gossamer.protocol.identity import Identity
 from gossamer.protocol.layout import TensorSpec, plan
 from gossamer.protocol.manifest import Manifest, from_values
 from tests.net.puppet import Puppet
@@ -57,6 +61,8 @@ class LocalNode:
         self.log_path = options.folder.with_suffix(".log")
         self.child: Child | None = None
         self.puppet: Puppet | None = None
+        self.asker: Asker | None = None
+        """Whose key asks for its status; nobody's where anybody is answered."""
         self.status: dict[str, Any] = {}
 
     def start(self) -> None:
@@ -96,7 +102,9 @@ class LocalNode:
             return None
         try:
             async with asyncio.timeout(3):
-                self.status = await fetch_status(str(facts["address"]), digest=True, up_to=up_to)
+                self.status = await fetch_status(
+                    str(facts["address"]), digest=True, up_to=up_to, asker=self.asker
+                )
         except (UnreachableError, TimeoutError):
             return None
         return self.status
@@ -113,8 +121,17 @@ class LocalNode:
 class LocalNodes:
     """Use as an async context manager: everything ends with it."""
 
-    def __init__(self, base: Path, manifest: Manifest, phi: np.ndarray, seed: int = 0) -> None:
+    def __init__(
+        self,
+        base: Path,
+        manifest: Manifest,
+        phi: np.ndarray,
+        seed: int = 0,
+        owner: Identity | None = None,
+    ) -> None:
+        """With an owner every node is invited by it, to train, and is asked in its own name."""
         self.base = base
+        self.owner = owner
         self.manifest = manifest
         self.phi = phi
         self.proxy = FaultProxy(seed)
@@ -137,6 +154,9 @@ class LocalNodes:
         home = Home(folder)
         home.create()
         home.adopt(self.manifest)
+        if self.owner is not None:
+            swarm_id, node_id = self.manifest.swarm_id, home.identity().node_id
+            home.keep_invitation(invite(self.owner, swarm_id, node_id, role=Role.TRAIN, days=0, contacts=()))
         if not number:
             snapshots.store(self.phi, ChunkStore(home.chunks_path))
         source = own_loopback(number)
@@ -156,6 +176,8 @@ class LocalNodes:
         node.options = DaemonOptions.from_json(
             node.options.to_json().replace('"advertise": []', f'"advertise": ["{self.addresses[name]}"]')
         )
+        if self.owner is not None:
+            node.asker = asker_of(home)
         self.nodes[name] = node
         node.start()
         return node
@@ -186,6 +208,34 @@ class LocalNodes:
                 }
                 raise AssertionError(f"not within {timeout:.0f} s: {what}; (round, records): {states}")
             await asyncio.sleep(0.2)
+
+    async def agree(self, timeout: float = HEAL_S, *, closed: bool = False) -> float:
+        """Let the puppets rest, until every node has merged the same set with all that they published.
+
+        Others may have published too; a record whose payload nobody gives away is merged nowhere. With
+        `closed`, some of it may be history. Returns the seconds it took.
+        """
+        puppets = [node.puppet for node in self.nodes.values() if node.puppet is not None]
+        for puppet in puppets:
+            puppet.paused = True
+
+        def same() -> bool:
+            published = sum(len(puppet.rounds) for puppet in puppets)
+            statuses = [node.status for node in self.nodes.values()]
+            kinds = ("merged_digest", "phi_digest", *(() if closed else ("ledger_digest",)))
+            replicas = {tuple(status.get(kind) for kind in kinds) for status in statuses}
+            whole = all(
+                (closed or s.get("records", 0) >= published) and not s.get("rounds_behind") for s in statuses
+            )
+            return len(replicas) == 1 and None not in next(iter(replicas)) and whole
+
+        return await self.until(same, timeout, "all agree, bit for bit")
+
+    def train_on(self) -> None:
+        """Wake the puppets after `agree`."""
+        for node in self.nodes.values():
+            if node.puppet is not None:
+                node.puppet.paused = False
 
     async def until_identical(self, timeout: float = HEAL_S, *, closed: bool = False) -> float:
         """Let the puppets rest, and wait until every node holds all that was ever published, bit for bit.

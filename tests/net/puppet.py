@@ -32,6 +32,8 @@ class Puppet:
         self.step_s = step_s
         self.paused = False
         """Steps no more, but takes what the swarm has merged."""
+        self.drift = 0
+        """Added to every value of its deltas: a direction that all who have the same one agree on."""
         self.rounds: list[int] = []
         """What it has handed over."""
         self.phi: Ints | None = None
@@ -98,7 +100,8 @@ class Puppet:
 
     async def _publish(self, round_: int, steps: int) -> None:
         fragment = self._layout.of_round(round_)
-        noise = [self._rng.integers(-NOISE, NOISE, slot.numel, dtype=np.int32) for slot in fragment.slots]
+        low, high = self.drift - NOISE, self.drift + NOISE
+        noise = [self._rng.integers(low, high, slot.numel, dtype=np.int32) for slot in fragment.slots]
         payload = await asyncio.to_thread(encode_payload, self._codec, fragment, noise)
         area = self._link.payload_area
         area[: len(payload)] = payload

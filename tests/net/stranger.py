@@ -30,7 +30,12 @@ class Stranger:
 
 @contextlib.asynccontextmanager
 async def linked(
-    address: str, swarm_id: bytes, identity: Identity | None = None, *, tls: bool = True
+    address: str,
+    swarm_id: bytes,
+    identity: Identity | None = None,
+    *,
+    tls: bool = True,
+    credential: bytes = b"",
 ) -> AsyncIterator[Stranger]:
     """Dial a node and shake hands with it. Raises PeerError, or TypeError if it hangs up."""
     identity = identity or Identity.from_seed(os.urandom(32))
@@ -42,7 +47,8 @@ async def linked(
     ):
         certificate = socket.get_extra_info("ssl_object")
         binding = fingerprint_of(certificate.getpeercert(binary_form=True)) if certificate else b""
-        shake = ClientHandshake(identity, swarm_id, binding, os.urandom(32), None)
+        nonce = os.urandom(32)
+        shake = ClientHandshake(identity, swarm_id, binding, nonce, None, credential=credential)
         await socket.send_bytes(shake.hello(await socket.receive_bytes()))
         node_id, session = shake.finish(await socket.receive_bytes())
         yield Stranger(identity, node_id, session, socket, http, base_url)

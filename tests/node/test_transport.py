@@ -236,7 +236,7 @@ async def test_what_is_got_must_be_what_was_asked_for(ends: tuple[End, End]) -> 
 
 async def test_a_put_must_be_asked_for_and_hold_what_it_says(ends: tuple[End, End]) -> None:
     dialler, listener = ends
-    out, _ = await linked(dialler, listener)
+    out, inward = await linked(dialler, listener)
     blob = sha256(b"honest").digest()
     with pytest.raises(RefusedError, match="did not take"):
         await dialler.transport.put_chunk(out, blob, b"honest")
@@ -245,6 +245,7 @@ async def test_a_put_must_be_asked_for_and_hold_what_it_says(ends: tuple[End, En
         with pytest.raises((RefusedError, aiohttp.ClientError, OSError)):
             await dialler.transport.put_chunk(out, blob, body)
     assert listener.arrived == {}
+    assert listener.failed == [(inward, blob)] * 4, "each is known to have failed, so that others are asked"
     listener.wanted[blob] = CHUNK_BYTES_MAX + 1
     with pytest.raises(RefusedError):
         await dialler.transport.put_chunk(out, blob, b"honest")

@@ -39,6 +39,7 @@ class End:
         self.chunks: dict[bytes, bytes] = {}
         self.wanted: dict[bytes, int] = {}
         self.arrived: dict[bytes, bytes] = {}
+        self.failed: list[tuple[PeerLink, bytes]] = []
         self.address = ""
         self.dials: list[asyncio.Task[None]] = []
 
@@ -76,6 +77,9 @@ class End:
     async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
         self.arrived[blob] = data
         return True
+
+    def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
+        self.failed.append((link, blob))
 
     async def read_chunk(self, blob: bytes) -> bytes | None:
         return self.chunks.get(blob)

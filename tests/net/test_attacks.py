@@ -1,0 +1,260 @@
+"""Lies on the wire, told to a swarm that trains: what each costs, and that the honest stay bit-identical.
+
+One swarm of three training nodes is attacked by all the quick tests, one after another. After each the honest
+must have made more rounds and hold the same bits (`unharmed`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+
+from gossamer.protocol import messages as msg
+from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
+from gossamer.protocol.handshake import HELLO_BYTES_MAX, PROTOCOL_VERSION, ClientHandshake
+from gossamer.protocol.identity import PUBLIC_KEY_BYTES, Identity
+from gossamer.protocol.limits import MESSAGE_BYTES_MAX
+from gossamer.protocol.records import Delta
+from gossamer.protocol.wire import pack, unpack
+from tests.net.attacker import Member, impostor, knock, where
+from tests.net.nodes import LocalNode, LocalNodes, small_manifest
+from tests.protocol.builders import signed
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ROUNDS_MORE = 2
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def swarm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalNodes]:
+    """Three honest nodes that train; whatever is done to them, none may ever be restarted or crash."""
+    async with LocalNodes(tmp_path_factory.mktemp("attacked"), *small_manifest()) as nodes:
+        honest = await nodes.grow(3)
+        pids = [node.process.pid for node in honest]
+        yield nodes
+        assert [node.process.pid for node in honest] == pids
+        assert all(node.process.is_running() for node in honest)
+        assert not any("Traceback" in node.log for node in honest)
+
+
+def everywhere(swarm: LocalNodes) -> list[str]:
+    return [where(node) for node in swarm.nodes.values()]
+
+
+async def unharmed(swarm: LocalNodes, rounds: int = ROUNDS_MORE) -> None:
+    """The honest make more rounds, and hold the same bits when they rest."""
+    honest = [node for node in swarm.nodes.values() if node.puppet is not None]
+    start = max(node.status["round"] for node in honest)
+
+    def went_on() -> bool:
+        return all(node.status["round"] >= start + rounds for node in honest)
+
+    await swarm.until(went_on, 20, "the honest go on")
+    await swarm.agree()
+    swarm.train_on()
+
+
+async def until_blamed(swarm: LocalNodes, who: Identity, node: LocalNode, times: int = 1) -> None:
+    """Wait until a node has said so often what it thinks of somebody."""
+    name = f"{who.node_id[:4].hex()} misbehaved"
+    await swarm.until(lambda: node.log.count(name) >= times, 5, f"{times} complaints about {name}")
+
+
+async def an_honest_delta(swarm: LocalNodes, member: Member) -> Delta:
+    """The next delta of an honest node that a member hears of."""
+    known = set(member.seen)
+    await swarm.until(lambda: bool(member.seen.keys() - known), 10, "a delta of somebody honest")
+    return member.seen[(member.seen.keys() - known).pop()]
+
+
+# -- who are you
+
+
+async def test_a_hello_under_anothers_key_is_not_answered(swarm: LocalNodes) -> None:
+    """It names an honest member's public key, and cannot sign with it."""
+    first, second, _ = swarm.nodes.values()
+    victim = second.home.identity()
+    before = len(first.status["links"])
+
+    def hello(challenge: bytes, binding: bytes) -> bytes:
+        thief = impostor(victim.public_key)
+        return ClientHandshake(thief, swarm.manifest.swarm_id, binding, os.urandom(32), None).hello(challenge)
+
+    assert len(await knock(where(first), hello)) == 1, "the challenge, and then nothing"
+    await unharmed(swarm)
+    assert len(first.status["links"]) == before
+
+
+async def test_a_recorded_hello_cannot_be_sent_again(swarm: LocalNodes) -> None:
+    """Neither to the node that it was for, nor to another."""
+    first, second, _ = swarm.nodes.values()
+    honest = Identity.from_seed(os.urandom(32))
+    recorded: list[bytes] = []
+
+    def record(challenge: bytes, binding: bytes) -> bytes:
+        shake = ClientHandshake(honest, swarm.manifest.swarm_id, binding, os.urandom(32), None)
+        recorded.append(shake.hello(challenge))
+        return recorded[0]
+
+    _, welcome = await knock(where(first), record)
+    assert unpack(welcome, HELLO_BYTES_MAX)[0] is True
+    for node in (first, second):
+        assert len(await knock(where(node), lambda challenge, binding: recorded[0])) == 1
+    await unharmed(swarm)
+
+
+@pytest.mark.parametrize(
+    ("bend", "reason"),
+    [
+        (lambda fields: [PROTOCOL_VERSION + 1, *fields[1:]], "protocol version 2, this node speaks 1"),
+        (lambda fields: [*fields[:1], bytes(32), *fields[2:]], "belongs to swarm"),
+        (lambda fields: fields[:-1], None),
+        (lambda fields: [*fields[:3], bytes(31), *fields[4:]], None),
+    ],
+    ids=["version", "swarm", "too short", "short nonce"],
+)
+async def test_a_hello_that_is_none(
+    swarm: LocalNodes, bend: Callable[[list], list], reason: str | None
+) -> None:
+    """Another version or swarm is told the reason; what is malformed is told nothing."""
+    node = swarm.nodes["n0"]
+
+    def hello(challenge: bytes, binding: bytes) -> bytes:
+        shake = ClientHandshake(
+            Identity.from_seed(os.urandom(32)), swarm.manifest.swarm_id, binding, os.urandom(32), None
+        )
+        return pack(bend(list(unpack(shake.hello(challenge), HELLO_BYTES_MAX))))
+
+    answers = [unpack(answer, HELLO_BYTES_MAX) for answer in (await knock(where(node), hello))[1:]]
+    assert len(answers) == (reason is not None)
+    assert all(accepted is False and reason in said for accepted, said in answers)
+
+
+# -- what a linked member may send
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        os.urandom(2000),
+        b"",
+        pack([200, 1]),
+        pack([1, [[b"short", False]]]),
+        bytes(MESSAGE_BYTES_MAX + 1),
+        "a text frame",
+    ],
+    ids=["garbage", "empty", "unknown message", "short envelope", "huge", "text"],
+)
+async def test_a_frame_that_is_no_message_ends_its_link_and_nothing_else(
+    swarm: LocalNodes, frame: bytes | str
+) -> None:
+    node = swarm.nodes["n0"]
+    others = {link["node_id"] for link in node.status["links"]}
+    async with Member(swarm.manifest) as mallory:
+        await mallory.link(where(node))
+        socket = mallory.links[where(node)].socket
+        await (socket.send_str(frame) if isinstance(frame, str) else socket.send_bytes(frame))
+        await swarm.until(lambda: not mallory.links, 5, "the link is cut")
+    if isinstance(frame, bytes) and len(frame) < MESSAGE_BYTES_MAX:
+        await until_blamed(swarm, mallory.identity, node)
+    await swarm.until(
+        lambda: {link["node_id"] for link in node.status["links"]} == others, 5, "only its own link is gone"
+    )
+    await unharmed(swarm, 1)
+
+
+async def test_a_record_of_somebody_else_cannot_be_changed_or_claimed(swarm: LocalNodes) -> None:
+    """A's envelope with a changed body, and under B's key with A's signature: blamed, and kept by nobody."""
+    node = swarm.nodes["n0"]
+    async with Member(swarm.manifest) as mallory:
+        await mallory.link(*everywhere(swarm))
+        theirs = await an_honest_delta(swarm, mallory)
+        key, signature = slice(1, 1 + PUBLIC_KEY_BYTES), slice(1 + PUBLIC_KEY_BYTES, HEADER_BYTES)
+        head, body = theirs.data[:HEADER_BYTES], theirs.data[HEADER_BYTES:]
+        louder = replace(theirs.body, tokens=theirs.body.tokens * 10).pack()
+        forged = [
+            head + louder,
+            head[:1] + mallory.identity.public_key + head[signature] + body,
+            head[:1] + head[key] + os.urandom(64) + body,
+            bytes([Kind.PEER]) + head[1:] + body,
+            seal(mallory.identity, Kind.DELTA, bytes(32), theirs.body.pack()).data,  # of another swarm
+        ]
+        for data in forged:
+            await mallory.say(msg.Records(((data, True),)), where(node))
+        await until_blamed(swarm, mallory.identity, node, len(forged))
+        assert mallory.links, "blamed, and still heard"
+    await unharmed(swarm)
+    assert not node.status["void"], "nobody can make another equivocate"
+
+
+async def test_a_stolen_payload_counts_for_the_thief_and_takes_nothing_from_its_author(
+    swarm: LocalNodes,
+) -> None:
+    """B signs, as its own, A's window and payload. That is a record of B's; A's stays what it is."""
+    async with Member(swarm.manifest) as mallory:
+        await mallory.link(*everywhere(swarm))
+        theirs = await an_honest_delta(swarm, mallory)
+        before = {node.name: node.status["records"] for node in swarm.nodes.values()}
+        stolen = signed(mallory.identity, theirs.body, swarm.manifest)
+        assert stolen.record_id != theirs.record_id
+        await mallory.publish(stolen)
+        await unharmed(swarm)
+    for node in swarm.nodes.values():
+        assert node.status["records"] > before[node.name]
+        assert not node.status["void"] and not node.status["payloads_missing"]
+
+
+async def test_two_deltas_for_one_round_are_void_everywhere(swarm: LocalNodes) -> None:
+    """Half of the swarm is told one, half the other."""
+    nodes = list(swarm.nodes.values())
+    async with Member(swarm.manifest) as mallory:
+        await mallory.link(*everywhere(swarm))
+        round_ = nodes[0].status["clock"] + 1
+        await mallory.publish(mallory.delta(round_), where(nodes[0]))
+        await mallory.publish(mallory.delta(round_), *(where(node) for node in nodes[1:]))
+        void = {"node_id": mallory.node_id, "round": round_}
+        await swarm.until(lambda: all(void in node.status["void"] for node in nodes), 10, "void everywhere")
+        await unharmed(swarm)
+        await mallory.publish(mallory.delta(round_))  # a third adds nothing
+        await unharmed(swarm, 1)
+    assert all(node.status["void"].count(void) == 1 for node in nodes)
+    assert all("signed two deltas" in node.log for node in nodes)
+
+
+async def test_a_round_of_the_far_future_is_refused_and_races_nobody(swarm: LocalNodes) -> None:
+    """What no clock can have reached is blamed; what one might have moves the honest nowhere."""
+    nodes = list(swarm.nodes.values())
+    async with Member(swarm.manifest) as mallory:
+        await mallory.link(*everywhere(swarm))
+        await mallory.publish(mallory.delta(1_000_000))
+        for node in nodes:
+            await until_blamed(swarm, mallory.identity, node)
+        before = max(node.status["clock"] for node in nodes)
+        await mallory.present(round=2**31 - 1)
+        await mallory.publish(mallory.delta(before + 1000))
+        await unharmed(swarm, 4)
+        await mallory.present(leaving=True)
+    assert max(node.status["clock"] for node in nodes) < before + 100
+
+
+async def test_a_chunk_that_is_not_what_its_hash_says_is_not_taken(swarm: LocalNodes) -> None:
+    """Neither of its own delta, which is then merged nowhere, nor of honest ones: those come from others."""
+    nodes = list(swarm.nodes.values())
+    async with Member(swarm.manifest) as mallory:
+        mallory.serve = lambda blob: os.urandom(len(mallory.chunks.get(blob, b"x" * 1000)))
+        mallory.on_seen = lambda delta, address: [msg.Holding((delta.record_id,))]
+        await mallory.link(*everywhere(swarm))
+        await mallory.publish(mallory.delta(nodes[0].status["clock"] + 1))
+        await swarm.until(lambda: len(mallory.answers) >= 3, 10, "it is asked, and answers")
+        await unharmed(swarm)
+        assert set(mallory.answers) <= {400, 409}
+        assert all(node.status["payloads_missing"] == 1 for node in nodes)
+        mallory.serve = mallory.chunks.get
+        await swarm.until(
+            lambda: all(node.status["payloads_missing"] == 0 for node in nodes), 10, "the true one is taken"
+        )
+    await unharmed(swarm)

@@ -1,0 +1,226 @@
+"""Attacks that need a swarm of their own: somebody in the middle, silence, bombs, and lies about the past."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from gossamer.bootstrap.fault_rules import Rule
+from gossamer.node.address import Contact
+from gossamer.node.client import fetch_manifest, fetch_status
+from gossamer.node.recordstore import RecordStore
+from gossamer.protocol import messages as msg
+from gossamer.protocol.errors import UnreachableError
+from gossamer.protocol.history import Claim
+from gossamer.protocol.limits import LINEAGE_PATIENCE_S
+from tests.net.attacker import Member, where
+from tests.net.middleman import Middleman, middleman
+from tests.net.nodes import LocalNode, LocalNodes, small_manifest
+
+pytestmark = pytest.mark.slow
+
+HELLO_BYTES = 4096
+"""More than an HTTP upgrade and a handshake that fails say in one direction."""
+
+
+async def go_on(swarm: LocalNodes, rounds: int = 3, *, closed: bool = False) -> None:
+    """The honest make more rounds, then rest on the same bits."""
+    honest = [node for node in swarm.nodes.values() if node.puppet is not None]
+    start = max(node.status["round"] for node in honest)
+    await swarm.until(
+        lambda: all(node.status["round"] >= start + rounds for node in honest), 30, "the honest go on"
+    )
+    await swarm.agree(closed=closed)
+
+
+# -- somebody in the middle
+
+
+def assert_nothing_leaked(man: Middleman, node: LocalNode) -> None:
+    """Nothing passed in the clear but handshakes that failed."""
+    store = RecordStore(node.home.ledger_path, node.manifest.swarm_id)
+    records = [delta.data for delta in store.load(node.manifest.plan())]
+    store.close()
+    passed = man.asked + man.answered
+    assert len(records) >= 4 and not any(record in passed for record in records)
+    assert len(passed) < 2 * HELLO_BYTES * max(1, man.connections)
+
+
+@pytest.mark.parametrize("pinned", [False, True], ids=["address", "gossamer address"])
+async def test_a_node_that_dials_a_man_in_the_middle_gets_no_link(tmp_path: Path, pinned: bool) -> None:
+    """The hello is signed over the certificate that each side sees, and they see different ones."""
+    async with LocalNodes(tmp_path, *small_manifest()) as swarm:
+        first, second = await swarm.grow(2)
+        async with middleman(where(first)) as man:
+            contact = Contact(man.address, first.home.identity().node_id if pinned else None)
+            swarm.addresses["man"] = str(contact)
+            victim = await swarm.add("n2", ["man"])
+            await swarm.until(lambda: "the peer ended the handshake" in victim.log, 20, "the victim says so")
+            await swarm.until(lambda: man.connections >= 2, 20, "it tries again, to no avail")
+            assert victim.status["links"] == [] and victim.status["state"] == "joining"
+            assert len(first.status["links"]) == 1
+            assert_nothing_leaked(man, first)
+        del swarm.nodes["n2"]
+        await go_on(swarm)
+        await victim.stop()
+        assert "Traceback" not in first.log + second.log + victim.log
+
+
+async def test_questions_through_a_man_in_the_middle_are_found_out_by_who_was_told_the_node_id(
+    tmp_path: Path,
+) -> None:
+    async with LocalNodes(tmp_path, *small_manifest()) as swarm:
+        first = (await swarm.grow(2))[0]
+        own_id = first.home.identity().node_id
+        async with middleman(where(first)) as man:
+            contact = Contact(where(first), own_id)
+            assert (
+                await asyncio.to_thread(fetch_manifest, (contact,), None, plaintext=False) == swarm.manifest
+            )
+            assert (await fetch_status(str(contact)))["node_id"] == own_id.hex()
+            bent = Contact(man.address, own_id)
+            with pytest.raises(UnreachableError, match="does not prove which node it is"):
+                await asyncio.to_thread(fetch_manifest, (bent,), None, plaintext=False)
+            with pytest.raises(UnreachableError, match="does not prove which node it is"):
+                await fetch_status(str(bent))
+            assert man.connections >= 2
+        await go_on(swarm)
+
+
+async def test_a_man_in_the_middle_of_a_members_own_address_hears_nothing_at_all(tmp_path: Path) -> None:
+    """The member's row names its certificate: whoever dials that address sees another one and hangs up."""
+    async with LocalNodes(tmp_path, *small_manifest()) as swarm:
+        first, second = await swarm.grow(2)
+        async with middleman(where(first)) as man:
+            swarm.rules.set("n2", "n1", Rule(refuse=True))  # or it would dial first
+            victim = await swarm.add("n2", ["n0"], advertise=(man.address,))
+            victim.train(0.1)
+            said = f"{man.address}: shows another certificate than its own row names"
+            await swarm.until(lambda: said in second.log, 30, "the dialler finds out")
+            assert (man.asked, man.answered) == (b"", b"")
+            await go_on(swarm)
+            assert not any(link["node_id"] == victim.status["node_id"] for link in second.status["links"]), (
+                "they hear of each other through the first"
+            )
+
+
+# -- silence
+
+
+@pytest.mark.timeout(300)
+async def test_a_member_that_says_it_holds_everything_and_serves_nothing(tmp_path: Path) -> None:
+    """It costs a chunk that it was asked for a minute; then somebody else is asked."""
+    async with LocalNodes(tmp_path, *small_manifest()) as swarm:
+        nodes = await swarm.grow(3)
+        async with Member(swarm.manifest) as mallory:
+            mallory.mute = True
+            mallory.on_seen = lambda delta, address: [
+                msg.Records(((delta.data, True),)),
+                msg.Holding((delta.record_id,)),
+            ]
+            await mallory.link(*map(where, nodes))
+            await mallory.publish(mallory.delta(nodes[0].status["clock"] + 1))
+            start = max(node.status["round"] for node in nodes)
+            await swarm.until(
+                lambda: all(node.status["round"] >= start + 20 for node in nodes), 30, "nobody waits for it"
+            )
+            assert mallory.asked >= 3
+            took = await swarm.agree(100)
+            print(f"all honest payloads everywhere {took:.1f} s after the last was published")
+            assert all(node.status["payloads_missing"] == 1 for node in nodes), "its own, which nobody has"
+
+
+# -- bombs
+
+
+def swollen(planes: int) -> bytes:
+    """An lz4 block of `planes` - 1 bytes that is 255 times as long when unpacked: one byte, repeated."""
+    return b"\x1f\x00\x01\x00" + b"\xff" * (planes - 12) + b"\x00" + b"\x50" + b"tail!"
+
+
+async def test_a_payload_that_unpacks_to_a_gigabyte_weighs_nothing(tmp_path: Path) -> None:
+    """The `exact` codec unpacks into the size that the layout says, and no further."""
+    manifest, phi = small_manifest(1 << 20)
+    layout = manifest.plan()
+    (bulky,) = (f for f in layout.fragments if f.numel >= 1 << 20)
+    planes = 4 * bulky.numel
+    assert len(bulky.slots) == 1
+    async with LocalNodes(tmp_path, manifest, phi) as swarm:
+        nodes = await swarm.grow(2, step_s=0.3)
+        async with Member(manifest) as mallory:
+            await mallory.link(*map(where, nodes))
+            clock = nodes[0].status["clock"]
+            round_ = next(r for r in range(clock, clock + 4) if layout.of_round(r) is bulky)
+            block = swollen(planes)
+            assert len(block) < planes
+            bombs = [
+                len(block).to_bytes(4, "little") + block,
+                (planes - 1).to_bytes(4, "little") + os.urandom(planes - 1),
+                (2**32 - 1).to_bytes(4, "little") + block,
+                planes.to_bytes(4, "little") + b"\xff" * planes,  # every value far outside +-64
+                b"\x00" * 4,
+            ]
+            await go_on(swarm)
+            before = [node.process.memory_info().rss for node in nodes]
+            swarm.train_on()
+            for number, payload in enumerate(bombs):
+                ahead = round_ + 100 + number * len(layout.fragments)
+                assert layout.of_round(ahead) is bulky
+                await mallory.publish(mallory.delta_of(ahead, payload, codec="exact"))
+            await swarm.until(
+                lambda: (
+                    len(mallory.answers) >= 2 * 4 and not any(n.status["payloads_missing"] for n in nodes)
+                ),
+                60,
+                "all fetched",
+            )
+            await go_on(swarm)
+            for node, rss in zip(nodes, before, strict=True):
+                grown = peak_of(node) - rss
+                print(f"{node.name}: {rss >> 20} MiB before, at most {grown >> 20} MiB more")
+                assert grown < 256 << 20
+            assert all(node.status["misbehaviours_seen"] == 0 for node in nodes)
+
+
+def peak_of(node: LocalNode) -> int:
+    """The most memory that a daemon ever held, in bytes."""
+    status = Path(f"/proc/{node.process.pid}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+# -- lies about the past
+
+
+async def test_one_liar_about_the_past_moves_nobody(tmp_path: Path) -> None:
+    """For every round that the honest have sealed or are about to it claims a history of far more tokens."""
+    history = {"seal_after": 4, "snapshot_every": 8, "retain": 64}
+    async with LocalNodes(tmp_path, *small_manifest(history=history)) as swarm:
+        nodes = await swarm.grow(3, step_s=0.1)
+        lie = os.urandom(32)
+
+        async def claim(mallory: Member, seconds: float) -> None:
+            until = asyncio.get_running_loop().time() + seconds
+            while asyncio.get_running_loop().time() < until:
+                await asyncio.gather(*(node.ask() for node in nodes))
+                newest = max(node.status["sealed_round"] or 0 for node in nodes)
+                claims = tuple(Claim(newest + ahead, 2**59, lie, lie) for ahead in (16, 8, 0, -8))
+                claims = tuple(c for c in claims if c.round >= 0)
+                await mallory.present(claims=claims, trains=True, round=nodes[0].status["round"])
+                await asyncio.sleep(0.25)
+
+        async with Member(swarm.manifest) as mallory:
+            await mallory.link(*map(where, nodes))
+            await claim(mallory, LINEAGE_PATIENCE_S + 4)
+            assert min(node.status["sealed_round"] for node in nodes) >= 8, "sealed under its eyes"
+            await swarm.agree(closed=True)
+            await claim(mallory, LINEAGE_PATIENCE_S + 4)  # the same while nothing moves
+            swarm.train_on()
+            joiner = await swarm.add("n3", ["n0"])
+            joiner.train(0.1)
+            await swarm.until(lambda: joiner.status.get("round", 0) > 0, 40, "a joiner joins the honest")
+            await go_on(swarm, closed=True)
+        assert not any("TWO LINEAGES" in node.log for node in swarm.nodes.values())
