@@ -181,5 +181,4 @@ const stalenessCurve = (timeline, frames) =>
     inks: [{ field: "stale", colour: "swarm", width: 1.2 }, { field: "stalest", colour: "faint", width: 1, dash: [2, 2] }],
     format: (value) => String(value),
     least: 0,
-    marks: 2,
   });

@@ -3,7 +3,7 @@
 
 const SETTLE_MS = 700;
 const ROOMY = 16; // up to so many members there is room for words beside each
-const PULL_FEW = 0.7, PULL_MANY = 0.4; // how far a thread's middle stays from the centre, as a share of its chord's
+const PULL_FEW = 0.3, PULL_MANY = 0.62; // how far the longest threads are drawn to the centre; short ones less
 
 const memberOrder = (a, b) => natural.compare(nameOf(a), nameOf(b)) || (a.id < b.id ? -1 : 1);
 
@@ -72,6 +72,8 @@ class Graph {
     this.nodes.forEach((node, i) => {
       const give = count === 1 ? 0 : this.roomy ? 1 - 0.14 * jitter(node.id) : 1;
       node.angle = angles[i];
+      // Between the ellipse's normal and its radius: names then keep clear of each other at the sides, too.
+      node.outwards = Math.atan2(Math.sin(angles[i]), Math.cos(angles[i]) * Math.sqrt(Math.min(1, ry / rx)));
       node.toX = width / 2 + rx * give * Math.cos(angles[i]);
       node.toY = height / 2 + ry * give * Math.sin(angles[i]);
       node.room = Math.min(12, spacing * 0.42);
@@ -102,8 +104,9 @@ class Graph {
   /** The control point of the thread between two nodes (a quadratic Bezier curve, bowed inwards). */
   bend(a, b) {
     const { x, y } = this.center;
-    const pull = this.roomy ? PULL_FEW : PULL_MANY;
-    return { x: x + ((a.x + b.x) / 2 - x) * pull, y: y + ((a.y + b.y) / 2 - y) * pull };
+    const long = Math.min(1, Math.hypot(a.x - b.x, a.y - b.y) / (0.55 * Math.min(...this.#size)));
+    const stays = 1 - (this.roomy ? PULL_FEW : PULL_MANY) * long;
+    return { x: x + ((a.x + b.x) / 2 - x) * stays, y: y + ((a.y + b.y) / 2 - y) * stays };
   }
 
   /** The node at a point, within a finger's reach, or null. */

@@ -33,7 +33,7 @@ class Header {
   #show({ now, node, links }, rounds) {
     const behind = now.rounds_behind ? `, ${plural(now.rounds_behind, "round")} to merge` : "";
     this.#set("round", "Round", whole(now.round), `swarm at ${whole(now.clock)}${behind}`);
-    this.#set("tokens", "Tokens", amount(now.swarm_tokens), node.trains ? `${amount(now.own_tokens)} from this node` : "this node does not train");
+    this.#set("tokens", "Tokens", amount(now.swarm_tokens), ownTokens(node, now));
     this.#set("speed", "Tokens per second", amount(now.swarm_tokens_per_s), node.trains ? speedInWords(now) : "of the whole swarm");
     const newest = rounds.list.at(-1);
     const own = known(now.loss);
@@ -82,7 +82,7 @@ class Header {
     const banner = byId("banner");
     const since = (from) => duration(Math.max(1, (performance.now() - from) / 1000));
     if (connection === "lost") {
-      setText(banner, `No connection to the node for ${since(stream.lostAt)}. Reconnecting … What is below is as of ${when(stream.state.time)}.`);
+      setText(banner, `No connection to the node for ${since(stream.lostAt)}. Reconnecting … This is as of ${when(stream.state.time)}.`);
     } else if (connection === "waiting" && stream.lostAt !== null) {
       setText(banner, "The node does not answer. Trying again …");
     }
@@ -97,7 +97,13 @@ class Header {
   }
 }
 
+function ownTokens(node, now) {
+  if (!node.trains) return "this node does not train";
+  return known(now.own_tokens) ? `${amount(now.own_tokens)} from this node` : "this node's not known yet";
+}
+
 function speedInWords(now) {
+  if (!known(now.tokens_per_s)) return "this node's not known yet";
   const waiting = now.wait_fraction > 0.005 ? `, waiting ${percent(now.wait_fraction)}` : "";
   return `${amount(now.tokens_per_s)} here${waiting}`;
 }

@@ -42,7 +42,7 @@ class Inspector {
       ["Tokens", amount(m.tokens)],
       ["Speed", m.trains ? tokenRate(m.tokens_per_s) : "does not train"],
       ["Loss", lossText(m.loss)],
-      ["Replica", { same: "identical to this node's", other: "differs from this node's" }[m.claim] ?? (m.self ? "this is the one compared with" : "not known"), m.claim === "other" ? "bad" : ""],
+      ["Replica", m.self ? "the one that others are compared with" : ({ same: "identical to this node's", other: "differs from this node's" }[m.claim] ?? "not known"), m.claim === "other" ? "bad" : ""],
       ["Conduct", m.conduct ? m.conduct.verdict || conductInWords(m.conduct) || "not judged yet" : "not judged yet", m.conduct?.verdict ? "warn" : ""],
       ["Device", m.device || UNKNOWN],
       ["Version", m.version || UNKNOWN],

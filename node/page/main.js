@@ -35,9 +35,8 @@ function showAlone({ members, node, swarm }) {
   setHidden(byId("graph-empty"), !alone);
   if (!alone) return;
   const address = node.addresses?.[0];
-  setText(byId("graph-empty"), address
-    ? `Nobody else is here yet. Another machine joins with: gossamer node --join ${address} --swarm-id ${String(swarm.id).slice(0, 12)}`
-    : "Nobody else is known yet.");
+  setText(byId("graph-empty-text"), address ? "Nobody else is here yet. Another machine joins with" : "Nobody else is known yet.");
+  setText(byId("graph-empty-command"), address ? `gossamer node --join ${address} --swarm-id ${String(swarm.id).slice(0, 12)}` : "");
 }
 
 function showRounds({ fresh, from }) {
@@ -53,11 +52,13 @@ function showRounds({ fresh, from }) {
   threads.show(fresh);
 }
 
-const HINT = "Point at a round. Drag to move, Ctrl and wheel to zoom; arrow keys, + and − work in the contributions.";
+const HINT = matchMedia("(hover: none)").matches
+  ? "Touch a round for its figures, drag to move."
+  : "Point at a round for its figures. Drag to move, Ctrl and wheel to zoom; arrow keys, + and − work in the contributions.";
 const SPANS = [[32, "32"], [128, "128"], [1024, "1,024"], [Infinity, "All"]];
 const pressSpan = choice(byId("span"), SPANS.map(([n, label]) => [n, label, n === Infinity ? "All rounds kept" : `The latest ${label} rounds`]), timeline.span, (span) => timeline.show(span));
 choice(byId("axis"), [[false, "by round"], [true, "by tokens"]], false, (byTokens) => timeline.setByTokens(byTokens));
-legend(byId("loss-keys"), [["line swarm", "swarm, by tokens"], ["line accent", "this node"], ["diamond good", "held-out, while this page is open"]]);
+legend(byId("loss-keys"), [["line swarm", "swarm, weighted by tokens"], ["line accent", "this node"], ["diamond good", "held-out, while this page is open"]]);
 legend(byId("matrix-keys"), [["cell accent", "merged"], ["cell warn", "late"], ["cell clip", "clipped"], ["cell frame bad", "void"]]);
 legend(byId("graph-legend"), [
   ["dot accent", "alive, larger is faster"], ["dot warn dashed", "suspect"], ["dot hollow bad", "down"], ["dot hollow faint", "left"],
@@ -71,7 +72,7 @@ stream.addEventListener("connection", () => header.connection(stream));
 stream.addEventListener("second", () => stream.connection !== "live" && header.connection(stream));
 focus.addEventListener("member", () => stream.state && inspector.show(stream.state, focus));
 timeline.addEventListener("range", () => pressSpan(timeline.end === null ? timeline.span : NaN));
-timeline.addEventListener("cursor", () => setText(byId("readout"), timeline.cursor === null ? HINT : roundInWords(timeline).join("; ")));
+timeline.addEventListener("cursor", () => setText(byId("readout"), timeline.cursor === null || timeline.quiet ? HINT : roundInWords(timeline).join("; ")));
 startTheme(() => {
   readColours();
   threads.refresh();

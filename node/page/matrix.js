@@ -3,6 +3,7 @@
 
 const COLUMN_MIN = 3; // px; narrower rounds are drawn together
 const FIGURES = 5; // a cell's counts
+const COUNT_MS = 8; // what is not counted within a frame's share is counted in the next
 const MATRIX_TALL = 660; // px; more rows scroll
 
 class Matrix extends Strip {
@@ -15,7 +16,7 @@ class Matrix extends Strip {
   #per = 1; // rounds a column
   #kept = "";
   rowHeight = 20;
-  shown = { rows: 0, columns: 0, perColumn: 1, cells: 0 };
+  shown = { rows: 0, columns: 0, perColumn: 1, cells: 0, complete: false };
 
   constructor(timeline, frames, focus) {
     super(byId("matrix"), timeline, frames);
@@ -31,7 +32,8 @@ class Matrix extends Strip {
     const gone = this.timeline.rounds.authors.filter((id) => !state.members.some((m) => m.id === id));
     const order = [...members.map((m) => m.id), ...gone];
     const names = new Map(members.map((m) => [m.id, nameOf(m)]));
-    this.#rowOf = this.timeline.rounds.authors.map((id) => order.indexOf(id));
+    const rowOf = new Map(order.map((id, row) => [id, row]));
+    this.#rowOf = this.timeline.rounds.authors.map((id) => rowOf.get(id));
     const same = order.length === this.#order.length && order.every((id, i) => id === this.#order[i] && names.get(id) === this.#names.get(id));
     if (same) return;
     this.#order = order;
@@ -61,9 +63,12 @@ class Matrix extends Strip {
     this.#paintNames(context, scale, firstRow, lastRow, top);
     const raster = new Raster(context.canvas, width, [scale.left, scale.right], per === 1 ? this.#mostTokens(scale) : per);
     const gap = per * scale.step >= 6 ? 1 : per * scale.step >= 4 ? 0.5 : 0;
-    let columns = 0, cells = 0;
-    for (let bin = Math.floor(scale.first / per); bin * per <= scale.last; bin++, columns++) {
-      const counts = this.#binOf(bin, firstRow, lastRow);
+    const until = performance.now() + COUNT_MS;
+    let columns = 0, cells = 0, left = false;
+    for (let bin = Math.floor(scale.last / per); (bin + 1) * per > scale.first; bin--, columns++) {
+      left ||= performance.now() > until && !this.#counts.has(bin);
+      const counts = left ? this.#counts.get(bin) : this.#binOf(bin, firstRow, lastRow);
+      if (!counts) continue;
       const x0 = Math.max(scale.left, scale.x(bin * per)), x1 = Math.min(scale.right, scale.x((bin + 1) * per)) - gap;
       for (let row = firstRow, at = 0; row < lastRow; row++, at += FIGURES) {
         if (!counts[at]) continue;
@@ -72,7 +77,8 @@ class Matrix extends Strip {
       }
     }
     raster.put();
-    this.shown = { rows: lastRow - firstRow, columns, perColumn: per, cells };
+    this.shown = { rows: lastRow - firstRow, columns, perColumn: per, cells, complete: !left };
+    return left;
   }
 
   /** Counts stay valid while bins and rows are the same. */
@@ -129,9 +135,9 @@ class Matrix extends Strip {
   }
 
   draw() {
-    super.draw();
+    const more = super.draw();
     const row = this.#order.indexOf(this.timeline.row ?? this.focus.pointed ?? this.focus.chosen);
-    if (row < 0) return;
+    if (row < 0) return more;
     const context = this.canvas.getContext("2d");
     const { left, right } = this.timeline.scale(this.canvas.clientWidth);
     context.strokeStyle = colours.ink;
@@ -139,6 +145,7 @@ class Matrix extends Strip {
     context.lineWidth = 1;
     context.strokeRect(left - 1.5, row * this.rowHeight - this.#rows.scrollTop + 0.5, right - left + 3, this.rowHeight - 1);
     context.globalAlpha = 1;
+    return more;
   }
 
   rowAt(y) {

@@ -1,6 +1,7 @@
 // Cells of the matrix as pixels: tens of thousands of them are too many for a canvas' own rectangles.
 
 const INKS = 8; // steps of a cell's colour, from some to all
+const MARK_FROM = 1 / 16; // in a cell of many rounds, late and clipped ones show from this share on
 
 class Raster {
   /** Covers `canvas` between two x, in CSS pixels; `full` is what the deepest colour stands for. */
@@ -32,11 +33,11 @@ class Raster {
     const share = per === 1 ? Math.sqrt(counts[at + 1] / this.full) : count / this.full;
     const ink = Math.round((0.25 + 0.75 * Math.min(1, share)) * INKS);
     this.rect(x, y, w, h, late === count ? this.warn[ink] : this.accent[ink]);
-    if (late && late < count) {
+    if (late < count && late > count * MARK_FROM) {
       const band = Math.max(1.5, (late / count) * h * 0.6);
       this.rect(x, y + h - band, w, band, this.warn[INKS]);
     }
-    if (clipped) this.rect(x, y, w, Math.max(1.5, (clipped / count) * h * 0.4), this.clip);
+    if (clipped > count * MARK_FROM) this.rect(x, y, w, Math.max(1.5, (clipped / count) * h * 0.4), this.clip);
     if (wasVoid) this.rect(x, y + h / 2 - 1, w, 2, this.bad);
   }
 
@@ -44,7 +45,10 @@ class Raster {
     const x0 = Math.max(0, Math.round(x * this.ratio) - this.left);
     const x1 = Math.min(this.width, Math.max(Math.round((x + w) * this.ratio) - this.left, x0 + 1));
     const y0 = Math.max(0, Math.round(y * this.ratio)), y1 = Math.min(this.image.height, Math.round((y + h) * this.ratio));
-    for (let row = y0; row < y1; row++) this.pixels.fill(colour, row * this.width + x0, row * this.width + x1);
+    for (let row = y0; row < y1; row++) {
+      const end = row * this.width + x1; // a loop: fill() costs more than these few pixels
+      for (let i = end - x1 + x0; i < end; i++) this.pixels[i] = colour;
+    }
   }
 
   put() {

@@ -100,11 +100,14 @@ const conductText = (m) => (m.conduct ? m.conduct.verdict || (m.conduct.judged ?
 /** A member's latest judged rounds in one sentence. */
 function conductInWords(conduct) {
   if (!conduct || !conduct.judged) return "";
+  if (!conduct.void && !conduct.clipped && !conduct.opposed) return `nothing noted in ${plural(conduct.judged, "round")}${agreeing(conduct)}`;
   const parts = [`of its latest ${plural(conduct.judged, "round")}`];
   parts.push(`${whole(conduct.void)} void`, `${whole(conduct.clipped)} clipped${conduct.clipped && known(conduct.mean_clip) ? ` (by ${conduct.mean_clip.toFixed(1)} on average)` : ""}`);
   if (known(conduct.opposed)) parts.push(`${whole(conduct.opposed)} against the others`);
-  return parts.join(", ") + (known(conduct.agreement) ? `; agreement with the others ${cosine(conduct.agreement)}` : "");
+  return parts.join(", ") + agreeing(conduct);
 }
+
+const agreeing = (conduct) => (known(conduct.agreement) ? `; agreement with the others ${cosine(conduct.agreement)}` : "");
 
 function linksTable(nameById) {
   const columns = [

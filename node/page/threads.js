@@ -147,8 +147,7 @@ class Threads {
   }
 
   #labelOutwards(context, node, name, chosen) {
-    const { x, y } = this.graph.center;
-    let angle = Math.atan2(node.y - y, node.x - x);
+    const angle = node.outwards;
     const left = Math.cos(angle) < 0;
     context.save();
     context.translate(node.x, node.y);

@@ -9,6 +9,7 @@ class Timeline extends EventTarget {
   byTokens = false; // the loss' horizontal axis
   cursor = null; // the round pointed at
   row = null; // the member id pointed at, in the matrix
+  quiet = false;
 
   constructor(rounds) {
     super();
@@ -68,8 +69,10 @@ class Timeline extends EventTarget {
     this.#tell("range");
   }
 
-  point(round, row = null) {
+  /** `quiet`: what there is to say is said beside the pointer already. */
+  point(round, row = null, quiet = false) {
     if (round === this.cursor && row === this.row) return;
+    this.quiet = quiet;
     this.cursor = round;
     this.row = row;
     this.#tell("cursor");
@@ -102,18 +105,18 @@ class Strip {
 
   draw() {
     const [context, width, height] = surface(this.canvas);
-    if (!width || !height) return;
+    if (!width || !height) return false;
     const body = this.#body;
     if (this.#stale || body.width !== this.canvas.width || body.height !== this.canvas.height) {
       body.width = this.canvas.width;
       body.height = this.canvas.height;
       const on = body.getContext("2d");
       on.scale(body.width / width, body.height / height);
-      this.paint(on, width, height);
-      this.#stale = false;
+      this.#stale = this.paint(on, width, height) === true; // it has more to paint
     }
     context.drawImage(body, 0, 0, width, height);
     if (this.timeline.cursor !== null) this.paintCursor(context, width, height);
+    return this.#stale;
   }
 
   paintCursor(context, width, height) {
@@ -173,8 +176,9 @@ class Strip {
     const x = event.clientX - box.left;
     const { left } = this.timeline.scale(box.width);
     const row = this.rowAt(event.clientY - box.top);
-    this.timeline.point(x < left && row === null ? null : this.roundAt(x, box.width), row);
-    if (event.pointerType === "mouse") tip.show(event.clientX, event.clientY, roundInWords(this.timeline));
+    const mouse = event.pointerType === "mouse";
+    this.timeline.point(x < left && row === null ? null : this.roundAt(x, box.width), row, mouse);
+    if (mouse) tip.show(event.clientX, event.clientY, roundInWords(this.timeline));
   }
 }
 

@@ -50,7 +50,9 @@ class Page:
             details = params["exceptionDetails"]
             self.complaints.append(details.get("exception", {}).get("description") or details["text"])
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
-            self.complaints.append(" ".join(str(a.get("value", a.get("description"))) for a in params["args"]))
+            self.complaints.append(
+                " ".join(str(a.get("value", a.get("description"))) for a in params["args"])
+            )
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.complaints.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
         elif method == "Network.requestWillBeSent":
@@ -105,7 +107,9 @@ class Page:
             await self.send("Input.dispatchKeyEvent", type=kind, key=name, code=name)
 
     async def screenshot(self, path: Path, whole: bool = True) -> None:
-        shot = await self.send("Page.captureScreenshot", captureBeyondViewport=whole, **await self._clip(whole))
+        shot = await self.send(
+            "Page.captureScreenshot", captureBeyondViewport=whole, **await self._clip(whole)
+        )
         path.write_bytes(base64.b64decode(shot["data"]))
 
     async def _clip(self, whole: bool) -> dict[str, Any]:

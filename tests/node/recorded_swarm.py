@@ -226,7 +226,9 @@ class Recorded:
             return {"time": self.now - ago, "level": level, "text": text}
 
         found = [said(3000, "info", "node-1 began training on cuda:0")]
-        found += [said(2400 - 60 * i, "info", f"node-{i + 1} joined the swarm") for i in range(1, self.members)]
+        found += [
+            said(2400 - 60 * i, "info", f"node-{i + 1} joined the swarm") for i in range(1, self.members)
+        ]
         found += [said(900 - i, "warning", f"node-{i + 1} is down: not heard for 40 s") for i in self.dies]
         if self.members > 11:
             found.append(said(300, "error", "node-12: 3 of its latest 20 rounds are void"))
