@@ -2,10 +2,10 @@
 
 /** A strip with a vertical scale; where several rounds share a pixel, their range and their mean are drawn. */
 class Curve extends Strip {
-  /** `inks`: {field of a round, colour, width, dash?}, drawn in that order. */
-  constructor(canvas, timeline, frames, { inks, format, least = null, marks = 3 }) {
+  /** `inks`: {field of a round, colour, width, dash?}, drawn in that order. The scale takes in `least` and `most`. */
+  constructor(canvas, timeline, frames, { inks, format, least = null, most = -Infinity, marks = 3 }) {
     super(canvas, timeline, frames);
-    Object.assign(this, { inks, format, least, marks });
+    Object.assign(this, { inks, format, least, most, marks });
     this.shown = 0; // rounds drawn
   }
 
@@ -28,7 +28,7 @@ class Curve extends Strip {
 
   #bounds(begin, end) {
     const { list } = this.timeline.rounds;
-    let low = this.least ?? Infinity, high = -Infinity;
+    let low = this.least ?? Infinity, high = this.most;
     for (const { field } of this.inks) {
       for (let i = begin; i < end; i++) {
         const value = list[i][field];
@@ -173,7 +173,6 @@ const agreementCurve = (timeline, frames) =>
   new Curve(byId("agreement"), timeline, frames, {
     inks: [{ field: "agreement", colour: "swarm", width: 1.2 }],
     format: (value) => cosine(value).replace(/0+$/, "").replace(/\.$/, ""),
-    marks: 2,
   });
 
 const stalenessCurve = (timeline, frames) =>
@@ -181,4 +180,5 @@ const stalenessCurve = (timeline, frames) =>
     inks: [{ field: "stale", colour: "swarm", width: 1.2 }, { field: "stalest", colour: "faint", width: 1, dash: [2, 2] }],
     format: (value) => String(value),
     least: 0,
+    most: 1,
   });

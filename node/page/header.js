@@ -30,28 +30,32 @@ class Header {
     setText(byId("footer"), `Gossamer ${node.version ?? ""}, swarm ${shortId(swarm.id)}, node ${shortId(node.id)}, up ${duration(node.uptime_s)}, folder ${node.folder ?? UNKNOWN}`);
   }
 
-  #show({ now, node, links }, rounds) {
+  #show({ now, node, links, members }, rounds) {
     const behind = now.rounds_behind ? `, ${plural(now.rounds_behind, "round")} to merge` : "";
-    this.#set("round", "Round", whole(now.round), `swarm at ${whole(now.clock)}${behind}`);
+    const at = node.trains ? [whole(now.round), `swarm at ${whole(now.clock)}`] : [whole(now.clock), "of the swarm"];
+    this.#set("round", "Round", at[0], at[1] + behind);
     this.#set("tokens", "Tokens", amount(now.swarm_tokens), ownTokens(node, now));
     this.#set("speed", "Tokens per second", amount(now.swarm_tokens_per_s), node.trains ? speedInWords(now) : "of the whole swarm");
     const newest = rounds.list.at(-1);
     const own = known(now.loss);
     this.#set("loss", own ? "Loss" : "Loss of the swarm", lossText(own ? now.loss : newest?.loss),
       known(now.val_loss) ? `held-out ${lossText(now.val_loss)}` : "held-out not measured here");
-    this.#replicas(now);
+    this.#replicas(now, members);
     const sum = (key) => links.reduce((total, link) => total + (link[key] ?? 0), 0);
     this.#set("traffic", "Network", `↓ ${byteRate(sum("received_per_s"))}`, `↑ ${byteRate(sum("sent_per_s"))}, ${plural(links.length, "link")}`);
   }
 
-  #replicas({ agree, phi_digest, sealed_round }) {
-    if (!agree || !agree.of) {
+  /** Ours is one of the replicas: with three others that are the same, four are identical. */
+  #replicas({ agree, phi_digest, sealed_round }, members) {
+    const same = members.filter((m) => m.self || m.claim === "same").length;
+    const of = same + members.filter((m) => m.claim === "other" && !m.self).length;
+    if (of < 2 || !known(agree?.round)) {
       const sealed = known(sealed_round) ? `last sealed round ${whole(sealed_round)}` : "no round sealed yet";
       return this.#set("replicas", "Replicas", UNKNOWN, `nothing to compare yet, ${sealed}`);
     }
-    const all = agree.same === agree.of;
-    this.#set("replicas", "Replicas", `${whole(agree.same)} of ${whole(agree.of)}`,
-      `${all ? "identical" : `identical, ${plural(agree.of - agree.same, "differs", "differ")}`} at round ${whole(agree.round)}`, all ? "good" : "bad",
+    const all = same === of;
+    this.#set("replicas", "Replicas", `${whole(same)} of ${whole(of)}`,
+      `${all ? "identical" : `identical, ${plural(of - same, "differs", "differ")}`} at round ${whole(agree.round)}`, all ? "good" : "bad",
       known(phi_digest) ? `digest ${phi_digest}` : "");
   }
 
@@ -97,13 +101,21 @@ class Header {
   }
 }
 
+function swarmInWords(state) {
+  const by = (health) => state.members.filter((m) => m.health === health).length;
+  const parts = [`${whole(by("alive"))} of ${plural(state.members.length, "member")} alive`];
+  for (const health of ["suspect", "down", "left"]) if (by(health)) parts.push(`${by(health)} ${health}`);
+  parts.push(`${plural(state.edges.length, "known link")}`);
+  return parts.join(", ");
+}
+
 function ownTokens(node, now) {
   if (!node.trains) return "this node does not train";
-  return known(now.own_tokens) ? `${amount(now.own_tokens)} from this node` : "this node's not known yet";
+  return known(now.own_tokens) ? `${amount(now.own_tokens)} from this node` : "not known yet";
 }
 
 function speedInWords(now) {
-  if (!known(now.tokens_per_s)) return "this node's not known yet";
+  if (!known(now.tokens_per_s)) return "not known yet";
   const waiting = now.wait_fraction > 0.005 ? `, waiting ${percent(now.wait_fraction)}` : "";
   return `${amount(now.tokens_per_s)} here${waiting}`;
 }

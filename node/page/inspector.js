@@ -38,11 +38,11 @@ class Inspector {
   #facts(m) {
     return [
       ["Health", m.health + (m.self || m.health === "left" || !known(m.heard_s) ? "" : `, heard ${heardText(m.heard_s)}`), `health ${m.health}`],
-      ["Round", whole(m.round)],
-      ["Tokens", amount(m.tokens)],
+      ["Round", whole(trained(m, "round"))],
+      ["Tokens", amount(trained(m, "tokens"))],
       ["Speed", m.trains ? tokenRate(m.tokens_per_s) : "does not train"],
-      ["Loss", lossText(m.loss)],
-      ["Replica", m.self ? "the one that others are compared with" : ({ same: "identical to this node's", other: "differs from this node's" }[m.claim] ?? "not known"), m.claim === "other" ? "bad" : ""],
+      ["Loss", lossText(trained(m, "loss"))],
+      ["Replica", m.self ? "compared with the others" : ({ same: "identical to this node's", other: "differs from this node's" }[m.claim] ?? "not known"), m.claim === "other" ? "bad" : ""],
       ["Conduct", m.conduct ? m.conduct.verdict || conductInWords(m.conduct) || "not judged yet" : "not judged yet", m.conduct?.verdict ? "warn" : ""],
       ["Device", m.device || UNKNOWN],
       ["Version", m.version || UNKNOWN],
@@ -65,8 +65,8 @@ class Inspector {
     if (!link) return [["Link", "none: heard of through others"]];
     return [
       ["Link", link.outbound ? "dialled by us" : "dialled by them"],
-      ["In", `${byteRate(link.received_per_s)}, ${bytes(link.received)} in all`],
-      ["Out", `${byteRate(link.sent_per_s)}, ${bytes(link.sent)} in all`],
+      ["In", `${byteRate(link.received_per_s)}, ${bytes(received(link))} in all`],
+      ["Out", `${byteRate(link.sent_per_s)}, ${bytes(sent(link))} in all`],
     ];
   }
 }

@@ -31,8 +31,8 @@ class Raster {
       return this.rect(x, y + 1.5, w, h - 3, this.ground);
     }
     const share = per === 1 ? Math.sqrt(counts[at + 1] / this.full) : count / this.full;
-    const ink = Math.round((0.25 + 0.75 * Math.min(1, share)) * INKS);
-    this.rect(x, y, w, h, late === count ? this.warn[ink] : this.accent[ink]);
+    const ink = Math.round((0.2 + 0.6 * Math.min(1, share)) * INKS); // the full colours are for marks
+    this.rect(x, y, w, h, late === count ? this.warn[INKS] : this.accent[ink]);
     if (late < count && late > count * MARK_FROM) {
       const band = Math.max(1.5, (late / count) * h * 0.6);
       this.rect(x, y + h - band, w, band, this.warn[INKS]);

@@ -20,6 +20,7 @@ class Stream extends EventTarget {
   #noticesBegin = false;
   #fetching = false;
   #again = false;
+  #sureUntil = 0; // rounds up to here cannot have changed while we did not listen
 
   start() {
     this.#open();
@@ -58,6 +59,7 @@ class Stream extends EventTarget {
 
   #lost() {
     if (this.connection === "lost") return;
+    if (this.complete) this.#sureUntil = this.state.now.closed_round ?? 0;
     this.lostAt = performance.now();
     this.connection = this.heardAt === null ? "waiting" : "lost";
     this.#tell("connection");
@@ -101,7 +103,7 @@ class Stream extends EventTarget {
     this.#fetching = true;
     try {
       if (this.complete) {
-        await this.#fetchRounds((this.state?.now.closed_round ?? 0) + 1, (message) => this.rounds.merge(message));
+        await this.#fetchRounds(this.#sureUntil + 1, (message) => this.rounds.merge(message));
       } else {
         const state = this.state ?? (await this.#get("api/state"));
         const recent = Math.max(0, (state.now.clock ?? 0) - RECENT);
@@ -111,7 +113,7 @@ class Stream extends EventTarget {
         this.#tell("rounds", { fresh: [], from: 0 });
       }
     } catch {
-      // The connection's own error says it, and the next opening tries again.
+      setTimeout(() => this.#source && this.#catchUp(), RETRY_MS.at(-1)); // opening again does it, too
     }
     this.#fetching = false;
     if (this.#again) {

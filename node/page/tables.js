@@ -74,10 +74,10 @@ function membersTable(focus) {
     { title: "Name", text: (m) => nameOf(m) + (m.self ? " (this node)" : ""), hint: (m) => m.id, className: (m) => (m.self ? "self" : "") },
     { title: "Health", text: (m) => HEALTH_WORDS[m.health] ?? String(m.health), className: (m) => `health ${m.health in HEALTH_WORDS ? m.health : "left"}` },
     { title: "Role", text: (m) => (m.trains ? "trains" : "observes") },
-    { title: "Round", text: (m) => whole(m.round), value: (m) => m.round, number: true },
-    { title: "Tokens", text: (m) => amount(m.tokens), value: (m) => m.tokens, number: true },
-    { title: "Tokens/s", text: (m) => amount(m.tokens_per_s), value: (m) => m.tokens_per_s, number: true },
-    { title: "Loss", text: (m) => lossText(m.loss), value: (m) => m.loss, number: true },
+    { title: "Round", text: (m) => whole(trained(m, "round")), value: (m) => trained(m, "round"), number: true },
+    { title: "Tokens", text: (m) => amount(trained(m, "tokens")), value: (m) => trained(m, "tokens"), number: true },
+    { title: "Tokens/s", text: (m) => amount(trained(m, "tokens_per_s")), value: (m) => trained(m, "tokens_per_s"), number: true },
+    { title: "Loss", text: (m) => lossText(trained(m, "loss")), value: (m) => trained(m, "loss"), number: true },
     { title: "Replica", text: replicaWord, className: (m) => (m.claim === "other" ? "bad" : "") },
     { title: "Device", text: (m) => m.device || UNKNOWN },
     { title: "Heard", text: (m) => (m.self ? UNKNOWN : heardText(m.heard_s)), value: (m) => m.heard_s, number: true },
@@ -93,6 +93,8 @@ function membersTable(focus) {
   });
 }
 
+/** A figure of training; one that never trained has none, whatever its row says. */
+const trained = (m, field) => (m.trains || m.tokens > 0 ? m[field] : null);
 const replicaWord = (m) => ({ same: "identical", other: "differs" })[m.claim] ?? UNKNOWN;
 const heardText = (s) => (known(s) ? (s < 1 ? "now" : `${duration(s)} ago`) : UNKNOWN);
 const conductText = (m) => (m.conduct ? m.conduct.verdict || (m.conduct.judged ? "nothing noted" : UNKNOWN) : UNKNOWN);
@@ -115,15 +117,18 @@ function linksTable(nameById) {
     { title: "Dialled by", text: (l) => (l.outbound ? "us" : "them") },
     { title: "In", text: (l) => byteRate(l.received_per_s), value: (l) => l.received_per_s, number: true },
     { title: "Out", text: (l) => byteRate(l.sent_per_s), value: (l) => l.sent_per_s, number: true },
-    { title: "Received", text: (l) => bytes(l.received), value: (l) => l.received, number: true, hint: (l) => `${bytes(l.payload_received)} of it payloads` },
-    { title: "Sent", text: (l) => bytes(l.sent), value: (l) => l.sent, number: true, hint: (l) => `${bytes(l.payload_sent)} of it payloads` },
+    { title: "Received", text: (l) => bytes(received(l)), value: received, number: true, hint: (l) => `${bytes(l.payload_received)} of it payloads` },
+    { title: "Sent", text: (l) => bytes(sent(l)), value: sent, number: true, hint: (l) => `${bytes(l.payload_sent)} of it payloads` },
     { title: "Payloads", text: (l) => payloadShare(l), value: (l) => l.payload_sent + l.payload_received, number: true },
     { title: "Dropped", text: (l) => whole(l.dropped), value: (l) => l.dropped, number: true, className: (l) => (l.dropped ? "warn" : "") },
   ];
   return new Table(byId("links-table"), columns, (l) => l.id);
 }
 
-const payloadShare = (l) => (l.sent + l.received > 0 ? percent((l.payload_sent + l.payload_received) / (l.sent + l.received)) : UNKNOWN);
+// The node counts messages and payloads apart.
+const sent = (l) => l.sent + l.payload_sent;
+const received = (l) => l.received + l.payload_received;
+const payloadShare = (l) => (sent(l) + received(l) > 0 ? percent((l.payload_sent + l.payload_received) / (sent(l) + received(l))) : UNKNOWN);
 
 const EVENTS_SHOWN = 120;
 const LEVELS = { info: "", warning: "warn", error: "bad" };

@@ -42,8 +42,8 @@ class Threads {
       if (self && id === self.id) {
         for (const next of this.graph.neighbours(self)) this.#lights.push({ way: [self, next], began, colour });
       } else {
-        const way = this.graph.wayHome(id);
-        if (way) this.#lights.push({ way, began: began + 400 * jitter(id), colour });
+        const node = this.graph.byId.get(id); // without a known way, only its author lights up
+        if (node) this.#lights.push({ way: this.graph.wayHome(id) ?? [node], began: began + 400 * jitter(id), colour });
       }
     }
     this.#lights.splice(0, this.#lights.length - LIGHTS_MAX);
@@ -57,7 +57,7 @@ class Threads {
     const moving = this.graph.settle(now);
     if (this.#stale || moving || resized) this.#paintStill();
     const [context] = surface(this.#overlay);
-    this.#lights = this.#lights.filter((light) => now < light.began + HOP_MS * (light.way.length - 1));
+    this.#lights = this.#lights.filter((light) => now < light.began + HOP_MS * Math.max(1, light.way.length - 1));
     for (const light of this.#lights) this.#drawLight(context, light, now);
     return moving || this.#lights.length > 0;
   }
@@ -124,8 +124,7 @@ class Threads {
     const chosen = node === focused || member.self;
     const crowded = !this.graph.roomy;
     if (crowded && this.graph.narrow && !chosen) return;
-    const gone = member.health === "down" || member.health === "left";
-    context.fillStyle = node === focused || member.self ? colours.ink : gone ? colours.faint : colours.muted;
+    context.fillStyle = chosen ? colours.ink : colours.muted;
     context.textBaseline = "middle";
     const name = (member.claim === "other" ? "≠ " : "") + nameOf(member);
     if (crowded && !this.graph.narrow) return this.#labelOutwards(context, node, clipText(name, 10), chosen);
@@ -134,8 +133,9 @@ class Threads {
     const dx = Math.cos(node.angle), dy = Math.sin(node.angle);
     const beside = Math.abs(dx) > 0.35 && !this.graph.narrow;
     const x = beside ? node.x + Math.sign(dx) * out : node.x;
-    const y = beside ? node.y + dy * 4 : node.y + Math.sign(dy || 1) * (out + 8);
-    const below = known(member.tokens_per_s) && member.trains && !gone ? `${amount(member.tokens_per_s)} tokens/s` : gone || member.health === "suspect" ? member.health : "";
+    const y = beside ? node.y + dy * 4 : node.y + Math.sign(dy || 1) * (out + 11);
+    const speed = known(member.tokens_per_s) && member.trains ? `${amount(member.tokens_per_s)} tokens/s` : "";
+    const below = member.health === "alive" ? speed : member.health;
     context.textAlign = beside ? (dx > 0 ? "left" : "right") : "center";
     context.font = font(13, chosen ? 600 : 500);
     const offset = below ? 8 : 0;
@@ -159,15 +159,22 @@ class Threads {
   }
 
   #labelInwards(context, node, name) {
-    const { x } = this.graph.center;
+    const { x, y } = this.graph.center;
+    const inwards = 26 / Math.max(1, Math.hypot(x - node.x, y - node.y));
+    const aside = Math.abs(node.x - x) > 0.5 * x;
     context.font = font(12, 600);
-    context.textAlign = node.x > x ? "right" : "left";
-    context.fillText(clipText(name, 14), node.x + (node.x > x ? -14 : 14), node.y);
+    context.textAlign = !aside ? "center" : node.x > x ? "right" : "left";
+    context.lineWidth = 4;
+    context.strokeStyle = colours.surface; // keeps the threads from the letters
+    for (const draw of ["strokeText", "fillText"]) {
+      context[draw](clipText(name, 14), node.x + (x - node.x) * inwards * (aside ? 0.7 : 1), node.y + (y - node.y) * inwards);
+    }
   }
 
   #drawLight(context, { way, began, colour }, now) {
     const gone = (now - began) / HOP_MS;
     if (gone < 0) return;
+    if (way.length === 1) return pulse(context, way[0], colour, gone);
     const hop = Math.min(way.length - 2, Math.floor(gone));
     const a = way[hop], b = way[hop + 1];
     const bend = this.graph.bend(a, b);
@@ -217,6 +224,16 @@ class Threads {
 const easeBoth = (t) => (t < 0.5 ? 2 * t * t : 1 - 2 * (1 - t) ** 2);
 const clipText = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
+function pulse(context, { x, y, radius }, colour, gone) {
+  context.beginPath();
+  context.arc(x, y, radius + 2 + 10 * gone, 0, 2 * Math.PI);
+  context.globalAlpha = 0.7 * (1 - gone);
+  context.strokeStyle = colours[colour];
+  context.lineWidth = 1.2;
+  context.stroke();
+  context.globalAlpha = 1;
+}
+
 function cross(context, x, y, r, colour) {
   context.beginPath();
   context.moveTo(x - r, y - r);
@@ -226,12 +243,4 @@ function cross(context, x, y, r, colour) {
   context.strokeStyle = colour;
   context.lineWidth = 1.2;
   context.stroke();
-}
-
-function swarmInWords(state) {
-  const by = (health) => state.members.filter((m) => m.health === health).length;
-  const parts = [`${whole(by("alive"))} of ${plural(state.members.length, "member")} alive`];
-  for (const health of ["suspect", "down", "left"]) if (by(health)) parts.push(`${by(health)} ${health}`);
-  parts.push(`${plural(state.edges.length, "known link")}`);
-  return parts.join(", ");
 }

@@ -208,14 +208,14 @@ class Recorded:
 
     def _link(self, a: int, b: int) -> Json:
         other = b if a == 0 else a
-        sent, received = (137 + other) * 1_000_000, (190 - other) * 1_000_000
+        sent, received = (7 + other) * 1_000_000, (11 + other) * 1_000_000
         return {
             "id": self.ids[other],
             "outbound": other % 2 == 0,
             "sent": sent,
             "received": received,
-            "payload_sent": int(sent * 0.93),
-            "payload_received": int(received * 0.95),
+            "payload_sent": sent * 14,
+            "payload_received": received * 17,
             "sent_per_s": 21_500.0 * (1 + other % 3),
             "received_per_s": 30_100.0 * (1 + other % 4),
             "dropped": 0,
