@@ -1,0 +1,157 @@
+// The top of the page: which swarm, in which state, the figures at a glance, and whether this is live.
+
+const STATES = {
+  joining: "joining", starting: "starting", training: "training", serving: "serving", finished: "finished", leaving: "leaving",
+};
+
+class Header {
+  #figures;
+
+  constructor() {
+    const cards = ["round", "tokens", "speed", "loss", "replicas", "traffic"];
+    this.#figures = new Map(cards.map((key) => [key, figure()]));
+    byId("figures").append(...[...this.#figures.values()].map(({ box }) => box));
+  }
+
+  update(state, rounds) {
+    const { swarm, node, now } = state;
+    setText(byId("swarm"), swarm.name || shortId(swarm.id));
+    setText(byId("subtitle"), [
+      swarm.task, `${amount(swarm.parameters)} parameters`, plural(swarm.fragments, "fragment"), swarm.codec,
+      (swarm.averaging ?? []).join(", "), swarm.pace ? `a delta every ${swarm.pace}` : "", swarm.admission === "invited" ? "invited members only" : "",
+    ].filter(Boolean).join(" · "));
+    const chip = byId("state");
+    setHidden(chip, false);
+    setText(chip, `${nameOf(node)} is ${STATES[node.state] ?? node.state}`);
+    setAttribute(chip, "data-state", node.state);
+    document.title = `${swarm.name || "Gossamer"}: round ${whole(now.round)}${known(now.loss) ? `, loss ${lossText(now.loss)}` : ""}`;
+    this.#show(state, rounds);
+    this.#progress(node, now);
+    setText(byId("footer"), `Gossamer ${node.version ?? ""}, swarm ${shortId(swarm.id)}, node ${shortId(node.id)}, up ${duration(node.uptime_s)}, folder ${node.folder ?? UNKNOWN}`);
+  }
+
+  #show({ now, node, links, members }, rounds) {
+    const behind = now.rounds_behind ? `, ${plural(now.rounds_behind, "round")} to merge` : "";
+    const at = node.trains ? [whole(now.round), `swarm at ${whole(now.clock)}`] : [whole(now.clock), "of the swarm"];
+    this.#set("round", "Round", at[0], at[1] + behind);
+    this.#set("tokens", "Tokens", amount(now.swarm_tokens), ownTokens(node, now));
+    this.#set("speed", "Tokens per second", amount(now.swarm_tokens_per_s), node.trains ? speedInWords(now) : "of the whole swarm");
+    const newest = rounds.list.at(-1);
+    const own = known(now.loss);
+    this.#set("loss", own ? "Loss" : "Loss of the swarm", lossText(own ? now.loss : newest?.loss),
+      known(now.val_loss) ? `held-out ${lossText(now.val_loss)}` : "held-out not measured here");
+    this.#replicas(now, members);
+    const sum = (key) => links.reduce((total, link) => total + (link[key] ?? 0), 0);
+    this.#set("traffic", "Network", `↓ ${byteRate(sum("received_per_s"))}`, `↑ ${byteRate(sum("sent_per_s"))}, ${plural(links.length, "link")}`);
+  }
+
+  /** Ours is one of the replicas: with three others that are the same, four are identical. */
+  #replicas({ agree, phi_digest, sealed_round }, members) {
+    const same = members.filter((m) => m.self || m.claim === "same").length;
+    const of = same + members.filter((m) => m.claim === "other" && !m.self).length;
+    if (of < 2 || !known(agree?.round)) {
+      const sealed = known(sealed_round) ? `last sealed round ${whole(sealed_round)}` : "no round sealed yet";
+      return this.#set("replicas", "Replicas", UNKNOWN, `nothing to compare yet, ${sealed}`);
+    }
+    const all = same === of;
+    this.#set("replicas", "Replicas", `${whole(same)} of ${whole(of)}`,
+      `${all ? "identical" : `identical, ${plural(of - same, "differs", "differ")}`} at round ${whole(agree.round)}`, all ? "good" : "bad",
+      known(phi_digest) ? `digest ${phi_digest}` : "");
+  }
+
+  #progress(node, now) {
+    const joining = node.state === "joining" || node.state === "starting";
+    setHidden(byId("progress"), !joining);
+    if (!joining) return;
+    const bar = byId("progress-bar");
+    setHidden(bar, !now.fetching);
+    if (now.fetching) {
+      const [have, total] = now.fetching;
+      setAttribute(bar, "aria-valuemax", String(total));
+      setAttribute(bar, "aria-valuenow", String(have));
+      bar.firstElementChild.style.transform = `scaleX(${total ? have / total : 0})`;
+      setText(byId("progress-text"), `Fetching the model: ${whole(have)} of ${plural(total, "chunk")}, checked one by one.`);
+    } else if (node.state === "starting") {
+      setText(byId("progress-text"), "Up to date with the swarm. The trainer is starting.");
+    } else {
+      const missing = now.payloads_missing ? `, ${plural(now.payloads_missing, "payload")} still to come` : "";
+      setText(byId("progress-text"), `Catching up with the swarm: ${plural(now.records ?? 0, "record")} known${missing}.`);
+    }
+  }
+
+  connection(stream) {
+    setAttribute(document.body, "data-connection", stream.connection);
+    const { connection } = stream;
+    setText(byId("live-text"), { live: "live", lost: "reconnecting …", waiting: "connecting …" }[connection]);
+    const banner = byId("banner");
+    const since = (from) => duration(Math.max(1, (performance.now() - from) / 1000));
+    if (connection === "lost") {
+      setText(banner, `No connection to the node for ${since(stream.lostAt)}. Reconnecting … This is as of ${when(stream.state.time)}.`);
+    } else if (connection === "waiting" && stream.lostAt !== null) {
+      setText(banner, "The node does not answer. Trying again …");
+    }
+    setHidden(banner, connection === "live" || stream.lostAt === null);
+  }
+
+  #set(key, title, value, note, mark = "", hint = "") {
+    const { box, parts } = this.#figures.get(key);
+    [title, value, note].forEach((text, i) => setText(parts[i], text));
+    setAttribute(box, "data-mark", mark || null);
+    setAttribute(box, "title", hint || null);
+  }
+}
+
+function swarmInWords(state) {
+  const by = (health) => state.members.filter((m) => m.health === health).length;
+  const parts = [`${whole(by("alive"))} of ${plural(state.members.length, "member")} alive`];
+  for (const health of ["suspect", "down", "left"]) if (by(health)) parts.push(`${by(health)} ${health}`);
+  parts.push(`${plural(state.edges.length, "known link")}`);
+  return parts.join(", ");
+}
+
+function ownTokens(node, now) {
+  if (!node.trains) return "this node does not train";
+  return known(now.own_tokens) ? `${amount(now.own_tokens)} from this node` : "not known yet";
+}
+
+function speedInWords(now) {
+  if (!known(now.tokens_per_s)) return "not known yet";
+  const waiting = now.wait_fraction > 0.005 ? `, waiting ${percent(now.wait_fraction)}` : "";
+  return `${amount(now.tokens_per_s)} here${waiting}`;
+}
+
+function figure() {
+  const parts = [el("h3"), el("p", { className: "value" }), el("p", { className: "quiet" })];
+  return { box: el("div", { className: "figure" }, ...parts), parts };
+}
+
+const THEMES = ["auto", "light", "dark"];
+/** The toggle: as the system, light, dark. Remembered where the browser allows it. */
+function startTheme(changed) {
+  const button = byId("theme");
+  const stored = () => {
+    try {
+      return localStorage.getItem("gossamer-theme");
+    } catch {
+      return null;
+    }
+  };
+  const apply = (theme) => {
+    document.documentElement.dataset.theme = theme;
+    setText(button, theme[0].toUpperCase() + theme.slice(1));
+    setAttribute(button, "aria-label", `Colours: ${theme}`);
+    changed();
+  };
+  let theme = THEMES.includes(stored()) ? stored() : "auto";
+  button.addEventListener("click", () => {
+    theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+    try {
+      localStorage.setItem("gossamer-theme", theme);
+    } catch {
+      // Then it holds until the page is closed.
+    }
+    apply(theme);
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
+  apply(theme);
+}

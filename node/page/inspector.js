@@ -1,0 +1,72 @@
+// One node in detail: the one pointed at, else the one chosen, else this one.
+
+/** Which member all views speak of. */
+class Focus extends EventTarget {
+  pointed = null;
+  chosen = null;
+
+  point(id) {
+    if (id === this.pointed) return;
+    this.pointed = id;
+    this.dispatchEvent(new Event("member"));
+  }
+
+  choose(id) {
+    this.chosen = id === this.chosen ? null : id;
+    this.pointed = null;
+    this.dispatchEvent(new Event("member"));
+  }
+}
+
+class Inspector {
+  #list = byId("inspector");
+
+  show(state, focus) {
+    const id = focus.pointed ?? focus.chosen;
+    const member = state.members.find((m) => m.id === id) ?? state.members.find((m) => m.self);
+    if (!member) return;
+    setText(byId("inspector-title"), nameOf(member));
+    setText(byId("inspector-kind"), member.self ? "this node" : member.trains ? "trains" : "observes");
+    const facts = [...this.#facts(member), ...(member.self ? this.#own(state) : this.#link(state, member))];
+    const rows = keyed(this.#list, facts.map(([term]) => term), (term) => el("div", {}, el("dt", { textContent: term }), el("dd")));
+    facts.forEach(([, value, mark], i) => {
+      setText(rows[i].lastChild, value);
+      setAttribute(rows[i].lastChild, "class", mark || null);
+    });
+  }
+
+  #facts(m) {
+    return [
+      ["Health", m.health + (m.self || m.health === "left" || !known(m.heard_s) ? "" : `, heard ${heardText(m.heard_s)}`), `health ${m.health}`],
+      ["Round", whole(trained(m, "round"))],
+      ["Tokens", amount(trained(m, "tokens"))],
+      ["Speed", m.trains ? tokenRate(m.tokens_per_s) : "does not train"],
+      ["Loss", lossText(trained(m, "loss"))],
+      ["Replica", m.self ? "compared with the others" : ({ same: "identical to this node's", other: "differs from this node's" }[m.claim] ?? "not known"), m.claim === "other" ? "bad" : ""],
+      ["Conduct", m.conduct ? m.conduct.verdict || conductInWords(m.conduct) || "not judged yet" : "not judged yet", m.conduct?.verdict ? "warn" : ""],
+      ["Device", m.device || UNKNOWN],
+      ["Version", m.version || UNKNOWN],
+      ["Address", m.addresses?.length ? m.addresses.join(", ") : "none: it only dials out"],
+      ["Id", m.id, "mono"],
+    ];
+  }
+
+  #own({ node, now }) {
+    const reach = { true: "yes, others can dial it", false: "no: it only dials out" }[node.reachable] ?? "not known yet";
+    return [
+      ["Reachable", reach],
+      ["Inner steps", whole(now.inner_steps)],
+      ["Records", whole(now.records) + (now.closed_round ? `, closed up to round ${whole(now.closed_round)}` : "")],
+    ];
+  }
+
+  #link({ links }, member) {
+    const link = links.find((l) => l.id === member.id);
+    if (!link) return [["Link", "none: heard of through others"]];
+    return [
+      ["Link", link.outbound ? "dialled by us" : "dialled by them"],
+      ["In", `${byteRate(link.received_per_s)}, ${bytes(received(link))} in all`],
+      ["Out", `${byteRate(link.sent_per_s)}, ${bytes(sent(link))} in all`],
+    ];
+  }
+}

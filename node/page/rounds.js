@@ -1,0 +1,111 @@
+// The swarm's history as this page holds it: a round is a few numbers and one packed array of its deltas.
+
+const LATE = 1, VOID = 2, CLIPPED = 4, OWN = 8;
+const AUTHOR = 0, TOKENS = 1, STEPS = 2, STALENESS = 3, LOSS = 4, FLAGS = 5, WIDTH = 6;
+const ROUNDS_MAX = 20000;
+
+class Rounds {
+  constructor() {
+    this.authors = []; // node ids; what a packed AUTHOR refers to
+    this.indexOf = new Map();
+    this.list = []; // by round, ascending
+    this.deltas = 0;
+  }
+
+  get first() {
+    return this.list.length ? this.list[0].round : null;
+  }
+
+  get last() {
+    return this.list.length ? this.list[this.list.length - 1].round : null;
+  }
+
+  /** Takes in a message of the node; returns [author id, round, flags] of the deltas that were not known. */
+  merge(message) {
+    const map = message.authors.map((id) => this.#author(id));
+    const fresh = [];
+    const incoming = message.rounds.map((row) => this.#packed(row, map)).sort((a, b) => a.round - b.round);
+    for (const round of incoming) {
+      const at = this.position(round.round);
+      const old = this.list[at]?.round === round.round ? this.list[at] : null;
+      this.#noteFresh(round, old, fresh);
+      this.deltas += round.count - (old ? old.count : 0);
+      if (old) this.list[at] = round;
+      else if (at === this.list.length) this.list.push(round);
+      else this.list.splice(at, 0, round);
+    }
+    if (this.list.length > ROUNDS_MAX) {
+      for (const gone of this.list.splice(0, this.list.length - ROUNDS_MAX)) this.deltas -= gone.count;
+    }
+    return fresh;
+  }
+
+  /** Puts older rounds in front at once; merging them one by one would move the list each time. */
+  mergeOlder(message) {
+    const map = message.authors.map((id) => this.#author(id));
+    const before = this.list.length ? this.list[0].round : Infinity;
+    const older = message.rounds.filter((row) => row[0] < before).map((row) => this.#packed(row, map));
+    older.sort((a, b) => a.round - b.round);
+    for (const round of older) this.deltas += round.count;
+    this.list = older.concat(this.list);
+  }
+
+  /** Index of the first round that is not below `round`. */
+  position(round) {
+    let low = 0, high = this.list.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.list[middle].round < round) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+
+  at(round) {
+    const found = this.list[this.position(round)];
+    return found?.round === round ? found : null;
+  }
+
+  /** Offset of a member's delta in a round's packed array, or -1. */
+  deltaOf(round, author) {
+    for (let i = 0; i < round.packed.length; i += WIDTH) if (round.packed[i] === author) return i;
+    return -1;
+  }
+
+  #author(id) {
+    let index = this.indexOf.get(id);
+    if (index === undefined) {
+      this.indexOf.set(id, (index = this.authors.length));
+      this.authors.push(id);
+    }
+    return index;
+  }
+
+  #packed([round, time, loss, tokens, total, agreement, deltas], map) {
+    const packed = new Float32Array(deltas.length * WIDTH);
+    let own = NaN, stale = 0, stalest = 0, counted = 0;
+    deltas.forEach((delta, k) => {
+      const at = k * WIDTH;
+      packed[at + AUTHOR] = map[delta[0]];
+      for (let field = TOKENS; field < WIDTH; field++) packed[at + field] = delta[field] ?? NaN;
+      if (delta[FLAGS] & OWN) own = delta[LOSS] ?? NaN;
+      if (delta[FLAGS] & VOID) return;
+      stale += delta[STALENESS];
+      stalest = Math.max(stalest, delta[STALENESS]);
+      counted++;
+    });
+    return {
+      round, time, packed, own, tokens, total: total ?? NaN, loss: loss ?? NaN, agreement: agreement ?? NaN,
+      count: deltas.length, stale: counted ? stale / counted : NaN, stalest: counted ? stalest : NaN,
+    };
+  }
+
+  #noteFresh(round, old, fresh) {
+    if (old && old.count >= round.count) return;
+    const known = new Set();
+    if (old) for (let i = 0; i < old.packed.length; i += WIDTH) known.add(old.packed[i]);
+    for (let i = 0; i < round.packed.length; i += WIDTH) {
+      if (!known.has(round.packed[i])) fresh.push([this.authors[round.packed[i]], round.round, round.packed[i + FLAGS]]);
+    }
+  }
+}

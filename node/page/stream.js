@@ -1,0 +1,139 @@
+// What the node tells: its state each second, rounds as they change, and notices. It reconnects by itself.
+
+const RECENT = 512; // rounds asked for first, so that there is something to see at once
+const SILENCE_MS = 8000; // without a state for so long, what is shown is old
+const RETRY_MS = [1000, 2000, 4000, 8000, 15000];
+const NOTICES_MAX = 500;
+
+class Stream extends EventTarget {
+  state = null;
+  rounds = new Rounds();
+  notices = [];
+  evaluations = []; // held-out losses seen while this page is open: {round, loss, version}
+  connection = "waiting"; // waiting: nothing heard yet; live; lost
+  heardAt = null; // performance.now() of the last state
+  lostAt = null;
+  complete = false; // all kept rounds are here
+
+  #source = null;
+  #failures = 0;
+  #noticesBegin = false;
+  #fetching = false;
+  #again = false;
+  #sureUntil = 0; // rounds up to here cannot have changed while we did not listen
+
+  start() {
+    this.#open();
+    setInterval(() => this.#listen(), 1000);
+    addEventListener("online", () => this.#retry());
+    document.addEventListener("visibilitychange", () => document.hidden || this.#listen());
+  }
+
+  #open() {
+    const source = (this.#source = new EventSource("api/events"));
+    source.addEventListener("open", () => {
+      this.#failures = 0;
+      this.#noticesBegin = true;
+      this.#catchUp();
+    });
+    source.addEventListener("state", (event) => this.#takeState(JSON.parse(event.data)));
+    source.addEventListener("rounds", (event) => this.#takeRounds(JSON.parse(event.data)));
+    source.addEventListener("notice", (event) => this.#takeNotice(JSON.parse(event.data)));
+    source.addEventListener("error", () => {
+      this.#lost();
+      source.close(); // its own retrying stops for good at some errors
+      if (source !== this.#source) return;
+      this.#source = null;
+      setTimeout(() => this.#retry(), RETRY_MS[Math.min(this.#failures++, RETRY_MS.length - 1)]);
+    });
+  }
+
+  #retry() {
+    if (this.#source === null) this.#open();
+  }
+
+  #listen() {
+    if (this.connection === "live" && performance.now() - this.heardAt > SILENCE_MS) this.#lost();
+    this.#tell("second");
+  }
+
+  #lost() {
+    if (this.connection === "lost") return;
+    if (this.complete) this.#sureUntil = this.state.now.closed_round ?? 0;
+    this.lostAt = performance.now();
+    this.connection = this.heardAt === null ? "waiting" : "lost";
+    this.#tell("connection");
+  }
+
+  #takeState(state) {
+    const other = this.state && (this.state.node.id !== state.node.id || this.state.swarm.id !== state.swarm.id);
+    if (other) return location.reload(); // another node has this address now
+    this.state = state;
+    this.heardAt = performance.now();
+    this.#noteEvaluation(state.now);
+    if (this.connection !== "live") {
+      this.connection = "live";
+      this.#tell("connection");
+    }
+    this.#tell("state");
+  }
+
+  #noteEvaluation(now) {
+    if (!known(now.val_loss) || this.evaluations.at(-1)?.version === now.val_version) return;
+    this.evaluations.push({ round: now.round, loss: now.val_loss, version: now.val_version });
+    if (this.evaluations.length > ROUNDS_MAX) this.evaluations.shift();
+  }
+
+  #takeRounds(message) {
+    const fresh = this.rounds.merge(message);
+    this.#tell("rounds", { fresh, from: Math.min(...message.rounds.map((row) => row[0])) });
+  }
+
+  #takeNotice(notice) {
+    if (this.#noticesBegin) this.notices = []; // a new connection tells all kept ones again
+    this.#noticesBegin = false;
+    this.notices.push(notice);
+    if (this.notices.length > NOTICES_MAX) this.notices.shift();
+    this.#tell("notices");
+  }
+
+  /** Recent rounds, then all. After a break: from what could still change when it began. */
+  async #catchUp() {
+    if (this.#fetching) return void (this.#again = true);
+    this.#fetching = true;
+    try {
+      if (this.complete) {
+        await this.#fetchRounds(this.#sureUntil + 1, (message) => this.rounds.merge(message));
+      } else {
+        const state = this.state ?? (await this.#get("api/state"));
+        const recent = Math.max(0, (state.now.clock ?? 0) - RECENT);
+        await this.#fetchRounds(recent, (message) => this.rounds.merge(message));
+        if (recent > 0) await this.#fetchRounds(0, (message) => this.rounds.mergeOlder(message));
+        this.complete = true;
+        this.#tell("rounds", { fresh: [], from: 0 });
+      }
+    } catch {
+      setTimeout(() => this.#source && this.#catchUp(), RETRY_MS.at(-1)); // opening again does it, too
+    }
+    this.#fetching = false;
+    if (this.#again) {
+      this.#again = false;
+      this.#catchUp();
+    }
+  }
+
+  async #fetchRounds(from, take) {
+    take(await this.#get(`api/rounds?from=${from}`));
+    this.#tell("rounds", { fresh: [], from: 0 });
+  }
+
+  async #get(path) {
+    const response = await fetch(path, { cache: "no-store" });
+    if (!response.ok) throw new Error(`${path}: ${response.status}`);
+    return response.json();
+  }
+
+  #tell(type, detail = {}) {
+    this.dispatchEvent(new CustomEvent(type, { detail }));
+  }
+}

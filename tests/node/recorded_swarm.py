@@ -1,0 +1,236 @@
+"""A made-up swarm as a node's admin server would tell it: for the page's development and its tests.
+
+Everything follows from the seed. Members differ in speed; some die, one is suspect, one has another
+replica; deltas are late, void and clipped now and then. Rounds are a tuple of JSON rows, as the API has them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+LATE, VOID, CLIPPED, OWN = 1, 2, 4, 8
+ROUND_S = 6.0
+STEPS = 30
+
+Json = dict[str, Any]
+
+
+def node_id(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+@dataclass
+class Recorded:
+    """A swarm of `members` at a round; `step` takes it one round on."""
+
+    members: int = 4
+    rounds: int = 60
+    seed: int = 1
+    now: float = 1_800_000_000.0
+    rows: list[list[Any]] = field(default_factory=list)
+    state: str = "training"
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.names = [f"node-{i + 1}" for i in range(self.members)]
+        self.ids = [node_id(name) for name in self.names]
+        self.speed = [round(self.random.lognormvariate(9.2, 0.6)) for _ in self.names]
+        self.dies = {i: self.rounds * (2 + i % 7) // 10 for i in range(5, self.members, 9)}
+        self.joins = {i: self.rounds * (i % 5) // 12 for i in range(3, self.members, 4)}
+        self.swarm_tokens = 0
+        self.links = self._web()
+        start = self.now - self.rounds * ROUND_S
+        for number in range(1, self.rounds + 1):
+            self._round(number, start + number * ROUND_S)
+
+    def _web(self) -> list[tuple[int, int]]:
+        """A ring and random chords; the dead have none."""
+        alive = [i for i in range(self.members) if i not in self.dies]
+        pairs = {tuple(sorted((a, b))) for a, b in zip(alive, alive[1:] + alive[:1], strict=True) if a != b}
+        for a in alive:
+            wanted = min(2, len(alive) - 1)
+            pairs |= {(min(a, b), max(a, b)) for b in self.random.sample(alive, wanted) if b != a}
+        return sorted((a, b) for a, b in pairs)
+
+    def step(self) -> Json:
+        """One more round. Returns it as the `rounds` event does, with the one before (a late delta)."""
+        self.now += ROUND_S
+        self._round(len(self.rows) + 1, self.now)
+        if self.members > 2 and len(self.rows) > 1 and self.random.random() < 0.3:
+            self._late(self.rows[-2])
+        return {"authors": self.ids, "rounds": self.rows[-2:]}
+
+    def _round(self, number: int, time: float) -> None:
+        deltas = [
+            self._delta(i, number)
+            for i in range(self.members)
+            if self.joins.get(i, 0) < number <= self.dies.get(i, number) and self.random.random() > 0.03
+        ]
+        tokens = sum(d[1] for d in deltas)
+        self.swarm_tokens += tokens
+        weighed = [d for d in deltas if not d[5] & VOID]
+        loss = sum(d[4] * d[1] for d in weighed) / sum(d[1] for d in weighed) if weighed else None
+        agreement = 0.12 + 0.5 * math.exp(-number / 400) + self.random.gauss(0, 0.025)
+        self.rows.append(
+            [
+                number,
+                time,
+                loss and round(loss, 4),
+                tokens,
+                self.swarm_tokens,
+                round(agreement, 4) if len(weighed) > 1 else None,
+                deltas,
+            ]
+        )
+
+    def _delta(self, i: int, number: int) -> list[Any]:
+        flags = OWN if i == 0 else 0
+        flags |= LATE * (self.random.random() < 0.02)
+        flags |= CLIPPED * (self.random.random() < 0.015 + 0.2 * (i % 16 == 6))
+        flags |= VOID * (self.random.random() < (0.03 if i % 16 == 11 else 0.0005))
+        staleness = min(4, int(self.random.expovariate(1.6)))
+        curve = 1.45 + 4.1 * (1 + number / 14) ** -0.62
+        loss = round(curve + self.random.gauss(0, 0.05) + 0.02 * (i % 5), 4)
+        return [i, int(self.speed[i] * ROUND_S), STEPS, staleness, loss, flags]
+
+    def _late(self, row: list[Any]) -> None:
+        there = {d[0] for d in row[6]}
+        missing = [i for i in range(1, self.members) if i not in there and i not in self.dies]
+        if missing:
+            row[6].append([missing[0], int(self.speed[missing[0]] * ROUND_S), STEPS, 2, 2.2, LATE])
+
+    def rounds_from(self, first: int) -> Json:
+        return {"authors": self.ids, "rounds": self.rows[max(0, first - 1) :]}
+
+    def snapshot(self) -> Json:
+        """The state event's data."""
+        clock = len(self.rows)
+        newest = self.rows[-1] if self.rows else None
+        alive = [i for i in range(self.members) if i not in self.dies]
+        trains = self.state == "training"
+        sealed = clock // 16 * 16
+        return {
+            "time": self.now,
+            "swarm": {
+                "id": node_id("swarm"),
+                "name": "stdlib-tiny",
+                "task": "text",
+                "parameters": 12_345_678,
+                "tensors": 75,
+                "fragments": 4,
+                "codec": "int4",
+                "averaging": ["rda", "mean"],
+                "pace": "30 steps",
+                "admission": "open",
+            },
+            "node": {
+                "id": self.ids[0],
+                "name": self.names[0],
+                "state": self.state,
+                "trains": True,
+                "version": "0.1.0",
+                "uptime_s": clock * ROUND_S + 40,
+                "addresses": ["192.0.2.1:7700"],
+                "reachable": True if trains else None,
+                "device": "cuda:0" if trains else None,
+                "folder": "~/.gossamer/0f2aa9b7d875",
+            },
+            "now": {
+                "round": clock,
+                "clock": clock,
+                "swarm_tokens": self.swarm_tokens if trains else None,
+                "own_tokens": sum(d[1] for row in self.rows for d in row[6] if d[0] == 0) if trains else None,
+                "tokens_per_s": self.speed[0] if trains else None,
+                "swarm_tokens_per_s": sum(self.speed[i] for i in alive) if trains else None,
+                "inner_steps": clock * STEPS,
+                "loss": newest[2] if newest and trains else None,
+                "val_loss": round(newest[2] + 0.06, 4) if newest and newest[2] and trains else None,
+                "val_version": clock // 4,
+                "wait_fraction": 0.012,
+                "rounds_behind": 0,
+                "payloads_missing": 0 if trains else 31,
+                "sealed_round": sealed or None,
+                "closed_round": max(0, sealed - 256),
+                "records": sum(len(row[6]) for row in self.rows[-272:]),
+                "version": clock * 3,
+                "fetching": [17, 48] if self.state == "joining" else None,
+                "phi_digest": node_id(f"phi {sealed}") if sealed else None,
+                "agree": self._agree(sealed, len(alive)),
+            },
+            "members": [self._member(i, clock) for i in range(self.members)],
+            "links": [self._link(a, b) for a, b in self.links if 0 in (a, b)],
+            "edges": [list(pair) for pair in self.links],
+        }
+
+    def _agree(self, sealed: int, alive: int) -> Json | None:
+        if not sealed or self.state != "training":
+            return None
+        differ = self.members > 20
+        return {"same": alive - differ, "of": alive, "round": sealed}
+
+    def _member(self, i: int, clock: int) -> Json:
+        dead = i in self.dies
+        health = ("left" if i % 2 else "down") if dead else "suspect" if i % 16 == 9 else "alive"
+        void = 3 if i % 16 == 11 else 0
+        newest = self.rows[-1] if self.rows else None
+        return {
+            "id": self.ids[i],
+            "name": self.names[i],
+            "health": health,
+            "self": i == 0,
+            "trains": i % 21 != 20,
+            "round": self.dies.get(i, clock),
+            "tokens": int(self.speed[i] * ROUND_S * self.dies.get(i, clock)),
+            "tokens_per_s": None if dead else self.speed[i],
+            "loss": None if dead or not newest or newest[2] is None else round(newest[2] + 0.02 * (i % 5), 4),
+            "device": ["cuda:0", "cpu", None, "mps"][i % 4],
+            "version": "0.1.0",
+            "addresses": [] if i % 6 == 5 else [f"192.0.2.{i + 1}:7700"],
+            "heard_s": 0.0 if i == 0 else 3600.0 if dead else 0.4 + (i % 7),
+            "role": "observe" if i % 21 == 20 else "train",
+            "claim": None if dead or self.state != "training" else "other" if i == 22 else "same",
+            "conduct": None
+            if dead
+            else {
+                "judged": min(20, clock),
+                "void": void,
+                "clipped": 5 if i % 16 == 6 else 0,
+                "mean_clip": 2.4 if i % 16 == 6 else None,
+                "opposed": 0,
+                "agreement": round(0.3 + 0.01 * (i % 9), 3),
+                "verdict": "3 of its latest 20 rounds are void" if void else None,
+            },
+        }
+
+    def _link(self, a: int, b: int) -> Json:
+        other = b if a == 0 else a
+        sent, received = (7 + other) * 1_000_000, (11 + other) * 1_000_000
+        return {
+            "id": self.ids[other],
+            "outbound": other % 2 == 0,
+            "sent": sent,
+            "received": received,
+            "payload_sent": sent * 14,
+            "payload_received": received * 17,
+            "sent_per_s": 21_500.0 * (1 + other % 3),
+            "received_per_s": 30_100.0 * (1 + other % 4),
+            "dropped": 0,
+        }
+
+    def notices(self) -> list[Json]:
+        def said(ago: float, level: str, text: str) -> Json:
+            return {"time": self.now - ago, "level": level, "text": text}
+
+        found = [said(3000, "info", "node-1 began training on cuda:0")]
+        found += [
+            said(2400 - 60 * i, "info", f"node-{i + 1} joined the swarm") for i in range(1, self.members)
+        ]
+        found += [said(900 - i, "warning", f"node-{i + 1} is down: not heard for 40 s") for i in self.dies]
+        if self.members > 11:
+            found.append(said(300, "error", "node-12: 3 of its latest 20 rounds are void"))
+        found.append(said(20, "info", "snapshot of the sealed rounds made: all members agree"))
+        return sorted(found, key=lambda notice: notice["time"])

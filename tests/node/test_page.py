@@ -1,0 +1,276 @@
+"""The page: one document with a strict policy; and, where a browser is, what it shows of a recorded swarm."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import AsyncIterator
+from importlib import resources
+from urllib.parse import urlsplit
+
+import pytest
+import pytest_asyncio
+
+from gossamer.node import page as node_page
+from tests.node.browser import Page, browser, find_browser
+from tests.node.page_server import PageServer
+from tests.node.recorded_swarm import CLIPPED, LATE, VOID, Recorded
+
+# --- the document ---------------------------------------------------------------------------------
+
+
+def test_every_file_of_the_folder_is_in_the_document():
+    folder = resources.files(node_page)
+    names = {f.name for f in folder.iterdir() if f.name.endswith((".js", ".css", ".html"))}
+    assert names == {*node_page.SCRIPTS, "page.css", "index.html"}
+    document = node_page.document()
+    for name in (*node_page.SCRIPTS, "page.css"):
+        assert (folder / name).read_text(encoding="utf-8") in document
+
+
+def test_nothing_is_fetched_from_elsewhere():
+    addresses = re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s'\"]*", node_page.document())
+    assert set(addresses) <= {"http://www.w3.org/2000/svg"}  # a namespace, not an address
+    assert not re.search(r"<(?:script|img|iframe)[^>]+src=|@import|url\(", node_page.document())
+
+
+def test_the_policy_allows_this_script_and_style_and_nothing_else():
+    document, policy = node_page.document(), node_page.policy()
+    for tag, directive in (("script", "script-src"), ("style", "style-src")):
+        (text,) = re.findall(rf"<{tag}[^>]*>(.*?)</{tag}>", document, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{directive} 'sha256-{digest}';" in policy
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    assert not re.search(r"<[^>]+\s(?:style|on\w+)=", document), "inline attributes need 'unsafe-inline'"
+
+
+def test_text_never_becomes_markup():
+    for name in node_page.SCRIPTS:
+        script = (resources.files(node_page) / name).read_text(encoding="utf-8")
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|Function\(", script
+        )
+
+
+# --- in a browser ---------------------------------------------------------------------------------
+
+BROWSER = find_browser()
+in_browser = pytest.mark.skipif(
+    BROWSER is None, reason="no Chromium here; GOSSAMER_TEST_BROWSER may name one"
+)
+
+
+@pytest_asyncio.fixture
+async def tab() -> AsyncIterator[Page]:
+    assert BROWSER is not None
+    async with browser(BROWSER) as page:
+        yield page
+
+
+async def shown(tab: Page, url: str, **how: int) -> None:
+    """Opens the page and waits until it knows all that the server has, and has drawn it."""
+    await tab.open(url, **how)
+    await tab.until("gossamer.complete && gossamer.connection === 'live'")
+    await tab.drawn()
+
+
+async def text(tab: Page, selector: str) -> str:
+    found: str = await tab.evaluate(f"document.querySelector({selector!r}).innerText")
+    return found
+
+
+def quiet(tab: Page, url: str) -> None:
+    """No complaint, and no request to anybody but the node."""
+    assert not tab.complaints
+    hosts = {urlsplit(asked).netloc for asked in tab.requests if asked.startswith(("http", "ws"))}
+    assert hosts == {urlsplit(url).netloc}
+
+
+@in_browser
+async def test_four_nodes(tab):
+    server = PageServer(Recorded(4, 60))
+    async with server.serving() as url:
+        await shown(tab, url, height=2600)
+        state = server.swarm.snapshot()
+        assert await text(tab, "#swarm") == "stdlib-tiny"
+        assert "4 of 4" in await text(tab, "#figures")
+        assert "identical at round 48" in await text(tab, "#figures")
+        assert f"{state['now']['loss']:.3f}" in await text(tab, "#figures")
+        graph = await tab.evaluate("gossamer.graph")
+        assert {node["id"] for node in graph["nodes"]} == set(server.swarm.ids)
+        assert graph["edges"] == len(state["edges"])
+        assert await tab.evaluate("document.querySelectorAll('#members-table tbody tr').length") == 4
+        assert await tab.evaluate("document.querySelectorAll('#links-table tbody tr').length") == 3
+        deltas = sum(len(row[6]) for row in server.swarm.rows)
+        await tab.until(f"gossamer.matrix.cells === {deltas}")
+        assert await tab.evaluate("gossamer.rounds") == {
+            "count": 60,
+            "first": 1,
+            "last": 60,
+            "deltas": deltas,
+        }
+        for curve in await tab.evaluate("gossamer.curves"):
+            assert curve["rounds"] == 60
+        losses = [row[2] for row in server.swarm.rows]
+        curve = (await tab.evaluate("gossamer.curves"))[0]
+        assert curve["low"] < min(losses) and curve["high"] > max(losses)
+        assert "node-2 joined the swarm" in await text(tab, "#events")
+        quiet(tab, url)
+
+
+@in_browser
+async def test_it_follows_the_swarm(tab):
+    server = PageServer(Recorded(4, 60))
+    async with server.serving() as url:
+        await shown(tab, url, height=2600)
+        for _ in range(5):
+            server.step()
+        await tab.until("gossamer.rounds.last === 65 && gossamer.state.now.round === 65")
+        await tab.until(f"gossamer.rounds.deltas === {sum(len(row[6]) for row in server.swarm.rows)}")
+        await tab.until("gossamer.curves[0].rounds === 65")
+        assert (await text(tab, "#figures")).split()[:2] == ["Round", "65"]
+        quiet(tab, url)
+
+
+@in_browser
+async def test_a_late_delta_shows_in_its_round(tab):
+    server = PageServer(Recorded(4, 20, seed=3))
+    row = next(row for row in server.swarm.rows if len(row[6]) < 4)
+    async with server.serving() as url:
+        await shown(tab, url, height=2600)
+        before = await tab.evaluate("gossamer.matrix.cells")
+        server.swarm._late(row)
+        server.publish("rounds", {"authors": server.swarm.ids, "rounds": [row]})
+        await tab.until(f"gossamer.matrix.cells === {before + 1}")
+        assert await tab.evaluate("gossamer.rounds.count") == 20
+        quiet(tab, url)
+
+
+@in_browser
+async def test_it_reconnects_and_learns_what_it_missed(tab):
+    server = PageServer(Recorded(4, 60))
+    async with server.serving() as url:
+        await shown(tab, url)
+        kept = await tab.evaluate("gossamer.notices.length")
+        server.refuse = True
+        server.drop()
+        await tab.until("gossamer.connection === 'lost'")
+        assert "Reconnecting" in await text(tab, "#banner")
+        for _ in range(7):
+            server.step()
+        server.refuse = False
+        await tab.until("gossamer.connection === 'live' && gossamer.rounds.last === 67")
+        assert await tab.evaluate("document.querySelector('#banner').hidden")
+        await tab.until(f"gossamer.rounds.deltas === {sum(len(row[6]) for row in server.swarm.rows)}")
+        await tab.until(f"gossamer.notices.length === {kept}")  # told again, not twice
+
+
+@in_browser
+async def test_a_first_node_and_a_joiner(tab):
+    alone, joining = PageServer(Recorded(1, 0)), PageServer(Recorded(4, 20, state="joining"))
+    async with alone.serving() as url:
+        await shown(tab, url)
+        assert "gossamer node --join 192.0.2.1:7700" in await text(tab, "#graph-empty")
+        assert "No round has a delta yet" in await text(tab, "#rounds-empty")
+        quiet(tab, url)
+    tab.requests.clear()
+    tab.complaints.clear()  # the first server is gone, and its page may have noticed
+    async with joining.serving() as url:
+        await shown(tab, url)
+        assert "17 of 48 chunks" in await text(tab, "#progress")
+        assert "–" in await text(tab, "#figures")  # what is not known is not a zero
+
+
+@in_browser
+async def test_names_are_text(tab):
+    swarm = Recorded(4, 10)
+    swarm.names[1] = "<img src=x onerror=alert(1)>"
+    server = PageServer(swarm)
+    async with server.serving() as url:
+        await shown(tab, url)
+        assert swarm.names[1] in await text(tab, "#members-table")
+        assert await tab.evaluate("document.images.length") == 0
+        quiet(tab, url)
+
+
+@in_browser
+async def test_the_policy_stops_other_scripts(tab):
+    async with PageServer(Recorded(4, 10)).serving() as url:
+        await shown(tab, url)
+        script = "Object.assign(document.createElement('script'), {textContent: 'window.ran = 1'})"
+        await tab.evaluate(f"document.body.append({script})")
+        assert await tab.evaluate("window.ran === undefined")
+        assert any("Content Security Policy" in complaint for complaint in tab.complaints)
+
+
+@in_browser
+async def test_keyboard_and_pointer(tab):
+    server = PageServer(Recorded(4, 60))
+    async with server.serving() as url:
+        await shown(tab, url, height=2600)
+        await tab.evaluate("document.querySelector('#graph').focus()")
+        await tab.key("ArrowRight")
+        assert await text(tab, "#inspector-title") == "node-2"
+        await tab.evaluate("document.querySelector('#matrix').focus()")
+        await tab.key("ArrowLeft")
+        await tab.key("ArrowDown")
+        assert await tab.evaluate("gossamer.view.cursor") == 59
+        assert await tab.evaluate("gossamer.view.row") == server.swarm.ids[1]
+        assert "Round 59" in await text(tab, "#readout")
+        self_ = next(
+            n for n in (await tab.evaluate("gossamer.graph"))["nodes"] if n["id"] == server.swarm.ids[2]
+        )
+        box = await tab.evaluate(
+            "(({x, y}) => ({x, y}))(document.querySelector('#graph').getBoundingClientRect())"
+        )
+        await tab.mouse("mouseMoved", box["x"] + self_["x"], box["y"] + self_["y"])
+        await tab.until("document.querySelector('#inspector-title').innerText === 'node-3'")
+        await tab.evaluate("document.querySelectorAll('#axis button')[1].click()")
+        assert await tab.evaluate("gossamer.view.byTokens")
+        quiet(tab, url)
+
+
+@in_browser
+async def test_a_phone_does_not_scroll_sideways(tab):
+    async with PageServer(Recorded(4, 60)).serving() as url:
+        await shown(tab, url, width=390, height=844)
+        assert await tab.evaluate("document.documentElement.scrollWidth") == 390
+        quiet(tab, url)
+
+
+@in_browser
+@pytest.mark.slow
+async def test_64_nodes_and_10000_rounds(tab, record_property):
+    server = PageServer(Recorded(64, 10_000))
+    async with server.serving() as url:
+        await shown(tab, url, height=2600)
+        swarm = server.swarm
+        deltas = sum(len(row[6]) for row in swarm.rows)
+        assert await tab.evaluate("[gossamer.rounds.count, gossamer.rounds.deltas]") == [10_000, deltas]
+        flags = {
+            flag
+            for row in swarm.rows
+            for delta in row[6]
+            for flag in (LATE, VOID, CLIPPED)
+            if delta[5] & flag
+        }
+        assert flags == {LATE, VOID, CLIPPED}
+        await tab.until(f"gossamer.matrix.cells === {sum(len(row[6]) for row in swarm.rows[-128:])}")
+        await tab.evaluate("document.querySelectorAll('#span button')[3].click()")
+        await tab.until("gossamer.matrix.perColumn > 1 && gossamer.matrix.complete")
+        assert await tab.evaluate("gossamer.view.range") == [1, 10_000]
+        assert await tab.evaluate("gossamer.curves[0].rounds") == 10_000
+        health = [node["health"] for node in (await tab.evaluate("gossamer.graph"))["nodes"]]
+        assert {h: health.count(h) for h in set(health)} == {"alive": 54, "suspect": 3, "down": 3, "left": 4}
+        assert "56 of 57" in await text(tab, "#figures")
+        for _ in range(10):
+            server.step()
+            await tab.until(f"gossamer.rounds.last === {len(swarm.rows)}")
+            await tab.drawn()
+        figures = await tab.evaluate("gossamer.frames")
+        for name, value in figures.items():
+            record_property(name, value)
+        print(f"script a frame, 64 nodes and {len(swarm.rows)} rounds: {figures}")
+        quiet(tab, url)
