@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 
@@ -23,6 +24,11 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge import Contribution, RoundMerge, Sample, measure
 from gossamer.protocol.payload import Payload
 from gossamer.protocol.records import Delta
+from gossamer.protocol.rules.clipping import usual_rate
+
+OUTLIER_TIMES = 8.0
+"""A delta this many times as long as usual is looked at twice. Honest ones grow by less from round to round;
+if one does not, it waits for those of others, and nothing else happens to it."""
 
 PAYLOAD_CACHE_BYTES = 64 * 1024 * 1024
 SAMPLES_KEPT = 256
@@ -84,6 +90,8 @@ class Merger:
         self._payloads: OrderedDict[bytes, Payload] = OrderedDict()
         self._payload_bytes = 0
         self._digest: tuple[int, bytes] | None = None
+        self._usual: dict[int, list[float]] = {}
+        """Per fragment, what was the usual rate of each tensor (see `clipping`) when it was last merged."""
         self.version = 0
         self.tokens = self.base.tokens + _tokens(self._merged.values())
         """Tokens of all deltas merged."""
@@ -116,6 +124,21 @@ class Merger:
             self._note(round_, old, new)
             check_healthy(view, f"fragment {fragment.index}")
         return self.state(fragment)
+
+    def are_outliers(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
+        """Whether all of these deltas are far longer than was usual when their fragment was last merged.
+
+        Raises MissingChunkError.
+        """
+        fragment = self._layout.of_round(round_)
+        usual = self._usual.get(fragment.index)
+        found = [c for delta in deltas if (c := self._contribution(delta, fragment)) is not None]
+        if usual is None or not found:
+            return False
+        return all(
+            any(n > OUTLIER_TIMES * rate * sqrt(c.steps) for n, rate in zip(c.norms, usual, strict=True))
+            for c in found
+        )
 
     def state(self, fragment: Fragment) -> MergedState:
         """How far a fragment has been merged."""
@@ -200,6 +223,7 @@ class Merger:
         read = {delta.author: self._contribution(delta, fragment) for delta in deltas}
         contributions = [c for c in read.values() if c is not None]
         merge = RoundMerge(contributions, fragment, self._manifest.outer)
+        self._note_usual(fragment, contributions)
         self.figures = figures(merge, void=[author for author, c in read.items() if c is None])
         result = np.empty(fragment.numel, dtype=np.int32)
 
@@ -209,6 +233,15 @@ class Merger:
         for _ in (self._pool.map if self._pool else map)(one, range(len(fragment.slots))):
             pass
         return result
+
+    def _note_usual(self, fragment: Fragment, contributions: list[Contribution]) -> None:
+        """Remember what was usual in a round; a single delta is taken for that only if it is our own."""
+        root_steps = [sqrt(c.steps) for c in contributions]
+        by_tensor = zip(*(c.norms for c in contributions), strict=True)
+        if len(contributions) > 1:
+            self._usual[fragment.index] = [usual_rate(norms, root_steps) for norms in by_tensor]
+        elif contributions and contributions[0].author == self._own_id:
+            self._usual[fragment.index] = [norm / root_steps[0] for (norm,) in by_tensor]
 
     def _contribution(self, delta: Delta, fragment: Fragment) -> Contribution | None:
         """A record as Merge sees it; None if its payload does not decode, which weighs nothing anywhere."""

@@ -14,7 +14,9 @@ from gossamer.node.chunkstore import MissingChunkError
 from gossamer.node.merger import Base, Merger
 from gossamer.node.trainer_port import TrainerPort
 from gossamer.protocol.conduct import Conduct, RoundFigures
+from gossamer.protocol.history import WITNESSES
 from gossamer.protocol.identity import short
+from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
 
 GATHER_S = 0.02
@@ -46,6 +48,7 @@ class Merging:
         self._merger: Merger | None = None
         self._begun = asyncio.Event()
         self._dirty: set[int] = set()
+        self._held_back: set[int] = set()
         self._unoffered: set[int] = set()
         self._merged_at: dict[int, float] = {}
         self._news = asyncio.Event()
@@ -69,7 +72,7 @@ class Merging:
     @property
     def behind(self) -> int:
         """Rounds that have changed and are not merged yet."""
-        return len(self._dirty)
+        return len(self._reached())
 
     async def begin(self, merger: Merger) -> None:
         """Take over a state, at the start or in place of ours; records above its base are merged into it."""
@@ -107,6 +110,7 @@ class Merging:
     def mark(self, round_: int) -> None:
         """A round's set of complete, valid records has changed."""
         self._dirty.add(round_)
+        self._held_back.discard(round_)
         self._news.set()
 
     def look(self) -> None:
@@ -120,7 +124,7 @@ class Merging:
             await self._wait_for_news()
             await asyncio.sleep(GATHER_S)
             self._note_new_trainer()
-            for round_ in sorted(self._dirty):
+            for round_ in self._reached():
                 if self._is_due(round_):
                     await self._merge(round_)
             self._merged_some.set()
@@ -142,9 +146,35 @@ class Merging:
         """We may train once all that the swarm had, when we first had seen all of it, is merged."""
         if self.ready or not (self._core.caught_up and self._core.sealing.joined):
             return
+        reached = self._reached()
         if self._catch_up_to is None:
-            self._catch_up_to = max(self._dirty, default=0)
-        self.ready = all(round_ > self._catch_up_to for round_ in self._dirty)
+            self._catch_up_to = max(reached, default=0)
+        self.ready = all(round_ > self._catch_up_to for round_ in reached)
+
+    def _reached(self) -> list[int]:
+        """The rounds to merge, in order: none that the swarm cannot have reached, or that is held back."""
+        horizon, clock = self._core.horizon, self._core.clock
+        return [
+            round_
+            for round_ in sorted(self._dirty)
+            # What the core has closed is no longer in its ledger, though it may still be merged here.
+            if self._core.ledger.floor < round_ <= horizon
+            and not (round_ in self._held_back and round_ >= clock)
+        ]
+
+    def _stand_alone(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
+        """Whether nothing in a round that is still under way shows what is usual in it: too few have
+        published for it, and we are not among them."""
+        own_id = self._core.identity.node_id
+        few = 0 < len(deltas) < WITNESSES and all(delta.author != own_id for delta in deltas)
+        return few and round_ >= self._core.clock
+
+    def _hold_back(self, round_: int, deltas: tuple[Delta, ...]) -> None:
+        """Wait with a round until others have published for it, or the swarm has gone past it."""
+        self._dirty.add(round_)
+        self._held_back.add(round_)
+        names = ", ".join(short(delta.author) for delta in deltas)
+        log.warning("%s: a delta far longer than usual; round %d waits for those of others", names, round_)
 
     def _note_new_trainer(self) -> None:
         if self._port.attachments != self._attachments:
@@ -164,6 +194,11 @@ class Merging:
         before = self._merger.version
         try:
             async with self._busy:
+                if self._stand_alone(round_, deltas) and await asyncio.to_thread(
+                    self._merger.are_outliers, round_, deltas
+                ):
+                    self._hold_back(round_, deltas)
+                    return
                 await asyncio.to_thread(self._merger.merge, round_, deltas)
         except MissingChunkError as error:
             self.chunk_lost(error.blob)

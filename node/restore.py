@@ -79,6 +79,8 @@ def replay(home: Home) -> tuple[Manifest, Merger]:
         if charter.counts(delta.author, delta.round):
             ledger.add(delta)
     for round_ in sorted({delta.round for delta in deltas}):  # those with nothing that counts, too
+        if round_ > ledger.horizon:
+            break
         merger.merge(round_, tuple(d for d in ledger.valid(round_) if is_held(d, chunks)))
     return manifest, merger
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from gossamer.protocol import limits
 from gossamer.protocol.merge import RoundMerge, Sample
-from gossamer.protocol.rules.clipping import CLIP_RECORDS_MIN
 
 ROUNDS_KEPT = 20
 """Rounds of a member that are looked at: enough for shares to mean something, few enough to be recent."""
@@ -42,6 +41,9 @@ Those that have nothing in common scatter around 0, by 1/256 and less."""
 
 CAPPED_MIN = 100.0
 """A weight cut by less may be a faster machine's. It may be by more, too: so the verdict names both."""
+
+COMPARED_MIN = 3
+"""Of two deltas that point apart nobody can tell who is opposed to whom."""
 
 CANCELLED_BELOW = 0.01
 """Others whose directions add up to less than this part of one of them have no direction in common."""
@@ -127,7 +129,7 @@ def agreement(samples: Mapping[bytes, Sample]) -> tuple[dict[bytes, float], floa
         total += unit
     squared = float(np.dot(total, total))
     overall = (squared - count) / (count * (count - 1))
-    if count < CLIP_RECORDS_MIN:
+    if count < COMPARED_MIN:
         return {}, overall
     cosines = {}
     for author, unit in units.items():

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from enum import Enum, auto
 from hashlib import sha256
 
+from gossamer.protocol.pace import round_clock
 from gossamer.protocol.ranges import EMPTY, RangeDigests
 from gossamer.protocol.records import NO_RECORD, Delta
 
@@ -114,6 +115,12 @@ class Ledger:
     def last_round(self, author: bytes) -> int:
         """The highest round an author has a record in; 0 if none."""
         return self._last.get(author, (0, NO_RECORD))[0]
+
+    @property
+    def horizon(self) -> int:
+        """The newest round that its authors can have reached: honest ones open none past their clock plus
+        one, and authors who are gone count too."""
+        return 1 + round_clock(round_ for round_, _ in self._last.values())
 
     def last_record(self, author: bytes) -> bytes:
         """Record id of an author's latest delta, or NO_RECORD."""

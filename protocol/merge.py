@@ -18,7 +18,7 @@ from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Outer
 from gossamer.protocol.payload import Payload
 from gossamer.protocol.rules import RULES, Deltas
-from gossamer.protocol.rules.clipping import median, shrink_to, usual_rate
+from gossamer.protocol.rules.clipping import median_low, shrink_to, usual_rate
 
 Sample = npt.NDArray[np.float32]
 
@@ -106,7 +106,7 @@ def _root_steps(steps: Sequence[int], weight_cap: float) -> list[float]:
     median excuse no greater length. Anybody could state 2**24 of them, and have a delta of a thousand times
     the usual length pass unclipped.
     """
-    most = weight_cap * median(steps) if weight_cap and steps else inf
+    most = weight_cap * median_low(steps) if weight_cap and steps else inf
     return [sqrt(min(s, most)) for s in steps]
 
 
@@ -120,7 +120,7 @@ class RoundMerge:
         self._counted = [(w, c) for w, c in weighed if w > 0.0]
         self._weights = [w for w, _ in self._counted]
         if outer.weight_cap and self._weights:
-            cap = outer.weight_cap * median(self._weights)
+            cap = outer.weight_cap * median_low(self._weights)
             self._weights = [min(w, cap) for w in self._weights]
         self._root_steps = _root_steps([c.steps for _, c in self._counted], outer.weight_cap)
         self._fragment = fragment
@@ -154,7 +154,7 @@ class RoundMerge:
         by_tensor = [self._shrink([c.norms[i] for c in self.contributions]) for i in slots]
         lengths = [sqrt(fsum(n * n for n in c.norms)) for c in self.contributions]
         paces = [length / c.steps for length, c in zip(lengths, self.contributions, strict=True)]
-        usual = median(paces) if paces else 0.0
+        usual = median_low(paces) if paces else 0.0
         found = {c.author: Treatment(False, 1.0, 1.0, 1.0) for c in self._stale}
         for number, (weight, c) in enumerate(self._counted):
             left = sqrt(fsum((n * shrink[number]) ** 2 for n, shrink in zip(c.norms, by_tensor, strict=True)))

@@ -119,6 +119,15 @@ class Replica:
         return round_clock(said, members=len(rounds) + self.info.trains)
 
     @property
+    def horizon(self) -> int:
+        """The newest round that the swarm can have reached: later ones are not merged until it has.
+
+        Whoever signs for later ones would have those to itself, with nobody's delta beside its own to clip
+        it by.
+        """
+        return max(self.clock + 1, self.ledger.horizon)
+
+    @property
     def caught_up(self) -> bool:
         """Whether we may train: nobody to learn from, or a peer's ledger seen and its payloads here.
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from gossamer.protocol.fixedpoint import Ints, norm
 from gossamer.protocol.rules.base import UNIT, Deltas, scaled, stretched
-from gossamer.protocol.rules.clipping import CLIP_RECORDS_MIN, shrink_to, usual_rate
+from gossamer.protocol.rules.clipping import shrink_to, usual_rate
 
 ITERATIONS = 3
 """Each costs two passes over the deltas, the first only one. The distance to where the iteration would end
@@ -30,7 +30,7 @@ falls by the hostile share of the weight each time: to 1/64 with a quarter."""
 
 
 def centered_clip(deltas: Deltas) -> Ints:
-    """The centre after `ITERATIONS`; of two deltas, where nobody is the odd one out, the weighted mean.
+    """The centre after `ITERATIONS`; of two deltas, the mean of both at the shorter one's length.
 
     `Deltas.shrink` is not looked at: the radius here is tighter than any clip of 1 or more. Distances are
     compared per square root of steps, like norms in clipping.
@@ -40,7 +40,7 @@ def centered_clip(deltas: Deltas) -> Ints:
     coefficients = [0.0] * len(shares)
     distances = deltas.norms
     radius = inf
-    for iteration in range(ITERATIONS if len(shares) >= CLIP_RECORDS_MIN else 1):
+    for iteration in range(ITERATIONS if len(shares) > 2 else 1):
         if iteration:
             distances = _distances(deltas, _combination(deltas, coefficients))
         radius = min(radius, usual_rate(distances, deltas.root_steps))

@@ -7,24 +7,23 @@ random walk, and must not look like an attack.
 from collections.abc import Iterable, Sequence
 from math import inf
 
-CLIP_RECORDS_MIN = 3
-"""With fewer, a median says nothing about who is the odd one out."""
 
-
-def median(values: Iterable[float]) -> float:
-    """The middle value, or the mean of the middle two."""
+def median_low(values: Iterable[float]) -> float:
+    """The middle value, or the lower of the middle two: an honest member's as soon as those are half."""
     ordered = sorted(values)
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return (ordered[middle - 1] + ordered[middle]) / 2
+    return ordered[(len(ordered) - 1) // 2]
 
 
 def usual_rate(lengths: Sequence[float], root_steps: Sequence[float]) -> float:
-    """The median of ``length / root_steps``, one vote each whatever its weight; infinite for fewer than 3."""
-    if len(lengths) < CLIP_RECORDS_MIN:
+    """The low median of ``length / root_steps``, one vote each whatever its weight; infinite for one alone.
+
+    Of two nobody can tell who is the odd one out, so the shorter is what is usual: an honest member loses
+    part of one step by that, where a liar would gain the model. But zero says nothing against the other.
+    """
+    rates = [length / root for length, root in zip(lengths, root_steps, strict=True)]
+    if len(rates) == 1 or (len(rates) == 2 and 0.0 in rates):
         return inf
-    return median(length / root for length, root in zip(lengths, root_steps, strict=True))
+    return median_low(rates)
 
 
 def shrink_to(limit: float, lengths: Sequence[float], root_steps: Sequence[float]) -> list[float]:

@@ -61,6 +61,9 @@ class Setup:
             holds=self.held.__contains__,
             caught_up=True,
             sealing=SimpleNamespace(joined=True),
+            identity=identity(99),
+            clock=10**9,
+            horizon=10**9,
         )
         self.merging = Merging(self.core, self.port, self.lost.append)  # type: ignore[arg-type]
         self.merged: list[int] = []
@@ -268,3 +271,72 @@ async def test_whoever_equivocates_is_noted_even_if_nothing_of_it_was_merged(
     await setup.merged_all()
     verdict = setup.merging.conduct.of(identity(1).node_id).verdict
     assert verdict is not None and verdict.startswith("void (equivocated") and setup.merged == []
+
+
+# -- rounds that somebody has to himself
+
+
+def _delta(author: int, round_: int, value: int) -> tuple[Delta, bytes]:
+    fragment = LAYOUT.of_round(round_)
+    payload = encode_payload(
+        "int8", fragment, [np.full(slot.numel, value, dtype=np.int32) for slot in fragment.slots]
+    )
+    return signed(identity(author), body_of(payload, "int8", round_, len(LAYOUT.fragments))), payload
+
+
+def _arrive(setup: Setup, *found: tuple[Delta, bytes]) -> None:
+    for delta, payload in found:
+        setup.world.keep(delta, payload)
+        setup.arrive(delta)
+
+
+async def test_a_round_that_the_swarm_cannot_have_reached_waits(setup: Setup) -> None:
+    await setup.merging.begin(setup.merger)
+    setup.core.clock, setup.core.horizon = 4, 5
+    _arrive(setup, _delta(1, 5, 1000), _delta(1, 6, 127 << 22))
+    await until(lambda: setup.merged == [5])
+    await asyncio.sleep(0.1)
+    assert setup.merged == [5] and setup.merging.behind == 0
+    setup.core.clock, setup.core.horizon = 5, 6
+    _arrive(setup, *(_delta(author, 6, 1000) for author in (2, 3, 4)))
+    await setup.merged_all()
+    assert setup.merged == [5, 6]
+
+
+async def test_a_delta_far_longer_than_usual_waits_for_others(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Alone in a round under way it would be taken whole; beside another's it is clipped by that."""
+    await setup.merging.begin(setup.merger)
+    setup.core.clock = 3
+    _arrive(setup, *(_delta(author, 2, 1000) for author in (1, 2, 3)))
+    await setup.merged_all()
+    before = setup.merger.phi.copy()
+    _arrive(setup, _delta(1, 4, 100_000))
+    await until(lambda: "a delta far longer than usual; round 4 waits" in caplog.text)
+    assert setup.merging.behind == 0 and np.array_equal(setup.merger.phi, before)
+    _arrive(setup, _delta(2, 4, 1000))
+    await setup.merged_all()
+    assert setup.merged == [2, 4]
+    assert np.abs(setup.merger.phi - before).max() < 10_000
+
+
+async def test_what_waited_is_merged_once_the_swarm_has_gone_past_it(setup: Setup) -> None:
+    await setup.merging.begin(setup.merger)
+    setup.core.clock = 3
+    _arrive(setup, *(_delta(author, 2, 1000) for author in (1, 2, 3)))
+    await setup.merged_all()
+    _arrive(setup, _delta(1, 4, 100_000))
+    await asyncio.sleep(0.1)
+    assert setup.merged == [2]
+    setup.core.clock = 5
+    await until(lambda: setup.merged == [2, 4])
+
+
+async def test_an_ordinary_delta_waits_for_nobody(setup: Setup) -> None:
+    await setup.merging.begin(setup.merger)
+    setup.core.clock = 3
+    _arrive(setup, *(_delta(author, 2, 1000) for author in (1, 2, 3)))
+    await setup.merged_all()
+    _arrive(setup, _delta(1, 4, 3000))
+    await until(lambda: setup.merged == [2, 4])

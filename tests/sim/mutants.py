@@ -66,7 +66,7 @@ def _merge_in_order_of_arrival() -> list[Patch]:
     def median(values: Any) -> float:
         return float(next(iter(values)))
 
-    return [(merge, "sorted", unsorted), (ledger.Ledger, "valid", valid), (merge, "median", median)]
+    return [(merge, "sorted", unsorted), (ledger.Ledger, "valid", valid), (merge, "median_low", median)]
 
 
 def _merge_the_first_three() -> list[Patch]:
