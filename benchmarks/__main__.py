@@ -1,4 +1,7 @@
-"""Runs the benchmarks and prints their tables; ``--json FILE`` writes the raw figures too."""
+"""Runs the benchmarks and prints their tables; ``--json FILE`` writes the raw figures too.
+
+Named ones only, where any are named; `attacks` trains for some twenty minutes and runs only when named.
+"""
 
 import argparse
 import json
@@ -7,11 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import codecs, merging
+from benchmarks import attacks, codecs, merging
+
+BENCHMARKS = {"codecs": codecs.run, "merging": merging.run, "attacks": attacks.run}
+USUAL = ("codecs", "merging")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], help=", ".join(BENCHMARKS))
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds in all")
     parser.add_argument("--json", type=Path, help="write the raw figures here")
     options = parser.parse_args()
@@ -21,8 +28,7 @@ def main() -> None:
             "python": platform.python_version(),
             "numpy": np.__version__,
         },
-        "codecs": codecs.run(quick=options.quick),
-        "merging": merging.run(quick=options.quick),
+        **{name: BENCHMARKS[name](quick=options.quick) for name in options.names or USUAL},
     }
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=2))

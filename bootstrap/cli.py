@@ -37,6 +37,7 @@ from gossamer.protocol.errors import ConfigError, LocalError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.rules import RULES
 
 USER_ERROR = 2
 
@@ -51,6 +52,10 @@ OwnerKey = Annotated[
 ]
 Preset = Annotated[str, typer.Option(help="Size of the built-in GPT: tiny, small, medium or 124m.")]
 Codec = Annotated[str, typer.Option(help=f"How deltas are compressed: {', '.join(CODECS)}.")]
+Averaging = Annotated[
+    str,
+    typer.Option(help=f"How deltas of weight matrices are averaged: {', '.join(RULES)} (of all tensors)."),
+]
 EverySteps = Annotated[
     int, typer.Option(min=1, max=1_000_000, help="Inner steps of a window, between two deltas of a fragment.")
 ]
@@ -85,6 +90,7 @@ def init(
     codec: Codec = "int4",
     every_steps: EverySteps = 30,
     every_seconds: EverySeconds = 0.0,
+    averaging: Averaging = "rda",
     fragments: Fragments = 1,
     seed: Seed = 0,
     horizon_tokens: Annotated[
@@ -123,6 +129,7 @@ def init(
         seed=seed,
         owners=(owner.public_key.hex(),) if owner else (),
         invited=invited,
+        averaging=averaging,
     )
     manifests.write(manifest, path)
     typer.echo(f"wrote {path}: swarm {manifest.swarm_id.hex()}")

@@ -35,11 +35,15 @@ def create(
     seed: int,
     owners: tuple[str, ...] = (),
     invited: bool = False,
+    averaging: str = "rda",
 ) -> tuple[Manifest, Ints]:
     """Build the task's model from `seed` and describe the swarm that trains it.
 
     `owners` are public keys in hex; `invited` lets in only those whom they invite, whose weight is then not
     capped, since their machines may differ a thousandfold (DESIGN, section 3).
+
+    `averaging` is the rule for weight matrices. What the task averages by `mean` stays so, unless the rule
+    is `centered-clip`, which then is that of all tensors: a defence with a gap is none.
 
     Returns the manifest and Phi_0, int32[numel]. Raises ConfigError.
     """
@@ -52,7 +56,11 @@ def create(
     except TaskError as error:
         raise ConfigError(str(error)) from None
     specs = tuple(
-        TensorSpec(tensor_name, tuple(parameter.shape), built.averaging(model, tensor_name, parameter))
+        TensorSpec(
+            tensor_name,
+            tuple(parameter.shape),
+            _rule(averaging, built.averaging(model, tensor_name, parameter)),
+        )
         for tensor_name, parameter in named_tensors(model)
     )
     if not 1 <= fragments <= len(specs):
@@ -68,6 +76,10 @@ def create(
         "genesis": {"digest": snapshots.digest(phi).hex()},
     }
     return from_values(values, "the new manifest"), phi
+
+
+def _rule(chosen: str, by_task: str) -> str:
+    return chosen if by_task == "rda" or chosen == "centered-clip" else by_task
 
 
 def write(manifest: Manifest, path: Path) -> None:

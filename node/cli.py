@@ -1,4 +1,4 @@
-"""The command line of a node: `node`, `status`, `verify`, `generate`, `id`.
+"""The command line of a node: `node`, `status`, `peers`, `verify`, `generate`, `id`.
 
 `gossamer.bootstrap.cli` adds how swarms begin and is the `gossamer` command.
 """
@@ -21,7 +21,7 @@ from gossamer.node.status import one_line
 from gossamer.node.supervisor import Supervisor
 from gossamer.node.verify import verify as verify_replicas
 from gossamer.protocol.admission import Role
-from gossamer.protocol.errors import ConfigError, NotAnsweredError
+from gossamer.protocol.errors import ConfigError, NotAnsweredError, UnreachableError
 from gossamer.protocol.invitation import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
 
 app = typer.Typer(
@@ -254,6 +254,26 @@ def status(
         typer.echo(
             f"  {member['name'] or member['node_id'][:8]}: {member['health']}, round {member['round']}"
         )
+
+
+@app.command(rich_help_panel="Watch")
+def peers(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="A running node.")],
+    as_json: Annotated[bool, typer.Option("--json", help="The same, as JSON.")] = False,
+    plaintext: Plaintext = False,
+) -> None:
+    """List a node's members: how they do, and what their deltas have been like lately."""
+    found = asyncio.run(fetch_status(address, plaintext=plaintext))
+    if not {"agreement", "conduct", "members"} <= found.keys():
+        raise UnreachableError(f"{address} does not say what it has seen of its members")
+    if as_json:
+        typer.echo(json.dumps({key: found[key] for key in ("agreement", "conduct", "members")}, indent=2))
+        return
+    from rich.console import Console
+
+    from gossamer.node.peers import peers_table
+
+    Console().print(peers_table(found))
 
 
 @app.command(rich_help_panel="Watch")

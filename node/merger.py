@@ -14,16 +14,20 @@ import numpy as np
 
 from gossamer.node import snapshots
 from gossamer.node.chunkstore import ChunkStore
+from gossamer.protocol.conduct import RoundFigures, figures
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints, check_healthy
 from gossamer.protocol.history import chain, round_digest
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.merge import Contribution, RoundMerge, norms_of
+from gossamer.protocol.merge import Contribution, RoundMerge, Sample, measure
 from gossamer.protocol.payload import Payload
 from gossamer.protocol.records import Delta
 
 PAYLOAD_CACHE_BYTES = 64 * 1024 * 1024
+SAMPLES_KEPT = 256
+"""Of the deltas read last, at most 256 KiB each: what a round with that many members needs. A delta whose
+sample is gone, as one of an old round that is merged again, is not compared with the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +80,15 @@ class Merger:
         self._reach = {fragment.index: self._reach_of(fragment.index) for fragment in self._layout.fragments}
         self._latest: dict[int, tuple[int, Ints]] = {}
         self._norms: dict[bytes, tuple[float, ...] | None] = {}
+        self._samples: OrderedDict[bytes, Sample] = OrderedDict()
         self._payloads: OrderedDict[bytes, Payload] = OrderedDict()
         self._payload_bytes = 0
         self._digest: tuple[int, bytes] | None = None
         self.version = 0
         self.tokens = self.base.tokens + _tokens(self._merged.values())
         """Tokens of all deltas merged."""
+        self.figures: RoundFigures | None = None
+        """What the latest call of `merge` found in the round's deltas; None if it left none merged."""
 
     def view(self, fragment: Fragment) -> Ints:
         """Phi of one fragment: int32[fragment.numel], not a copy."""
@@ -95,8 +102,10 @@ class Merger:
         """
         fragment = self._layout.of_round(round_)
         old = self._merged.get(round_, ())
+        self.figures = None
         if new != old and round_ > self.base.round:
             before = self._result(round_, fragment, old)
+            self.figures = None  # `before` may have been computed afresh
             after = self._result(round_, fragment, new)
             view = self.view(fragment)
             if before is not None:
@@ -151,6 +160,7 @@ class Merger:
             del self._merged[round_]
             for delta in deltas:
                 self._norms.pop(delta.record_id, None)
+                self._samples.pop(delta.record_id, None)
                 payload = self._payloads.pop(delta.record_id, None)
                 self._payload_bytes -= payload.size if payload is not None else 0
 
@@ -187,8 +197,10 @@ class Merger:
         latest = self._latest.get(fragment.index)
         if latest is not None and latest[0] == round_ and deltas == self._merged.get(round_):
             return latest[1]
-        contributions = [c for delta in deltas if (c := self._contribution(delta, fragment)) is not None]
+        read = {delta.author: self._contribution(delta, fragment) for delta in deltas}
+        contributions = [c for c in read.values() if c is not None]
         merge = RoundMerge(contributions, fragment, self._manifest.outer)
+        self.figures = figures(merge, void=[author for author, c in read.items() if c is None])
         result = np.empty(fragment.numel, dtype=np.int32)
 
         def one(index: int) -> None:
@@ -203,7 +215,7 @@ class Merger:
         try:
             payload = self._payload(delta, fragment)
             if delta.record_id not in self._norms:
-                self._norms[delta.record_id] = norms_of(payload)
+                self._measure(delta, payload)
         except PayloadError:
             self._norms[delta.record_id] = None
         norms = self._norms[delta.record_id]
@@ -216,7 +228,14 @@ class Merger:
             staleness=delta.staleness(len(self._layout.fragments)),
             norms=norms,
             tensor=payload.tensor,
+            sample=self._samples.get(delta.record_id),
         )
+
+    def _measure(self, delta: Delta, payload: Payload) -> None:
+        """Decode a payload for the first time. Raises PayloadError."""
+        self._norms[delta.record_id], self._samples[delta.record_id] = measure(payload)
+        while len(self._samples) > SAMPLES_KEPT:
+            self._samples.popitem(last=False)
 
     def _payload(self, delta: Delta, fragment: Fragment) -> Payload:
         """Read a payload, keeping the latest ones in memory."""

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from gossamer.node.chunkstore import MissingChunkError
 from gossamer.node.merger import Base, Merger
 from gossamer.node.trainer_port import TrainerPort
+from gossamer.protocol.conduct import Conduct, RoundFigures
+from gossamer.protocol.identity import short
 from gossamer.protocol.replica import Replica
 
 GATHER_S = 0.02
@@ -39,6 +41,8 @@ class Merging:
         self.chunk_lost = chunk_lost
         self.on_merged: Callable[[int], None] = lambda round_: None
         """Called with every round that was merged."""
+        self.conduct = Conduct()
+        """What has been seen of every member's deltas."""
         self._merger: Merger | None = None
         self._begun = asyncio.Event()
         self._dirty: set[int] = set()
@@ -166,11 +170,22 @@ class Merging:
             if not all(self._core.holds(delta.record_id) for delta in deltas):
                 self._dirty.add(round_)  # without that delta, until it is here again
             return
+        self._judge(round_)
         if self._merger.version == before:
             return
         self.on_merged(round_)
         self._merged_at[fragment.index] = time.monotonic()
         self._unoffered.add(fragment.index)
+
+    def _judge(self, round_: int) -> None:
+        """Note what a merge found in its round, and say whose verdict began or ended."""
+        assert self._merger is not None
+        found = self._merger.figures or RoundFigures({}, None)
+        for change in self.conduct.note(round_, found, self._core.ledger.void_in(round_)):
+            if change.verdict is None:
+                log.info("%s: its deltas are as they should be again", short(change.node_id))
+            else:
+                log.warning("%s: %s", short(change.node_id), change.verdict)
 
     async def _offer(self) -> None:
         assert self._merger is not None

@@ -2,9 +2,11 @@
 
 import asyncio
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from gossamer.node.control import Report
+from gossamer.protocol.conduct import Summary
 from gossamer.protocol.identity import short
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.roster import Member
@@ -41,7 +43,12 @@ def describe(daemon: "Daemon", digests: tuple[bytes, bytes] | None) -> dict[str,
             {"node_id": link.node_id.hex(), "outbound": link.outbound, "dropped": link.dropped}
             for link in daemon.links.values()
         ],
-        "members": [_member(member, core.ledger) for member in core.roster.members()],
+        "members": [
+            _member(member, core.ledger, daemon.merging.conduct.of(member.peer.node_id))
+            for member in core.roster.members()
+        ],
+        "conduct": asdict(daemon.merging.conduct.of(core.identity.node_id)),
+        "agreement": daemon.merging.conduct.agreement,
         "void": [{"node_id": author.hex(), "round": round_} for author, round_ in core.ledger.voided()],
         "misbehaviours_seen": daemon.blamed,
         "tasks": len(asyncio.all_tasks()),
@@ -57,7 +64,7 @@ def describe(daemon: "Daemon", digests: tuple[bytes, bytes] | None) -> dict[str,
     return status
 
 
-def _member(member: Member, ledger: Ledger) -> dict[str, Any]:
+def _member(member: Member, ledger: Ledger, conduct: Summary) -> dict[str, Any]:
     row = member.peer.body
     return {
         "node_id": member.peer.node_id.hex(),
@@ -65,9 +72,11 @@ def _member(member: Member, ledger: Ledger) -> dict[str, Any]:
         "health": member.health.value,
         "trains": row.trains,
         "round": max(row.round, ledger.last_round(member.peer.node_id)),
+        "tokens": row.tokens,
         "tokens_per_s": row.tokens_per_s,
         "loss": row.loss,
         "addresses": list(row.addresses),
+        "conduct": asdict(conduct),
     }
 
 

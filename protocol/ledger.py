@@ -107,6 +107,10 @@ class Ledger:
         for round_, authors in self._rounds.items():
             yield from ((author, round_) for author, held in authors.items() if len(held) > 1)
 
+    def void_in(self, round_: int) -> list[bytes]:
+        """Authors who equivocated in a round."""
+        return [author for author, held in self._rounds.get(round_, {}).items() if len(held) > 1]
+
     def last_round(self, author: bytes) -> int:
         """The highest round an author has a record in; 0 if none."""
         return self._last.get(author, (0, NO_RECORD))[0]

@@ -7,25 +7,46 @@ callers may merge them in any order and on any number of threads.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import fsum, inf, sqrt
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from gossamer.protocol.fixedpoint import Ints, norm
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Outer
 from gossamer.protocol.payload import Payload
 from gossamer.protocol.rules import RULES, Deltas
+from gossamer.protocol.rules.clipping import median, shrink_to, usual_rate
 
-CLIP_RECORDS_MIN = 3
-"""With fewer, a median says nothing about who is the odd one out."""
+STEPS_LEAD_MAX = 128
+"""Times the round's median: more steps than that excuse no greater length where weights are capped. Steps are
+a claim, like tokens: with 2**24 of them anybody could send a thousand times the usual length unclipped. A
+machine a hundred times as fast as the others is still believed."""
+
+Sample = npt.NDArray[np.float32]
+
+SAMPLE_MAX = 1 << 16
+"""Elements of a delta that are kept to compare it with others: cosines of samples of dense deltas scatter by
+1/256. Exact ones would cost one more pass over every delta, and a merge only two."""
+
+
+class Measures(NamedTuple):
+    """What is remembered of a payload that has been decoded once."""
+
+    norms: tuple[float, ...]
+    """Of each tensor."""
+    sample: Sample
+    """Evenly spaced elements of the whole delta: float32[up to SAMPLE_MAX]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
     """One valid record as Merge sees it.
 
-    `tensor(i)` decodes the fragment's tensor `i`; `norms` are those of its tensors, see `norms_of`.
+    `tensor(i)` decodes the fragment's tensor `i`; `norms` are those of its tensors, and `sample` some of its
+    elements, see `measure`. The sample has no influence on the merge.
     """
 
     author: bytes
@@ -34,6 +55,20 @@ class Contribution:
     staleness: int
     norms: Sequence[float]
     tensor: Callable[[int], Ints]
+    sample: Sample | None = None
+
+
+class Treatment(NamedTuple):
+    """What a merge did to one contribution, as factors of at least 1.0."""
+
+    weighed: bool
+    """Whether it counted at all; not if it was too stale."""
+    capped: float
+    """By how much its weight was cut."""
+    clipped: float
+    """By how much clipping shortened it, all tensors together."""
+    pace: float
+    """Its length per inner step, against the round's median."""
 
 
 def weight_of(tokens: int, steps: int, staleness: int, staleness_max: int) -> float:
@@ -47,21 +82,32 @@ def weight_of(tokens: int, steps: int, staleness: int, staleness_max: int) -> fl
     return tokens * (tokens / steps) / sqrt(1 + staleness)
 
 
-def median(values: Iterable[float]) -> float:
-    """The middle value, or the mean of the middle two."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return (ordered[middle - 1] + ordered[middle]) / 2
-
-
-def norms_of(payload: Payload) -> tuple[float, ...]:
-    """Decode every tensor once: its norm, and the proof that the payload decodes.
+def measure(payload: Payload) -> Measures:
+    """Decode every tensor once: norms, a sample, and the proof that the payload decodes.
 
     Raises PayloadError; such a record weighs nothing, on every node alike, since all hold the same bytes.
     """
-    return tuple(norm(payload.tensor(index)) for index in range(payload.tensors))
+    norms, picked = [], []
+    # Odd, or in matrices whose width is a power of two it would always fall on the same columns.
+    stride = -(-payload.numel // SAMPLE_MAX) | 1
+    offset = 0
+    for index in range(payload.tensors):
+        values = payload.tensor(index)
+        norms.append(norm(values))
+        picked.append(values[-offset % stride :: stride])
+        offset += values.size
+    return Measures(tuple(norms), np.concatenate(picked).astype(np.float32))
+
+
+def norms_of(payload: Payload) -> tuple[float, ...]:
+    """The norms of a payload's tensors. Raises PayloadError, see `measure`."""
+    return measure(payload).norms
+
+
+def _root_steps(steps: Sequence[int], weight_cap: float) -> list[float]:
+    """Square roots of the steps, to compare lengths by; of bounded steps where the swarm caps claims."""
+    most = STEPS_LEAD_MAX * median(steps) if weight_cap and steps else inf
+    return [sqrt(min(s, most)) for s in steps]
 
 
 class RoundMerge:
@@ -70,11 +116,13 @@ class RoundMerge:
     def __init__(self, contributions: Iterable[Contribution], fragment: Fragment, outer: Outer) -> None:
         ordered = sorted(contributions, key=lambda c: c.author)
         weighed = [(weight_of(c.tokens, c.steps, c.staleness, outer.staleness_max), c) for c in ordered]
+        self._stale = [c for w, c in weighed if w == 0.0]
         self._counted = [(w, c) for w, c in weighed if w > 0.0]
         self._weights = [w for w, _ in self._counted]
         if outer.weight_cap and self._weights:
             cap = outer.weight_cap * median(self._weights)
             self._weights = [min(w, cap) for w in self._weights]
+        self._root_steps = _root_steps([c.steps for _, c in self._counted], outer.weight_cap)
         self._fragment = fragment
         self._clip = outer.clip
 
@@ -91,20 +139,37 @@ class RoundMerge:
             weights=self._weights,
             norms=norms,
             shrink=self._shrink(norms),
+            root_steps=self._root_steps,
         )
         return RULES[slot.spec.averaging](deltas)
 
-    def _shrink(self, norms: list[float]) -> list[float]:
-        """Factors that bring each norm down to `clip` times the median.
+    @property
+    def contributions(self) -> list[Contribution]:
+        """Those that count, in order of author."""
+        return [c for _, c in self._counted]
 
-        Norms are compared per square root of steps: an honest fast machine's longer window must not look
-        like an attack.
-        """
-        if not self._clip or len(norms) < CLIP_RECORDS_MIN:
-            return [1.0] * len(norms)
-        rates = [n / sqrt(c.steps) for n, (_, c) in zip(norms, self._counted, strict=True)]
-        limit = self._clip * median(rates)
-        return [limit / rate if rate > limit else 1.0 for rate in rates]
+    def treatment(self) -> dict[bytes, Treatment]:
+        """What the merge does to every contribution, by author."""
+        slots = range(len(self._fragment.slots))
+        by_tensor = [self._shrink([c.norms[i] for c in self.contributions]) for i in slots]
+        lengths = [sqrt(fsum(n * n for n in c.norms)) for c in self.contributions]
+        paces = [length / c.steps for length, c in zip(lengths, self.contributions, strict=True)]
+        usual = median(paces) if paces else 0.0
+        found = {c.author: Treatment(False, 1.0, 1.0, 1.0) for c in self._stale}
+        for number, (weight, c) in enumerate(self._counted):
+            left = sqrt(fsum((n * shrink[number]) ** 2 for n, shrink in zip(c.norms, by_tensor, strict=True)))
+            found[c.author] = Treatment(
+                weighed=True,
+                capped=weight / self._weights[number],
+                clipped=lengths[number] / left if left > 0.0 else 1.0,
+                pace=paces[number] / usual if usual > 0.0 else 1.0,
+            )
+        return found
+
+    def _shrink(self, norms: list[float]) -> list[float]:
+        """Factors by which clipping shortens each delta of a tensor."""
+        limit = self._clip * usual_rate(norms, self._root_steps) if self._clip else inf
+        return shrink_to(limit, norms, self._root_steps)
 
 
 def merge_round(contributions: Iterable[Contribution], fragment: Fragment, outer: Outer) -> Ints:

@@ -48,6 +48,11 @@ class Payload:
         """How many tensors there are."""
         return len(self._sections)
 
+    @property
+    def numel(self) -> int:
+        """Values of all tensors together."""
+        return self._fragment.numel
+
     def tensor(self, index: int) -> Ints:
         """Decode the fragment's tensor `index` as int32[numel]. Raises PayloadError."""
         return self._codec.decode(self._sections[index], self._fragment.slots[index].numel)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from benchmarks import codecs, merging
+from benchmarks import attacks, codecs, merging
 
 
-@pytest.mark.parametrize("benchmark", [codecs, merging])
+@pytest.mark.parametrize("benchmark", [attacks, codecs, merging])
 def test_quick_run_gives_figures(benchmark, capsys):
     rows = benchmark.run(quick=True)
     assert rows

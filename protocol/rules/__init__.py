@@ -5,9 +5,14 @@ them reduce to integer coefficients and one float factor, see `base`.
 """
 
 from gossamer.protocol.rules.base import Deltas, Rule
+from gossamer.protocol.rules.centered_clip import centered_clip
 from gossamer.protocol.rules.mean import weighted_mean
 from gossamer.protocol.rules.rda import radial_directional
 
-RULES: dict[str, Rule] = {"rda": radial_directional, "mean": weighted_mean}
+RULES: dict[str, Rule] = {
+    "rda": radial_directional,
+    "mean": weighted_mean,
+    "centered-clip": centered_clip,
+}
 
 __all__ = ["RULES", "Deltas", "Rule"]

@@ -20,15 +20,22 @@ class Deltas:
     """One tensor's deltas in a round, in order of author, with what a rule may look at.
 
     `shrink` holds the factors (at most 1.0) by which clipping shortens each; weights are positive.
+    `root_steps` are square roots of the inner steps of each window, to compare lengths by.
     """
 
     decode: Callable[[int], Ints]
     weights: Sequence[float]
     norms: Sequence[float]
     shrink: Sequence[float]
+    root_steps: Sequence[float]
 
 
 Rule = Callable[[Deltas], Ints]
+
+UNIT = 1 << 48
+"""Length that the longest of stretched directions gets. Coefficients thus have 14 bits and more for every
+norm below 2**34 (1024 in float), each for itself: a delta next to nothing must not, by its huge
+``length / |v|``, round the coefficients of the others to 0 and have the direction to itself."""
 
 
 def combine(deltas: Deltas, coefficients: Sequence[int]) -> npt.NDArray[np.int64]:
@@ -45,6 +52,16 @@ def combine(deltas: Deltas, coefficients: Sequence[int]) -> npt.NDArray[np.int64
     if summed is None:
         raise ValueError("no delta with a positive coefficient")
     return summed
+
+
+def stretched(deltas: Deltas, lengths: Sequence[float]) -> npt.NDArray[np.int64]:
+    """``sum_i l_i * unit(v_i)``, in units in which the longest is `UNIT`; deltas of norm 0 have no direction.
+
+    At least one length of a delta that is not 0 is positive.
+    """
+    pairs = list(zip(lengths, deltas.norms, strict=True))
+    longest = max(length for length, n in pairs if n > 0.0)
+    return combine(deltas, [round(UNIT * (length / longest / n)) if n > 0.0 else 0 for length, n in pairs])
 
 
 def norm_of_sum(summed: npt.NDArray[np.int64]) -> float:

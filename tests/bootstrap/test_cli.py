@@ -100,6 +100,8 @@ def entries(folder: Path) -> set[str]:
         (["node", "--join", "127.0.0.1:1", "--data", "missing.txt"], "missing.txt"),
         (["node", "--join", "127.0.0.1:1", "--threads", 9999], "--threads"),
         (["status", "127.0.0.1"], "HOST:PORT"),
+        (["peers", "127.0.0.1"], "HOST:PORT"),
+        (["init", "my.toml", "--averaging", "median"], "centered-clip"),
         (["verify", "127.0.0.1:1"], "two or more"),
         (["generate", "--dir", "missing"], "missing"),
         (["generate", "--dir", ".", "--length", 0], "--length"),

@@ -66,6 +66,14 @@ def test_the_outer_settings_suit_the_codec() -> None:
         assert (outer.momentum, outer.learning_rate, outer.ef_decay) == (0.0, 1.0, 0.9)
 
 
+def test_the_rule_is_that_of_matrices_and_centered_clip_that_of_everything() -> None:
+    task = [spec.averaging for spec in create()[0].layout.tensors]
+    assert set(task) == {"rda", "mean"}
+    assert [spec.averaging for spec in create(averaging="rda")[0].layout.tensors] == task
+    assert {spec.averaging for spec in create(averaging="mean")[0].layout.tensors} == {"mean"}
+    assert {s.averaging for s in create(averaging="centered-clip")[0].layout.tensors} == {"centered-clip"}
+
+
 def test_the_first_model_follows_from_the_seed(tmp_path: Path) -> None:
     first, phi = create()
     again, _ = create()
@@ -96,6 +104,7 @@ def test_a_damaged_first_model_is_found_and_rebuilt(tmp_path: Path) -> None:
         ({"options": {"preset": "huge"}}, "huge"),
         ({"options": {"presett": "tiny"}}, "did you mean 'preset'"),
         ({"codec": "zip"}, "zip"),
+        ({"averaging": "median"}, "choose one of rda, mean, centered-clip"),
         ({"fragments": 0}, "--fragments"),
         ({"fragments": 1000}, "--fragments"),
         ({"name": ""}, "swarm.name"),

@@ -7,7 +7,9 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from gossamer.node.daemon import Daemon
 from gossamer.node.daemon_link import DaemonLink
 from gossamer.node.home import Home
 from gossamer.node.options import DaemonOptions
+from gossamer.node.peers import peers_table
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import Manifest
@@ -64,7 +67,7 @@ async def running(home: Home) -> AsyncIterator[Daemon]:
         await task
 
 
-async def ask(home: Home) -> dict[str, object]:
+async def ask(home: Home) -> dict[str, Any]:
     facts = home.read_daemon()
     assert facts is not None
     return await fetch_status(str(facts["address"]), plaintext=True)
@@ -98,6 +101,10 @@ async def test_a_delta_is_published_merged_and_offered_back(home: Home) -> None:
         assert second is not None and (second.merged_round, second.own_round) == (1, 1)
         status = await ask(home)
         assert (status["round"], status["records"], status["state"]) == (1, 1, "starting")
+        assert status["conduct"] == asdict(daemon.merging.conduct.of(daemon.identity.node_id))
+        assert daemon.merging.conduct.of(daemon.identity.node_id).judged == 1
+        assert status["agreement"] is None, "one delta alone agrees with nobody"
+        assert peers_table(status).row_count == 1
         await asyncio.to_thread(link.close)
         await until(lambda: not daemon.port.attached)
 

@@ -215,6 +215,37 @@ def test_taking_back_and_closing(world: World) -> None:
     assert merger._norms.keys() <= set(merger.merged_ids()), "nothing is kept of what is closed"
 
 
+def test_what_a_merge_found_in_its_round(world: World, rng: np.random.Generator) -> None:
+    """The figures are those of the set just merged, those that do not decode among them."""
+    payload = rng.bytes(100)
+    broken = signed(identity(5), body_of(payload, "int4", 2, 2))
+    world.keep(broken, payload)
+    merger, ledger = world.merger(), Ledger()
+    assert merger.figures is None
+    arrive(merger, ledger, [d for d in world.deltas if d.round == 2][:3])
+    assert merger.figures is not None
+    assert {author for author, f in merger.figures.members.items() if f.agreement is not None} == {
+        identity(author).node_id for author in range(3)
+    }
+    arrive(merger, ledger, [broken])
+    assert merger.figures is not None and merger.figures.members[broken.author].void
+    assert merger.figures.agreement is not None
+    merger.merge(2, tuple(ledger.valid(2)))
+    assert merger.figures is None, "nothing was merged"
+    merger.merge(2, ())
+    assert merger.figures is None
+
+
+def test_samples_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merger_module, "SAMPLES_KEPT", 5)
+    merger = world.merger()
+    arrive(merger, Ledger(), world.deltas)
+    assert len(merger._samples) == 5
+    assert np.array_equal(merger.phi, world.fold(world.deltas))
+    merger.close_up_to(max(ROUNDS))
+    assert not merger._samples
+
+
 def test_divergence_is_said(world: World, rng: np.random.Generator) -> None:
     merger, ledger = world.merger(), Ledger()
     merger.phi[:] = VALUE_LIMIT - 1

@@ -13,13 +13,16 @@ import pytest
 from gossamer.node import merging as merging_module
 from gossamer.node.merger import MergedState
 from gossamer.node.merging import Merging
+from gossamer.protocol.conduct import ROUNDS_MIN
 from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.identity import short
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.payload import encode_payload
 from gossamer.protocol.records import Delta
 from tests.node.test_merger import World
 from tests.node.trainer_side import until
-from tests.protocol.builders import LAYOUT
+from tests.protocol.builders import LAYOUT, body_of, identity, signed
 
 
 class FakePort:
@@ -228,3 +231,40 @@ async def test_a_delta_that_is_lost_does_not_hold_up_its_round(setup: Setup) -> 
     await setup.merged_all()
     rest = [delta for delta in setup.world.deltas if delta is not victim]
     assert np.array_equal(setup.merger.phi, setup.world.fold(rest))
+
+
+async def test_a_member_that_keeps_lying_is_named_once(
+    setup: Setup, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It sends the others' own direction, turned around and ten times as long."""
+    caplog.set_level("INFO", "gossamer.merging")
+    await setup.merging.begin(setup.merger)
+    liar = identity(3)
+    for round_ in range(1, ROUNDS_MIN + 3):
+        fragment = LAYOUT.of_round(round_)
+        common = [rng.integers(-1000, 1001, slot.numel) for slot in fragment.slots]
+        for author in range(4):
+            factor = -10 if author == 3 else 1
+            tensors = [(factor * c + rng.integers(-200, 201, c.size)).astype(np.int32) for c in common]
+            payload = encode_payload("int8", fragment, tensors)
+            delta = signed(identity(author), body_of(payload, "int8", round_, len(LAYOUT.fragments)))
+            setup.world.keep(delta, payload)
+            setup.arrive(delta)
+        await setup.merged_all()
+    verdict = setup.merging.conduct.of(liar.node_id).verdict
+    assert verdict is not None and "clipped in" in verdict and "opposed to the others in" in verdict
+    assert all(setup.merging.conduct.of(identity(n).node_id).verdict is None for n in range(3))
+    assert setup.merging.conduct.agreement is not None
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line.startswith(f"{short(liar.node_id)}: clipped in 8 of the last 8 rounds")
+
+
+async def test_whoever_equivocates_is_noted_even_if_nothing_of_it_was_merged(
+    setup: Setup, rng: np.random.Generator
+) -> None:
+    await setup.merging.begin(setup.merger)
+    for round_ in (1, 2):
+        setup.arrive(setup.world.make(rng, 1, round_), setup.world.make(rng, 1, round_, tokens=5))
+    await setup.merged_all()
+    verdict = setup.merging.conduct.of(identity(1).node_id).verdict
+    assert verdict is not None and verdict.startswith("void (equivocated") and setup.merged == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -62,6 +62,11 @@ LAYOUT = SMALL.plan()
 def one_tensor(numel: int, averaging: str) -> Fragment:
     """A fragment that is one flat tensor."""
     return plan([TensorSpec("x", (numel,), averaging)], 1).fragments[0]
+
+
+def several_tensors(sizes: Sequence[int]) -> Fragment:
+    """A fragment of flat tensors."""
+    return plan([TensorSpec(f"x{n}", (size,), "rda") for n, size in enumerate(sizes)], 1).fragments[0]
 
 
 def random_tensors(rng: np.random.Generator, fragment: Fragment, magnitude: int) -> list[Ints]:

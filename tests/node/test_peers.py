@@ -1,0 +1,64 @@
+"""`gossamer.node.peers`: the table of members."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+
+from gossamer.node.peers import peers_table
+from gossamer.protocol.conduct import Conduct, Figures, RoundFigures
+
+
+def shown(status: dict[str, Any]) -> str:
+    out = io.StringIO()
+    Console(file=out, width=250).print(peers_table(status))
+    return out.getvalue()
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    conduct = Conduct()
+    for round_ in range(1, 21):
+        figures = {
+            bytes([1]) * 32: Figures(clipped=9.8, pace=30.0, agreement=-0.7),
+            bytes([2]) * 32: Figures(),
+        }
+        conduct.note(round_, RoundFigures(figures, 0.25))
+    member = {"health": "alive", "round": 20, "tokens": 1_234_567, "tokens_per_s": 4321.0}
+    return {
+        "swarm": "s",
+        "name": "me",
+        "node_id": "ab" * 32,
+        "round": 21,
+        "conduct": asdict(conduct.of(bytes(32))),
+        "agreement": conduct.agreement,
+        "members": [
+            {**member, "node_id": "01" * 32, "name": "liar [red]", "conduct": asdict(conduct.of(b"\1" * 32))},
+            {**member, "node_id": "02" * 32, "name": "", "conduct": asdict(conduct.of(b"\2" * 32))},
+        ],
+        **changes,
+    }
+
+
+def test_members_with_their_figures_and_verdicts() -> None:
+    text = shown(status())
+    lines = [line for line in text.splitlines() if "alive" in line or "itself" in line]
+    assert "me" in lines[0] and "itself" in lines[0] and "21" in lines[0]
+    for part in (
+        "liar [red]",
+        "1,234,567",
+        "4,321",
+        "20 by 9.8x",
+        "-0.70",
+        "clipped in 20 of the last 20 rounds",
+    ):
+        assert part in lines[1], part
+    assert "02020202" in lines[2] and "clipped" not in lines[2]
+    assert "agreement of the last round 0.25" in text
+
+
+def test_a_node_that_has_merged_nothing() -> None:
+    text = shown(status(agreement=None, members=[], trainer=None))
+    assert "agreement of" not in text and "itself" in text
