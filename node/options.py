@@ -36,6 +36,9 @@ class DaemonOptions(_Options):
     name: str = ""
     trains: bool = True
     plaintext: bool = False
+    admin: str = ""
+    """Where this machine's pages, metrics and `gossamer top` find us: ``host:port``, "off", or empty for the
+    first free port from 7780 of loopback."""
     debug: bool = False
     log_json: bool = False
 

@@ -27,6 +27,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gossamer.node.address import WILDCARDS, format_address, is_loopback
+from gossamer.node.clocks import offset_of
 from gossamer.node.link import PeerLink
 from gossamer.node.tls import Certificate, client_context, fingerprint_of
 from gossamer.protocol.ask import check_question, prove
@@ -277,6 +278,7 @@ class Transport:
             ssl=link.pin or self._client_ssl,
             allow_redirects=False,
         ) as response:
+            link.clock_offset_s = offset_of(response.headers.get("Date"), time.time())
             if response.status != 200:
                 raise RefusedError(f"{short(link.node_id)} does not have chunk {short(blob)}")
             return await self._read_body(response.content, blob, size, link)
