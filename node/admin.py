@@ -20,9 +20,7 @@ import ipaddress
 import logging
 import os
 import re
-from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterable
-from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -31,18 +29,29 @@ from prometheus_client.exposition import choose_encoder
 from gossamer.node.address import WILDCARDS, format_address, is_loopback, parse_address
 from gossamer.node.feed import to_json
 from gossamer.node.metrics import registry_of
+from gossamer.node.options import ADMIN_OFF
 from gossamer.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from gossamer.node.daemon import Daemon
 
-OFF = "off"
 PORT_FIRST, PORTS = 7780, 64
 """Where a node looks for a free port unless told; after these, the system chooses one."""
 
 TOKEN_VARIABLE = "GOSSAMER_ADMIN_TOKEN"
 TOKEN_MIN = 16
 COOKIE = "gossamer-admin"
+
+POLICY = "default-src 'none'; frame-ancestors 'none'"
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""What keeps a browser from doing harm with what it gets here."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -57,12 +66,11 @@ class AdminServer:
         self._daemon = daemon
         self._watching = daemon.watching
         self._token = token
-        self._is_off = option == OFF
+        self._is_off = option == ADMIN_OFF
         self._address = parse_address(option, port_min=0) if option and not self._is_off else None
         self._host = self._address[0] if self._address else "127.0.0.1"
         self._registry = registry_of(daemon)
-        self._page = b""
-        self._policy = ""
+        self._page, self._page_policy = _page()
         self._runner: web.AppRunner | None = None
         if token and len(token) < TOKEN_MIN:
             raise ConfigError(f"{TOKEN_VARIABLE} is too short: give it {TOKEN_MIN} characters or more")
@@ -79,8 +87,6 @@ class AdminServer:
         """
         if self._is_off:
             return None
-        self._page = _document().encode()
-        self._policy = _policy(self._page.decode())
         app = web.Application(client_max_size=1024, middlewares=[self._guard])
         for path, handler in (
             ("/", self._serve_page),
@@ -129,30 +135,19 @@ class AdminServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Turn away whoever may not ask, and put the headers on that keep a browser from doing harm."""
+        """Turn away whoever may not ask, and put `HEADERS` on every answer."""
         try:
             self._check_host(request)
             self._check_origin(request)
             self._check_token(request)
             response = await handler(request)
         except web.HTTPException as refusal:
-            refusal.headers.update(self._headers)
+            refusal.headers.update(HEADERS)
             raise
         if not response.prepared:
-            response.headers.update(self._headers)
+            response.headers.update({**HEADERS, **response.headers})
             self._remember_token(request, response)
         return response
-
-    @property
-    def _headers(self) -> dict[str, str]:
-        return {
-            "Content-Security-Policy": self._policy,
-            "X-Content-Type-Options": "nosniff",
-            "X-Frame-Options": "DENY",
-            "Referrer-Policy": "no-referrer",
-            "Cross-Origin-Resource-Policy": "same-origin",
-            "Cache-Control": "no-store",
-        }
 
     def _check_host(self, request: web.Request) -> None:
         """Raise unless the browser believes to talk to this machine, or to the address that we were given."""
@@ -198,7 +193,8 @@ class AdminServer:
     # -- what is answered
 
     async def _serve_page(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._page, content_type="text/html", charset="utf-8")
+        headers = {"Content-Security-Policy": self._page_policy}
+        return web.Response(text=self._page, content_type="text/html", headers=headers)
 
     async def _serve_state(self, request: web.Request) -> web.Response:
         return _json(self._watching.state())
@@ -210,7 +206,7 @@ class AdminServer:
         return _json(await self._watching.rounds(int(first)))
 
     async def _serve_events(self, request: web.Request) -> web.StreamResponse:
-        return await self._watching.feed.serve(request, self._watching.opening(), self._headers)
+        return await self._watching.feed.serve(request, self._watching.opening(), HEADERS)
 
     async def _serve_status(self, request: web.Request) -> web.Response:
         return web.json_response(await self._daemon.status(dict(request.query)))
@@ -232,24 +228,13 @@ def _json(body: bytes, status: int = 200) -> web.Response:
     return web.Response(body=body, status=status, content_type="application/json")
 
 
-def _document() -> str:
+def _page() -> tuple[str, str]:
+    """The page, and the policy (CSP) that lets it run its own script and nothing else."""
     try:
-        from gossamer.node.page import document
+        from gossamer.node.page import document, policy  # type: ignore[import-not-found]
     except ImportError:
-        return "<!doctype html><title>Gossamer</title><p>See <a href=api/state>api/state</a>."
-    text: str = document()
-    return text
-
-
-def _policy(page: str) -> str:
-    """What the page may do: run its own scripts, and load from here."""
-    scripts = re.findall(r"<script[^>]*>(.*?)</script>", page, re.DOTALL)
-    hashes = [b64encode(sha256(script.encode()).digest()).decode() for script in scripts]
-    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes) or "'none'"
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src 'self' data:;"
-        " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
+        return '<!doctype html><title>Gossamer</title><p>See <a href="api/state">api/state</a>.', POLICY
+    return str(document()), str(policy())
 
 
 def _host_of(header: str) -> str:

@@ -5,6 +5,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+ADMIN_OFF = "off"
+"""In place of an admin address: there is none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:

@@ -119,11 +119,14 @@ class Watching:
             self.disk_free = await asyncio.to_thread(_free_at, str(self._daemon.home.root))
         if ticks % SAVE_TICKS == 0:
             await self._save()
-        base = self._daemon.merging.base
-        self.chronicle.settle(base.round, base.tokens)
+        self._settle()
         self.rates.look(self._daemon.links.values(), time.monotonic())
         self.vitals.look(self._look(late_s))
         self._publish(ticks)
+
+    def _settle(self) -> None:
+        base = self._daemon.merging.base
+        self.chronicle.settle(base.round, base.tokens)
 
     def _look(self, late_s: float) -> Look:
         daemon, core = self._daemon, self._daemon.core
@@ -174,8 +177,7 @@ class Watching:
         """Write down the rest and let everybody go."""
         self.feed.close()
         self.notices.end()
-        base = self._daemon.merging.base
-        self.chronicle.settle(base.round, base.tokens)
+        self._settle()
         await self._save()
         await asyncio.to_thread(self._store.close)
 
@@ -205,6 +207,7 @@ class Watching:
 
     async def rounds(self, first: int) -> bytes:
         """The rounds kept from one on, as JSON: in a thread, since they may be many."""
+        self._settle()
         kept: list[Round] = self.chronicle.since(first)
         return await asyncio.to_thread(lambda: feed.to_json(as_json(kept)))
 
