@@ -7,6 +7,8 @@ import asyncio
 import logging
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gossamer.node import feed
@@ -54,6 +56,8 @@ class Watching:
         self._noticed = 0
         self._state: tuple[float, bytes] | None = None
         self._failed = False
+        self._telling = asyncio.Lock()
+        """100,000 deltas take 0.4 s to serialise: not for several at once."""
         daemon.merging.on_judged = self._merged
 
     # -- the daemon tells
@@ -68,34 +72,47 @@ class Watching:
     def heard(self, delta: Delta) -> None:
         """A record is new here."""
         daemon = self._daemon
-        self.chronicle.heard(
-            delta,
-            unix_s=time.time(),
-            clock=self._clock(delta.round),
-            live=daemon.merging.ready,
-            void=daemon.core.ledger.is_void(delta),
-        )
+        with self._contained():
+            self.chronicle.heard(
+                delta,
+                unix_s=time.time(),
+                clock=self._clock(delta.round),
+                live=daemon.merging.ready,
+                void=daemon.core.ledger.is_void(delta),
+            )
 
     def link_up(self, link: PeerLink) -> None:
         self._was_dialled |= not link.outbound
 
     def _merged(self, round_: int, deltas: tuple[Delta, ...], found: RoundFigures | None) -> None:
-        ledger = self._daemon.core.ledger
-        held = self.chronicle.at(round_)
-        valid = {delta.author for delta in ledger.valid(round_)}
-        self.chronicle.merged(
-            round_,
-            deltas,
-            void=[entry.author for entry in held.entries if entry.author not in valid] if held else (),
-            figures=found.members if found else None,
-            agreement=found.agreement if found else None,
-            unix_s=time.time(),
-            clock=self._clock(round_),
-        )
+        with self._contained():
+            ledger, known = self._daemon.core.ledger, self.chronicle.at(round_)
+            if round_ <= ledger.floor:
+                return  # closed meanwhile: the ledger does not tell any more who was valid
+            valid = {delta.author for delta in ledger.valid(round_)}
+            self.chronicle.merged(
+                round_,
+                deltas,
+                void=[entry.author for entry in known.entries if entry.author not in valid] if known else (),
+                figures=found.members if found else None,
+                agreement=found.agreement if found else None,
+                unix_s=time.time(),
+                clock=self._clock(round_),
+            )
 
     def _clock(self, round_: int) -> int:
         """Until we know members, the records alone tell where the swarm is."""
         return self._daemon.core.clock or round_
+
+    @contextmanager
+    def _contained(self) -> Iterator[None]:
+        """A fault in here is said once: the node has better things to do than to end of it."""
+        try:
+            yield
+        except Exception:
+            if not self._failed:
+                log.exception("a fault in watching this node; it goes on")
+            self._failed = True
 
     # -- as time goes by
 
@@ -106,12 +123,8 @@ class Watching:
         while True:
             due = loop.time() + TICK_S
             await asyncio.sleep(TICK_S)
-            try:
+            with self._contained():
                 await self._tick(ticks, loop.time() - due)
-            except Exception:  # whatever it is, the node has better things to do than to end of it
-                if not self._failed:
-                    log.exception("a fault in watching this node; it goes on")
-                self._failed = True
             ticks += 1
 
     async def _tick(self, ticks: int, late_s: float) -> None:
@@ -177,9 +190,10 @@ class Watching:
         """Write down the rest and let everybody go."""
         self.feed.close()
         self.notices.end()
-        self._settle()
-        await self._save()
-        await asyncio.to_thread(self._store.close)
+        with self._contained():
+            self._settle()
+            await self._save()
+            await asyncio.to_thread(self._store.close)
 
     # -- what is asked
 
@@ -208,8 +222,9 @@ class Watching:
     async def rounds(self, first: int) -> bytes:
         """The rounds kept from one on, as JSON: in a thread, since they may be many."""
         self._settle()
-        kept: list[Round] = self.chronicle.since(first)
-        return await asyncio.to_thread(lambda: feed.to_json(as_json(kept)))
+        async with self._telling:
+            kept: list[Round] = self.chronicle.since(first)
+            return await asyncio.to_thread(lambda: feed.to_json(as_json(kept)))
 
 
 def _free_at(path: str) -> int | None:

@@ -112,6 +112,23 @@ async def test_what_happened_is_known_after_a_restart(tmp_path: Path) -> None:
         assert after == before
 
 
+async def test_closed_rounds_stay_as_they_were(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        await publish(home, link, 1)
+        await until(lambda: daemon.merging.version)
+        before = (await get(home, "/api/rounds"))[2]
+        assert before["rounds"][0][4] == 100
+        daemon.core.ledger.close(1)
+        await daemon.merging.close_up_to(1)
+        daemon.merging.on_judged(1, (), None)
+        assert (await get(home, "/api/rounds"))[2] == before
+        await publish(home, link, 2)
+        await until(lambda: daemon.merging.tokens == 200)
+        after = (await get(home, "/api/rounds"))[2]
+        assert after["rounds"][0] == before["rounds"][0] and after["rounds"][1][4] == 200
+
+
 async def test_a_joiner_is_not_healthy_yet(tmp_path: Path) -> None:
     home = joining(tmp_path / "b", founded(tmp_path / "a"))
     async with running(home, join=("127.0.0.1:1",), trains=False):
@@ -126,8 +143,12 @@ async def test_a_fault_in_watching_does_not_stop_the_node(
     home = founded(tmp_path / "a")
     async with running(home) as daemon:
         monkeypatch.setattr(daemon.watching, "_look", None)
+        monkeypatch.setattr(daemon.watching.chronicle, "heard", None)
         await until(lambda: "a fault in watching" in caplog.text)
         await until(lambda: daemon.merging.ready)
+        async with training(home) as link:
+            await publish(home, link, 1)
+            await until(lambda: daemon.merging.version)
         assert (await get(home, "/api/state"))[0] == 200
     assert caplog.text.count("a fault in watching") == 1
 
