@@ -12,6 +12,7 @@ from gossamer.bootstrap import owners
 from gossamer.node import logs
 from gossamer.node.address import WILDCARDS, format_address, parse_address
 from gossamer.node.cli import (
+    AdminAddress,
     Advertise,
     Debug,
     Dir,
@@ -22,6 +23,7 @@ from gossamer.node.cli import (
     Name,
     Plaintext,
     app,
+    checked_admin,
     checked_advertise,
     checked_join,
     default_folder,
@@ -250,6 +252,7 @@ def bootstrap(
     folder: Dir = None,
     name: Name = "bootstrap",
     plaintext: Plaintext = False,
+    admin: AdminAddress = "",
     debug: Debug = False,
     log_json: LogJson = False,
 ) -> None:
@@ -285,6 +288,7 @@ def bootstrap(
             name=name,
             trains=False,
             plaintext=plaintext,
+            admin=checked_admin(admin),
             debug=debug,
             log_json=log_json,
         ),

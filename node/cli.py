@@ -1,4 +1,4 @@
-"""The command line of a node: `node`, `status`, `peers`, `verify`, `generate`, `id`.
+"""The command line of a node: `node`, `status`, `peers`, `top`, `verify`, `generate`, `id`.
 
 `gossamer.bootstrap.cli` adds how swarms begin and is the `gossamer` command.
 """
@@ -15,7 +15,7 @@ from gossamer.node.address import parse_address, parse_contact
 from gossamer.node.askers import asker_for, asker_of, nodes_root
 from gossamer.node.client import fetch_manifest, fetch_status
 from gossamer.node.home import Home
-from gossamer.node.options import DaemonOptions, TrainerOptions
+from gossamer.node.options import ADMIN_OFF, DaemonOptions, TrainerOptions
 from gossamer.node.restore import has_model
 from gossamer.node.status import one_line
 from gossamer.node.supervisor import Supervisor
@@ -61,6 +61,15 @@ Member = Annotated[
     Path | None,
     typer.Option("--dir", help="Ask as the node in this folder: an invited swarm answers members only."),
 ]
+AdminAddress = Annotated[
+    str,
+    typer.Option(
+        "--admin",
+        metavar="HOST:PORT",
+        help="Where to watch this node: page, metrics, gossamer top. Default: 127.0.0.1, first free port from"
+        " 7780; off for nowhere.",
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Log more, and show tracebacks.")]
 LogJson = Annotated[bool, typer.Option("--log-json", help="Log JSON objects, one a line.")]
 
@@ -80,6 +89,13 @@ def checked_advertise(advertise: list[str] | None) -> tuple[str, ...]:
     for address in advertise or ():
         parse_address(address)
     return tuple(advertise or ())
+
+
+def checked_admin(admin: str) -> str:
+    """An admin address, "off", or empty. Raises ConfigError for anything else."""
+    if admin not in ("", ADMIN_OFF):
+        parse_address(admin, port_min=0)
+    return admin
 
 
 def given_invitation(text: str | None) -> Invitation | None:
@@ -119,6 +135,7 @@ def node(
         int, typer.Option(min=0, help="Evaluate every so many rounds; 0 for never.")
     ] = 5,
     plaintext: Plaintext = False,
+    admin: AdminAddress = "",
     debug: Debug = False,
     log_json: LogJson = False,
 ) -> None:
@@ -151,6 +168,7 @@ def node(
             name=name,
             trains=not observe,
             plaintext=plaintext,
+            admin=checked_admin(admin),
             debug=debug,
             log_json=log_json,
         ),
@@ -276,6 +294,23 @@ def peers(
     from gossamer.node.peers import peers_table
 
     Console().print(peers_table(found))
+
+
+@app.command(rich_help_panel="Watch")
+def top(
+    address: Annotated[
+        str | None, typer.Argument(metavar="HOST:PORT", help="A node's admin address, as its log says it.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="A node's folder. Default: the only node of this machine.")
+    ] = None,
+) -> None:
+    """Watch a node and its swarm in the terminal. Keys: q quit, s sort, jk select, p pause, ? help."""
+    from gossamer.node.admin_client import find_admin
+    from gossamer.node.top import show_top
+
+    find_admin(address, folder)  # a mistake is better said before the screen is taken over
+    show_top(lambda: find_admin(address, folder))
 
 
 @app.command(rich_help_panel="Watch")

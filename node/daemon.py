@@ -19,6 +19,7 @@ import aiohttp
 from gossamer.node import __version__, control, lifeline, logs
 from gossamer.node.acquaintances import Acquaintances, whom_to_join
 from gossamer.node.address import WILDCARDS, format_address, parse_address
+from gossamer.node.admin import TOKEN_VARIABLE, AdminServer
 from gossamer.node.archive import Archive
 from gossamer.node.chunkstore import ChunkStore
 from gossamer.node.home import Home, remove_unfinished
@@ -35,6 +36,7 @@ from gossamer.node.tls import Certificate
 from gossamer.node.trainer_port import TrainerPort
 from gossamer.node.transfers import Transfers
 from gossamer.node.transport import Transport
+from gossamer.node.watching import Watching
 from gossamer.protocol import effects as fx
 from gossamer.protocol.admission import Role
 from gossamer.protocol.chunks import chunk_sizes
@@ -126,6 +128,8 @@ class Daemon:
         self._timer_moved = asyncio.Event()
         self._stopping = asyncio.Event()
         self._clock_sent: tuple[int, int, bool] | None = None
+        self.watching = Watching(self)
+        self.admin = AdminServer(self, options.admin, os.environ.get(TOKEN_VARIABLE, ""))
         self._encoded: tuple[Message, bytes] | None = None
 
     # -- life
@@ -142,8 +146,10 @@ class Daemon:
             invitation = self.home.invitation()
             effects = await self.archive.restore([invitation.grant.data] if invitation else [])
             self._check_admission()
+            await self.watching.restore()
             self._carry_out(effects)
             bound = await self.transport.start(host, port)
+            admin = await self.admin.start(last=(self.home.read_daemon() or {}).get("admin"))
             async with asyncio.TaskGroup() as self._tasks:
                 lasting = [
                     self._tasks.create_task(work, name=name)
@@ -155,9 +161,10 @@ class Daemon:
                         ("trainer", self.port.serve()),
                         ("acquaintances", self.acquaintances.run()),
                         ("policing", self.policing.run()),
+                        ("watching", self.watching.run()),
                     )
                 ]
-                self._begin(host, bound)
+                self._begin(host, bound, admin)
                 await self._stopping.wait()
                 if self._expelled is None:
                     await self._take_leave()
@@ -168,6 +175,8 @@ class Daemon:
         except BaseExceptionGroup as group:
             raise _first(group) from None
         finally:
+            await self.watching.close()
+            await self.admin.stop()
             await self.transport.stop()
             self.merging.close()
             self.records.close()
@@ -190,7 +199,11 @@ class Daemon:
         """Begin an orderly stop."""
         self._stopping.set()
 
-    def _begin(self, host: str, port: int) -> None:
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def _begin(self, host: str, port: int, admin: str | None) -> None:
         """Make ourselves known."""
         advertised = self.options.advertise or (
             (format_address(host, port),) if host not in WILDCARDS else ()
@@ -198,7 +211,10 @@ class Daemon:
         self._carry_out(self.acquaintances.listening(port, advertised))
         local = format_address("127.0.0.1" if host in WILDCARDS else host, port)
         self.home.write_daemon(
-            address=local, node_id=self.identity.node_id.hex(), plaintext=self.options.plaintext
+            address=local,
+            node_id=self.identity.node_id.hex(),
+            plaintext=self.options.plaintext,
+            admin=admin,
         )
         log.info("node %s of swarm %s listens on %s", short(self.identity.node_id), self._swarm, local)
         if self.core.ledger:
@@ -257,6 +273,7 @@ class Daemon:
                         self.links[effect.link].send(self._encode(effect.message))
                 case fx.Store():
                     self.writer.add(effect.delta, own=effect.own)
+                    self.watching.heard(effect.delta)
                 case fx.StoreCredential():
                     task = self._spawn(self._keep_credential(effect))
                     self._keeping.add(task)
@@ -313,6 +330,7 @@ class Daemon:
 
     def link_up(self, link: PeerLink) -> None:
         self.links[link.number] = link
+        self.watching.link_up(link)
         if link.outbound:
             self._serving[link.number] = self._spawn(self.transfers.serve_asked(link))
         self._carry_out(self.acquaintances.learn_address(link))

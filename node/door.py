@@ -263,8 +263,14 @@ class Door:
         return len(self._guests)
 
     def describe(self) -> dict[str, int]:
-        """How many connections there are, and what happened to others since the start."""
-        return {"open": len(self._guests), "strangers": len(self._strangers()), **self.counts}
+        """How many connections there are, came, and were refused or cut since the start."""
+        came = self.counts["connections"]
+        return {
+            "open": len(self._guests),
+            "strangers": len(self._strangers()),
+            "connections": came,
+            "refused": self.counts.total() - came,
+        }
 
     def __contains__(self, guest: Guest) -> bool:
         return guest in self._guests

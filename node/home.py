@@ -7,6 +7,7 @@
     D/manifest            the manifest's canonical bytes
     D/invitation          what an owner of the swarm gave us, where it lets in invited nodes only
     D/ledger.sqlite       signed records
+    D/chronicle.sqlite    what happened round by round, for those who watch
     D/chunks/ab/abcd...   payload and snapshot chunks by hash
     D/trainer.safetensors residuals, momenta and inner optimizer of our own trainer
     D/peers.json          members met, to find the swarm again
@@ -86,6 +87,7 @@ class Home:
         self.manifest_path = root / "manifest"
         self.invitation_path = root / "invitation"
         self.ledger_path = root / "ledger.sqlite"
+        self.chronicle_path = root / "chronicle.sqlite"
         self.chunks_path = root / "chunks"
         self.daemon_path = root / "daemon.json"
         self.peers_path = root / "peers.json"

@@ -57,6 +57,8 @@ class PeerLink:
         self.address = address
         self.pin = pin
         self.traffic = Traffic()
+        self.clock_offset_s: float | None = None
+        """By how much the peer's clock is ahead of ours, if it has told."""
         self.dropped = 0
         """Messages dropped because the peer takes them too slowly."""
         self.throttled_s = 0.0

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from gossamer.node.chunkstore import MissingChunkError
-from gossamer.node.merger import Base, Merger
+from gossamer.node.merger import GENESIS, Base, Merger
 from gossamer.node.trainer_port import TrainerPort
 from gossamer.protocol.conduct import Conduct, RoundFigures
 from gossamer.protocol.history import WITNESSES
@@ -24,6 +24,8 @@ GATHER_S = 0.02
 
 PATIENCE_S = 1.0
 """A trainer that has not looked for this long does not hold merging up."""
+
+OnJudged = Callable[[int, tuple[Delta, ...], RoundFigures | None], None]
 
 log = logging.getLogger("gossamer.merging")
 
@@ -43,6 +45,10 @@ class Merging:
         self.chunk_lost = chunk_lost
         self.on_merged: Callable[[int], None] = lambda round_: None
         """Called with every round that was merged."""
+        self.on_judged: OnJudged = lambda round_, deltas, found: None
+        """Called with every round looked at, all deltas merged into it, and what was found in them."""
+        self.seconds = 0.0
+        """Wall time spent in merges so far."""
         self.conduct = Conduct()
         """What has been seen of every member's deltas."""
         self._merger: Merger | None = None
@@ -73,6 +79,11 @@ class Merging:
     def behind(self) -> int:
         """Rounds that have changed and are not merged yet."""
         return len(self._reached())
+
+    @property
+    def base(self) -> Base:
+        """What cannot change any more."""
+        return self._merger.base if self._merger else GENESIS
 
     async def begin(self, merger: Merger) -> None:
         """Take over a state, at the start or in place of ours; records above its base are merged into it."""
@@ -199,13 +210,16 @@ class Merging:
                 ):
                     self._hold_back(round_, deltas)
                     return
+                begun = time.monotonic()
                 await asyncio.to_thread(self._merger.merge, round_, deltas)
+                self.seconds += time.monotonic() - begun
         except MissingChunkError as error:
             self.chunk_lost(error.blob)
             if not all(self._core.holds(delta.record_id) for delta in deltas):
                 self._dirty.add(round_)  # without that delta, until it is here again
             return
         self._judge(round_)
+        self.on_judged(round_, deltas, self._merger.figures)
         if self._merger.version == before:
             return
         self.on_merged(round_)

@@ -5,6 +5,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+ADMIN_OFF = "off"
+"""In place of an admin address: there is none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
@@ -36,6 +39,9 @@ class DaemonOptions(_Options):
     name: str = ""
     trains: bool = True
     plaintext: bool = False
+    admin: str = ""
+    """Where this machine's pages, metrics and `gossamer top` find us: ``host:port``, "off", or empty for the
+    first free port from 7780 of loopback."""
     debug: bool = False
     log_json: bool = False
 

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def describe(daemon: "Daemon", digests: tuple[bytes, bytes] | None) -> dict[str, Any]:
-    """The node's state; `digests` are those of the records merged and of Phi, if they were asked for."""
+    """The node's state; docs/status.md describes every field.
+
+    `digests` are those of the records merged and of Phi, if they were asked for.
+    """
     core = daemon.core
     report = daemon.port.report
     sent, received, payload_sent, payload_received = daemon.traffic()
@@ -26,7 +29,7 @@ def describe(daemon: "Daemon", digests: tuple[bytes, bytes] | None) -> dict[str,
         "node_id": core.identity.node_id.hex(),
         "name": core.info.name,
         "trains": core.info.trains,
-        "state": _state(daemon),
+        "state": state_of(daemon),
         "uptime_s": round(time.monotonic() - daemon.started, 1),
         "round": core.own_last,
         "clock": core.clock,
@@ -104,7 +107,10 @@ def _trainer(report: Report) -> dict[str, Any]:
     }
 
 
-def _state(daemon: "Daemon") -> str:
+def state_of(daemon: "Daemon") -> str:
+    """joining, starting, training, serving, finished or leaving."""
+    if daemon.stopping:
+        return "leaving"
     if not daemon.merging.ready:
         return "joining"
     if not daemon.core.info.trains:

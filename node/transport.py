@@ -27,6 +27,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gossamer.node.address import WILDCARDS, format_address, is_loopback, origin_of
+from gossamer.node.clocks import offset_of
 from gossamer.node.door import IDLE_TIMEOUT_S, Door, guest_of
 from gossamer.node.link import PeerLink
 from gossamer.node.policing import Policing
@@ -294,6 +295,7 @@ class Transport:
             ssl=link.pin or self._client_ssl,
             allow_redirects=False,
         ) as response:
+            link.clock_offset_s = offset_of(response.headers.get("Date"), time.time())
             if response.status != 200:
                 raise RefusedError(f"{short(link.node_id)} does not have chunk {short(blob)}")
             return await self._read_body(response.content, blob, size, link)

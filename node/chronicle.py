@@ -1,0 +1,251 @@
+"""What happened, round by round: for those who watch, and after a round is closed for good.
+
+The ledger forgets what is closed; this keeps a line for each delta of the latest rounds. It is fed from the
+records as they come and from the merges, and nothing of the protocol depends on it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import fsum
+from typing import Any, NamedTuple
+
+from gossamer.protocol.conduct import CLIPPED_MIN, Figures
+from gossamer.protocol.limits import MEMBERS_MAX
+from gossamer.protocol.records import Delta
+
+ROUNDS_MAX = 10_000
+ENTRIES_MAX = 100_000
+"""Deltas of all rounds together, about 30 MB of memory: 10,000 rounds of 10 members, 1,500 of 64."""
+
+AHEAD_MAX = 64
+"""Rounds past the swarm's clock that are noted. Older rounds make room for newer ones, and a liar who signs
+rounds of the far future must not clear the past away."""
+
+LATE, VOID, CLIPPED, OWN = 1, 2, 4, 8
+"""Flags of an entry. *Late*: when it came, a later round had been merged here already."""
+
+
+class Entry(NamedTuple):
+    """One author's delta in a round."""
+
+    author: bytes
+    tokens: int
+    steps: int
+    staleness: int
+    loss: float
+    flags: int
+
+
+class Round(NamedTuple):
+    """One round as it is known now."""
+
+    number: int
+    seen: float
+    """When its first delta came here, Unix seconds."""
+    swarm_tokens: int | None
+    """Tokens of all deltas merged up to and with this round; None before it was merged."""
+    agreement: float | None
+    """Mean cosine of pairs of its deltas."""
+    entries: tuple[Entry, ...]
+    """In order of author."""
+
+    @property
+    def counted(self) -> list[Entry]:
+        """What is not void."""
+        return [entry for entry in self.entries if not entry.flags & VOID]
+
+    @property
+    def tokens(self) -> int:
+        return sum(entry.tokens for entry in self.counted)
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss, weighted by tokens; None where nothing counts."""
+        tokens = self.tokens
+        return fsum(entry.loss * entry.tokens for entry in self.counted) / tokens if tokens else None
+
+
+class Chronicle:
+    """The latest rounds, oldest dropped first. Rows are immutable: other threads may read a list of them."""
+
+    def __init__(self, own_id: bytes, fragments: int) -> None:
+        self._own_id = own_id
+        self._fragments = fragments
+        self._rounds: dict[int, Round] = {}
+        self._entries = 0
+        self._highest_merged = 0
+        self._merged_tokens: dict[int, int] = {}
+        self._unsettled: set[int] = set()
+        self._changed: set[int] = set()
+        self._unsaved: set[int] = set()
+        self.begins_after = 0
+        """Rounds up to this one have been dropped."""
+
+    # -- what happens
+
+    def restore(self, rounds: Iterable[Round]) -> None:
+        """Take over what an earlier run kept."""
+        for row in rounds:
+            self._rounds[row.number] = row
+            self._entries += len(row.entries)
+        self._bound()
+
+    def heard(
+        self, delta: Delta, *, unix_s: float, clock: int, live: bool = False, void: bool = False
+    ) -> None:
+        """A delta's record is known. `live`: it has come just now, and we were not catching up."""
+        if delta.round > clock + AHEAD_MAX or delta.round <= self.begins_after:
+            return
+        row = self._rounds.get(delta.round) or Round(delta.round, unix_s, None, None, ())
+        known = next((entry for entry in row.entries if entry.author == delta.author), None)
+        if known is None:
+            if len(row.entries) >= MEMBERS_MAX:
+                return
+            flags = (LATE if live and delta.round < self._highest_merged else 0) | (VOID if void else 0)
+            added = self._entry(delta, flags)
+            self._put(row._replace(entries=tuple(sorted((*row.entries, added)))))
+        elif void:
+            self._put(_flagged(row, {delta.author: VOID}))
+
+    def merged(
+        self,
+        round_: int,
+        deltas: Iterable[Delta],
+        *,
+        void: Iterable[bytes] = (),
+        figures: Mapping[bytes, Figures] | None = None,
+        agreement: float | None = None,
+        unix_s: float,
+        clock: int,
+    ) -> None:
+        """A round was merged, or merged again: `deltas` are all that Phi holds of it.
+
+        `void` are authors whose records do not count; figures are None where nothing was computed.
+        """
+        tokens = 0
+        self._highest_merged = max(self._highest_merged, min(round_, clock + 1))
+        for delta in deltas:
+            tokens += delta.body.tokens
+            self.heard(delta, unix_s=unix_s, clock=clock)
+        self._merged_tokens[round_] = tokens
+        self._unsettled.add(round_)
+        row = self._rounds.get(round_)
+        if row is None:
+            return
+        found = dict.fromkeys(void, VOID)
+        for author, of_member in (figures or {}).items():
+            found[author] = found.get(author, 0) | _flags_of(of_member)
+        if figures is not None:
+            row = row._replace(agreement=agreement)
+            row = _flagged(row, {entry.author: 0 for entry in row.entries}, clear=CLIPPED)
+        self._put(_flagged(row, found))
+
+    def settle(self, base_round: int, base_tokens: int) -> None:
+        """Bring `Round.swarm_tokens` up to date; `base` is the part of Phi that cannot change any more."""
+        if not self._unsettled:
+            return
+        self._merged_tokens = {r: t for r, t in self._merged_tokens.items() if r > base_round}
+        first = min(self._unsettled)
+        self._unsettled.clear()
+        total = base_tokens
+        for round_ in sorted(self._merged_tokens):
+            row = self._rounds.get(round_)
+            if row is not None and row.swarm_tokens is not None and round_ < first:
+                total = row.swarm_tokens
+                continue
+            total += self._merged_tokens[round_]
+            if row is not None:
+                self._put(row._replace(swarm_tokens=total))
+
+    # -- what others ask
+
+    def since(self, round_: int) -> list[Round]:
+        """All rounds kept from one on, ascending."""
+        return [self._rounds[number] for number in sorted(self._rounds) if number >= round_]
+
+    def at(self, round_: int) -> Round | None:
+        return self._rounds.get(round_)
+
+    def take_changed(self) -> list[Round]:
+        """What is new or has changed since the last call, ascending."""
+        taken = [self._rounds[number] for number in sorted(self._changed) if number in self._rounds]
+        self._changed.clear()
+        return taken
+
+    def take_unsaved(self) -> list[Round]:
+        """What has changed since the last call; whoever cannot save it gives it to `not_saved`."""
+        taken = [self._rounds[number] for number in sorted(self._unsaved) if number in self._rounds]
+        self._unsaved.clear()
+        return taken
+
+    def not_saved(self, rounds: Iterable[Round]) -> None:
+        """These could not be written: try them again with the next."""
+        self._unsaved.update(row.number for row in rounds)
+
+    # -- inside
+
+    def _entry(self, delta: Delta, flags: int) -> Entry:
+        own = OWN if delta.author == self._own_id else 0
+        body = delta.body
+        staleness = delta.staleness(self._fragments)
+        return Entry(delta.author, body.tokens, body.steps, staleness, body.loss, flags | own)
+
+    def _put(self, row: Round) -> None:
+        old = self._rounds.get(row.number)
+        if old == row:
+            return
+        self._rounds[row.number] = row
+        self._entries += len(row.entries) - (len(old.entries) if old else 0)
+        self._changed.add(row.number)
+        self._unsaved.add(row.number)
+        self._bound()
+
+    def _bound(self) -> None:
+        """Drop the oldest rounds beyond what is kept."""
+        while len(self._rounds) > ROUNDS_MAX or (self._entries > ENTRIES_MAX and len(self._rounds) > 1):
+            oldest = min(self._rounds)
+            self._entries -= len(self._rounds.pop(oldest).entries)
+            self.begins_after = max(self.begins_after, oldest)
+
+
+def _flagged(row: Round, found: Mapping[bytes, int], clear: int = 0) -> Round:
+    """A round with flags of some authors set, and others of theirs cleared first."""
+    entries = tuple(
+        entry._replace(flags=entry.flags & ~clear | found[entry.author]) if entry.author in found else entry
+        for entry in row.entries
+    )
+    return row._replace(entries=entries)
+
+
+def _flags_of(figures: Figures) -> int:
+    """As `protocol.conduct` counts them."""
+    is_clipped = min(figures.clipped, figures.pace) >= CLIPPED_MIN
+    return (VOID if figures.void else 0) | (CLIPPED if is_clipped else 0)
+
+
+def as_json(rounds: Iterable[Round]) -> dict[str, Any]:
+    """``{"authors": [hex], "rounds": [[round, seen, loss, tokens, swarm tokens, agreement, entries], ...]}``
+
+    Entries are ``[author's index, tokens, steps, staleness, loss, flags]``.
+    """
+    places: dict[bytes, int] = {}
+
+    def entries_of(row: Round) -> Iterator[list[Any]]:
+        for entry in row.entries:
+            place = places.setdefault(entry.author, len(places))
+            yield [place, entry.tokens, entry.steps, entry.staleness, round(entry.loss, 5), entry.flags]
+
+    lines = []
+    for row in rounds:
+        loss, agreement = row.loss, row.agreement
+        lines.append(
+            [
+                row.number,
+                round(row.seen, 1),
+                None if loss is None else round(loss, 5),
+                row.tokens,
+                row.swarm_tokens,
+                None if agreement is None else round(agreement, 4),
+                list(entries_of(row)),
+            ]
+        )
+    return {"authors": [author.hex() for author in places], "rounds": lines}

@@ -1,0 +1,39 @@
+"""What peers' clocks say of ours.
+
+HTTP answers carry the time (RFC 9110, section 6.6.1), so every chunk that we fetch tells how far our clock
+is from its sender's, to about a second. That is enough: the protocol tolerates two minutes.
+"""
+
+from collections.abc import Iterable
+from email.utils import parsedate_to_datetime
+from statistics import median
+
+PEERS_MIN = 3
+"""With fewer it cannot be told whose clock is off."""
+
+OFF_S = 30.0
+
+
+def offset_of(date: str | None, unix_s: float) -> float | None:
+    """Seconds by which a peer's clock is ahead of ours, from the Date header of an answer just received."""
+    if date is None:
+        return None
+    try:
+        theirs = parsedate_to_datetime(date).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return theirs + 0.5 - unix_s
+
+
+def judge(offsets: Iterable[float | None]) -> str | None:
+    """What to say of our clock, given those of our peers; None if there is nothing to say."""
+    known = [offset for offset in offsets if offset is not None]
+    if not known:
+        return None
+    off = median(known)
+    if abs(off) < OFF_S:
+        return None
+    if len(known) < PEERS_MIN:
+        return f"this machine's clock and that of {len(known)} peer(s) differ by {abs(off):.0f} s"
+    which = "behind" if off > 0 else "ahead of"
+    return f"this machine's clock is {abs(off):.0f} s {which} the clocks of {len(known)} peers"

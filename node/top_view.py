@@ -1,0 +1,355 @@
+"""What `gossamer top` shows, as a function of what is known and of the size of the terminal."""
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+CHART_ROWS_MAX = 10
+ROUNDS_SHOWN = 400
+NOTICES_KEPT = 100
+WIDE = 120
+"""Columns from which on there is room for links beside the members, and for more of each."""
+
+SORTS = ("name", "round", "tokens/s", "loss", "health")
+HEALTH_STYLES = {"alive": "green", "suspect": "yellow", "down": "red", "left": "dim"}
+LEVEL_STYLES = {"info": "", "warning": "yellow", "error": "red"}
+
+HELP = (
+    ("q", "quit"),
+    ("s", "sort members by name, round, speed, loss, health"),
+    ("j k, arrows", "select a member"),
+    ("p, space", "pause and go on"),
+    ("?", "this help"),
+)
+
+
+@dataclass(slots=True)
+class Board:
+    """All that has been heard of a node."""
+
+    address: str
+    state: dict[str, Any] | None = None
+    losses: dict[int, float] = field(default_factory=dict)
+    notices: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=NOTICES_KEPT))
+    problem: str = ""
+    """Why nothing new comes."""
+
+    def take(self, name: str, data: dict[str, Any]) -> None:
+        """Take in one event of the admin server."""
+        if name == "state":
+            self.state, self.problem = data, ""
+        elif name == "rounds":
+            self.losses.update({row[0]: row[2] for row in data["rounds"] if row[2] is not None})
+            for round_ in sorted(self.losses)[:-ROUNDS_SHOWN]:
+                del self.losses[round_]
+        elif name == "notice":
+            self.notices.append(data)
+
+    def copy(self) -> "Board":
+        """As it is now, to look at while it goes on."""
+        return Board(
+            self.address, self.state, dict(self.losses), deque(self.notices, NOTICES_KEPT), self.problem
+        )
+
+
+@dataclass(slots=True)
+class Choices:
+    """What the person at the keys has chosen."""
+
+    sort: int = 0
+    member: str = ""
+    """Id of the member selected."""
+    step: int = 0
+    """How far the selection is to be moved down."""
+    paused: bool = False
+    help: bool = False
+
+
+def screen(board: Board, choices: Choices, width: int, height: int) -> RenderableType:
+    """Everything, in at most `height` lines of `width` columns."""
+    if board.state is None:
+        return Text(board.problem or f"asking {board.address} ...", overflow="fold")
+    if choices.help:
+        return _help(height)
+    state = board.state
+    members = sorted_members(state["members"], SORTS[choices.sort])
+    selected = _selected(members, choices)
+    head, detail, foot = _head(board, choices), _detail(members[selected]), _foot(choices)
+    room = height - len(head) - len(detail) - 1
+    links = state["links"]
+    is_wide = width >= WIDE
+    below = min(len(links) + 1, max(2, room // 4)) if links and not is_wide and room >= 16 else 0
+    rows = max(2, min(len(members) + 1, room - below - (6 if room >= 12 else 0)))
+    if is_wide:
+        rows = max(rows, min(len(links) + 1, room // 2))
+    spare = room - rows - below
+    chart_rows = max(0, min(CHART_ROWS_MAX, spare // 2))
+    table = _members(members, selected, rows, wide=is_wide)
+    body: list[RenderableType] = [table]
+    if is_wide:
+        body = [_side_by_side(table, _links(links, members, rows), width)]
+    elif below:
+        body.append(_links(links, members, below))
+    drawn = _chart(board, width, chart_rows)
+    notices = _notices(board, spare - len(drawn))
+    filling = [Text("")] * (spare - len(drawn) - len(notices))
+    return Group(*head, *body, *detail, *drawn, *notices, *filling, foot)
+
+
+def _selected(members: list[dict[str, Any]], choices: Choices) -> int:
+    """The place of the member selected, which keeps its selection when others overtake it."""
+    ids = [member["id"] for member in members]
+    place = ids.index(choices.member) if choices.member in ids else 0
+    place = max(0, min(place + choices.step, len(ids) - 1))
+    choices.member, choices.step = ids[place], 0
+    return place
+
+
+# -- parts
+
+
+def _head(board: Board, choices: Choices) -> list[Text]:
+    assert board.state is not None
+    swarm, node, now = board.state["swarm"], board.state["node"], board.state["now"]
+    name = clean(node["name"]) or node["id"][:8]
+    first = _line(
+        (f"{clean(swarm['name'])} ", "bold"),
+        (f"{swarm['id'][:12]}  ", "dim"),
+        (f"{count(swarm['parameters'])} parameters, {swarm['codec']}, {swarm['fragments']} fragment(s)", ""),
+    )
+    doing = (now["fetching"] and f" {now['fetching'][0]} of {now['fetching'][1]} MiB") or ""
+    reach = {True: ", reachable", False: ", not dialled so far", None: ""}[node["reachable"]]
+    second = _line(
+        (f"{name} ", "bold"),
+        (f"{board.problem}  " if board.problem else "", "red"),
+        ("PAUSED  " if choices.paused else "", "reverse"),
+        (f"{node['state']}{doing}", "green" if node["state"] in ("training", "serving") else "yellow"),
+        (f"  up {duration(node['uptime_s'])}{reach}  {clean(node['device'])}", ""),
+    )
+    agree = now["agree"]
+    same = f"  model same as {agree['same']} of {agree['of']}" if agree["of"] else ""
+    third = _line(
+        (f"round {now['round']}", "bold"),
+        (f" (swarm {now['clock']})", ""),
+        (f"  behind {now['rounds_behind']}, missing {now['payloads_missing']}", ""),
+        (f"  tokens {count(now['swarm_tokens'])}", ""),
+        (f"  {count(now['swarm_tokens_per_s'])}/s", "cyan"),
+        (same, "red" if agree["same"] < agree["of"] else "green"),
+    )
+    fourth = _line(
+        (f"loss {_loss(now['loss'])}", "bold"),
+        (f"  held-out {_loss(now['val_loss'])}", ""),
+        (f"  steps {now['inner_steps']}  {count(now['tokens_per_s'])} tokens/s", ""),
+        (f"  waiting {100 * now['wait_fraction']:.1f}%", ""),
+        (f"  sealed {now['sealed_round'] if now['sealed_round'] is not None else '-'}", ""),
+        (f"  closed {now['closed_round']}", ""),
+    )
+    return [first, second, third, fourth]
+
+
+def _members(members: list[dict[str, Any]], selected: int, rows: int, *, wide: bool) -> Table:
+    """As many members as fit, the selected one among them."""
+    table = _table()
+    table.add_column("member", no_wrap=True, overflow="ellipsis", ratio=3, min_width=8)
+    for heading in ("health", "heard"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("round", "tokens", "/s", "loss"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    table.add_column("model", no_wrap=True)
+    if wide:
+        table.add_column("device", no_wrap=True, overflow="ellipsis", ratio=2, max_width=18)
+        table.add_column("agrees", no_wrap=True, justify="right")
+    first = window(len(members), selected, rows - 1)
+    for place, member in list(enumerate(members))[first : first + max(0, rows - 1)]:
+        cells = _member_cells(member)
+        style = "reverse" if place == selected else "bold" if member["self"] else ""
+        table.add_row(*(cells if wide else cells[:8]), style=style)
+    return table
+
+
+def _member_cells(member: dict[str, Any]) -> list[Text]:
+    conduct = member["conduct"] or {}
+    agrees = conduct.get("agreement")
+    accused = conduct.get("verdict") is not None
+    mark = "*" if member["self"] else "!" if accused else ""
+    health = "observes" if member["health"] == "alive" and not member["trains"] else member["health"]
+    return [
+        Text(mark + (clean(member["name"]) or member["id"][:8]), style="red" if accused else ""),
+        Text(health, style=HEALTH_STYLES.get(member["health"], "")),
+        Text("" if member["self"] else f"{duration(member['heard_s'])}"),
+        Text(str(member["round"])),
+        Text(count(member["tokens"])),
+        Text(count(member["tokens_per_s"])),
+        Text(_loss(member["loss"] or None)),
+        Text(member["claim"] or "", style="red" if member["claim"] == "other" else ""),
+        Text(clean(member["device"])),
+        Text(f"{agrees:+.2f}" if agrees is not None else ""),
+    ]
+
+
+def _links(links: list[dict[str, Any]], members: list[dict[str, Any]], rows: int) -> Table:
+    names = {member["id"]: clean(member["name"]) for member in members}
+    table = _table()
+    table.add_column("link", no_wrap=True, overflow="ellipsis", ratio=1, min_width=8)
+    for heading in ("up/s", "down/s", "up", "down"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    busiest = sorted(links, key=lambda link: (-link["sent_per_s"] - link["received_per_s"], link["id"]))
+    for link in busiest[: max(0, rows - 1)]:
+        arrow = "→" if link["outbound"] else "←"
+        sent, received = link["sent"] + link["payload_sent"], link["received"] + link["payload_received"]
+        table.add_row(
+            Text(f"{arrow} {names.get(link['id']) or link['id'][:8]}"),
+            size(link["sent_per_s"]),
+            size(link["received_per_s"]),
+            size(sent),
+            size(received),
+        )
+    return table
+
+
+def _side_by_side(left: Table, right: Table, width: int) -> Table:
+    grid = Table.grid(expand=True, padding=(0, 0, 0, 2))
+    grid.add_column(width=width - 50)
+    grid.add_column(ratio=1)
+    grid.add_row(left, right)
+    return grid
+
+
+def _detail(member: dict[str, Any]) -> list[Text]:
+    """More of the selected member, in one line; and what is held against it, if anything is."""
+    where = " ".join(clean(address) for address in member["addresses"]) or "dials only"
+    said = f"{member['id'][:16]}  {member['role']}  {clean(member['version'])}  {where}"
+    lines = [_line((said, "dim"))]
+    conduct = member["conduct"]
+    if conduct and conduct["verdict"]:
+        lines.append(_line((clean(conduct["verdict"]), "red")))
+    return lines
+
+
+def _chart(board: Board, width: int, rows: int) -> list[Text]:
+    values = [board.losses[round_] for round_ in sorted(board.losses)]
+    if len(values) < 2 or rows < 1:
+        return []
+    labels = [f"{max(values):9.3f} "] + [" " * 10] * (rows - 1)
+    if rows > 1:
+        labels[-1] = f"{min(values):9.3f} "
+    bars = chart(values, width - len(labels[0]), rows)
+    return [_line((label, "dim"), (bar, "cyan")) for label, bar in zip(labels, bars, strict=True)]
+
+
+def _notices(board: Board, rows: int) -> list[Text]:
+    lines = []
+    for notice in list(board.notices)[-rows:] if rows > 0 else ():
+        clock = time.strftime("%H:%M:%S", time.localtime(notice["time"]))
+        lines.append(
+            _line((f"{clock} ", "dim"), (clean(notice["text"]), LEVEL_STYLES.get(notice["level"], "")))
+        )
+    return lines
+
+
+def _foot(choices: Choices) -> Text:
+    return _line(
+        (
+            f"q quit  s sort: {SORTS[choices.sort]}  jk select  p {'go on' if choices.paused else 'pause'}",
+            "dim",
+        ),
+        ("  ? help", "dim"),
+    )
+
+
+def _help(height: int) -> Group:
+    lines = [_line(("gossamer top", "bold")), Text("")]
+    lines += [_line((f"  {keys:14}", "bold"), (what, "")) for keys, what in HELP]
+    legend = (
+        "* this node   ! its deltas are bad as a rule   → we dialled   ← it dialled",
+        "model: whether it claims the same snapshot as this node",
+        "agrees: mean cosine of its deltas with those of the others",
+        "the curve is the mean training loss of each round",
+    )
+    lines += [Text(""), *(_line((text, "")) for text in legend)]
+    return Group(*lines[:height])
+
+
+# -- words and numbers
+
+
+def sorted_members(members: list[dict[str, Any]], by: str) -> list[dict[str, Any]]:
+    """Ourselves first, those that are gone last unless sorted by something else."""
+    names = {member["id"]: clean(member["name"]).lower() or member["id"] for member in members}
+    keys: dict[str, Any] = {
+        "name": lambda m: (not m["self"], names[m["id"]]),
+        "round": lambda m: (-m["round"], names[m["id"]]),
+        "tokens/s": lambda m: (-m["tokens_per_s"], names[m["id"]]),
+        "loss": lambda m: (m["loss"] or float("inf"), names[m["id"]]),
+        "health": lambda m: (list(HEALTH_STYLES).index(m["health"]), names[m["id"]]),
+    }
+    return sorted(members, key=keys[by])
+
+
+def window(count_: int, selected: int, rows: int) -> int:
+    """The first of `rows` items to show so that the selected one is about in the middle."""
+    return max(0, min(selected - rows // 2, count_ - rows))
+
+
+def chart(values: list[float], width: int, rows: int) -> list[str]:
+    """Values as bars of `rows` lines, at most `width` columns; more values than columns are averaged."""
+    step = max(1.0, len(values) / width)
+    bins = [values[int(i * step) : max(int(i * step) + 1, int((i + 1) * step))] for i in range(width)]
+    means = [sum(part) / len(part) for part in bins if part]
+    low, high = min(means), max(means)
+    levels = rows * (len(BLOCKS) - 1)
+    heights = [
+        1 + round((mean - low) / (high - low) * (levels - 1)) if high > low else levels // 2 for mean in means
+    ]
+    steps = len(BLOCKS) - 1
+    return [
+        "".join(BLOCKS[max(0, min(steps, height - steps * row))] for height in heights)
+        for row in reversed(range(rows))
+    ]
+
+
+def clean(text: str) -> str:
+    """What others call themselves is not to move the cursor."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def count(number: float) -> str:
+    """ "950", "12.3k", "4.56M"."""
+    for unit, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= scale:
+            return f"{number / scale:.3g}{unit}" if number < 999.5 * scale else f"{number / scale:.0f}{unit}"
+    return f"{number:.0f}"
+
+
+def size(number: float) -> str:
+    """Bytes: "950 B", "12.3 kB"."""
+    text = count(number)
+    return f"{text[:-1]} {text[-1]}B" if text[-1].isalpha() else f"{text} B"
+
+
+def duration(seconds: float) -> str:
+    """ "12s", "5m", "3h20m", "4d2h"."""
+    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
+    if days:
+        return f"{days}d{hours % 24}h"
+    if hours:
+        return f"{hours}h{minutes % 60:02d}m"
+    return f"{minutes}m" if minutes else f"{seconds:.0f}s"
+
+
+def _loss(value: float | None) -> str:
+    return f"{value:.3f}" if value is not None else "-"
+
+
+def _line(*parts: tuple[str, str]) -> Text:
+    return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
+
+
+def _table() -> Table:
+    return Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style="bold underline", pad_edge=False)

@@ -1,0 +1,127 @@
+"""Daemons in this process, with the test as their trainer: what the tests of watching look at."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from gossamer.node import control, snapshots
+from gossamer.node.chunkstore import ChunkStore
+from gossamer.node.daemon import Daemon
+from gossamer.node.daemon_link import DaemonLink
+from gossamer.node.home import Home
+from gossamer.node.options import DaemonOptions
+from gossamer.protocol.layout import TensorSpec
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.payload import encode_payload
+from tests.node.trainer_side import until
+from tests.protocol.builders import manifest as build_manifest
+
+SPECS = (TensorSpec("w", (30, 10), "rda"), TensorSpec("b", (10,), "mean"))
+PHI = np.arange(310, dtype=np.int32)
+
+
+def founded(folder: Path) -> Home:
+    """A folder with a manifest and the first model."""
+    swarm = {"name": "n", "created": int(time.time())}
+    genesis = {"digest": snapshots.digest(PHI).hex()}
+    manifest = build_manifest(SPECS, 1, genesis=genesis, swarm=swarm, outer={"codec": "int8"})
+    home = Home(folder)
+    home.create()
+    home.adopt(manifest)
+    snapshots.store(PHI, ChunkStore(home.chunks_path))
+    return home
+
+
+def joining(folder: Path, first: Home) -> Home:
+    """A folder with the manifest of another."""
+    home = Home(folder)
+    home.create()
+    home.adopt(manifest_of(first))
+    return home
+
+
+def manifest_of(home: Home) -> Manifest:
+    manifest = home.manifest()
+    assert manifest is not None
+    return manifest
+
+
+@contextlib.asynccontextmanager
+async def running(home: Home, **options: Any) -> AsyncIterator[Daemon]:
+    """A daemon from start to stop; its admin server is on a port of the system's choosing."""
+    home.daemon_path.unlink(missing_ok=True)
+    options = {"plaintext": True, "admin": "127.0.0.1:0", **options}
+    daemon = Daemon(DaemonOptions(folder=home.root, **options))
+    task = asyncio.create_task(daemon.run())
+    try:
+        await until(lambda: task.done() or home.read_daemon(), 10)
+        if task.done():
+            await task
+        yield daemon
+    finally:
+        daemon.stop()
+        await asyncio.wait([task], timeout=10)
+        os.close(daemon.home._lock)  # as its process would
+        await task
+
+
+def facts(home: Home) -> dict[str, Any]:
+    found = home.read_daemon()
+    assert found is not None
+    return found
+
+
+@contextlib.asynccontextmanager
+async def training(home: Home) -> AsyncIterator[DaemonLink]:
+    """A trainer's link to the daemon in a folder."""
+    link = DaemonLink(home.socket_path(), manifest_of(home))
+    try:
+        await asyncio.to_thread(link.wait_connected, 5)
+        yield link
+    finally:
+        await asyncio.to_thread(link.close)
+
+
+async def publish(home: Home, link: DaemonLink, round_: int, loss: float = 2.0, value: int = 1000) -> None:
+    """Hand over a delta and wait until it is acknowledged."""
+    fragment = manifest_of(home).plan().fragments[0]
+    data = encode_payload("int8", fragment, [np.full(s.numel, value, dtype=np.int32) for s in fragment.slots])
+    area = link.payload_area
+    area[: len(data)] = data
+    link.publish(control.Publish(round_, round_ - 1, 100, 10, loss, "int8", len(data)), area)
+    assert await asyncio.to_thread(link.wait_acknowledged, 10)
+
+
+def report(**changes: Any) -> control.Report:
+    values: dict[str, Any] = {
+        "state": "training",
+        "inner_steps": 10,
+        "tokens": 100,
+        "tokens_per_s": 50.0,
+        "loss": 2.0,
+        "val_loss": 2.5,
+        "val_loss_start": 5.0,
+        "evaluated_version": 1,
+        "wait_fraction": 0.01,
+        "device": "cpu",
+    }
+    return control.Report(**{**values, **changes})
+
+
+async def get(home: Home, path: str, **options: Any) -> tuple[int, Any, Any]:
+    """Status, headers and body (parsed, if it is JSON) of an answer of a node's admin server."""
+    url = f"http://{facts(home)['admin']}{path}"
+    method = options.pop("method", "GET")
+    async with aiohttp.ClientSession() as session, session.request(method, url, **options) as response:
+        is_json = response.content_type == "application/json"
+        body = await response.json() if is_json else await response.text()
+        return response.status, response.headers, body

@@ -1,0 +1,352 @@
+"""The admin server of a real daemon: what it tells, to whom, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gossamer.node import feed as feeds
+from gossamer.node.admin import TOKEN_VARIABLE, AdminServer
+from gossamer.node.admin_client import AdminClient, admin_of, find_admin
+from gossamer.node.chronicle import OWN
+from gossamer.protocol.errors import ConfigError, UnreachableError
+from tests.node.daemons import facts, founded, get, joining, publish, report, running, training
+from tests.node.trainer_side import until
+
+PATHS = ("/", "/api/state", "/api/rounds", "/api/events", "/status", "/healthz", "/metrics")
+TOKEN = "a secret of some length"
+
+
+async def events_until(address: str, name: str, condition: Any = lambda data: True) -> list[tuple[str, Any]]:
+    """All events up to the first of a name that fulfils a condition."""
+    seen = []
+    async with asyncio.timeout(10), AdminClient(address) as client:
+        async for event in client.events():
+            seen.append(event)
+            if event[0] == name and condition(event[1]):
+                return seen
+    raise AssertionError("the server ended first")
+
+
+# -- what it tells
+
+
+async def test_the_state_of_two_nodes_that_train(tmp_path: Path) -> None:
+    first, second = founded(tmp_path / "a"), None
+    async with running(first, name="a") as a:
+        second = joining(tmp_path / "b", first)
+        async with (
+            running(second, name="b", join=(facts(first)["address"],)) as b,
+            training(first) as at_a,
+            training(second) as at_b,
+        ):
+            await until(lambda: b.merging.ready and len(a.links) == 1, 20)
+            at_a.send(report())
+            await publish(first, at_a, 1)
+            await publish(second, at_b, 1, loss=4.0)
+            await until(lambda: a.merging.tokens == b.merging.tokens == 200, 10)
+            _, _, state = await get(first, "/api/state")
+            while state["now"]["swarm_tokens"] != 200 or not state["links"][0]["sent_per_s"]:
+                await asyncio.sleep(0.1)
+                _, _, state = await get(first, "/api/state")
+            itself, other = state["members"]
+            assert (itself["self"], itself["name"], itself["tokens"]) == (True, "a", 100)
+            assert (other["self"], other["name"], other["round"]) == (False, "b", 1)
+            assert other["health"] == "alive" and other["heard_s"] < 20
+            assert (itself["claim"], other["claim"]) == ("same", "same")
+            assert state["now"]["agree"] == {"same": 1, "of": 1, "round": 0}
+            assert state["edges"] == [[0, 1]]
+            assert state["links"][0]["id"] == other["id"] and not state["links"][0]["outbound"]
+            assert state["node"]["reachable"] is True and state["node"]["state"] == "training"
+            assert state["now"]["loss"] == 2.0 and state["now"]["val_loss"] == 2.5
+            assert state["swarm"]["averaging"] == ["mean", "rda"] and state["swarm"]["pace"] == "30 steps"
+            assert other["conduct"]["judged"] == 1 and other["role"] == "train"
+            _, _, rounds = await get(first, "/api/rounds?from=1")
+            (line,) = rounds["rounds"]
+            assert line[0] == 1 and line[2:5] == [3.0, 200, 200] and -1 <= line[5] <= 1
+            assert {rounds["authors"][entry[0]]: entry[5] for entry in line[6]} == {
+                itself["id"]: OWN,
+                other["id"]: 0,
+            }
+            assert (await get(first, "/api/rounds?from=2"))[2] == {"authors": [], "rounds": []}
+            assert (await get(first, "/healthz"))[::2] == (200, {"healthy": True, "reason": "training"})
+
+
+async def test_events_begin_with_the_state_and_go_on_with_what_is_new(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gossamer")
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        await until(lambda: daemon.merging.ready)
+        address = facts(home)["admin"]
+        listening = asyncio.create_task(events_until(address, "rounds", lambda d: d["rounds"][0][4]))
+        await until(lambda: len(daemon.watching.feed))
+        await publish(home, link, 1)
+        seen = await listening
+        assert seen[0][0] == "state"
+        assert seen[-1][1]["rounds"][0][3:5] == [100, 100]
+        again = await events_until(address, "notice")
+        assert again[0][0] == "state" and "watch this node at http://" in again[-1][1]["text"]
+        await until(lambda: not len(daemon.watching.feed))
+
+
+async def test_what_happened_is_known_after_a_restart(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home), training(home) as link:
+        await publish(home, link, 1)
+        await publish(home, link, 2)
+        before = (await get(home, "/api/rounds"))[2]
+        while before["rounds"][-1][4] is None:
+            await asyncio.sleep(0.05)
+            before = (await get(home, "/api/rounds"))[2]
+    async with running(home):
+        after = (await get(home, "/api/rounds"))[2]
+        assert after == before
+
+
+async def test_closed_rounds_stay_as_they_were(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        await publish(home, link, 1)
+        await until(lambda: daemon.merging.version)
+        before = (await get(home, "/api/rounds"))[2]
+        assert before["rounds"][0][4] == 100
+        daemon.core.ledger.close(1)
+        await daemon.merging.close_up_to(1)
+        daemon.merging.on_judged(1, (), None)
+        assert (await get(home, "/api/rounds"))[2] == before
+        await publish(home, link, 2)
+        await until(lambda: daemon.merging.tokens == 200)
+        after = (await get(home, "/api/rounds"))[2]
+        assert after["rounds"][0] == before["rounds"][0] and after["rounds"][1][4] == 200
+
+
+async def test_a_joiner_is_not_healthy_yet(tmp_path: Path) -> None:
+    home = joining(tmp_path / "b", founded(tmp_path / "a"))
+    async with running(home, join=("127.0.0.1:1",), trains=False):
+        status, _, said = await get(home, "/healthz")
+        assert (status, said) == (503, {"healthy": False, "reason": "joining"})
+
+
+async def test_a_fault_in_watching_does_not_stop_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gossamer.node.watching.TICK_S", 0.01)
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon:
+        monkeypatch.setattr(daemon.watching, "_look", None)
+        monkeypatch.setattr(daemon.watching.chronicle, "heard", None)
+        await until(lambda: "a fault in watching" in caplog.text)
+        await until(lambda: daemon.merging.ready)
+        async with training(home) as link:
+            await publish(home, link, 1)
+            await until(lambda: daemon.merging.version)
+        assert (await get(home, "/api/state"))[0] == 200
+    assert caplog.text.count("a fault in watching") == 1
+
+
+# -- to whom
+
+
+async def test_every_answer_has_the_headers_and_only_get_is_answered(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon:
+        await until(lambda: daemon.merging.ready)
+        for path in (*PATHS, "/nowhere", "/api/rounds?from=x"):
+            if path == "/api/events":
+                continue
+            status, headers, _ = await get(home, path)
+            assert status == {"/nowhere": 404, "/api/rounds?from=x": 400}.get(path, 200), path
+            assert "default-src 'none'" in headers["Content-Security-Policy"]
+            assert headers["X-Content-Type-Options"] == "nosniff"
+            assert headers["Referrer-Policy"] == "no-referrer"
+            assert not [name for name in headers if name.lower().startswith("access-control-")]
+        for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS"):
+            assert (await get(home, "/api/state", method=method))[0] == 405
+
+
+async def test_names_that_lead_here_by_rebinding_are_refused(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home):
+        port = facts(home)["admin"].rsplit(":", 1)[1]
+        for host in ("localhost", f"localhost:{port}", f"127.0.0.1:{port}", "[::1]:1", "127.9.9.9"):
+            assert (await get(home, "/status", headers={"Host": host}))[0] == 200, host
+        for host in (
+            "evil.example",
+            f"evil.example:{port}",
+            "127.0.0.1.evil.example",
+            "10.0.0.1",
+            "localhost.x",
+        ):
+            for path in PATHS:
+                assert (await get(home, path, headers={"Host": host}))[0] == 421, (host, path)
+
+
+async def test_other_sites_may_link_to_the_page_and_nothing_else(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home):
+        foreign = {"Sec-Fetch-Site": "cross-site"}
+        assert (await get(home, "/", headers=foreign))[0] == 200
+        for path in PATHS[1:]:
+            assert (await get(home, path, headers=foreign))[0] == 403
+        assert (await get(home, "/api/state", headers={"Sec-Fetch-Site": "same-origin"}))[0] == 200
+
+
+async def test_a_token_is_asked_for_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    home = founded(tmp_path / "a")
+    async with running(home, admin="0.0.0.0:0"):
+        port = facts(home)["admin"].rsplit(":", 1)[1]
+        home.write_daemon(admin=f"127.0.0.1:{port}")
+        for path in PATHS:
+            assert (await get(home, path))[0] == 401, path
+            assert (await get(home, path, headers={"Authorization": "Bearer wrong"}))[0] == 401
+        assert (await get(home, "/status", headers={"Authorization": f"Bearer {TOKEN}"}))[0] == 200
+        assert (await get(home, "/metrics", params={"token": TOKEN}))[0] == 200
+        status, headers, _ = await get(home, "/", params={"token": TOKEN})
+        cookie = headers["Set-Cookie"]
+        assert status == 200 and "HttpOnly" in cookie and "SameSite=Strict" in cookie
+        assert (await get(home, "/api/state", headers={"Cookie": cookie.split(";")[0]}))[0] == 200
+        assert (await events_until(f"127.0.0.1:{port}", "state"))[0][0] == "state", "top gives it, too"
+        address = {"Host": f"10.1.2.3:{port}", "Authorization": f"Bearer {TOKEN}"}
+        assert (await get(home, "/status", headers=address))[0] == 200
+        name = {"Host": "evil.example", "Authorization": f"Bearer {TOKEN}"}
+        assert (await get(home, "/healthz", headers=name))[0] == 421
+
+
+async def test_addresses_that_may_not_be_used(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon:
+        with pytest.raises(ConfigError, match=f"set {TOKEN_VARIABLE}"):
+            AdminServer(daemon, "0.0.0.0:0")
+        with pytest.raises(ConfigError, match="too short"):
+            AdminServer(daemon, "0.0.0.0:0", "short")
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            option = f"127.0.0.1:{taken.getsockname()[1]}"
+            with pytest.raises(ConfigError, match="choose another --admin"):
+                await AdminServer(daemon, option).start()
+
+
+async def test_nodes_of_one_machine_share_out_ports_and_keep_theirs(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon:
+        one, two = AdminServer(daemon, ""), AdminServer(daemon, "")
+        try:
+            first, second = await one.start(), await two.start()
+            assert first != second and first and second
+            await two.stop()
+            again = AdminServer(daemon, "")
+            try:
+                assert await again.start(last=second) == second
+            finally:
+                await again.stop()
+        finally:
+            await one.stop()
+
+
+async def test_no_admin_server_where_it_is_off(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home, admin="off"):
+        assert facts(home)["admin"] is None
+        with pytest.raises(ConfigError, match="no node with an admin server runs in"):
+            find_admin(None, home.root)
+
+
+# -- those who listen
+
+
+async def test_listeners_are_bounded_and_slow_ones_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "LISTENERS_MAX", 2)
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, aiohttp.ClientSession(read_bufsize=1024) as session:
+        url, feed = f"http://{facts(home)['admin']}/api/events", daemon.watching.feed
+        slow, other = await session.get(url), await session.get(url)
+        assert slow.status == other.status == 200 and len(feed) == 2
+        refused = await session.get(url)
+        assert refused.status == 503
+        large = b"x" * (1 << 20)
+
+        async def read_on() -> None:
+            async for _ in other.content.iter_any():
+                pass
+
+        reading = asyncio.create_task(read_on())
+        while len(feed) == 2:
+            feed.publish([large])
+            await asyncio.sleep(0.02)
+        assert len(feed) == 1 and not reading.done(), "who reads is kept"
+        feed.close()
+        with pytest.raises(aiohttp.ClientError):
+            await reading
+        await until(lambda: not len(feed))
+
+
+def test_what_json_cannot_say_is_not_sent() -> None:
+    assert feeds.event("a", {"b": [1, "\n"]}) == b'event: a\ndata: {"b":[1,"\\n"]}\n\n'
+    with pytest.raises(ValueError):
+        feeds.to_json(float("nan"))
+
+
+async def test_a_diverged_loss_is_none(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        nothing = float("nan")
+        link.send(report(loss=nothing, val_loss=float("inf"), tokens_per_s=nothing))
+        await until(lambda: daemon.port.report)
+        _, _, state = await get(home, "/api/state")
+        assert state["now"]["loss"] is None and state["now"]["val_loss"] is None
+
+
+# -- finding it
+
+
+def test_finding_the_admin_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOSSAMER_HOME", str(tmp_path))
+    assert find_admin("localhost:7780", None) == "localhost:7780"
+    with pytest.raises(ConfigError, match="not an address"):
+        find_admin("7780", None)
+    with pytest.raises(ConfigError, match="no node runs in"):
+        find_admin(None, None)
+    with socket.socket() as one, socket.socket() as two, socket.socket() as silent:
+        for each in (one, two, silent):
+            each.bind(("127.0.0.1", 0))
+        one.listen()
+        where = {each: f"127.0.0.1:{each.getsockname()[1]}" for each in (one, two, silent)}
+        told = (("one", where[one]), ("off", None), ("odd", 7), ("worse", "x"), ("killed", where[silent]))
+        for name, admin in told:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "daemon.json").write_text(json.dumps({"admin": admin}))
+        assert find_admin(None, None) == admin_of(tmp_path / "one") == where[one]
+        two.listen()
+        (tmp_path / "two").mkdir()
+        (tmp_path / "two" / "daemon.json").write_text(json.dumps({"admin": where[two]}))
+        with pytest.raises(ConfigError, match=r"which node\? Give one of --dir .*one, --dir .*two"):
+            find_admin(None, None)
+
+
+async def test_a_server_that_is_none_is_said() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\ndata: {oops\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(UnreachableError, match="no admin server"):
+        await events_until(f"127.0.0.1:{port}", "state")
+    server.close()
+    await server.wait_closed()
+    with pytest.raises(UnreachableError, match="no answer from"):
+        await events_until(f"127.0.0.1:{port}", "state")

@@ -1,0 +1,219 @@
+"""`gossamer.node.chronicle` and `gossamer.node.chroniclestore`: what happened, round by round."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gossamer.node import chronicle as chronicles
+from gossamer.node.chronicle import CLIPPED, LATE, OWN, VOID, Chronicle, Entry, Round, as_json
+from gossamer.node.chroniclestore import ChronicleStore
+from gossamer.protocol.conduct import Figures
+from gossamer.protocol.errors import StorageError
+from gossamer.protocol.records import Delta
+from tests.protocol.builders import unsigned
+
+ME = unsigned(0, 1).author
+
+
+def delta(author: int, round_: int, **changes: object) -> Delta:
+    made = unsigned(author, round_)
+    return replace(made, body=replace(made.body, **changes))  # type: ignore[arg-type]
+
+
+def heard(chronicle: Chronicle, *deltas: Delta, unix_s: float = 5.0, clock: int = 100) -> None:
+    for each in deltas:
+        chronicle.heard(each, unix_s=unix_s, clock=clock, live=True)
+
+
+def merged(chronicle: Chronicle, *deltas: Delta, **found: object) -> None:
+    chronicle.merged(deltas[0].round, deltas, unix_s=9.0, clock=100, **found)  # type: ignore[arg-type]
+
+
+def row(chronicle: Chronicle, round_: int) -> Round:
+    found = chronicle.at(round_)
+    assert found is not None
+    return found
+
+
+def flags(chronicle: Chronicle, round_: int) -> dict[bytes, int]:
+    return {entry.author: entry.flags for entry in row(chronicle, round_).entries}
+
+
+@pytest.fixture
+def chronicle() -> Chronicle:
+    return Chronicle(ME, 1)
+
+
+def test_a_round_is_told_as_it_is_heard_and_merged(chronicle: Chronicle) -> None:
+    mine, other = delta(0, 1, loss=1.0, tokens=100), delta(1, 1, loss=3.0, tokens=300)
+    heard(chronicle, mine, unix_s=5.0)
+    heard(chronicle, other, unix_s=6.0)
+    found = row(chronicle, 1)
+    assert (found.seen, found.tokens, found.loss, found.swarm_tokens) == (5.0, 400, 2.5, None)
+    assert flags(chronicle, 1) == {mine.author: OWN, other.author: 0}
+    merged(chronicle, mine, other, figures={mine.author: Figures(), other.author: Figures()}, agreement=0.5)
+    chronicle.settle(0, 0)
+    assert (row(chronicle, 1).swarm_tokens, row(chronicle, 1).agreement) == (400, 0.5)
+    assert set(row(chronicle, 1).entries) == {
+        Entry(mine.author, 100, 10, 0, 1.0, OWN),
+        Entry(other.author, 300, 10, 0, 3.0, 0),
+    }
+
+
+def test_late_is_what_came_after_a_later_round_was_merged(chronicle: Chronicle) -> None:
+    first, second, late = delta(1, 1), delta(1, 2), delta(2, 1)
+    heard(chronicle, first)
+    merged(chronicle, first)
+    heard(chronicle, delta(3, 1))
+    heard(chronicle, second)
+    merged(chronicle, second)
+    heard(chronicle, late)
+    assert flags(chronicle, 1) == {first.author: 0, delta(3, 1).author: 0, late.author: LATE}
+    catching_up = delta(4, 1)
+    chronicle.heard(catching_up, unix_s=7.0, clock=100, live=False)
+    assert flags(chronicle, 1)[catching_up.author] == 0, "a node that catches up hears everything late"
+
+
+def test_void_and_clipped_deltas_are_marked_and_do_not_count(chronicle: Chronicle) -> None:
+    liar, broken, long, good = (
+        delta(1, 1, loss=9.0),
+        delta(2, 1),
+        delta(3, 1, loss=2.0),
+        delta(4, 1, loss=2.0),
+    )
+    heard(chronicle, liar, broken, long, good)
+    figures = {
+        broken.author: Figures(void=True),
+        long.author: Figures(clipped=4.0, pace=4.0),
+        good.author: Figures(clipped=1.6, pace=1.0),
+    }
+    merged(chronicle, broken, long, good, void=[liar.author], figures=figures, agreement=0.25)
+    assert flags(chronicle, 1) == {
+        liar.author: VOID,
+        broken.author: VOID,
+        long.author: CLIPPED,
+        good.author: 0,
+    }
+    assert row(chronicle, 1).tokens == 2000 and row(chronicle, 1).loss == 2.0
+    merged(chronicle, long, good)
+    assert row(chronicle, 1).agreement == 0.25, (
+        "a merge that changed nothing found nothing, and takes nothing back"
+    )
+    merged(chronicle, long, good, figures={long.author: Figures(), good.author: Figures()}, agreement=0.3)
+    assert flags(chronicle, 1)[long.author] == 0, "beside more deltas it is not too long any more"
+    heard(chronicle, delta(5, 1))
+    chronicle.heard(delta(5, 1), unix_s=1.0, clock=100, void=True)
+    assert flags(chronicle, 1)[delta(5, 1).author] == VOID
+
+
+def test_swarm_tokens_are_the_sum_of_all_that_is_merged_up_to_a_round(chronicle: Chronicle) -> None:
+    for round_ in (11, 12, 13):
+        merged(chronicle, delta(1, round_, tokens=10))
+    chronicle.settle(10, 1000)
+    assert [found.swarm_tokens for found in chronicle.since(0)] == [1010, 1020, 1030]
+    chronicle.take_changed()
+    merged(chronicle, delta(1, 12, tokens=10), delta(2, 12, tokens=5))
+    chronicle.settle(10, 1000)
+    assert [found.swarm_tokens for found in chronicle.since(0)] == [1010, 1025, 1035]
+    assert [found.number for found in chronicle.take_changed()] == [12, 13]
+    merged(chronicle, delta(1, 14, tokens=10))
+    chronicle.settle(13, 1035)
+    assert [found.swarm_tokens for found in chronicle.since(0)] == [1010, 1025, 1035, 1045], (
+        "closing is no loss"
+    )
+    chronicle.take_changed()
+    chronicle.settle(13, 1035)
+    assert chronicle.take_changed() == []
+
+
+def test_old_rounds_make_room_and_a_liar_cannot_clear_them_away(
+    chronicle: Chronicle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chronicles, "ROUNDS_MAX", 3)
+    heard(chronicle, *(delta(1, round_) for round_ in (1, 2, 3, 4)), clock=4)
+    assert [found.number for found in chronicle.since(0)] == [2, 3, 4] and chronicle.begins_after == 1
+    heard(chronicle, delta(2, 4 + chronicles.AHEAD_MAX + 1), delta(2, 1), clock=4)
+    assert [found.number for found in chronicle.since(0)] == [2, 3, 4]
+    monkeypatch.setattr(chronicles, "ENTRIES_MAX", 4)
+    heard(chronicle, delta(2, 4), delta(3, 4), clock=4)
+    assert [found.number for found in chronicle.since(0)] == [3, 4]
+    assert [found.number for found in chronicle.since(4)] == [4]
+
+
+def test_json_names_every_author_once(chronicle: Chronicle) -> None:
+    heard(chronicle, delta(0, 1), delta(1, 1), delta(1, 2))
+    merged(chronicle, delta(1, 2, loss=1.23456789), agreement=0.123456, figures={})
+    told = as_json(chronicle.since(0))
+    authors = [bytes.fromhex(author) for author in told["authors"]]
+    assert sorted(authors) == sorted([ME, delta(1, 1).author])
+    first, second = told["rounds"]
+    assert first[:6] == [1, 5.0, 2.5, 2000, None, None]
+    assert second[:6] == [2, 5.0, 2.5, 1000, None, 0.1235]
+    assert [authors[entry[0]] for entry in first[6]] == sorted(authors)
+    assert second[6] == [[authors.index(delta(1, 1).author), 1000, 10, 0, 2.5, 0]]
+
+
+# -- on disk
+
+
+def test_it_is_kept_over_restarts(tmp_path: Path, chronicle: Chronicle) -> None:
+    heard(chronicle, delta(0, 1), delta(1, 1), delta(1, 2))
+    merged(chronicle, delta(1, 2), figures={}, agreement=0.5)
+    chronicle.settle(0, 2**63)
+    store = ChronicleStore(tmp_path / "c.sqlite")
+    assert store.load() == []
+    rounds = chronicle.take_unsaved()
+    assert [found.number for found in rounds] == [1, 2] and chronicle.take_unsaved() == []
+    store.save(rounds, 0)
+    store.close()
+    again = Chronicle(ME, 1)
+    store = ChronicleStore(tmp_path / "c.sqlite")
+    again.restore(store.load())
+    kept = again.since(0)
+    assert kept[0] == chronicle.at(1)
+    assert kept[1] == row(chronicle, 2)._replace(swarm_tokens=2**63 - 1), "no database holds what liars claim"
+    store.save([], 1)
+    assert [found.number for found in store.load()] == [2]
+    store.close()
+
+
+def test_a_damaged_file_is_begun_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "c.sqlite"
+    path.write_bytes(b"not a database, but long enough to look like one to whoever opens it" * 100)
+    store = ChronicleStore(path)
+    with caplog.at_level(logging.WARNING):
+        assert store.load() == []
+    assert "what happened before is not known" in caplog.text
+    store.save([Round(1, 1.0, None, None, ())], 0)
+    assert [found.number for found in store.load()] == [1]
+    store.close()
+
+
+def test_rows_that_cannot_be_read_are_damage_too(tmp_path: Path) -> None:
+    path = tmp_path / "c.sqlite"
+    store = ChronicleStore(path)
+    store.save([Round(1, 1.0, None, None, ())], 0)
+    store.close()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE rounds SET entries = x'ff00'")
+    db.close()
+    store = ChronicleStore(path)
+    assert store.load() == [] and store.load() == []
+    store.close()
+
+
+def test_what_cannot_be_written_is_kept_for_the_next_time(tmp_path: Path, chronicle: Chronicle) -> None:
+    heard(chronicle, delta(0, 1))
+    store = ChronicleStore(tmp_path / "missing" / "c.sqlite")
+    rounds = chronicle.take_unsaved()
+    with pytest.raises(StorageError, match="cannot write"):
+        store.save(rounds, 0)
+    chronicle.not_saved(rounds)
+    heard(chronicle, delta(0, 2))
+    assert [found.number for found in chronicle.take_unsaved()] == [1, 2]
+    store.close()

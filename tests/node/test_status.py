@@ -1,0 +1,62 @@
+"""`gossamer.node.status`: docs/status.md has every field that there is, and none that is not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.node.daemons import facts, founded, get, joining, publish, report, running, training
+from tests.node.trainer_side import until
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "status.md"
+ROW = re.compile(r"^\| `([a-z_.\[\]]+)` \| ([a-z ]+) \|", re.MULTILINE)
+TYPES = {
+    "text": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+    "null": type(None),
+}
+WHOLE = {"fetching", "members[].conduct"}
+"""Documented as one thing, or elsewhere."""
+
+
+def flattened(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf of a status with its path: ``links[].outbound``."""
+    if path in WHOLE:
+        yield path, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from flattened(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from flattened(inner, f"{path}[]")
+    else:
+        yield path, value
+
+
+async def test_the_documented_fields_are_the_actual_ones(tmp_path: Path) -> None:
+    documented = dict(ROW.findall(DOCUMENT.read_text("utf-8")))
+    first = founded(tmp_path / "a")
+    second = joining(tmp_path / "b", first)
+    async with (
+        running(first) as daemon,
+        running(second, join=(facts(first)["address"],)),
+        training(first) as link,
+    ):
+        await until(lambda: daemon.merging.ready and daemon.core.roster.members() and daemon.links, 20)
+        link.send(report())
+        await publish(first, link, 1)
+        _, _, status = await get(first, "/status?digest=1&up_to=1")
+    status["void"] = [{"node_id": "00" * 32, "round": 1}]  # it takes a liar to have one
+    found = list(flattened(status))
+    assert {path for path, _ in found} == set(documented)
+    for path, value in found:
+        kinds = documented[path].split(" or ")
+        assert any(isinstance(value, TYPES[kind]) for kind in kinds), (path, value, kinds)
+        assert not isinstance(value, bool) or "boolean" in kinds, path
+    assert status["members"][0]["conduct"].keys() == status["conduct"].keys()

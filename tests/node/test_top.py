@@ -1,0 +1,331 @@
+"""`gossamer top`: what is drawn at every size, what keys do, and one run on a real terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import pty
+import re
+import signal
+import sys
+import termios
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gossamer.node.top import Top, keys_in, show_top
+from gossamer.node.top_view import (
+    SORTS,
+    Board,
+    Choices,
+    chart,
+    clean,
+    count,
+    duration,
+    screen,
+    size,
+    sorted_members,
+    window,
+)
+from gossamer.protocol.errors import ConfigError
+from tests.node.daemons import facts, founded, get, publish, running, training
+
+
+def member(number: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "id": f"{number:02x}" * 32,
+        "name": f"node-{number:02}",
+        "health": "alive",
+        "self": number == 0,
+        "trains": True,
+        "round": 100 + number,
+        "tokens": 1_234_567 * number,
+        "tokens_per_s": 1000.0 * number,
+        "loss": 3.0 - number / 100,
+        "device": "cuda:0 NVIDIA Something Long",
+        "version": "0.1.0",
+        "addresses": [f"192.168.1.{number}:7700"],
+        "heard_s": 1.5,
+        "role": "train",
+        "claim": "same",
+        "conduct": None,
+        **changes,
+    }
+
+
+def link(number: int) -> dict[str, Any]:
+    return {
+        "id": f"{number:02x}" * 32,
+        "outbound": number % 2 == 0,
+        "sent": 1000,
+        "received": 2000,
+        "payload_sent": 10**9,
+        "payload_received": 10**8,
+        "sent_per_s": 1e5 * number,
+        "received_per_s": 2e5,
+        "dropped": 0,
+    }
+
+
+def board(members: int = 20, **now: Any) -> Board:
+    shown = Board("127.0.0.1:7780")
+    state = {
+        "time": 1.0,
+        "swarm": {
+            "id": "ab" * 32,
+            "name": "evil\x1b[2Jname",
+            "parameters": 124_000_000,
+            "fragments": 4,
+            "codec": "int4",
+        },
+        "node": {
+            "id": "00" * 32,
+            "name": "node-00",
+            "state": "training",
+            "uptime_s": 4000.0,
+            "reachable": True,
+            "device": "cpu",
+        },
+        "now": {
+            "round": 120,
+            "clock": 121,
+            "swarm_tokens": 10**9,
+            "swarm_tokens_per_s": 123456.0,
+            "tokens_per_s": 1000.0,
+            "inner_steps": 1000,
+            "loss": 2.5,
+            "val_loss": None,
+            "wait_fraction": 0.021,
+            "rounds_behind": 0,
+            "payloads_missing": 0,
+            "sealed_round": None,
+            "closed_round": 0,
+            "fetching": None,
+            "agree": {"same": 3, "of": 4, "round": 112},
+            **now,
+        },
+        "members": [member(number) for number in range(members)],
+        "links": [link(number) for number in range(1, min(members, 7))],
+        "edges": [],
+    }
+    shown.take("state", state)
+    rounds = [[r, 1.0, 5.0 - r / 50 if r % 7 else None, 100, 100 * r, 0.5, []] for r in range(1, 121)]
+    shown.take("rounds", {"authors": [], "rounds": rounds})
+    for number in range(30):
+        shown.take("notice", {"time": float(number), "level": "warning", "text": f"line {number}\x07"})
+    return shown
+
+
+def drawn(shown: Board, width: int, height: int, choices: Choices | None = None) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height, color_system=None, legacy_windows=False)
+    console.print(screen(shown, choices or Choices(), width, height))
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("members", [1, 3, 20, 300])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50), (120, 30), (60, 14), (40, 10), (250, 90)])
+def test_it_fits_every_terminal(members: int, width: int, height: int) -> None:
+    lines = drawn(board(members), width, height)
+    assert len(lines) == height, "to the last line, where the keys are told"
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    assert text.replace("\n", "").isprintable(), "no control character of a peer reaches the terminal"
+    assert "round 120" in lines[2] and "*node-00" in text and "q quit" in lines[-1]
+
+
+def test_what_is_shown_where_there_is_room() -> None:
+    text = "\n".join(drawn(board(), 160, 60))
+    for part in (
+        "124M parameters",
+        "training  up 1h06m, reachable",
+        "model same as 3 of 4",
+        "loss 2.500",
+        "held-out -",
+        "node-19",
+        "← node-05",
+        "500 kB",
+        "█",
+        "line 29",
+    ):
+        assert part in text, part
+    assert "of 300 MiB" in "\n".join(drawn(board(fetching=[20, 300]), 100, 30))
+
+
+def test_an_accused_member_is_marked_and_its_verdict_told() -> None:
+    shown = board(3)
+    assert shown.state is not None
+    verdict = {"agreement": -0.5, "verdict": "clipped in 18 of the last 20 rounds"}
+    shown.state["members"][1]["conduct"] = verdict
+    text = "\n".join(drawn(shown, 140, 40, Choices(member="01" * 32)))
+    assert "!node-01" in text and "clipped in 18 of the last 20 rounds" in text and "-0.50" in text
+
+
+def test_nothing_is_known_yet_or_any_more() -> None:
+    shown = Board("127.0.0.1:7780")
+    assert "asking 127.0.0.1:7780" in drawn(shown, 80, 24)[0]
+    shown.problem = "no answer"
+    assert "no answer" in drawn(shown, 80, 24)[0]
+    known = board()
+    known.problem = "the node went away"
+    assert "the node went away" in drawn(known, 80, 24)[1]
+    assert known.state is not None
+    known.take("state", known.state)
+    assert "went away" not in drawn(known, 80, 24)[1]
+
+
+def test_the_selection_stays_with_its_member_and_in_sight() -> None:
+    shown, choices = board(300), Choices()
+    drawn(shown, 80, 24, choices)
+    choices.step = 250
+    text = "\n".join(drawn(shown, 80, 24, choices))
+    chosen = choices.member
+    assert f"node-{int(chosen[:2], 16):02}" in text or chosen[:16] in text
+    choices.sort = SORTS.index("round")
+    drawn(shown, 80, 24, choices)
+    assert choices.member == chosen
+    choices.step = -1000
+    drawn(shown, 80, 24, choices)
+    assert shown.state is not None
+    assert choices.member == sorted_members(shown.state["members"], "round")[0]["id"]
+
+
+def test_orders() -> None:
+    members = [
+        member(0, health="alive", loss=None),
+        member(1, health="down"),
+        member(2, health="suspect"),
+        member(3, name=""),
+    ]
+    orders = {by: [int(m["id"][:2], 16) for m in sorted_members(members, by)] for by in SORTS}
+    assert orders == {
+        "name": [0, 3, 1, 2],
+        "round": [3, 2, 1, 0],
+        "tokens/s": [3, 2, 1, 0],
+        "loss": [3, 2, 1, 0],
+        "health": [3, 0, 2, 1],
+    }
+
+
+def test_charts() -> None:
+    assert chart([1.0, 2.0, 3.0], 10, 1) == ["▁▄█"] or chart([1.0, 2.0, 3.0], 10, 1) == ["▁▅█"]
+    assert chart([1.0, 3.0], 10, 2) == [" █", "▁█"]
+    assert chart([2.0, 2.0], 10, 1) == ["▄▄"]
+    many = chart([float(value) for value in range(1000)], 20, 3)
+    assert [len(row) for row in many] == [20, 20, 20] and many[0][-1] == "█" and many[2][0] == "▁"
+
+
+def test_words_and_numbers() -> None:
+    assert [count(n) for n in (0, 7, 999, 1000, 12_345, 999_600, 4.56e6, 10**13)] == [
+        "0", "7", "999", "1k", "12.3k", "1000k", "4.56M", "10T",
+    ]  # fmt: skip
+    assert [size(n) for n in (5, 12_345)] == ["5 B", "12.3 kB"]
+    assert [duration(s) for s in (5, 65, 3700, 90_000)] == ["5s", "1m", "1h01m", "1d1h"]
+    assert clean("a\x1b[31m\u202eb") == "a\ufffd[31m\ufffdb"
+    assert [window(100, selected, 10) for selected in (0, 3, 50, 99)] == [0, 0, 45, 90]
+    assert window(5, 2, 10) == 0
+
+
+# -- keys
+
+
+def test_keys_that_a_terminal_sends() -> None:
+    assert keys_in("j\x1b[Aq\x1bOB\x1b") == ["j", "\x1b[A", "q", "\x1bOB", "\x1b"]
+
+
+def test_what_keys_do() -> None:
+    top = Top(lambda: "127.0.0.1:7780", Console(file=io.StringIO()))
+    choices = top._choices
+    for key in ("s", "j", "\x1b[B", "k", "x"):
+        top.press(key)
+    assert (choices.sort, choices.step) == (1, 1)
+    top.press("?")
+    assert choices.help
+    top.press("j")
+    assert not choices.help and choices.step == 1, "any key ends the help, and does nothing else"
+    top._board.take("notice", {"text": "before"})
+    top.press("p")
+    top._board.take("notice", {"text": "after"})
+    assert top._paused is not None and len(top._paused.notices) == 1 and len(top._board.notices) == 2
+    top.press(" ")
+    assert top._paused is None and not choices.paused
+    assert not top._over.is_set()
+    top.press("q")
+    assert top._over.is_set()
+    assert "q " in "\n".join(drawn(board(), 80, 24, Choices(help=True)))
+
+
+def test_it_wants_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    with pytest.raises(ConfigError, match="needs a terminal"):
+        show_top(lambda: "127.0.0.1:7780")
+
+
+# -- a real one
+
+
+class Terminal:
+    """A pseudo-terminal with `gossamer top` on it, and all that it has written there."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.text = ""
+        os.set_blocking(fd, False)
+
+    async def shows(self, *parts: str) -> None:
+        """Wait until each part has been written since the last call."""
+        async with asyncio.timeout(40):
+            while not all(part in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.text) for part in parts):
+                try:
+                    self.text += os.read(self._fd, 65536).decode("utf-8", "replace")
+                except BlockingIOError:
+                    await asyncio.sleep(0.02)
+        self.text = ""
+
+    def type(self, keys: str) -> None:
+        os.write(self._fd, keys.encode())
+
+    def resize(self, columns: int, lines: int) -> None:
+        termios.tcsetwinsize(self._fd, (lines, columns))
+
+
+async def test_a_run_on_a_real_terminal(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    main, side = pty.openpty()
+    terminal = Terminal(main)
+    terminal.resize(80, 24)
+    before = termios.tcgetattr(side)
+    async with running(home, name="watched") as _, training(home) as trainer:
+        await publish(home, trainer, 1, loss=3.0)
+        await publish(home, trainer, 2, loss=2.0)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gossamer.bootstrap.cli", "top", "--dir", str(home.root)),
+            stdin=side,
+            stdout=side,
+            stderr=side,
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "", "LINES": ""},
+            start_new_session=True,
+        )
+        try:
+            await terminal.shows("watched", "round 2 (swarm 2)", "2.000", "q quit")
+            terminal.type("?")
+            await terminal.shows("gossamer top", "this help")
+            terminal.type("?s")
+            await terminal.shows("s sort: round")
+            terminal.resize(130, 40)
+            process.send_signal(signal.SIGWINCH)
+            await terminal.shows("agrees", "down/s")
+            terminal.type("q")
+            async with asyncio.timeout(20):
+                assert await process.wait() == 0
+            assert termios.tcgetattr(side)[3] == before[3], "the terminal is as it was"
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            os.close(main)
+            os.close(side)
+        assert (await get(home, "/healthz"))[0] == 200 and facts(home)["admin"]

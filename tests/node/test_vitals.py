@@ -1,0 +1,133 @@
+"""`gossamer.node.vitals` and `gossamer.node.clocks`: what a node says of itself, and how often."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from gossamer.node import vitals as v
+from gossamer.node.clocks import judge, offset_of
+from gossamer.node.vitals import Look, Vitals
+
+
+class Shown:
+    """Vitals that are shown one second after another."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+        self.vitals = Vitals()
+        self.now = 1000.0
+        self._log = caplog
+
+    def for_s(self, seconds: float, **look: Any) -> list[str]:
+        """The same look once a second; returns what was said meanwhile."""
+        self._log.clear()
+        for _ in range(int(seconds)):
+            self.vitals.look(Look(now=self.now, **look))
+            self.now += 1.0
+        return [record.getMessage() for record in self._log.records]
+
+
+@pytest.fixture
+def shown(caplog: pytest.LogCaptureFixture) -> Shown:
+    return Shown(caplog)
+
+
+def test_a_node_that_is_alone_says_so_once_and_when_it_is_over(shown: Shown) -> None:
+    assert shown.for_s(20, links=0, known=3) == []
+    assert shown.for_s(20, links=1, known=3) == []
+    assert shown.for_s(30, links=0, known=3) == []
+    (said,) = shown.for_s(600, links=0, known=3)
+    assert "alone: no link for 30 s. Dialling the 3 addresses known" in said
+    (said,) = shown.for_s(600, links=2, known=3)
+    assert said == "linked to others again after 630 s"
+
+
+def test_a_founder_that_waits_for_others_is_not_alone(shown: Shown) -> None:
+    assert shown.for_s(1000, links=0, known=0) == []
+
+
+def test_a_node_that_nobody_dials_says_so_once(shown: Shown) -> None:
+    usual: dict[str, Any] = {"links": 3, "live": 3, "known": 3, "addresses": ("1.2.3.4:7700",)}
+    assert shown.for_s(v.REACH_S, **usual) == [] and shown.vitals.reachable is None
+    (said,) = shown.for_s(2000, **usual)
+    assert "nobody has dialled this node at 1.2.3.4:7700 within 10 minutes" in said
+    assert shown.vitals.reachable is False
+    assert shown.for_s(10, **usual, was_dialled=True) == [] and shown.vitals.reachable is True
+
+
+def test_that_nobody_dials_says_nothing_where_nobody_would(shown: Shown) -> None:
+    assert shown.for_s(1000, links=1, live=1, known=1, addresses=("1.2.3.4:7700",)) == []
+    assert shown.for_s(1000, links=3, live=3, known=3, addresses=()) == []
+    assert shown.vitals.reachable is None
+
+
+def test_a_slow_node_says_so_now_and_then(shown: Shown) -> None:
+    assert shown.for_s(10, late_s=0.9) == []
+    (said,) = shown.for_s(v.REPEAT_S, late_s=2.5)
+    assert "busy for 2.5 s" in said
+    assert len(shown.for_s(v.REPEAT_S, late_s=2.5)) == 1
+    assert shown.vitals.lag_s == 2.5
+    shown.for_s(60)
+    assert shown.vitals.lag_s == 0.0
+
+
+def test_a_full_disk_is_a_problem(shown: Shown) -> None:
+    assert shown.for_s(5, disk_free=v.DISK_FREE_MIN) == [] and shown.vitals.problem is None
+    (said,) = shown.for_s(100, disk_free=3 << 20)
+    assert "3 MiB are free" in said
+    assert shown.vitals.problem == "the disk is full: 3 MiB are free"
+    shown.for_s(1, disk_free=1 << 40)
+    assert shown.vitals.problem is None
+
+
+def test_merging_is_stuck_if_rounds_wait_and_none_is_merged(shown: Shown) -> None:
+    for version in range(5):
+        assert shown.for_s(v.STUCK_S, behind=4, version=version) == []
+    assert shown.for_s(1000, behind=0, version=4) == [], "nothing to do is no standstill"
+    (said,) = shown.for_s(v.STUCK_S + 2, behind=4, version=4)
+    assert said == shown.vitals.problem
+    assert "merging is stuck: 4 rounds wait" in said
+    shown.for_s(1, behind=4, version=5)
+    assert shown.vitals.problem is None
+
+
+def test_a_trainer_that_stays_away_is_a_problem(shown: Shown) -> None:
+    shown.for_s(v.TRAINER_S, lacks_trainer=True)
+    assert shown.vitals.problem is None
+    shown.for_s(5, lacks_trainer=True)
+    assert shown.vitals.problem == "there has been no trainer for 120 s"
+    shown.for_s(1)
+    assert shown.vitals.problem is None
+
+
+def test_a_clock_that_is_off_is_said_now_and_then(shown: Shown) -> None:
+    said = shown.for_s(v.REPEAT_S + 1, offsets=(90.0, 91.0, None, 89.0))
+    assert (
+        said
+        == ["this machine's clock is 90 s behind the clocks of 3 peers: set it (NTP) and restart this node"]
+        * 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("offsets", "said"),
+    [
+        ((), None),
+        ((None, None), None),
+        ((29.0, -29.0, 3.0), None),
+        ((1.0, 5000.0, 0.0), None),
+        ((-100.0,), "this machine's clock and that of 1 peer(s) differ by 100 s"),
+        ((-100.0, -90.0, 7.0), "this machine's clock is 90 s ahead of the clocks of 3 peers"),
+    ],
+)
+def test_the_median_peer_is_believed(offsets: tuple[float | None, ...], said: str | None) -> None:
+    assert judge(offsets) == said
+
+
+def test_offsets_from_date_headers() -> None:
+    assert offset_of("Thu, 01 Jan 1970 00:01:40 GMT", 40.5) == 60.0
+    for date in (None, "", "yesterday", "Thu, 99 Jan 1970 00:01:40 GMT", "Thu, 01 Jan 99999 00:00:00 GMT"):
+        assert offset_of(date, 40.5) is None, date
