@@ -70,7 +70,8 @@ class Gossip:
         """Relay records that are new to us to a few links other than the one they came from."""
         entries = [(delta.data, self._holds(delta.record_id)) for delta in deltas]
         targets = sample(self._links - {source}, limits.PUSH_FANOUT, self._rng)
-        return [Send(link, message) for link in targets for message in batches(entries)]
+        messages = list(batches(entries))
+        return [Send(link, message) for message in messages for link in targets]
 
     def received(self, link: int, record_ids: list[bytes]) -> list[Effect]:
         """Note which awaited records a link delivered; when all have, look whether it has more.

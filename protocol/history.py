@@ -16,8 +16,8 @@ from the winner's snapshot.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from hashlib import sha256
+from typing import NamedTuple
 
 from gossamer.protocol.manifest import HistorySection
 
@@ -25,8 +25,7 @@ WITNESSES = 3
 """Members that must claim the same before anyone relies on it, where there are as many."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Claim:
+class Claim(NamedTuple):
     """A member's signed word on its snapshot. Ordered so that the greater of two for one round wins."""
 
     round: int

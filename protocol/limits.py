@@ -66,8 +66,22 @@ RANGE_FANOUT_BITS = 4
 COMPARED_PARENTS_MAX = 48
 """Differing ranges followed down in one exchange; what remains is found by the next."""
 
+OFFER_DELAY_S = 0.05
+"""What became complete within this time is offered in one message, and not to links that offer it to us
+meanwhile. A payload that goes by way of others waits this long at each."""
+
 # --- membership ----------------------------------------------------------------------------------------
 HEARTBEAT_INTERVAL_S = 3.0
+ROWS_INTERVAL_S = 1.0
+"""New rows of everybody are gathered this long and told in one message."""
+
+ROWS_LINKS = 2
+ROWS_TELLINGS = 2
+"""A row goes to 2 links at each of 2 intervals, less those that have it: the next one comes after 3 s."""
+
+ROWS_TURN_INTERVALS = 8
+"""Many links are told more at a time, so that none waits longer than this for its turn."""
+
 PROBE_INTERVAL_S = 1.5
 PROBE_TIMEOUT_S = 3.0
 INDIRECT_PROBES = 3
@@ -108,6 +122,9 @@ FETCHES_MAX = 16
 FETCHES_PER_LINK_MAX = 4
 FETCH_TIMEOUT_S = 60.0
 """A megabyte within a minute: about 140 kbit/s, the slowest holder worth waiting for."""
+
+FETCH_PATIENCE_S = 12.0
+"""The part of it that does not depend on the size: a request that was lost costs a small chunk no more."""
 
 FETCH_RETRY_S = 1.0
 ORPHAN_PATIENCE_S = 30.0

@@ -100,9 +100,11 @@ class Links:
             return []
         self._next_look = now + 1.0
         self._dialling = {address: until for address, until in self._dialling.items() if until > now}
-        effects: list[Effect] = []
         missing = max(0, limits.LINKS_WANTED - len(self._links) - len(self._dialling))
+        if not missing and all(member.health is Health.ALIVE for member in self._roster.members()):
+            return []
         alive, gone = self._candidates(now)
+        effects: list[Effect] = []
         chosen = alive[:missing]
         chosen += gone[: max(1, missing - len(chosen))]
         for address, node_id in chosen:

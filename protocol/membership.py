@@ -85,7 +85,10 @@ class Membership:
         return self._ask_others(node_id, now)
 
     def deadline(self) -> float:
-        return min([self._next_probe, *(probe.deadline for probe in self._probes.values())])
+        due = self._next_probe
+        for probe in self._probes.values():
+            due = min(due, probe.deadline)
+        return due
 
     def wake(self, now: float) -> list[Effect]:
         """Probe the next link, follow up on silence, and let suspicions run out."""

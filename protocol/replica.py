@@ -25,6 +25,7 @@ from gossamer.protocol.ledger import Added, Ledger
 from gossamer.protocol.links import Links
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership import Membership
+from gossamer.protocol.offers import Offers
 from gossamer.protocol.pace import is_plausible, round_clock
 from gossamer.protocol.presence import NodeInfo, Presence
 from gossamer.protocol.records import Delta, PeerBody, parse_delta, parse_peer
@@ -56,6 +57,7 @@ class Replica:
         self.membership = Membership(self.roster, rng)
         self.gossip = Gossip(self.ledger, self.holds, rng)
         self.fetcher = Fetcher(has_chunk, rng)
+        self.offers = Offers(self.links)
         self.sealing = Sealing(manifest, is_first=not info.bootstrap)
         self._rng = rng
         self._unix_offset_s = unix_offset_s
@@ -131,6 +133,7 @@ class Replica:
             self.membership.deadline(),
             self.links.deadline(),
             self.fetcher.deadline(),
+            self.offers.deadline(),
             self.sealing.deadline(),
         )
 
@@ -170,8 +173,10 @@ class Replica:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event."""
         self._now = now
-        self._began = min(self._began, now)
-        result = [*self._dispatch(event, now), *self.fetcher.plan(now)]
+        if now < self._began:
+            self._began = now
+        result = self._dispatch(event, now)
+        result += self.fetcher.plan(now)
         if self._synced_at is None and self.gossip.synced_once:
             self._synced_at = now
         return result
@@ -205,10 +210,12 @@ class Replica:
                 return []
             case fx.Sealed():
                 self.sealing.sealed(event.claims)
-                return self.presence.beat()
+                self.presence.changed()
+                return []
             case fx.Adopted():
                 self.sealing.adopted(event.claim)
-                return [self._close(event.claim.round), *self.presence.beat()]
+                self.presence.changed()
+                return [self._close(event.claim.round)]
             case fx.Leave():
                 return self.presence.leave()
 
@@ -219,10 +226,13 @@ class Replica:
             *self.membership.wake(now),
             *self._drop_dead_links(now),
             *self.gossip.wake(now),
+            *self.offers.wake(now),
             *self._look_at_history(now),
         ]
 
     def _look_at_history(self, now: float) -> list[Effect]:
+        if now < self.sealing.deadline():
+            return []
         others = [member.peer.body.claims for member in self.roster.live()]
         result = self.sealing.wake(now, self.clock, others, quiet=self.fetcher.pending == 0)
         return [self._close(effect.round) if isinstance(effect, fx.Close) else effect for effect in result]
@@ -307,6 +317,7 @@ class Replica:
                 self.own_last_spread |= self._own_last_id in message.record_ids
                 for record_id in message.record_ids:
                     self.fetcher.hint(link, record_id)
+                    self.offers.heard(link, record_id)
                 return []
             case msg.Compare():
                 return self.gossip.compare(link, message)
@@ -346,6 +357,14 @@ class Replica:
         fresh: list[Delta] = []
         delivered: list[bytes] = []
         for data, held in message.entries:
+            known = self.ledger.id_of(data)
+            if known is not None:
+                delivered.append(known)
+                if held:
+                    self.fetcher.hint(link, known)
+                continue
+            if self.presence.is_known(data, link):
+                continue
             try:
                 envelope = open_envelope(data, self.swarm_id)
                 if envelope.kind is Kind.PEER:
@@ -389,7 +408,7 @@ class Replica:
         return self._complete(self.fetcher.want(delta.record_id, chunks, now))
 
     def _complete(self, fetched: list[Effect]) -> list[Effect]:
-        """Deltas whose payload is complete are merged, and their chunks offered to our links."""
+        """Deltas whose payload is complete are merged, and offered to those of our links that lack it."""
         result: list[Effect] = []
         for effect in fetched:
             delta = self.ledger.get(effect.key) if isinstance(effect, fx.Fetched) else None
@@ -398,8 +417,8 @@ class Replica:
                 continue
             self._held.add(delta.record_id)
             result.append(fx.Ready(delta))
-            offer = msg.Holding((delta.record_id,))
-            result += [fx.Send(link.number, offer) for link in self.links.all()]
+            author = self.links.to(delta.author)  # who may wait to hear that its payload is safe
+            self.offers.add(delta.record_id, {*effect.holders} - {author.number if author else None}, self._now)
         return result
 
     # -- our own deltas
@@ -422,4 +441,5 @@ class Replica:
         self.own_last_spread = False
         self.ledger.add(delta)
         self._held.add(delta.record_id)
-        return [fx.Ready(delta), *self.gossip.push([delta], source=None), *self.presence.beat()]
+        self.presence.changed()
+        return [fx.Ready(delta), *self.gossip.push([delta], source=None)]

@@ -33,6 +33,8 @@ class Party(Protocol):
     """Whether its host runs at all."""
     running: bool
     """Whether its process does."""
+    responsive: bool
+    """Whether it runs and is not stopped."""
     life: int
     """Counts the starts of its process."""
 
@@ -114,6 +116,12 @@ class Pipe:
             self._net.loop.at(time + rng.random(), self._arrive, item, damaged)
 
     def _arrive(self, item: Item, damaged: bool) -> None:
+        target = self.target
+        if target.is_open and not self._waiting and not self.lost and isinstance(item, bytes):
+            party = target.party  # the usual case, in few steps
+            if party.life == target.life and party.responsive and self.pair not in self._net.closed:
+                party.message(target, item, damaged)
+                return
         if self.lost:
             return
         if self._waiting or self.pair in self._net.closed:

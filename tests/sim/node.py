@@ -49,6 +49,7 @@ class Node(Process):
         self.wakes = 0
         self._numbers = 0
         self._timer_due = float("inf")
+        self._wake_due = float("inf")
         self._latest = 0.0
         self.archive = Archive(self)
         self._dirty: set[int] = set()
@@ -72,7 +73,8 @@ class Node(Process):
         self.links.clear()
         self._dirty.clear()
         self.transfers, self.archive = Transfers(self), Archive(self)
-        self._timer_due, self._merge_is_due, self.ready = float("inf"), False, False
+        self._timer_due = self._wake_due = float("inf")
+        self._merge_is_due = self.ready = False
         self.fold, self._catch_up_to = None, None
         now = self.clock()
         unix = stage.unix_start + stage.loop.now + self.traits.unix_error_s
@@ -137,7 +139,9 @@ class Node(Process):
 
     def clock(self) -> float:
         """The node's own monotonic clock; it never runs backwards."""
-        self._latest = max(self._latest, self.traits.clock(self.stage.loop.now))
+        now = self.traits.clock(self.stage.loop.now)
+        if now > self._latest:
+            self._latest = now
         return self._latest
 
     def dispatch(self, event: fx.Event) -> list[fx.Effect]:
@@ -149,15 +153,16 @@ class Node(Process):
         return effects
 
     def _set_timer(self) -> None:
-        time = self.traits.time(self.core.next_wake())
-        if time < self._timer_due:
-            self._timer_due = max(time, self.stage.loop.now)
+        wake = self.core.next_wake()
+        if wake < self._wake_due:
+            self._wake_due = wake
+            self._timer_due = max(self.traits.time(wake), self.stage.loop.now)
             self.stage.loop.at(self._timer_due, self.deliver, self.life, self._wake, self._timer_due)
 
     def _wake(self, due: float) -> None:
         if due != self._timer_due:
             return  # an earlier one was set since
-        self._timer_due = float("inf")
+        self._timer_due = self._wake_due = float("inf")
         wake = self.core.next_wake()
         if wake > self.clock() + _ROUNDING_S:
             self._set_timer()

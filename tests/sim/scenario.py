@@ -28,7 +28,7 @@ ROUGH_CALM_S = CALM_S + DROPPED_S
 REST_S = 40.0
 """At the end nobody publishes any more, and all nodes must become equal."""
 
-RETAIN = 40
+RETAIN = 25
 """Rounds that are kept: some 200 s of the fastest swarm's, and no storm lasts longer than 180."""
 
 OTHERS = ("calm", "mixed", "liar", "lineages", "cramped")
@@ -122,14 +122,14 @@ def _manifest(rng: random.Random, codec: str, *, forgetful: bool) -> tuple[Manif
         "task": {"name": "none"},
         "outer": {"codec": codec, "clip": rng.choice((0.0, 3.0)), "weight_cap": rng.choice((0.0, 4.0))},
         "pace": {
-            "every_steps": rng.randrange(10, 21) if by_steps else 0,
-            "every_seconds": 0.0 if by_steps else rng.uniform(12.0, 24.0),
+            "every_steps": rng.randrange(16, 29) if by_steps else 0,
+            "every_seconds": 0.0 if by_steps else rng.uniform(22.0, 40.0),
             "min_round_seconds": 0.5,
         },
         "history": {
-            "seal_after": 2 if forgetful else rng.randrange(3, 9),
-            "snapshot_every": 2 if forgetful else rng.randrange(2, 9),
-            "retain": 4 if forgetful else rng.choice((0, RETAIN, RETAIN + 10)),
+            "seal_after": 2 if forgetful else rng.randrange(2, 7),
+            "snapshot_every": 2 if forgetful else rng.randrange(2, 7),
+            "retain": 4 if forgetful else rng.choice((0, RETAIN, RETAIN + 5)),
         },
         "layout": {"fragments": 2, "tensors": _TENSORS},
         "genesis": {"digest": root_of(chunk_hashes(phi.tobytes())).hex()},
