@@ -5,7 +5,7 @@ effects out in order and feeds back what happened. A *link* is one authenticated
 known by a number that its adapter never uses twice.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from gossamer.protocol.history import Claim
@@ -207,10 +207,9 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """All chunks asked for under `key` are here, and on the links of `holders` too."""
+    """All chunks asked for under `key` are here."""
 
     key: bytes
-    holders: frozenset[int] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ class Fetcher:
         for key, want in list(self._wants.items()):
             if want.missing.pop(blob, None) is not None and not want.missing:
                 del self._wants[key]
-                done.append(Fetched(key, frozenset(want.holders)))
+                done.append(Fetched(key))
         return done
 
     def failed(self, link: int, blob: bytes, now: float) -> None:
@@ -145,9 +145,9 @@ class Fetcher:
 
     def _start(self, now: float) -> tuple[list[Effect], float]:
         """Returns what was started, and when to try again what could not be."""
+        self._changed = False
         if not self._wants and not self._flights:
             return [], inf
-        self._changed = False
         for blob, flight in list(self._flights.items()):
             if now >= flight.deadline:
                 self.failed(flight.link, blob, now)

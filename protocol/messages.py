@@ -35,9 +35,11 @@ def _pairs(fields: Fields, name: str, high: int) -> list[Fields]:
 
 def _entry(item: Any) -> tuple[bytes, bool]:
     """By hand, since most of what a link carries is envelopes."""
-    match item:
-        case [bytes(envelope), bool(held)] if HEADER_BYTES <= len(envelope) <= limits.RECORD_BYTES_MAX:
-            return envelope, held
+    if type(item) is list and len(item) == 2:
+        envelope, held = item
+        if type(envelope) is bytes and type(held) is bool:
+            if HEADER_BYTES <= len(envelope) <= limits.RECORD_BYTES_MAX:
+                return envelope, held
     raise MalformedError("records: not an envelope and a flag")
 
 

@@ -55,9 +55,9 @@ class Replica:
         self.roster = Roster(identity.node_id)
         self.links = Links(identity.node_id, self.roster, info.bootstrap, rng)
         self.membership = Membership(self.roster, rng)
-        self.gossip = Gossip(self.ledger, self.holds, rng)
+        self.offers = Offers()
+        self.gossip = Gossip(self.ledger, self.holds, rng, self.offers.promise)
         self.fetcher = Fetcher(has_chunk, rng)
-        self.offers = Offers(self.links)
         self.sealing = Sealing(manifest, is_first=not info.bootstrap)
         self._rng = rng
         self._unix_offset_s = unix_offset_s
@@ -96,13 +96,16 @@ class Replica:
 
         A claim of the far future is nobody's: to follow it would be to sign what all others refuse.
         """
+        last_round = self.ledger.last_round
         rounds = [
-            max(member.peer.body.round, self.ledger.last_round(member.peer.node_id))
-            for member in self.roster.live()
-            if member.peer.body.trains
+            max(peer.body.round, last_round(peer.node_id))
+            for peer in [member.peer for member in self.roster.live()]
+            if peer.body.trains
         ]
+        said = [r for r in (*rounds, self.own_last) if r > 0]
         unix_s = self._now + self._unix_offset_s
-        said = [r for r in (*rounds, self.own_last) if r > 0 and is_plausible(r, self.manifest, unix_s)]
+        if said and not is_plausible(max(said), self.manifest, unix_s):
+            said = [r for r in said if is_plausible(r, self.manifest, unix_s)]
         return round_clock(said, members=len(rounds) + self.info.trains)
 
     @property
@@ -223,8 +226,7 @@ class Replica:
         return [
             *self.presence.wake(now),
             *self.links.wake(now),
-            *self.membership.wake(now),
-            *self._drop_dead_links(now),
+            *self._judge(now),
             *self.gossip.wake(now),
             *self.offers.wake(now),
             *self._look_at_history(now),
@@ -242,6 +244,7 @@ class Replica:
         for delta in dropped:
             self._held.discard(delta.record_id)
             self.fetcher.forget(delta.record_id)
+            self.offers.forget(delta.record_id)
         return fx.Close(floor, tuple(dropped))
 
     def _need(self, event: fx.Need, now: float) -> list[Effect]:
@@ -258,6 +261,11 @@ class Replica:
         return result
 
     # -- links
+
+    def _judge(self, now: float) -> list[Effect]:
+        if now < self.membership.deadline():
+            return []
+        return [*self.membership.wake(now), *self._drop_dead_links(now)]
 
     def _drop_dead_links(self, now: float) -> list[Effect]:
         """A link to a member that is down may stay open for a quarter of an hour and lead nowhere.
@@ -295,6 +303,7 @@ class Replica:
         self.links.down(number)
         self.gossip.link_down(number)
         self.fetcher.link_down(number)
+        self.offers.link_down(number)
         return self.membership.link_down(number, now)
 
     # -- messages
@@ -316,8 +325,7 @@ class Replica:
             case msg.Holding():
                 self.own_last_spread |= self._own_last_id in message.record_ids
                 for record_id in message.record_ids:
-                    self.fetcher.hint(link, record_id)
-                    self.offers.heard(link, record_id)
+                    self._held_by(link, record_id)
                 return []
             case msg.Compare():
                 return self.gossip.compare(link, message)
@@ -361,7 +369,7 @@ class Replica:
             if known is not None:
                 delivered.append(known)
                 if held:
-                    self.fetcher.hint(link, known)
+                    self._held_by(link, known)
                 continue
             if self.presence.is_known(data, link):
                 continue
@@ -373,12 +381,16 @@ class Replica:
                 delivered.append(envelope.record_id)
                 result += self._delta(envelope, fresh, now)
                 if held:
-                    self.fetcher.hint(link, envelope.record_id)
+                    self._held_by(link, envelope.record_id)
             except PeerError as error:
                 result.append(fx.Blame(link, str(error)))
         if fresh:
             result += self.gossip.push(fresh, source=link)
         return result + self.gossip.received(link, delivered)
+
+    def _held_by(self, link: int, record_id: bytes) -> None:
+        self.fetcher.hint(link, record_id)
+        self.offers.heard(record_id, link)
 
     def _delta(self, envelope: Envelope, fresh: list[Delta], now: float) -> list[Effect]:
         if envelope.record_id in self.ledger:
@@ -398,6 +410,7 @@ class Replica:
                 other = self.ledger.get(record_id)
                 if other is not None and other.author == delta.author:
                     self.fetcher.forget(record_id)
+                    self.offers.forget(record_id)
             text = f"{short(delta.author)} signed two deltas for round {delta.round}: both are void"
             return [*stored, fx.Ready(delta), fx.Notice(text)]
         return stored + self._want(delta, now)
@@ -417,8 +430,10 @@ class Replica:
                 continue
             self._held.add(delta.record_id)
             result.append(fx.Ready(delta))
-            author = self.links.to(delta.author)  # who may wait to hear that its payload is safe
-            self.offers.add(delta.record_id, {*effect.holders} - {author.number if author else None}, self._now)
+            author = self.links.to(delta.author)
+            if author is not None and delta.round == self.ledger.last_round(delta.author):
+                self.offers.promise(delta.record_id, author.number)  # it wants to know that its last is safe
+            self.offers.complete(delta.record_id, self._now)
         return result
 
     # -- our own deltas

@@ -92,7 +92,7 @@ class Roster:
         return True
 
     def _forget(self, node_id: bytes) -> None:
-        del self._rows[self._members.pop(node_id).peer.data]
+        self._rows.pop(self._members.pop(node_id).peer.data, None)
         self._order.remove(node_id)
 
     def whose(self, row: bytes) -> bytes | None:

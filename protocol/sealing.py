@@ -127,6 +127,9 @@ class Sealing:
         return [Seal(target)]
 
     def _close(self, clock: int, others: Sequence[Claims]) -> list[Effect]:
+        # Costs little and is most often the end of it: others can only agree on less than what we claim.
+        if closable_round(self.claims[0].round, clock, self._section) <= self.floor:
+            return []
         everyone = [self.claims, *(claims for claims in others if claims)]
         newest = agreed((claim for claims in everyone for claim in claims), len(everyone))
         if newest is None:

@@ -12,9 +12,11 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from gossamer.protocol import messages, replica
+from gossamer.protocol import messages, presence, replica
+from gossamer.protocol.envelope import Envelope, Kind
 from gossamer.protocol.errors import PeerError
 from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.identity import Identity
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge import Contribution
@@ -28,9 +30,11 @@ _BULKY = frozenset({messages.Records.code, messages.Holding.code})
 """Kinds of message that many nodes send and receive alike."""
 
 
-def _remembering(pure: Callable[..., Any], key: Callable[..., Any]) -> Callable[..., Any]:
+def _remembering(
+    pure: Callable[..., Any], key: Callable[..., Any], known: dict[Any, tuple[Any, PeerError | None]] | None = None
+) -> Callable[..., Any]:
     """`pure`, computed once for each key. A PeerError is an outcome like any other."""
-    known: dict[Any, tuple[Any, PeerError | None]] = {}
+    known = {} if known is None else known
 
     def lookup(*args: Any) -> Any:
         name = key(*args)
@@ -67,11 +71,25 @@ def _decoding(pure: Callable[[bytes], messages.Message]) -> Callable[[bytes], me
     return decode
 
 
+def _sealing(pure: Callable[..., Envelope], opened: dict[Any, Any]) -> Callable[..., Envelope]:
+    """What a real key has signed verifies, as long as not a bit of it has changed."""
+
+    def seal(identity: Identity, kind: Kind, swarm_id: bytes, body: bytes) -> Envelope:
+        envelope = pure(identity, kind, swarm_id, body)
+        opened[envelope.data, swarm_id] = (envelope, None)
+        return envelope
+
+    return seal
+
+
 @contextmanager
 def remembered() -> Iterator[None]:
     """Let the cores in this process share what they find out about exact bytes."""
+    opened: dict[Any, Any] = {}
     patches: tuple[tuple[ModuleType, str, Callable[..., Any]], ...] = (
-        (replica, "open_envelope", lambda pure: _remembering(pure, lambda data, swarm_id: (data, swarm_id))),
+        (replica, "open_envelope", lambda pure: _remembering(pure, lambda *args: args, opened)),
+        (replica, "seal", lambda pure: _sealing(pure, opened)),
+        (presence, "seal", lambda pure: _sealing(pure, opened)),
         (replica, "parse_peer", lambda pure: _remembering(pure, lambda envelope: envelope.data)),
         (replica, "parse_delta", lambda pure: _remembering(pure, lambda envelope, layout: envelope.data)),
         (messages, "decode", _decoding),

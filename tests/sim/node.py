@@ -45,7 +45,6 @@ class Node(Process):
         self.transfers = Transfers(self)
         self.trainer = Trainer(self)
         self.ready = False
-        self.sent_bytes = 0
         self.wakes = 0
         self._numbers = 0
         self._timer_due = float("inf")
@@ -149,7 +148,9 @@ class Node(Process):
         effects = self.core.handle(event, self.clock())
         if effects:
             self._carry_out(effects)
-        self._set_timer()
+            self._set_timer()
+        elif type(event) is not fx.Received or self.core.fetcher.deadline() < self._wake_due:
+            self._set_timer()  # a message that nothing follows from hurries nothing but a fetch
         return effects
 
     def _set_timer(self) -> None:
@@ -212,7 +213,6 @@ class Node(Process):
     def send(self, link: int, data: bytes) -> None:
         end = self.links.get(link)
         if end is not None:
-            self.sent_bytes += len(data)
             self.stage.audit.sending(self, data)
             end.send(data)
 
