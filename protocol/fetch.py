@@ -33,6 +33,18 @@ class _Flight:
     deadline: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Somebody did not bring a chunk: not asked again until then, and twice as late should it fail again."""
+
+    until: float
+    wait: float
+
+    @property
+    def forgotten_at(self) -> float:
+        return self.until + self.wait
+
+
 class Fetcher:
     """Schedules chunk transfers over the links. Chunks are verified and stored by the adapter."""
 
@@ -43,7 +55,7 @@ class Fetcher:
         self._wants: dict[bytes, _Want] = {}
         self._flights: dict[bytes, _Flight] = {}
         # With the size, since a liar may list an honest chunk's hash with a size that it does not have.
-        self._failed: dict[tuple[int, bytes, int], float] = {}
+        self._failed: dict[tuple[int, bytes, int], _Failure] = {}
         self._spared: dict[int, float] = {}
         self._due = inf
         self._now = 0.0
@@ -60,7 +72,7 @@ class Fetcher:
         for want in self._wants.values():
             want.holders.discard(link)
         self._flights = {blob: flight for blob, flight in self._flights.items() if flight.link != link}
-        self._failed = {pair: until for pair, until in self._failed.items() if pair[0] != link}
+        self._failed = {pair: failure for pair, failure in self._failed.items() if pair[0] != link}
         self._spared.pop(link, None)
         self._changed = True
 
@@ -69,6 +81,8 @@ class Fetcher:
         want = self._wants.get(key)
         if want is not None and link in self._links and link not in want.holders:
             want.holders.add(link)
+            for blob, size in want.missing.items():
+                self._failed.pop((link, blob, size), None)
             self._changed = self._changed or not self._flights.keys() >= want.missing.keys()
 
     # -- wants
@@ -123,7 +137,9 @@ class Fetcher:
         flight = self._flights.get(blob)
         if flight is not None and flight.link == link:
             del self._flights[blob]
-            self._failed[(link, blob, flight.size)] = now + limits.FETCH_RETRY_S
+            before = self._failed.get((link, blob, flight.size))
+            wait = min(2 * before.wait, limits.FETCH_RETRY_MAX_S) if before else limits.FETCH_RETRY_S
+            self._failed[(link, blob, flight.size)] = _Failure(now + wait, wait)
             self._spared[link] = now + limits.FETCH_RETRY_S
             self._changed = True
 
@@ -151,7 +167,7 @@ class Fetcher:
         for blob, flight in list(self._flights.items()):
             if now >= flight.deadline:
                 self.failed(flight.link, blob, now)
-        self._failed = {pair: until for pair, until in self._failed.items() if until > now}
+        self._failed = {pair: f for pair, f in self._failed.items() if f.forgotten_at > now}
         self._spared = {link: until for link, until in self._spared.items() if until > now}
         retry_at = inf
         load = dict.fromkeys(self._links, 0)
@@ -184,15 +200,22 @@ class Fetcher:
     def _choose(self, want: _Want, blob: bytes, load: dict[int, int], now: float) -> int | None:
         """The least busy holder; if none is free, after a moment, any link that has not just failed."""
         size = want.missing[blob]
-        want.holders -= {link for link in want.holders if (link, blob, size) in self._failed}
+        resting = (
+            {link for link in self._links if self._rests(link, blob, size, now)} if self._failed else set()
+        )
+        want.holders -= resting
         free = self._free(want.holders, load)
         if not free and now >= want.since + limits.FETCH_RETRY_S:
             guesses = [link for link in self._links if link not in self._spared]
-            free = [link for link in self._free(guesses, load) if (link, blob, size) not in self._failed]
+            free = [link for link in self._free(guesses, load) if link not in resting]
         if not free:
             return None
         offset = self._rng.randrange(len(free))
         return min(free[offset:] + free[:offset], key=lambda link: load[link])
+
+    def _rests(self, link: int, blob: bytes, size: int, now: float) -> bool:
+        failure = self._failed.get((link, blob, size))
+        return failure is not None and failure.until > now
 
     @staticmethod
     def _free(candidates: Iterable[int], load: dict[int, int]) -> list[int]:

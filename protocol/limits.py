@@ -127,6 +127,10 @@ FETCH_PATIENCE_S = 12.0
 """The part of it that does not depend on the size: a request that was lost costs a small chunk no more."""
 
 FETCH_RETRY_S = 1.0
+FETCH_RETRY_MAX_S = 8.0
+"""A peer that failed a chunk is asked for it again after a moment, then after twice that, up to this, unless
+it says that it holds it: a payload that nobody has costs little while it is looked for."""
+
 ORPHAN_PATIENCE_S = 30.0
 """A payload that nobody is known to hold keeps a node from training this long and no longer: its author
 may have died before anyone had it."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Dial, Effect, Hangup, LinkUp, RandomSource
-from gossamer.protocol.roster import Health, Roster
+from gossamer.protocol.roster import Health, Member, Roster
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Links:
         self._next_look = now + 1.0
         self._dialling = {address: until for address, until in self._dialling.items() if until > now}
         missing = max(0, limits.LINKS_WANTED - len(self._links) - len(self._dialling))
-        if not missing and all(member.health is Health.ALIVE for member in self._roster.members()):
+        if not missing and not any(self._is_missed(member) for member in self._roster.members()):
             return []
         alive, gone = self._candidates(now)
         effects: list[Effect] = []
@@ -128,13 +128,11 @@ class Links:
             addresses = member.peer.body.addresses
             if member.health is Health.ALIVE or member.peer.node_id in linked:
                 living.update(addresses)
-            # A founder that left and came back was told of nobody: those who joined through it dial it.
-            founder = any(address in self._bootstrap for address in addresses)
-            if member.peer.node_id in linked or (member.health is Health.LEFT and not founder):
+            is_alive = member.health is Health.ALIVE
+            if member.peer.node_id in linked or not (is_alive or self._is_missed(member)):
                 continue
             if any(address in self._dialling for address in addresses):
                 continue  # two dials to one member would give two links that get in each other's way
-            is_alive = member.health is Health.ALIVE
             wait = limits.REDIAL_INTERVAL_S if is_alive else limits.REDIAL_DOWN_INTERVAL_S
             due = [address for address in addresses if self._is_due(address, wait, now)]
             if due:
@@ -143,6 +141,12 @@ class Links:
         self._shuffle(alive)
         self._shuffle(gone)
         return alive + self._bootstrap_candidates(now, living, linked), gone
+
+    def _is_missed(self, member: Member) -> bool:
+        """A founder that left and came back was told of nobody: those who joined through it dial it."""
+        if member.health is not Health.LEFT:
+            return member.health is not Health.ALIVE
+        return any(address in self._bootstrap for address in member.peer.body.addresses)
 
     def _is_due(self, address: str, wait: float, now: float) -> bool:
         return address not in self._dialling and now - self._tried.get(address, -1e9) >= wait

@@ -117,7 +117,7 @@ class Presence:
         return self._next_rows
 
     def wake(self, now: float) -> list[Effect]:
-        """Tell rows, with our own beat among them, and compare rosters with a random link; all in its time."""
+        """Tell rows, our own beat among them, and compare rosters with a random link; each in its time."""
         if now < self._next_rows:
             return []
         self._next_rows = now + limits.ROWS_INTERVAL_S

@@ -176,8 +176,7 @@ class Replica:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event."""
         self._now = now
-        if now < self._began:
-            self._began = now
+        self._began = min(self._began, now)
         result = self._dispatch(event, now)
         result += self.fetcher.plan(now)
         if self._synced_at is None and self.gossip.synced_once:

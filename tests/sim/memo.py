@@ -31,7 +31,9 @@ _BULKY = frozenset({messages.Records.code, messages.Holding.code})
 
 
 def _remembering(
-    pure: Callable[..., Any], key: Callable[..., Any], known: dict[Any, tuple[Any, PeerError | None]] | None = None
+    pure: Callable[..., Any],
+    key: Callable[..., Any],
+    known: dict[Any, tuple[Any, PeerError | None]] | None = None,
 ) -> Callable[..., Any]:
     """`pure`, computed once for each key. A PeerError is an outcome like any other."""
     known = {} if known is None else known

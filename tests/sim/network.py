@@ -95,8 +95,7 @@ class Pipe:
         if weather.mischief is not None and isinstance(item, bytes):
             self._send_roughly(item, time)
             return
-        if time < self._last:
-            time = self._last
+        time = max(time, self._last)
         self._last = time
         net.loop.at(time, self._arrive, item, False)
 

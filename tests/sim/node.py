@@ -139,8 +139,7 @@ class Node(Process):
     def clock(self) -> float:
         """The node's own monotonic clock; it never runs backwards."""
         now = self.traits.clock(self.stage.loop.now)
-        if now > self._latest:
-            self._latest = now
+        self._latest = max(self._latest, now)
         return self._latest
 
     def dispatch(self, event: fx.Event) -> list[fx.Effect]:
