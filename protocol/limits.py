@@ -86,8 +86,11 @@ PROBE_INTERVAL_S = 1.5
 PROBE_TIMEOUT_S = 3.0
 INDIRECT_PROBES = 3
 INDIRECT_PROBE_TIMEOUT_S = 3.0
+ROW_LAG_S = 5.0
+"""So long a row may be on its way, from one to the next: for this long after a death it may still seem alive."""
+
 SUSPICION_TIMEOUT_S = 6.0
-SILENCE_SUSPECT_S = 12.0
+SILENCE_SUSPECT_S = 11.0
 """A member without a link to us is suspected when its gossiped heartbeat stands still this long."""
 
 LINK_SILENCE_S = 20.0

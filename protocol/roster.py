@@ -4,6 +4,7 @@ A row is written by its author only and the newest (incarnation, heartbeat) wins
 that gossip can union like the ledger. Health is each node's own judgement (see `membership`).
 """
 
+import math
 from bisect import insort
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,6 +32,8 @@ class Member:
     """When its health last changed."""
     heard: float
     """When there was last a sign of life: a newer row, or an answer on a link."""
+    answered: float = -math.inf
+    """When there was last an answer: unlike a row, that has not been on its way for seconds."""
 
 
 class Roster:
@@ -73,7 +76,7 @@ class Roster:
         """Note a sign of life other than a row; it lifts a suspicion."""
         member = self._members.get(node_id)
         if member is not None and member.health is not Health.LEFT:
-            member.heard = now
+            member.heard = member.answered = now
             self.judge(node_id, Health.ALIVE, now)
 
     def forget_old(self, now: float) -> None:
