@@ -10,6 +10,7 @@ somebody has.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
+from math import inf
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Fetched, Get, RandomSource, Send
@@ -32,6 +33,18 @@ class _Flight:
     deadline: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Somebody did not bring a chunk: not asked again until then, and twice as late should it fail again."""
+
+    until: float
+    wait: float
+
+    @property
+    def forgotten_at(self) -> float:
+        return self.until + self.wait
+
+
 class Fetcher:
     """Schedules chunk transfers over the links. Chunks are verified and stored by the adapter."""
 
@@ -42,9 +55,9 @@ class Fetcher:
         self._wants: dict[bytes, _Want] = {}
         self._flights: dict[bytes, _Flight] = {}
         # With the size, since a liar may list an honest chunk's hash with a size that it does not have.
-        self._failed: dict[tuple[int, bytes, int], float] = {}
+        self._failed: dict[tuple[int, bytes, int], _Failure] = {}
         self._spared: dict[int, float] = {}
-        self._retry_at: float | None = None
+        self._due = inf
         self._now = 0.0
         self._changed = False
 
@@ -59,15 +72,18 @@ class Fetcher:
         for want in self._wants.values():
             want.holders.discard(link)
         self._flights = {blob: flight for blob, flight in self._flights.items() if flight.link != link}
-        self._failed = {pair: until for pair, until in self._failed.items() if pair[0] != link}
+        self._failed = {pair: failure for pair, failure in self._failed.items() if pair[0] != link}
         self._spared.pop(link, None)
         self._changed = True
 
     def hint(self, link: int, key: bytes) -> None:
         """Note that the peer of a link holds all chunks of `key`."""
-        if key in self._wants and link in self._links:
-            self._wants[key].holders.add(link)
-            self._changed = True
+        want = self._wants.get(key)
+        if want is not None and link in self._links and link not in want.holders:
+            want.holders.add(link)
+            for blob, size in want.missing.items():
+                self._failed.pop((link, blob, size), None)
+            self._changed = self._changed or not self._flights.keys() >= want.missing.keys()
 
     # -- wants
 
@@ -109,42 +125,51 @@ class Fetcher:
         """Note a stored chunk; tell which keys are complete with it."""
         self._flights.pop(blob, None)
         self._changed = True
-        done = []
-        for key, want in self._wants.items():
+        done: list[Effect] = []
+        for key, want in list(self._wants.items()):
             if want.missing.pop(blob, None) is not None and not want.missing:
-                done.append(key)
-        for key in done:
-            del self._wants[key]
-        return [Fetched(key) for key in done]
+                del self._wants[key]
+                done.append(Fetched(key))
+        return done
 
     def failed(self, link: int, blob: bytes, now: float) -> None:
         """Note that a link did not bring a chunk: others are tried first."""
         flight = self._flights.get(blob)
         if flight is not None and flight.link == link:
             del self._flights[blob]
-            self._failed[(link, blob, flight.size)] = now + limits.FETCH_RETRY_S
+            before = self._failed.get((link, blob, flight.size))
+            wait = min(2 * before.wait, limits.FETCH_RETRY_MAX_S) if before else limits.FETCH_RETRY_S
+            self._failed[(link, blob, flight.size)] = _Failure(now + wait, wait)
             self._spared[link] = now + limits.FETCH_RETRY_S
             self._changed = True
 
     # -- scheduling
 
     def deadline(self) -> float:
-        times = [flight.deadline for flight in self._flights.values()]
-        times += [self._retry_at] if self._retry_at is not None else []
-        return min(times, default=float("inf"))
+        """As of the last `plan`."""
+        return self._due
 
     def plan(self, now: float) -> list[Effect]:
         """Start as many transfers as the bounds allow, oldest wants first."""
         self._now = now
-        if not self._changed and now < self.deadline():
+        if not self._changed and now < self._due:
             return []
+        effects, retry_at = self._start(now)
+        self._due = min((flight.deadline for flight in self._flights.values()), default=inf)
+        self._due = min(self._due, retry_at)
+        return effects
+
+    def _start(self, now: float) -> tuple[list[Effect], float]:
+        """Returns what was started, and when to try again what could not be."""
         self._changed = False
+        if not self._wants and not self._flights:
+            return [], inf
         for blob, flight in list(self._flights.items()):
             if now >= flight.deadline:
                 self.failed(flight.link, blob, now)
-        self._failed = {pair: until for pair, until in self._failed.items() if until > now}
+        self._failed = {pair: f for pair, f in self._failed.items() if f.forgotten_at > now}
         self._spared = {link: until for link, until in self._spared.items() if until > now}
-        self._retry_at = None
+        retry_at = inf
         load = dict.fromkeys(self._links, 0)
         for flight in self._flights.values():
             load[flight.link] += 1
@@ -154,30 +179,43 @@ class Fetcher:
         for want in chain((w for w in wants if w.holders), (w for w in wants if not w.holders)):
             for blob, size in want.missing.items():
                 if len(self._flights) >= most:
-                    return effects  # whatever ends a transfer brings us back here
+                    return effects, retry_at  # whatever ends a transfer brings us back here
                 if blob in self._flights:
                     continue
                 link = self._choose(want, blob, load, now)
                 if link is None:
-                    self._retry_at = now + limits.FETCH_RETRY_S
+                    retry_at = now + limits.FETCH_RETRY_S
                     continue
                 load[link] += 1
-                self._flights[blob] = _Flight(link, size, now + limits.FETCH_TIMEOUT_S)
+                self._flights[blob] = _Flight(link, size, now + self._patience(link, size))
                 effects.append(Get(link, blob, size) if self._links[link] else Send(link, Ask(blob)))
-        return effects
+        return effects, retry_at
+
+    def _patience(self, link: int, size: int) -> float:
+        """A peer sends one chunk after another, so those under way on its link come first."""
+        queued = size + sum(flight.size for flight in self._flights.values() if flight.link == link)
+        per_chunk = limits.FETCH_TIMEOUT_S - limits.FETCH_PATIENCE_S
+        return limits.FETCH_PATIENCE_S + per_chunk * queued / limits.CHUNK_BYTES_MAX
 
     def _choose(self, want: _Want, blob: bytes, load: dict[int, int], now: float) -> int | None:
         """The least busy holder; if none is free, after a moment, any link that has not just failed."""
         size = want.missing[blob]
-        want.holders -= {link for link in want.holders if (link, blob, size) in self._failed}
+        resting = (
+            {link for link in self._links if self._rests(link, blob, size, now)} if self._failed else set()
+        )
+        want.holders -= resting
         free = self._free(want.holders, load)
         if not free and now >= want.since + limits.FETCH_RETRY_S:
             guesses = [link for link in self._links if link not in self._spared]
-            free = [link for link in self._free(guesses, load) if (link, blob, size) not in self._failed]
+            free = [link for link in self._free(guesses, load) if link not in resting]
         if not free:
             return None
         offset = self._rng.randrange(len(free))
         return min(free[offset:] + free[:offset], key=lambda link: load[link])
+
+    def _rests(self, link: int, blob: bytes, size: int, now: float) -> bool:
+        failure = self._failed.get((link, blob, size))
+        return failure is not None and failure.until > now
 
     @staticmethod
     def _free(candidates: Iterable[int], load: dict[int, int]) -> list[int]:

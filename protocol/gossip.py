@@ -34,8 +34,16 @@ def batches(entries: list[tuple[bytes, bool]]) -> Iterable[Records]:
 class Gossip:
     """Spreads the ledger over the links. `holds` tells whether a delta's payload is here."""
 
-    def __init__(self, ledger: Ledger, holds: Callable[[bytes], bool], rng: RandomSource) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        holds: Callable[[bytes], bool],
+        rng: RandomSource,
+        promise: Callable[[bytes, int], None] = lambda record_id, link: None,
+    ) -> None:
+        """`promise` is called for each record sent to a link without its payload being here."""
         self._ledger = ledger
+        self._promise = promise
         self._holds = holds
         self._rng = rng
         self._links: set[int] = set()
@@ -68,9 +76,17 @@ class Gossip:
 
     def push(self, deltas: list[Delta], source: int | None) -> list[Effect]:
         """Relay records that are new to us to a few links other than the one they came from."""
-        entries = [(delta.data, self._holds(delta.record_id)) for delta in deltas]
         targets = sample(self._links - {source}, limits.PUSH_FANOUT, self._rng)
-        return [Send(link, message) for link in targets for message in batches(entries)]
+        messages = list(batches(self._entries(deltas, targets)))
+        return [Send(link, message) for message in messages for link in targets]
+
+    def _entries(self, deltas: list[Delta], targets: list[int]) -> list[tuple[bytes, bool]]:
+        entries = [(delta.data, self._holds(delta.record_id)) for delta in deltas]
+        for delta, (_, held) in zip(deltas, entries, strict=True):
+            if not held:
+                for link in targets:
+                    self._promise(delta.record_id, link)
+        return entries
 
     def received(self, link: int, record_ids: list[bytes]) -> list[Effect]:
         """Note which awaited records a link delivered; when all have, look whether it has more.
@@ -160,5 +176,4 @@ class Gossip:
     def request(self, link: int, record_ids: Iterable[bytes]) -> list[Effect]:
         """Send the records that we have of those asked for."""
         found = [delta for i in record_ids if (delta := self._ledger.get(i)) is not None]
-        entries = [(delta.data, self._holds(delta.record_id)) for delta in found]
-        return [Send(link, message) for message in batches(entries)]
+        return [Send(link, message) for message in batches(self._entries(found, [link]))]

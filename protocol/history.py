@@ -16,8 +16,8 @@ from the winner's snapshot.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from hashlib import sha256
+from typing import NamedTuple
 
 from gossamer.protocol.manifest import HistorySection
 
@@ -25,8 +25,7 @@ WITNESSES = 3
 """Members that must claim the same before anyone relies on it, where there are as many."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Claim:
+class Claim(NamedTuple):
     """A member's signed word on its snapshot. Ordered so that the greater of two for one round wins."""
 
     round: int
@@ -58,10 +57,12 @@ def contest(own: Claim, others: Iterable[Claim]) -> Claim | None:
     A claim needs `WITNESSES` behind it, or as many as the most common one has where that is fewer (two
     halves of a small swarm).
     """
+    rivals = [claim for claim in others if claim.round == own.round]
+    if all(claim <= own for claim in rivals):
+        return None
     counts = {own: 1}
-    for claim in others:
-        if claim.round == own.round:
-            counts[claim] = counts.get(claim, 0) + 1
+    for claim in rivals:
+        counts[claim] = counts.get(claim, 0) + 1
     needed = min(WITNESSES, max(counts.values()))
     winner = max((claim for claim, count in counts.items() if count >= needed), default=own)
     return winner if winner != own and winner > own else None

@@ -33,6 +33,7 @@ class Ledger:
         self.digests = RangeDigests()
         self._rounds: dict[int, dict[bytes, tuple[Delta, ...]]] = {}
         self._by_id: dict[bytes, Delta] = {}
+        self._by_data: dict[bytes, bytes] = {}
         self._last: dict[bytes, tuple[int, bytes]] = {}
         self.floor = 0
         """Rounds up to this one are closed: their records are gone, and no more are taken."""
@@ -53,6 +54,7 @@ class Ledger:
             return Added.KNOWN
         authors[delta.author] = (*held, delta)
         self._by_id[delta.record_id] = delta
+        self._by_data[delta.data] = delta.record_id
         self.note_last(delta.author, delta.round, delta.record_id)
         self.digests.update(delta.round, self._digest_of(delta.round))
         return Added.VOIDED if held else Added.NEW
@@ -71,6 +73,7 @@ class Ledger:
             self.digests.update(round_, EMPTY)
         for delta in dropped:
             del self._by_id[delta.record_id]
+            del self._by_data[delta.data]
         self.floor = max(self.floor, floor)
         return dropped
 
@@ -85,10 +88,15 @@ class Ledger:
                 del self._rounds[round_]
         for delta in dropped:
             del self._by_id[delta.record_id]
+            del self._by_data[delta.data]
         return dropped
 
     def get(self, record_id: bytes) -> Delta | None:
         return self._by_id.get(record_id)
+
+    def id_of(self, data: bytes) -> bytes | None:
+        """Id of the record whose envelope has exactly these bytes, None if it is not here."""
+        return self._by_data.get(data)
 
     def valid(self, round_: int) -> list[Delta]:
         """The round's records that count, in order of author."""

@@ -99,14 +99,31 @@ RANGE_FANOUT_BITS = 4
 COMPARED_PARENTS_MAX = 48
 """Differing ranges followed down in one exchange; what remains is found by the next."""
 
+OFFER_DELAY_S = 0.05
+"""What became complete within this time is offered in one message, and not to links that offer it to us
+meanwhile. A payload that goes by way of others waits this long at each."""
+
 # --- membership ----------------------------------------------------------------------------------------
 HEARTBEAT_INTERVAL_S = 3.0
+ROWS_INTERVAL_S = 1.0
+"""New rows of everybody are gathered this long and told in one message."""
+
+ROWS_LINKS = 2
+ROWS_TELLINGS = 2
+"""A row goes to 2 links at each of 2 intervals, less those that have it: the next one comes after 3 s."""
+
+ROWS_TURN_INTERVALS = 8
+"""Many links are told more at a time, so that none waits longer than this for its turn."""
+
 PROBE_INTERVAL_S = 1.5
 PROBE_TIMEOUT_S = 3.0
 INDIRECT_PROBES = 3
 INDIRECT_PROBE_TIMEOUT_S = 3.0
+ROW_LAG_S = 5.0
+"""So long a row may be on its way, from one to the next: so long after a death its node may seem alive."""
+
 SUSPICION_TIMEOUT_S = 6.0
-SILENCE_SUSPECT_S = 12.0
+SILENCE_SUSPECT_S = 11.0
 """A member without a link to us is suspected when its gossiped heartbeat stands still this long."""
 
 LINK_SILENCE_S = 20.0
@@ -142,7 +159,14 @@ FETCHES_PER_LINK_MAX = 4
 FETCH_TIMEOUT_S = 60.0
 """A megabyte within a minute: about 140 kbit/s, the slowest holder worth waiting for."""
 
+FETCH_PATIENCE_S = 12.0
+"""The part of it that does not depend on the size: a request that was lost costs a small chunk no more."""
+
 FETCH_RETRY_S = 1.0
+FETCH_RETRY_MAX_S = 8.0
+"""A peer that failed a chunk is asked for it again after a moment, then after twice that, up to this, unless
+it says that it holds it: a payload that nobody has costs little while it is looked for."""
+
 ORPHAN_PATIENCE_S = 30.0
 """A payload that nobody is known to hold keeps a node from training this long and no longer: its author
 may have died before anyone had it."""

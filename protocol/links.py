@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Dial, Effect, Hangup, LinkUp, RandomSource
-from gossamer.protocol.roster import Health, Roster
+from gossamer.protocol.roster import Health, Member, Roster
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +181,13 @@ class Links:
             return []
         self._next_look = now + 1.0
         self._dialling = {address: until for address, until in self._dialling.items() if until > now}
-        effects: list[Effect] = []
         outbound = sum(link.outbound for link in self._links.values())
         wanted = max(limits.LINKS_WANTED - len(self._links), limits.LINKS_OUTBOUND_MIN - outbound)
         missing = max(0, wanted - len(self._dialling))
+        if not missing and not any(self._is_missed(member) for member in self._roster.members()):
+            return []
         alive, gone = self._candidates(now)
+        effects: list[Effect] = []
         chosen = alive[:missing]
         chosen += gone[: max(1, missing - len(chosen))]
         for address, node_id in chosen:
@@ -213,13 +215,11 @@ class Links:
             addresses = member.peer.body.addresses
             if member.health is Health.ALIVE or member.peer.node_id in linked:
                 living.update(addresses)
-            # A founder that left and came back was told of nobody: those who joined through it dial it.
-            founder = any(address in self._bootstrap for address in addresses)
-            if member.peer.node_id in linked or (member.health is Health.LEFT and not founder):
+            is_alive = member.health is Health.ALIVE
+            if member.peer.node_id in linked or not (is_alive or self._is_missed(member)):
                 continue
             if any(address in self._dialling for address in addresses):
                 continue  # two dials to one member would give two links that get in each other's way
-            is_alive = member.health is Health.ALIVE
             wait = limits.REDIAL_INTERVAL_S if is_alive else limits.REDIAL_DOWN_INTERVAL_S
             due = [
                 address
@@ -237,6 +237,12 @@ class Links:
         """Whether an address is known to lead where we have links enough."""
         full = len(self._outbound_in(self._group_of.get(address))) >= limits.LINKS_PER_GROUP_MAX
         return full and len(self._links) >= limits.LINKS_MIN
+
+    def _is_missed(self, member: Member) -> bool:
+        """A founder that left and came back was told of nobody: those who joined through it dial it."""
+        if member.health is not Health.LEFT:
+            return member.health is not Health.ALIVE
+        return any(address in self._bootstrap for address in member.peer.body.addresses)
 
     def _is_due(self, address: str, wait: float, now: float) -> bool:
         return address not in self._dialling and now - self._tried.get(address, -1e9) >= wait

@@ -50,6 +50,8 @@ class Membership:
         self._link_heard: dict[int, float] = {}
         self._probes: dict[int, _Probe] = {}
         self._vouching: dict[int, _Vouch] = {}
+        self._suspected: dict[bytes, float] = {}
+        """Since when; those in doubt now, and those of whom a row has come since the last look."""
         self._rotation: list[int] = []
         self._numbers = 0
         self._next_probe = 0.0
@@ -85,7 +87,10 @@ class Membership:
         return self._ask_others(node_id, now)
 
     def deadline(self) -> float:
-        return min([self._next_probe, *(probe.deadline for probe in self._probes.values())])
+        due = self._next_probe
+        for probe in self._probes.values():
+            due = min(due, probe.deadline)
+        return due
 
     def wake(self, now: float) -> list[Effect]:
         """Probe the next link, follow up on silence, and let suspicions run out."""
@@ -100,8 +105,8 @@ class Membership:
                 continue
             del self._probes[number]
             member = self._roster.get(probe.node_id)
-            if member is not None and member.heard > probe.began:
-                continue  # it lives, whatever became of our ping
+            if member is None or self._lived(member, probe.began):
+                continue
             ask = self._suspect if probe.indirect else self._ask_others
             effects += ask(probe.node_id, now)
         if now >= self._next_probe:
@@ -109,6 +114,7 @@ class Membership:
             self._next_probe = now + limits.PROBE_INTERVAL_S
             effects += self._probe_next(now)
             effects += self._judge_silence(now)
+            effects += self._ask_about_the_recovered(now)
             self._roster.forget_old(now)
         return effects
 
@@ -147,11 +153,11 @@ class Membership:
         return [Send(target, Ping(self._numbers))]
 
     def suspicion(self, link: int, message: Suspect, now: float) -> list[Effect]:
-        """Somebody suspects a member; believe it unless we know better."""
+        """Somebody suspects a member; believe it unless we know better: a late row of it is no better."""
         member = self._roster.get(message.node_id)
         if member is None or member.health is not Health.ALIVE:
             return []
-        fresh = now - member.heard < limits.PROBE_TIMEOUT_S
+        fresh = now - member.answered < limits.PROBE_TIMEOUT_S
         if fresh or member.peer.body.age > (message.incarnation, message.heartbeat):
             return []
         return self._suspect(message.node_id, now, source=link)
@@ -170,6 +176,7 @@ class Membership:
             self._link_heard[link] += late
         for member in self._roster.live():
             member.heard += late
+            member.answered += late
             member.since += late if member.health is Health.SUSPECT else 0.0
 
     def _probe_next(self, now: float) -> list[Effect]:
@@ -183,6 +190,11 @@ class Membership:
         deadline = now + self._patience(limits.PROBE_TIMEOUT_S)
         self._probes[self._numbers] = _Probe(self._links[link], now, deadline)
         return [Send(link, Ping(self._numbers))]
+
+    @staticmethod
+    def _lived(member: Member, at: float) -> bool:
+        """Whether a member was alive at a time, by what has been heard since; its last row may come late."""
+        return member.answered > at or member.heard > at + limits.ROW_LAG_S
 
     def _ask_others(self, node_id: bytes, now: float) -> list[Effect]:
         others = [link for link, peer in self._links.items() if peer != node_id]
@@ -199,9 +211,22 @@ class Membership:
         if member is None or member.health is not Health.ALIVE:
             return []
         self._roster.judge(node_id, Health.SUSPECT, now)
+        self._suspected[node_id] = now
         rumour = Suspect(node_id, *member.peer.body.age)
         targets = sample(set(self._links) - {source}, limits.PUSH_FANOUT, self._rng)
         return [Notice(f"{_named(member)} does not answer"), *(Send(link, rumour) for link in targets)]
+
+    def _ask_about_the_recovered(self, now: float) -> list[Effect]:
+        """A row has lifted a suspicion. It may have been the last: better to ask than to wait for silence."""
+        effects: list[Effect] = []
+        for node_id, since in list(self._suspected.items()):
+            member = self._roster.get(node_id)
+            if member is not None and member.health is Health.SUSPECT:
+                continue
+            del self._suspected[node_id]
+            if member is not None and member.health is Health.ALIVE and not self._lived(member, since):
+                effects += self._ask_others(node_id, now)
+        return effects
 
     def _judge_silence(self, now: float) -> list[Effect]:
         effects: list[Effect] = []

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, Self
 from gossamer.protocol import limits
 from gossamer.protocol.chunks import HASH_BYTES
 from gossamer.protocol.envelope import HEADER_BYTES
-from gossamer.protocol.errors import UnsupportedError
+from gossamer.protocol.errors import MalformedError, UnsupportedError
 from gossamer.protocol.identity import NODE_ID_BYTES
 from gossamer.protocol.ranges import FANOUT, LEVEL_MAX
 from gossamer.protocol.wire import Fields, pack, unpack
@@ -33,6 +33,16 @@ def _pairs(fields: Fields, name: str, high: int) -> list[Fields]:
     return [Fields(item, name) for item in fields.array(name, high)]
 
 
+def _entry(item: Any) -> tuple[bytes, bool]:
+    """By hand, since most of what a link carries is envelopes."""
+    if type(item) is list and len(item) == 2:
+        envelope, held = item
+        if type(envelope) is bytes and type(held) is bool:
+            if HEADER_BYTES <= len(envelope) <= limits.RECORD_BYTES_MAX:
+                return envelope, held
+    raise MalformedError("records: not an envelope and a flag")
+
+
 @dataclass(frozen=True, slots=True)
 class Records:
     """Signed envelopes, each with whether the sender holds its payload too."""
@@ -45,13 +55,8 @@ class Records:
 
     @classmethod
     def parse(cls, fields: Fields) -> Self:
-        entries = []
-        for item in _pairs(fields, "records", limits.RECORDS_PER_MESSAGE_MAX):
-            entries.append(
-                (item.blob("envelope", HEADER_BYTES, limits.RECORD_BYTES_MAX), item.boolean("held"))
-            )
-            item.end()
-        return cls(tuple(entries))
+        items = fields.array("records", limits.RECORDS_PER_MESSAGE_MAX)
+        return cls(tuple([_entry(item) for item in items]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Our own peer row, and the exchange of everybody's.
 
-A row is signed anew every few seconds and whenever something in it matters to others at once, and pushed to a
-few links, each of which relays it once. What a push loses, rosters bring: now and then a link is told which
-rows we have and how new they are, and what either side lacks flows.
+A row is signed anew every few seconds. New rows, ours and others', are gathered for a moment and told to a
+few links in turn, each of which does the same; nobody is told what it is known to have. Rows that cannot
+wait (somebody leaves, or was suspected and lives) are relayed at once. What all this loses, rosters bring:
+now and then a link is told which rows we have and how new they are, and what either side lacks flows.
 """
 
 import math
@@ -20,7 +21,7 @@ from gossamer.protocol.links import Links
 from gossamer.protocol.messages import Records, Suspect
 from gossamer.protocol.messages import Roster as RosterMessage
 from gossamer.protocol.records import Peer, PeerBody, parse_peer
-from gossamer.protocol.roster import Roster
+from gossamer.protocol.roster import Health, Roster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,15 @@ class NodeInfo:
     fingerprint: bytes = b""
     """SHA-256 of our TLS certificate, empty without TLS."""
     version: str = ""
+
+
+@dataclass(slots=True)
+class _News:
+    """A row to be told, and the links that need not hear it from us any more."""
+
+    row: bytes
+    known_to: set[int] = field(default_factory=set)
+    tellings: int = limits.ROWS_TELLINGS
 
 
 def _within(value: float, bound: float) -> float:
@@ -68,7 +78,11 @@ class Presence:
         self._incarnation = info.incarnation
         self._heartbeat = 0
         self._leaving = False
+        self._has_changed = False
+        self._news: dict[bytes, _News] = {}
+        self._turns: list[int] = []
         self._next_heartbeat = 0.0
+        self._next_rows = 0.0
         self._next_roster = 0.0
         self.row, self.data = self._sign()
 
@@ -92,24 +106,32 @@ class Presence:
         self._leaving = True
         return self.beat()
 
+    def changed(self) -> None:
+        """Something in our row is worth telling soon, though not at once."""
+        self._has_changed = True
+
     def beat(self) -> list[Effect]:
-        """Sign a newer row of ourselves and push it."""
-        self._heartbeat += 1
-        self.row, self.data = self._sign()
-        return self._push(self.data, source=None)
+        """Sign a newer row of ourselves and push it at once."""
+        self._renew()
+        return self._push(self._identity.node_id, self.data, source=None)
 
     # -- time
 
     def deadline(self) -> float:
-        return min(self._next_heartbeat, self._next_roster)
+        return self._next_rows
 
     def wake(self, now: float) -> list[Effect]:
-        """Beat, and compare rosters with one random link, each at its interval."""
-        result: list[Effect] = []
-        if now >= self._next_heartbeat:
+        """Tell rows, our own beat among them, and compare rosters with a random link; each in its time."""
+        if now < self._next_rows:
+            return []
+        self._next_rows = now + limits.ROWS_INTERVAL_S
+        soon = now + limits.ROWS_INTERVAL_S / 2
+        if self._has_changed or soon > self._next_heartbeat:
             self._next_heartbeat = now + limits.HEARTBEAT_INTERVAL_S
-            result += self.beat()
-        if now >= self._next_roster:
+            self._renew()
+            self._news[self._identity.node_id] = _News(self.data)
+        result = self._tell()
+        if soon > self._next_roster:
             self._next_roster = now + limits.ANTI_ENTROPY_INTERVAL_S
             numbers = [link.number for link in self._links.all()]
             result += [Send(number, self.summary(answer=False)) for number in sample(numbers, 1, self._rng)]
@@ -118,11 +140,32 @@ class Presence:
     # -- messages
 
     def received(self, peer: Peer, link: int, now: float) -> list[Effect]:
-        """Take over a row and relay it, if it is news."""
+        """Take over a row and have it relayed, if it is news."""
         if peer.node_id == self._identity.node_id:
             self._outdo(peer)
             return []
-        return self._push(peer.data, source=link) if self._roster.update(peer, now) else []
+        known = self._roster.get(peer.node_id)
+        was_doubted = known is not None and known.health is not Health.ALIVE
+        if not self._roster.update(peer, now):
+            return []
+        if was_doubted or peer.body.leaving:
+            return self._push(peer.node_id, peer.data, source=link)
+        self._news[peer.node_id] = _News(peer.data, {link})
+        return []
+
+    def is_known(self, row: bytes, link: int) -> bool:
+        """Whether a row from a link is one that we have, byte for byte; then it need not be told there."""
+        node_id = self._roster.whose(row)
+        if node_id is None:
+            return row == self.data
+        news = self._news.get(node_id)
+        if news is not None:
+            news.known_to.add(link)
+        return True
+
+    def forget(self, node_id: bytes) -> None:
+        """Tell nobody of somebody who is no member any more."""
+        self._news.pop(node_id, None)
 
     def refute(self, link: int, message: Suspect) -> list[Effect]:
         """Somebody suspects us: a newer row than it has seen clears it up. We may have one already."""
@@ -158,11 +201,40 @@ class Presence:
 
     # -- inside
 
-    def _push(self, row: bytes, source: int | None) -> list[Effect]:
+    def _tell(self) -> list[Effect]:
+        """Tell the links whose turn it is what is news to them."""
+        if not self._news:
+            return []
+        result: list[Effect] = []
+        for link in self._take_turns():
+            rows = [(news.row, False) for news in self._news.values() if link not in news.known_to]
+            result += [Send(link, records) for records in batches(rows)]
+            for news in self._news.values():
+                news.known_to.add(link)
+        for node_id, news in list(self._news.items()):
+            news.tellings -= 1
+            if not news.tellings:
+                del self._news[node_id]
+        return result
+
+    def _take_turns(self) -> list[int]:
+        """Every link once in a random order, then again in another."""
+        numbers = [link.number for link in self._links.all()]
+        count = min(len(numbers), max(limits.ROWS_LINKS, -(-len(numbers) // limits.ROWS_TURN_INTERVALS)))
+        chosen: list[int] = []
+        while len(chosen) < count:
+            if not self._turns:
+                self._turns = sample(numbers, len(numbers), self._rng)
+            link = self._turns.pop()
+            if link not in chosen and self._links.get(link) is not None:
+                chosen.append(link)
+        return chosen
+
+    def _push(self, node_id: bytes, row: bytes, source: int | None) -> list[Effect]:
+        self._news.pop(node_id, None)
         others = {link.number for link in self._links.all()} - {source}
-        return [
-            Send(link, Records(((row, False),))) for link in sample(others, limits.PUSH_FANOUT, self._rng)
-        ]
+        message = Records(((row, False),))
+        return [Send(link, message) for link in sample(others, limits.PUSH_FANOUT, self._rng)]
 
     def _outdo(self, peer: Peer) -> None:
         """A row of an earlier life of ours is newer, as after a clock was set back: go beyond it.
@@ -172,6 +244,11 @@ class Presence:
         """
         if peer.body.age > self.row.age:
             self._incarnation = max(self._incarnation, peer.body.incarnation + 1)
+
+    def _renew(self) -> None:
+        self._has_changed = False
+        self._heartbeat += 1
+        self.row, self.data = self._sign()
 
     def _sign(self) -> tuple[PeerBody, bytes]:
         own_last, claims = self._standing()

@@ -34,6 +34,7 @@ from gossamer.protocol.ledger import Added, Ledger
 from gossamer.protocol.links import Links
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership import Membership
+from gossamer.protocol.offers import Offers
 from gossamer.protocol.pace import is_plausible, round_clock
 from gossamer.protocol.presence import NodeInfo, Presence
 from gossamer.protocol.records import Delta, PeerBody, parse_delta, parse_peer
@@ -66,7 +67,8 @@ class Replica:
         self.links = Links(identity.node_id, self.roster, info.bootstrap, rng, pins=info.pins)
         self.vetting = Vetting(self.charter, self.links, rng, unix_offset_s)
         self.membership = Membership(self.roster, rng)
-        self.gossip = Gossip(self.ledger, self.holds, rng)
+        self.offers = Offers()
+        self.gossip = Gossip(self.ledger, self.holds, rng, self.offers.promise)
         self.fetcher = Fetcher(has_chunk, rng)
         self.sealing = Sealing(manifest, is_first=not info.bootstrap)
         self._rng = rng
@@ -109,13 +111,16 @@ class Replica:
 
         A claim of the far future is nobody's: to follow it would be to sign what all others refuse.
         """
+        last_round = self.ledger.last_round
         rounds = [
-            max(member.peer.body.round, self.ledger.last_round(member.peer.node_id))
-            for member in self.roster.live()
-            if member.peer.body.trains and self.charter.role_of(member.peer.node_id) is Role.TRAIN
+            max(peer.body.round, last_round(peer.node_id))
+            for peer in [member.peer for member in self.roster.live()]
+            if peer.body.trains and self.charter.role_of(peer.node_id) is Role.TRAIN
         ]
+        said = [r for r in (*rounds, self.own_last) if r > 0]
         unix_s = self._now + self._unix_offset_s
-        said = [r for r in (*rounds, self.own_last) if r > 0 and is_plausible(r, self.manifest, unix_s)]
+        if said and not is_plausible(max(said), self.manifest, unix_s):
+            said = [r for r in said if is_plausible(r, self.manifest, unix_s)]
         return round_clock(said, members=len(rounds) + self.info.trains)
 
     @property
@@ -156,6 +161,7 @@ class Replica:
             self.links.deadline(),
             self.vetting.deadline(),
             self.fetcher.deadline(),
+            self.offers.deadline(),
             self.sealing.deadline(),
         )
 
@@ -208,7 +214,8 @@ class Replica:
         """Advance by one event."""
         self._now = now
         self._began = min(self._began, now)
-        result = [*self._dispatch(event, now), *self.fetcher.plan(now)]
+        result = self._dispatch(event, now)
+        result += self.fetcher.plan(now)
         if self._synced_at is None and self.gossip.synced_once:
             self._synced_at = now
         return result
@@ -242,10 +249,12 @@ class Replica:
                 return []
             case fx.Sealed():
                 self.sealing.sealed(event.claims)
-                return self.presence.beat()
+                self.presence.changed()
+                return []
             case fx.Adopted():
                 self.sealing.adopted(event.claim)
-                return [self._close(event.claim.round), *self.presence.beat()]
+                self.presence.changed()
+                return [self._close(event.claim.round)]
             case fx.Deliver():
                 return self._credential(event.data, None)
             case fx.Leave():
@@ -256,13 +265,15 @@ class Replica:
             *self.presence.wake(now),
             *self.links.wake(now),
             *self.vetting.wake(now),
-            *self.membership.wake(now),
-            *self._drop_dead_links(now),
+            *self._judge(now),
             *self.gossip.wake(now),
+            *self.offers.wake(now),
             *self._look_at_history(now),
         ]
 
     def _look_at_history(self, now: float) -> list[Effect]:
+        if now < self.sealing.deadline():
+            return []
         others = [member.peer.body.claims for member in self.roster.live()]
         result = self.sealing.wake(now, self.clock, others, quiet=self.fetcher.pending == 0)
         return [self._close(effect.round) if isinstance(effect, fx.Close) else effect for effect in result]
@@ -273,6 +284,7 @@ class Replica:
         for delta in dropped:
             self._held.discard(delta.record_id)
             self.fetcher.forget(delta.record_id)
+            self.offers.forget(delta.record_id)
         return fx.Close(floor, tuple(dropped))
 
     def _need(self, event: fx.Need, now: float) -> list[Effect]:
@@ -289,6 +301,11 @@ class Replica:
         return result
 
     # -- links
+
+    def _judge(self, now: float) -> list[Effect]:
+        if now < self.membership.deadline():
+            return []
+        return [*self.membership.wake(now), *self._drop_dead_links(now)]
 
     def _drop_dead_links(self, now: float) -> list[Effect]:
         """A link to a member that is down may stay open for a quarter of an hour and lead nowhere.
@@ -337,6 +354,7 @@ class Replica:
         self.gossip.link_down(number)
         self.vetting.link_down(number)
         self.fetcher.link_down(number)
+        self.offers.link_down(number)
         return self.membership.link_down(number, now)
 
     # -- messages
@@ -360,7 +378,7 @@ class Replica:
             case msg.Holding():
                 self.own_last_spread |= self._own_last_id in message.record_ids
                 for record_id in message.record_ids:
-                    self.fetcher.hint(link, record_id)
+                    self._held_by(link, record_id)
                 return []
             case msg.Compare():
                 return self.gossip.compare(link, message)
@@ -405,6 +423,14 @@ class Replica:
             if self.links.get(link) is None:  # the record before this one was its peer's revocation
                 break
             envelope = None
+            known = self.ledger.id_of(data)
+            if known is not None:
+                delivered.append(known)
+                if held:
+                    self._held_by(link, known)
+                continue
+            if self.presence.is_known(data, link):
+                continue
             try:
                 if data[0] in (Kind.GRANT, Kind.REVOCATION):
                     result += self._credential(data, link)
@@ -416,7 +442,7 @@ class Replica:
                 delivered.append(envelope.record_id)
                 result += self._delta(envelope, fresh, link, now)
                 if held:
-                    self.fetcher.hint(link, envelope.record_id)
+                    self._held_by(link, envelope.record_id)
             except PeerError as error:
                 relayed = envelope is not None and not self._is_author(envelope, link)
                 result.append(fx.Blame(link, str(error), offence_in_record(error, relayed=relayed)))
@@ -424,6 +450,10 @@ class Replica:
         if fresh:
             result += self.gossip.push(fresh, source=link)
         return result + self.gossip.received(link, delivered)
+
+    def _held_by(self, link: int, record_id: bytes) -> None:
+        self.fetcher.hint(link, record_id)
+        self.offers.heard(record_id, link)
 
     def _is_author(self, envelope: Envelope, number: int) -> bool:
         link = self.links.get(number)
@@ -458,6 +488,7 @@ class Replica:
                 other = self.ledger.get(record_id)
                 if other is not None and other.author == delta.author:
                     self.fetcher.forget(record_id)
+                    self.offers.forget(record_id)
             text = f"{short(delta.author)} signed two deltas for round {delta.round}: both are void"
             return [*stored, fx.Ready(delta), fx.Notice(text)]
         return stored + self._want(delta, now)
@@ -468,7 +499,7 @@ class Replica:
         return self._complete(self.fetcher.want(delta.record_id, chunks, now))
 
     def _complete(self, fetched: list[Effect]) -> list[Effect]:
-        """Deltas whose payload is complete are merged, and their chunks offered to our links."""
+        """Deltas whose payload is complete are merged, and offered to those of our links that lack it."""
         result: list[Effect] = []
         for effect in fetched:
             delta = self.ledger.get(effect.key) if isinstance(effect, fx.Fetched) else None
@@ -477,8 +508,10 @@ class Replica:
                 continue
             self._held.add(delta.record_id)
             result.append(fx.Ready(delta))
-            offer = msg.Holding((delta.record_id,))
-            result += [fx.Send(link.number, offer) for link in self.links.all()]
+            author = self.links.to(delta.author)
+            if author is not None and delta.round == self.ledger.last_round(delta.author):
+                self.offers.promise(delta.record_id, author.number)  # it wants to know that its last is safe
+            self.offers.complete(delta.record_id, self._now)
         return result
 
     # -- who is let in
@@ -525,6 +558,7 @@ class Replica:
                 result.append(fx.Hangup(known.number, "revoked"))
                 result += self._forget_link(known.number, self._now)
         self.roster.remove(revocation.node_id)
+        self.presence.forget(revocation.node_id)
         text = f"{short(revocation.node_id)} was revoked by an owner: what it signed after round"
         return [*result, fx.Notice(f"{text} {revocation.last_round} is void ({len(dropped)} deltas here)")]
 
@@ -550,4 +584,5 @@ class Replica:
         self.own_last_spread = False
         self.ledger.add(delta)
         self._held.add(delta.record_id)
-        return [fx.Ready(delta), *self.gossip.push([delta], source=None), *self.presence.beat()]
+        self.presence.changed()
+        return [fx.Ready(delta), *self.gossip.push([delta], source=None)]

@@ -4,6 +4,8 @@ A row is written by its author only and the newest (incarnation, heartbeat) wins
 that gossip can union like the ledger. Health is each node's own judgement (see `membership`).
 """
 
+import math
+from bisect import insort
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -30,6 +32,8 @@ class Member:
     """When its health last changed."""
     heard: float
     """When there was last a sign of life: a newer row, or an answer on a link."""
+    answered: float = -math.inf
+    """When there was last an answer: unlike a row, that has not been on its way for seconds."""
 
 
 class Roster:
@@ -38,6 +42,9 @@ class Roster:
     def __init__(self, own_id: bytes) -> None:
         self._own_id = own_id
         self._members: dict[bytes, Member] = {}
+        self._order: list[bytes] = []
+        self._rows: dict[bytes, bytes] = {}
+        """Whose row the bytes of an envelope are, for those that are the newest of their author."""
 
     def update(self, peer: Peer, now: float) -> bool:
         """Take over a row if it is newer than ours. Returns whether it was."""
@@ -50,6 +57,9 @@ class Roster:
             if len(self._members) >= limits.MEMBERS_MAX and not self._make_room():
                 return False
             self._members[peer.node_id] = known = Member(peer, Health.ALIVE, now, now)
+            insort(self._order, peer.node_id)
+        self._rows.pop(known.peer.data, None)
+        self._rows[peer.data] = peer.node_id
         known.peer = peer
         known.heard = now
         self.judge(peer.node_id, Health.LEFT if peer.body.leaving else Health.ALIVE, now)
@@ -66,7 +76,7 @@ class Roster:
         """Note a sign of life other than a row; it lifts a suspicion."""
         member = self._members.get(node_id)
         if member is not None and member.health is not Health.LEFT:
-            member.heard = now
+            member.heard = member.answered = now
             self.judge(node_id, Health.ALIVE, now)
 
     def forget_old(self, now: float) -> None:
@@ -74,26 +84,35 @@ class Roster:
         for node_id, member in list(self._members.items()):
             gone = member.health in (Health.DOWN, Health.LEFT)
             if gone and now - member.since > limits.FORGET_DOWN_AFTER_S:
-                del self._members[node_id]
+                self._forget(node_id)
 
     def remove(self, node_id: bytes) -> None:
         """Drop a member at once, whatever its health: it is one no longer."""
-        self._members.pop(node_id, None)
+        if node_id in self._members:
+            self._forget(node_id)
 
     def _make_room(self) -> bool:
         gone = [m for m in self._members.values() if m.health in (Health.DOWN, Health.LEFT)]
         if not gone:
             return False
         oldest = min(gone, key=lambda m: (m.since, m.peer.node_id))
-        del self._members[oldest.peer.node_id]
+        self._forget(oldest.peer.node_id)
         return True
+
+    def _forget(self, node_id: bytes) -> None:
+        self._rows.pop(self._members.pop(node_id).peer.data, None)
+        self._order.remove(node_id)
+
+    def whose(self, row: bytes) -> bytes | None:
+        """Whose newest row these bytes are, None if nobody's: what is here already needs no second look."""
+        return self._rows.get(row)
 
     def get(self, node_id: bytes) -> Member | None:
         return self._members.get(node_id)
 
     def members(self) -> list[Member]:
         """All members in order of node id."""
-        return [self._members[node_id] for node_id in sorted(self._members)]
+        return [self._members[node_id] for node_id in self._order]
 
     def live(self) -> list[Member]:
         """Members not known to be gone; a mere suspicion changes nothing for training."""

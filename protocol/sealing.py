@@ -12,7 +12,7 @@ from gossamer.protocol.effects import Adopt, Close, Effect, Notice, Seal
 from gossamer.protocol.history import Claim, agreed, closable_round, contest, genesis_claim, sealed_round
 from gossamer.protocol.manifest import Manifest
 
-LOOK_INTERVAL_S = 0.5
+LOOK_INTERVAL_S = 1.0
 GONE_AFTER_S = 10.0
 """A snapshot that nobody has claimed for this long is not worth waiting for."""
 
@@ -127,6 +127,9 @@ class Sealing:
         return [Seal(target)]
 
     def _close(self, clock: int, others: Sequence[Claims]) -> list[Effect]:
+        # Costs little and is most often the end of it: others can only agree on less than what we claim.
+        if closable_round(self.claims[0].round, clock, self._section) <= self.floor:
+            return []
         everyone = [self.claims, *(claims for claims in others if claims)]
         newest = agreed((claim for claims in everyone for claim in claims), len(everyone))
         if newest is None:

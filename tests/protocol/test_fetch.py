@@ -44,7 +44,8 @@ class Net:
 
     def plan(self) -> list[tuple[int, bytes]]:
         for blob, began in list(self.began.items()):
-            if self.now >= began + limits.FETCH_TIMEOUT_S:
+            flight = self.fetcher._flights.get(blob)
+            if self.now >= (flight.deadline if flight else began + limits.FETCH_TIMEOUT_S):
                 self._ended(blob)
         started = []
         for effect in self.fetcher.plan(self.now):
@@ -165,12 +166,22 @@ def test_silence_is_a_failure():
     net.fetcher.hint(1, _key(1))
     net.fetcher.hint(2, _key(1))
     ((first, _),) = net.plan()
-    assert net.fetcher.deadline() == limits.FETCH_TIMEOUT_S
-    net.pass_time(limits.FETCH_TIMEOUT_S - 0.1)
+    assert limits.FETCH_PATIENCE_S <= net.fetcher.deadline() < limits.FETCH_PATIENCE_S + 0.1
+    net.pass_time(limits.FETCH_PATIENCE_S - 0.1)
     assert net.plan() == []
-    net.pass_time(0.1)
+    net.pass_time(0.2)
     ((second, _),) = net.plan()
     assert second != first
+
+
+def test_a_large_chunk_is_given_more_time_and_so_is_what_waits_behind_it():
+    net = Net(links={1: True})
+    net.want(1, 1, 2, size=limits.CHUNK_BYTES_MAX)
+    net.fetcher.hint(1, _key(1))
+    assert len(net.plan()) == 2
+    first, second = (flight.deadline for flight in net.fetcher._flights.values())
+    assert first == limits.FETCH_TIMEOUT_S
+    assert second == 2 * limits.FETCH_TIMEOUT_S - limits.FETCH_PATIENCE_S
 
 
 def test_a_failure_of_somebody_else_changes_nothing():
@@ -272,12 +283,12 @@ def test_payloads_that_nobody_has_do_not_delay_those_that_somebody_has():
 def test_what_is_lacking_of_what_was_wanted_by_a_time():
     """Later wants do not count, nor those that nobody has been known to hold for long."""
     net = Net(links={1: True, 2: True})
-    net.want(1, 1)
-    net.want(2, 2)
+    for key in (1, 2):
+        net.want(key, key, size=limits.CHUNK_BYTES_MAX)
     net.fetcher.hint(1, _key(2))
     net.plan()
     net.pass_time(1.0)
-    net.want(3, 3)
+    net.want(3, 3, size=limits.CHUNK_BYTES_MAX)
     net.fetcher.hint(1, _key(3))
     net.plan()
     assert (net.fetcher.pending, net.fetcher.lacking(0.5), net.fetcher.lacking(1.0)) == (3, 2, 3)

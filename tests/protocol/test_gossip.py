@@ -347,3 +347,23 @@ def test_batches():
     assert [len(c) for c in cut] == [32, 32, 32, 4]
     assert [e for c in cut for e in c] == entries
     assert list(batches([])) == []
+
+
+def test_a_record_without_its_payload_is_a_promise_to_each_link():
+    ledger = Ledger()
+    held, lacking = builders.unsigned(1, 1), builders.unsigned(2, 1)
+    promised: list[tuple[bytes, int]] = []
+    gossip = Gossip(
+        ledger,
+        lambda record_id: record_id == held.record_id,
+        random.Random(0),
+        lambda record_id, link: promised.append((record_id, link)),
+    )
+    for delta in (held, lacking):
+        ledger.add(delta)
+    for link in (1, 2, 3):
+        gossip.link_up(link)
+    gossip.push([held, lacking], source=2)
+    assert sorted(promised) == [(lacking.record_id, 1), (lacking.record_id, 3)]
+    gossip.request(2, [held.record_id, lacking.record_id])
+    assert promised[2:] == [(lacking.record_id, 2)]

@@ -130,3 +130,15 @@ def test_what_is_dropped_might_never_have_come(keys, author, after):
     for delta in dropped:  # a grant may come after a revocation has gone wrong: nothing of it is left
         ledger.add(delta)
     assert ledger.digests.root == _filled(keys).digests.root
+
+
+def test_records_are_known_by_their_bytes_until_their_round_is_closed():
+    ledger = _filled([(1, 1, 0), (2, 1, 0), (2, 1, 1), (2, 1, 2), (1, 5, 0)])
+    for author, round_, variant in [(1, 1, 0), (2, 1, 0), (2, 1, 1), (1, 5, 0)]:
+        delta = builders.unsigned(author, round_, variant)
+        assert ledger.id_of(delta.data) == delta.record_id
+    assert ledger.id_of(builders.unsigned(2, 1, 2).data) is None, "a third one is not kept"
+    assert ledger.id_of(builders.unsigned(1, 5, 0).data + b".") is None
+    ledger.close(1)
+    assert ledger.id_of(builders.unsigned(1, 1, 0).data) is None
+    assert ledger.id_of(builders.unsigned(1, 5, 0).data) is not None

@@ -201,6 +201,31 @@ def test_a_broken_link_is_a_reason_to_ask_at_once():
     assert bench.health(1) is Health.SUSPECT
 
 
+def test_the_last_row_of_a_dead_member_does_not_answer_for_it():
+    """Rows travel for seconds: one that arrives after the link broke may be from before."""
+    bench = Bench(5)
+    bench.machine.link_down(1, bench.now)
+    bench.roster.update(builders.row(builders.identity(1), heartbeat=2), bench.now + 1.0)
+    bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S)
+    assert bench.health(1) is Health.SUSPECT
+
+
+def test_a_suspicion_lifted_by_a_row_alone_is_looked_into():
+    bench = Bench(5)
+    bench.machine.link_down(1, bench.now)
+    bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S)
+    assert bench.health(1) is Health.SUSPECT
+    bench.roster.update(builders.row(builders.identity(1), heartbeat=2), bench.now + 0.5)
+    assert bench.health(1) is Health.ALIVE
+    asked = _sent(bench.pass_time(limits.PROBE_INTERVAL_S), PingFor)
+    assert len(asked) == limits.INDIRECT_PROBES
+    bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S)
+    assert bench.health(1) is Health.SUSPECT
+    bench.machine.link_up(9, IDS[1], bench.now)
+    assert bench.health(1) is Health.ALIVE
+    assert not _sent(bench.pass_time(limits.PROBE_INTERVAL_S), PingFor), "it has answered"
+
+
 def test_one_of_two_links_breaking_is_no_reason():
     bench = Bench(2)
     bench.machine.link_up(11, IDS[1], bench.now)
@@ -220,6 +245,17 @@ def test_rumours_are_believed_unless_we_know_better():
     assert bench.health(1) is Health.SUSPECT
     assert 2 not in {e.link for e in relayed}
     assert bench.machine.suspicion(3, Suspect(IDS[1], *age), bench.now) == []  # relayed once
+
+
+def test_a_row_that_has_just_come_is_no_reason_to_doubt_a_rumour():
+    """It may be the last one of the dead, and the rumour is told once."""
+    bench = Bench(3)
+    bench.now += limits.PROBE_TIMEOUT_S
+    bench.roster.update(builders.row(builders.identity(1), heartbeat=2), bench.now)
+    bench.machine.suspicion(2, Suspect(IDS[1], 1, 1), bench.now)
+    assert bench.health(1) is Health.ALIVE, "of an older row"
+    bench.machine.suspicion(2, Suspect(IDS[1], 1, 2), bench.now)
+    assert bench.health(1) is Health.SUSPECT
 
 
 def test_a_newer_row_refutes():

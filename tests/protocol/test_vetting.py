@@ -36,7 +36,7 @@ class End:
         self.vetting = Vetting(self.charter, self.links, random.Random(number), unix_offset_s=1000.0)
 
     def link_to(self, other: int) -> list[Send]:
-        self.links.up(LinkUp(other, identity(100 + other).node_id, True, None))
+        self.links.up(LinkUp(other, identity(100 + other).node_id, True, None), 0.0)
         return self.vetting.link_up(other)
 
     def hear(self, link: int, message: msg.Message) -> list[Send]:
@@ -68,8 +68,8 @@ def test_two_charters_become_one_in_five_messages(one, other):
         for data in records:
             end.charter.learn(data)
     equal = ends[0].charter.digest == ends[1].charter.digest
-    ends[0].links.up(LinkUp(1, identity(101).node_id, True, None))
-    ends[1].links.up(LinkUp(0, identity(100).node_id, True, None))
+    ends[0].links.up(LinkUp(1, identity(101).node_id, True, None), 0.0)
+    ends[1].links.up(LinkUp(0, identity(100).node_id, True, None), 0.0)
     count = converge(ends, [(0, send) for send in ends[0].vetting.link_up(1)])
     assert ends[0].charter.ids() == ends[1].charter.ids()
     assert count <= (1 if equal else 5)

@@ -20,6 +20,7 @@ from gossamer.protocol.records import Delta
 
 Rounds = dict[int, tuple[Delta, ...]]
 ReadChunk = Callable[[bytes], bytes]
+Decode = Callable[[Delta, bytes, Fragment, int], merge.Contribution | None]
 MergeRound = Callable[[tuple[Delta, ...], Sequence[bytes], Fragment, Manifest], Ints]
 
 
@@ -41,12 +42,16 @@ def contribution(delta: Delta, data: bytes, fragment: Fragment, fragments: int) 
 
 
 def merged(
-    deltas: tuple[Delta, ...], payloads: Sequence[bytes], fragment: Fragment, manifest: Manifest
+    deltas: tuple[Delta, ...],
+    payloads: Sequence[bytes],
+    fragment: Fragment,
+    manifest: Manifest,
+    decode: Decode = contribution,
 ) -> Ints:
     """Merge one round's records, given in any order, with their payloads."""
     fragments = manifest.layout.fragments
     pairs = zip(deltas, payloads, strict=True)
-    found = [c for delta, data in pairs if (c := contribution(delta, data, fragment, fragments)) is not None]
+    found = [c for delta, data in pairs if (c := decode(delta, data, fragment, fragments)) is not None]
     return merge.merge_round(found, fragment, manifest.outer)
 
 

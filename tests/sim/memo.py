@@ -8,14 +8,18 @@ patching is confined to a `with` block of the simulator, and the protocol knows 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from gossamer.protocol import messages, replica
+from gossamer.protocol import messages, presence, replica
+from gossamer.protocol.envelope import Envelope, Kind
 from gossamer.protocol.errors import PeerError
 from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.identity import Identity
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.merge import Contribution
 from gossamer.protocol.records import Delta
 from tests.sim import fold
 
@@ -26,9 +30,13 @@ _BULKY = frozenset({messages.Records.code, messages.Holding.code})
 """Kinds of message that many nodes send and receive alike."""
 
 
-def _remembering(pure: Callable[..., Any], key: Callable[..., Any]) -> Callable[..., Any]:
+def _remembering(
+    pure: Callable[..., Any],
+    key: Callable[..., Any],
+    known: dict[Any, tuple[Any, PeerError | None]] | None = None,
+) -> Callable[..., Any]:
     """`pure`, computed once for each key. A PeerError is an outcome like any other."""
-    known: dict[Any, tuple[Any, PeerError | None]] = {}
+    known = {} if known is None else known
 
     def lookup(*args: Any) -> Any:
         name = key(*args)
@@ -49,21 +57,41 @@ def _remembering(pure: Callable[..., Any], key: Callable[..., Any]) -> Callable[
 
 
 def _decoding(pure: Callable[[bytes], messages.Message]) -> Callable[[bytes], messages.Message]:
-    remembered = _remembering(pure, lambda data: data)
+    """What goes to several links is parsed once. Bytes that are refused are not remembered."""
+    known: dict[bytes, messages.Message] = {}
 
     def decode(data: bytes) -> messages.Message:
-        bulky = len(data) > 1 and data[1] in _BULKY
-        message: messages.Message = remembered(data) if bulky else pure(data)
+        message = known.get(data)
+        if message is None:
+            message = pure(data)
+            if data[1] in _BULKY:
+                if len(known) >= ENTRIES_MAX:
+                    known.clear()
+                known[data] = message
         return message
 
     return decode
 
 
+def _sealing(pure: Callable[..., Envelope], opened: dict[Any, Any]) -> Callable[..., Envelope]:
+    """What a real key has signed verifies, as long as not a bit of it has changed."""
+
+    def seal(identity: Identity, kind: Kind, swarm_id: bytes, body: bytes) -> Envelope:
+        envelope = pure(identity, kind, swarm_id, body)
+        opened[envelope.data, swarm_id] = (envelope, None)
+        return envelope
+
+    return seal
+
+
 @contextmanager
 def remembered() -> Iterator[None]:
     """Let the cores in this process share what they find out about exact bytes."""
+    opened: dict[Any, Any] = {}
     patches: tuple[tuple[ModuleType, str, Callable[..., Any]], ...] = (
-        (replica, "open_envelope", lambda pure: _remembering(pure, lambda data, swarm_id: (data, swarm_id))),
+        (replica, "open_envelope", lambda pure: _remembering(pure, lambda *args: args, opened)),
+        (replica, "seal", lambda pure: _sealing(pure, opened)),
+        (presence, "seal", lambda pure: _sealing(pure, opened)),
         (replica, "parse_peer", lambda pure: _remembering(pure, lambda envelope: envelope.data)),
         (replica, "parse_delta", lambda pure: _remembering(pure, lambda envelope, layout: envelope.data)),
         (messages, "decode", _decoding),
@@ -79,20 +107,27 @@ def remembered() -> Iterator[None]:
 
 
 class Encoder:
-    """Serialises messages; one that many nodes send alike is serialised once."""
+    """Serialises messages; one that goes to several links is serialised once, as by the daemon."""
 
     def __init__(self) -> None:
-        self._known: dict[messages.Message, bytes] = {}
+        self._last: messages.Message | None = None
+        self._data = b""
 
     def __call__(self, message: messages.Message) -> bytes:
-        if message.code not in _BULKY:
-            return messages.encode(message)
-        data = self._known.get(message)
-        if data is None:
-            if len(self._known) >= ENTRIES_MAX:
-                self._known.clear()
-            data = self._known[message] = messages.encode(message)
-        return data
+        if message is not self._last:
+            self._last, self._data = message, messages.encode(message)
+        return self._data
+
+
+def _decoded(delta: Delta, data: bytes, fragment: Fragment, fragments: int) -> Contribution | None:
+    """A contribution whose tensors have been decoded."""
+    found = fold.contribution(delta, data, fragment, fragments)
+    if found is None:
+        return None
+    tensors = [found.tensor(index) for index in range(len(fragment.slots))]
+    for tensor in tensors:
+        tensor.setflags(write=False)
+    return replace(found, tensor=tensors.__getitem__)
 
 
 class MergeMemo:
@@ -103,6 +138,7 @@ class MergeMemo:
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Ints] = {}
+        self._decode = _remembering(_decoded, lambda delta, data, fragment, fragments: (delta.data, data))
 
     def __call__(
         self, deltas: tuple[Delta, ...], payloads: Sequence[bytes], fragment: Fragment, manifest: Manifest
@@ -112,7 +148,7 @@ class MergeMemo:
         if result is None:
             if len(self._known) >= ENTRIES_MAX:
                 self._known.clear()
-            result = fold.merged(deltas, payloads, fragment, manifest)
+            result = fold.merged(deltas, payloads, fragment, manifest, self._decode)
             result.setflags(write=False)
             self._known[key] = result
         return result

@@ -33,6 +33,8 @@ class Party(Protocol):
     """Whether its host runs at all."""
     running: bool
     """Whether its process does."""
+    responsive: bool
+    """Whether it runs and is not stopped."""
     life: int
     """Counts the starts of its process."""
 
@@ -62,7 +64,7 @@ class Path:
 class Pipe:
     """One direction of a stream."""
 
-    __slots__ = ("_free_at", "_last", "_net", "_path", "_since", "_waiting", "lost", "pair", "target")
+    __slots__ = ("_free_at", "_last", "_net", "_path", "_waiting", "lost", "pair", "since", "target")
 
     def __init__(self, net: "Network", source: int, target: "End") -> None:
         self._net = net
@@ -72,13 +74,13 @@ class Pipe:
         self._free_at = 0.0
         self._last = 0.0
         self._waiting: deque[Item] = deque()
-        self._since = 0.0
+        self.since = 0.0
         self.lost = False
         """The sender's power went: what it had not got rid of is gone."""
 
     def send(self, item: Item) -> None:
         net, path = self._net, self._path
-        now = net.loop.now
+        random, weather, now = net.random, net.weather, net.loop.now
         start = self._free_at if self._free_at > now else now
         size = FRAME_BYTES
         if isinstance(item, bytes):
@@ -86,16 +88,15 @@ class Pipe:
             if (start - now) * path.bytes_per_s + size > SEND_QUEUE_BYTES_MAX:
                 net.dropped += 1
                 return
-        self._free_at = start + size / path.bytes_per_s
-        weather = net.weather
-        delay = (path.latency_s + path.jitter_s * net.rng.random()) * weather.slowness
-        if net.rng.random() < path.loss + weather.loss:
-            delay += _RETRANSMIT_S * (1.0 + 3.0 * net.rng.random())
-        time = self._free_at + delay
+        self._free_at = start = start + size / path.bytes_per_s
+        time = start + (path.latency_s + path.jitter_s * random()) * weather.slowness
+        if random() < path.loss + weather.loss:
+            time += _RETRANSMIT_S * (1.0 + 3.0 * random())
         if weather.mischief is not None and isinstance(item, bytes):
             self._send_roughly(item, time)
             return
-        self._last = time = max(time, self._last)
+        time = max(time, self._last)
+        self._last = time
         net.loop.at(time, self._arrive, item, False)
 
     def _send_roughly(self, item: bytes, time: float) -> None:
@@ -114,11 +115,17 @@ class Pipe:
             self._net.loop.at(time + rng.random(), self._arrive, item, damaged)
 
     def _arrive(self, item: Item, damaged: bool) -> None:
+        target = self.target
+        if target.is_open and not self._waiting and not self.lost and isinstance(item, bytes):
+            party = target.party  # the usual case, in few steps
+            if party.life == target.life and party.responsive and self.pair not in self._net.closed:
+                party.message(target, item, damaged)
+                return
         if self.lost:
             return
         if self._waiting or self.pair in self._net.closed:
             if not self._waiting:
-                self._since = self._net.loop.now
+                self.since = self._net.loop.now
                 self._net.stalled[self] = None
             self._waiting.append(item)
             return
@@ -126,7 +133,7 @@ class Pipe:
 
     def retry(self) -> None:
         """The pair may be open again: what waits goes out with the next retransmission."""
-        now, wait, time = self._net.loop.now, _RETRANSMIT_S, self._since
+        now, wait, time = self._net.loop.now, _RETRANSMIT_S, self.since
         while time < now:
             time += wait
             wait = min(2 * wait, _RETRANSMIT_MAX_S)
@@ -220,6 +227,7 @@ class Network:
         self.weather = weather
         self.paths = paths
         self.rng = random.Random(seed)
+        self.random = self.rng.random
         self.parties: dict[str, Party] = {}
         """By address."""
         self.closed: frozenset[tuple[int, int]] = frozenset()

@@ -45,10 +45,10 @@ class Node(Process):
         self.transfers = Transfers(self)
         self.trainer = Trainer(self)
         self.ready = False
-        self.sent_bytes = 0
         self.wakes = 0
         self._numbers = 0
         self._timer_due = float("inf")
+        self._wake_due = float("inf")
         self._latest = 0.0
         self.archive = Archive(self)
         self._dirty: set[int] = set()
@@ -72,7 +72,8 @@ class Node(Process):
         self.links.clear()
         self._dirty.clear()
         self.transfers, self.archive = Transfers(self), Archive(self)
-        self._timer_due, self._merge_is_due, self.ready = float("inf"), False, False
+        self._timer_due = self._wake_due = float("inf")
+        self._merge_is_due = self.ready = False
         self.fold, self._catch_up_to = None, None
         now = self.clock()
         unix = stage.unix_start + stage.loop.now + self.traits.unix_error_s
@@ -137,7 +138,8 @@ class Node(Process):
 
     def clock(self) -> float:
         """The node's own monotonic clock; it never runs backwards."""
-        self._latest = max(self._latest, self.traits.clock(self.stage.loop.now))
+        now = self.traits.clock(self.stage.loop.now)
+        self._latest = max(self._latest, now)
         return self._latest
 
     def dispatch(self, event: fx.Event) -> list[fx.Effect]:
@@ -145,19 +147,22 @@ class Node(Process):
         effects = self.core.handle(event, self.clock())
         if effects:
             self._carry_out(effects)
-        self._set_timer()
+            self._set_timer()
+        elif type(event) is not fx.Received or self.core.fetcher.deadline() < self._wake_due:
+            self._set_timer()  # a message that nothing follows from hurries nothing but a fetch
         return effects
 
     def _set_timer(self) -> None:
-        time = self.traits.time(self.core.next_wake())
-        if time < self._timer_due:
-            self._timer_due = max(time, self.stage.loop.now)
+        wake = self.core.next_wake()
+        if wake < self._wake_due:
+            self._wake_due = wake
+            self._timer_due = max(self.traits.time(wake), self.stage.loop.now)
             self.stage.loop.at(self._timer_due, self.deliver, self.life, self._wake, self._timer_due)
 
     def _wake(self, due: float) -> None:
         if due != self._timer_due:
             return  # an earlier one was set since
-        self._timer_due = float("inf")
+        self._timer_due = self._wake_due = float("inf")
         wake = self.core.next_wake()
         if wake > self.clock() + _ROUNDING_S:
             self._set_timer()
@@ -207,7 +212,6 @@ class Node(Process):
     def send(self, link: int, data: bytes) -> None:
         end = self.links.get(link)
         if end is not None:
-            self.sent_bytes += len(data)
             self.stage.audit.sending(self, data)
             end.send(data)
 

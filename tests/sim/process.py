@@ -19,50 +19,46 @@ class Process:
         self.powered = True
         """Whether its host runs at all."""
         self.running = False
+        self.responsive = False
+        """Whether it runs and is not stopped."""
         self.life = 0
         self.started_at = 0.0
         self.disturbed_at = -1e9
         """When it was last stopped or starved."""
         self._backlog: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self._stopped = False
 
     def begin_life(self) -> None:
         """Start; whatever waited for an earlier life is void."""
         self.life += 1
-        self.powered = self.running = True
-        self._stopped = False
+        self.powered = self.running = self.responsive = True
         self.started_at = self._loop.now
         self._backlog.clear()
 
     def end_life(self) -> None:
-        self.running = self._stopped = False
+        self.running = self.responsive = False
         self._backlog.clear()
 
     def stop(self) -> None:
         """Like SIGSTOP, or a laptop's lid, or an event loop that is busy elsewhere."""
-        self._stopped = True
+        self.responsive = False
         self.disturbed_at = self._loop.now
 
     def resume(self) -> None:
         """Like SIGCONT: all that has waited comes at once."""
-        self._stopped = False
+        self.responsive = self.running
         self.disturbed_at = self._loop.now
-        while self._backlog and self.running and not self._stopped:
+        while self._backlog and self.responsive:
             action, args = self._backlog.popleft()
             action(*args)
-
-    @property
-    def responsive(self) -> bool:
-        return self.running and not self._stopped
 
     def deliver(self, life: int, action: Callable[..., None], *args: Any) -> None:
         """Do something in this life of the process: now, or when it runs again."""
         if life != self.life or not self.running:
             return
-        if self._stopped:
-            self._backlog.append((action, args))
-        else:
+        if self.responsive:
             action(*args)
+        else:
+            self._backlog.append((action, args))
 
     def soon(self, delay: float, action: Callable[..., None], *args: Any) -> None:
         """Do something in this life of the process, after a delay."""

@@ -5,12 +5,13 @@ moment must be known, fetched and merged by all of them within CONVERGENCE_S, wh
 is what DESIGN promises (section 12): a node that believes another down dials it every 30 s at the latest,
 takes a handshake for it, and compares ledgers with it at once. At the very end nobody publishes for
 REST_S, and all nodes must be equal to the last bit. Where messages were dropped on open links, as only a
-send queue that is full does it, 60 s are added: so long waits a fetch whose request was lost.
+send queue that is full does it, 12 s are added: so long waits a fetch whose request was lost.
 
-*Health*: by then nobody who is there is believed to be down. *Detection*: a member that died, with nothing
-else wrong, is no longer believed alive 20 s later: its heartbeats stop (12 s of silence raise suspicion),
-or its host resets the links (at once). *Progress*: rounds advance in every calm, and on each side of a
-split from 40 s on, when the members who are gone have been noticed and no longer hold the clock back.
+*Health*: by then nobody who is there is believed to be down, and links on which nothing moves are gone.
+*Detection*: a member that died, with nothing else wrong, is no longer believed alive 20 s later: its
+heartbeats stop (11 s of silence raise suspicion), or its host resets the links (at once). *Progress*: rounds
+advance in every calm, and on each side of a split from 40 s on, when the members who are gone have been
+noticed and no longer hold the clock back.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from gossamer.protocol.identity import short
 from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.limits import FETCH_TIMEOUT_S, ROUND_MAX
+from gossamer.protocol.limits import FETCH_PATIENCE_S, ROUND_MAX
 from gossamer.protocol.records import Delta
 from gossamer.protocol.roster import Health
 from tests.sim.fold import Rounds, from_scratch
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 CONVERGENCE_S = 40.0
-DROPPED_S = FETCH_TIMEOUT_S
+DROPPED_S = FETCH_PATIENCE_S
 """Added to it after storms that drop messages."""
 
 DETECTION_S = 20.0
@@ -159,6 +160,7 @@ class Verdicts:
     def _check_health(self, calm: _Calm) -> None:
         if calm is not self._calm:
             return
+        self._check_links(calm)
         old_enough = [node for node in self._live() if node.started_at <= calm.begin]
         for node in old_enough:
             for other in old_enough:
@@ -171,6 +173,19 @@ class Verdicts:
                         node,
                         f"believes that {other.name} is {belief}, {calm.patience_s:.0f} s after {calm.name}",
                     )
+
+    def _check_links(self, calm: _Calm) -> None:
+        """A link on which nothing moves, though the way is open, must have been given up by now."""
+        for pipe in self.world.net.stalled:
+            here, there = pipe.target.peer, pipe.target
+            node = self.world.nodes[here.party.index]
+            both = here.is_open and there.is_open and node.responsive and there.party.responsive
+            if both and not node.core.membership.local_health:
+                self._fail(
+                    node,
+                    f"keeps a link to {there.party} on which nothing has moved for"
+                    f" {self.world.loop.now - pipe.since:.0f} s, {calm.patience_s:.0f} s after {calm.name}",
+                )
 
     # -- splits
 

@@ -1,0 +1,70 @@
+"""Keeping our word about payloads: who got a record from us before its payload was here is told when it is.
+
+Every record thus comes with its payload, or with the promise of one, and a payload spreads along the ways of
+its record, each of several. What became complete within a moment is offered in one message, and not to links
+that say meanwhile that they hold it too.
+"""
+
+import math
+
+from gossamer.protocol import limits
+from gossamer.protocol.effects import Effect, Send
+from gossamer.protocol.messages import Holding
+
+
+class Offers:
+    """Links that wait to hear from us that we hold payloads."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[bytes, set[int]] = {}
+        self._complete: list[bytes] = []
+        self._due = math.inf
+
+    def promise(self, record_id: bytes, link: int) -> None:
+        """A link is sent a record whose payload is not here yet."""
+        self._waiting.setdefault(record_id, set()).add(link)
+
+    def heard(self, record_id: bytes, link: int) -> None:
+        """A link's peer says that it holds a payload: it has no use for ours."""
+        waiting = self._waiting.get(record_id)
+        if waiting is not None:
+            waiting.discard(link)
+
+    def complete(self, record_id: bytes, now: float) -> None:
+        """A payload is here."""
+        if not self._waiting.get(record_id):
+            self._waiting.pop(record_id, None)
+            return
+        if not self._complete:
+            self._due = now + limits.OFFER_DELAY_S
+        self._complete.append(record_id)
+
+    def forget(self, record_id: bytes) -> None:
+        """A record is closed or void: nobody waits for it any more."""
+        self._waiting.pop(record_id, None)
+
+    def link_down(self, link: int) -> None:
+        for waiting in self._waiting.values():
+            waiting.discard(link)
+
+    def deadline(self) -> float:
+        return self._due
+
+    def wake(self, now: float) -> list[Effect]:
+        """Tell those who still wait."""
+        if now < self._due:
+            return []
+        offered: dict[int, list[bytes]] = {}
+        for record_id in self._complete:
+            for link in sorted(self._waiting.pop(record_id, ())):
+                offered.setdefault(link, []).append(record_id)
+        self._complete, self._due = [], math.inf
+        result: list[Effect] = []
+        message = Holding(())
+        for link, ids in offered.items():
+            for start in range(0, len(ids), limits.IDS_PER_MESSAGE_MAX):
+                some = tuple(ids[start : start + limits.IDS_PER_MESSAGE_MAX])
+                if some != message.record_ids:  # most often alike, and then serialised once
+                    message = Holding(some)
+                result.append(Send(link, message))
+        return result

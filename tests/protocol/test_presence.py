@@ -1,0 +1,150 @@
+"""Rows: gathered, told to links in turn, and to nobody who has them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from gossamer.protocol import limits
+from gossamer.protocol.effects import Effect, LinkUp, Send
+from gossamer.protocol.links import Links
+from gossamer.protocol.messages import Records
+from gossamer.protocol.presence import NodeInfo, Presence
+from gossamer.protocol.records import Peer
+from gossamer.protocol.roster import Health, Roster
+from tests.protocol import builders
+
+OWN = builders.identity(0)
+
+
+class Bench:
+    """A presence with links 1..n to the nodes of the same numbers, and the times at which it wakes."""
+
+    def __init__(self, links: int, seed: int = 0) -> None:
+        rng = random.Random(seed)
+        self.now = 100.0
+        self.roster = Roster(OWN.node_id)
+        self.links = Links(OWN.node_id, self.roster, (), rng)
+        for number in range(1, links + 1):
+            self.links.up(LinkUp(number, builders.identity(number).node_id, True, None), 0.0)
+        self.machine = Presence(
+            OWN,
+            builders.SMALL.swarm_id,
+            NodeInfo(name="n0", trains=True, incarnation=1),
+            self.roster,
+            self.links,
+            rng,
+            standing=lambda: (0, ()),
+        )
+
+    def receive(self, peer: Peer, link: int) -> list[Effect]:
+        if self.machine.is_known(peer.data, link):
+            return []
+        return self.machine.received(peer, link, self.now)
+
+    def tick(self) -> list[tuple[int, list[bytes]]]:
+        """The rows told at the next wake, by link."""
+        self.now = max(self.now, self.machine.deadline())
+        told = _rows(self.machine.wake(self.now))
+        assert self.machine.deadline() > self.now
+        return told
+
+
+def _rows(effects: list[Effect]) -> list[tuple[int, list[bytes]]]:
+    return [
+        (effect.link, [data for data, _ in effect.message.entries])
+        for effect in effects
+        if isinstance(effect, Send) and isinstance(effect.message, Records)
+    ]
+
+
+def _row(number: int, heartbeat: int = 1, **changes: object) -> Peer:
+    return builders.row(builders.identity(number), heartbeat=heartbeat, **changes)
+
+
+def test_rows_are_gathered_and_told_to_several_links_in_turn():
+    bench = Bench(8)
+    bench.tick()
+    rows = [_row(number) for number in range(20, 25)]
+    for row in rows:
+        assert bench.receive(row, 1) == [], "not at once"
+    links = []
+    for _ in range(limits.ROWS_TELLINGS):
+        told = [(link, sent) for link, sent in bench.tick() if link != 1]
+        assert 1 <= len(told) <= limits.ROWS_LINKS
+        for link, sent in told:
+            assert {row.data for row in rows} <= set(sent)
+            links.append(link)
+    assert len(set(links)) == len(links)
+    assert not any(row.data in sent for row in rows for _ in range(9) for _, sent in bench.tick())
+
+
+def test_nobody_is_told_what_it_told_us():
+    bench = Bench(2)
+    row = _row(20)
+    bench.receive(row, 1)
+    bench.receive(row, 2)
+    assert not any(row.data in sent for _ in range(4) for _, sent in bench.tick())
+
+
+def test_a_row_that_we_have_is_known_by_its_bytes():
+    bench = Bench(2)
+    row, newer = _row(20), _row(20, heartbeat=2)
+    assert not bench.machine.is_known(row.data, 1)
+    bench.receive(row, 1)
+    assert bench.machine.is_known(row.data, 2)
+    assert bench.machine.is_known(bench.machine.data, 1), "our own"
+    bench.receive(newer, 1)
+    assert bench.machine.is_known(newer.data, 2)
+    assert not bench.machine.is_known(row.data, 2), "only the newest: what is old is looked at"
+    assert bench.machine.received(row, 2, bench.now) == []
+
+
+def test_what_cannot_wait_does_not():
+    bench = Bench(8)
+    bench.receive(_row(20), 1)
+    bench.roster.judge(builders.identity(20).node_id, Health.SUSPECT, bench.now)
+    refutation = _row(20, heartbeat=2)
+    told = _rows(bench.receive(refutation, 1))
+    assert len(told) == limits.PUSH_FANOUT
+    assert all(sent == [refutation.data] and link != 1 for link, sent in told)
+    leaving = _row(20, heartbeat=3, leaving=True)
+    assert len(_rows(bench.receive(leaving, 2))) == limits.PUSH_FANOUT
+    own = _rows(bench.machine.leave())
+    assert [sent for _, sent in own] == [[bench.machine.data]] * limits.PUSH_FANOUT
+    assert bench.machine.row.leaving
+
+
+def test_beats_come_at_their_interval_and_changes_with_the_next_rows():
+    bench = Bench(1)
+    bench.tick()
+    first = bench.machine.row.heartbeat
+    began = bench.now
+    while bench.machine.row.heartbeat == first:
+        bench.tick()
+    assert bench.now - began == limits.HEARTBEAT_INTERVAL_S
+    bench.machine.changed()
+    told = [sent for _, sent in bench.tick()]
+    assert told == [[bench.machine.data]]
+    assert bench.machine.row.heartbeat == first + 2
+
+
+def test_of_many_links_none_waits_long():
+    """Rows keep links from looking dead, so each must have its turn well within LINK_SILENCE_S."""
+    bench = Bench(limits.LINKS_MAX)
+    turns: Counter[int] = Counter()
+    for heartbeat in range(2 * limits.ROWS_TURN_INTERVALS):
+        bench.receive(_row(99, heartbeat=heartbeat + 1), 0)
+        turns.update({link for link, _ in bench.tick()})
+    assert set(turns) == set(range(1, limits.LINKS_MAX + 1))
+    assert set(turns.values()) == {2}
+    assert limits.ROWS_TURN_INTERVALS * limits.ROWS_INTERVAL_S < limits.LINK_SILENCE_S / 2
+
+
+def test_links_that_went_lose_their_turn():
+    bench = Bench(3)
+    bench.tick()
+    for number in (1, 2, 3):
+        bench.links.down(number)
+    bench.receive(_row(20), 9)
+    assert bench.tick() == []
