@@ -87,7 +87,7 @@ PROBE_TIMEOUT_S = 3.0
 INDIRECT_PROBES = 3
 INDIRECT_PROBE_TIMEOUT_S = 3.0
 ROW_LAG_S = 5.0
-"""So long a row may be on its way, from one to the next: for this long after a death it may still seem alive."""
+"""So long a row may be on its way: one that comes within this time of a death is no sign of life."""
 
 SUSPICION_TIMEOUT_S = 6.0
 SILENCE_SUSPECT_S = 11.0
