@@ -15,6 +15,13 @@ from gossamer.protocol.manifest import Manifest, from_toml, from_values
 
 _BELOW_FOUR_BITS = ("int2", "topk")
 
+AMONG_FRIENDS = {"weight_cap": 0.0}
+"""Invited members' machines may differ a thousandfold, and each should count for what it is."""
+
+AMONG_STRANGERS = {"clip": 1.5}
+"""Half of what a manifest has by default: it costs nothing in a calm swarm, and two of eight members that
+send their deltas turned around no longer stop it (docs/attacks.md)."""
+
 
 def outer_defaults(codec: str) -> dict[str, float]:
     """Outer optimizer settings that suit a codec: momentum only pays from 4 bits up (DESIGN, section 3)."""
@@ -68,7 +75,7 @@ def create(
     values = {
         "swarm": {"name": name, "created": int(time.time())},
         "task": {"name": task, "seed": seed, "options": resolved},
-        "outer": {"codec": codec, **outer_defaults(codec), **({"weight_cap": 0.0} if invited else {})},
+        "outer": {"codec": codec, **outer_defaults(codec), **(AMONG_FRIENDS if invited else AMONG_STRANGERS)},
         "pace": {"every_steps": 0 if every_seconds else every_steps, "every_seconds": float(every_seconds)},
         "admission": {"mode": "invited" if invited else "open", "owners": owners},
         "layout": {"fragments": fragments, "tensors": specs},

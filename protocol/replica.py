@@ -275,8 +275,13 @@ class Replica:
         if now < self.sealing.deadline():
             return []
         others = [member.peer.body.claims for member in self.roster.live()]
-        result = self.sealing.wake(now, self.clock, others, quiet=self.fetcher.pending == 0)
+        quiet = self.fetcher.pending == 0
+        result = self.sealing.wake(now, self.clock, others, quiet, self._claims_of_contributors)
         return [self._close(effect.round) if isinstance(effect, fx.Close) else effect for effect in result]
+
+    def _claims_of_contributors(self) -> list[Claims]:
+        authors = {delta.author for delta in self.ledger if self.holds(delta.record_id)}
+        return [m.peer.body.claims for m in self.roster.live() if m.peer.node_id in authors]
 
     def _close(self, floor: int) -> fx.Close:
         dropped = [*self.ledger.close(floor), *(delta for delta in self._voided if delta.round <= floor)]

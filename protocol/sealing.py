@@ -5,7 +5,7 @@ It sees its own claims and those of the live members, and asks its adapter for w
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Adopt, Close, Effect, Notice, Seal
@@ -65,8 +65,18 @@ class Sealing:
     def deadline(self) -> float:
         return self._next_look
 
-    def wake(self, now: float, clock: int, others: Sequence[Claims], quiet: bool) -> list[Effect]:
-        """Look at the members' claims. `quiet`: no payload that we know of is missing here."""
+    def wake(
+        self,
+        now: float,
+        clock: int,
+        others: Sequence[Claims],
+        quiet: bool,
+        contributors: Callable[[], Sequence[Claims]] | None = None,
+    ) -> list[Effect]:
+        """Look at the members' claims. `quiet`: no payload that we know of is missing here.
+
+        `contributors` gives the claims of those whose deltas are here; without it, all count as such.
+        """
         if now < self._next_look:
             return []
         self._next_look = now + LOOK_INTERVAL_S
@@ -78,7 +88,7 @@ class Sealing:
         return [
             *self._seal(clock, now),
             *self._close(clock, others),
-            *self._settle_difference(others, quiet, now),
+            *self._settle_difference(others, contributors or (lambda: others), quiet, now),
         ]
 
     # -- joining
@@ -140,8 +150,13 @@ class Sealing:
         self.floor = floor
         return [Close(floor)]
 
-    def _settle_difference(self, others: Sequence[Claims], quiet: bool, now: float) -> list[Effect]:
-        """Two lineages: ours yields if another claim for our round outweighs it and stays."""
+    def _settle_difference(
+        self, others: Sequence[Claims], contributors: Callable[[], Sequence[Claims]], quiet: bool, now: float
+    ) -> list[Effect]:
+        """Two lineages: ours yields if another claim for our round outweighs it and stays.
+
+        Names are free in an open swarm, so those who never contributed have no voice against our history.
+        """
         winner = contest(self.claims[0], (claim for claims in others for claim in claims))
         if winner is None:
             self._differs_since = None
@@ -149,6 +164,8 @@ class Sealing:
         if self._differs_since is None:
             self._differs_since = now
         if not quiet or now - self._differs_since < limits.LINEAGE_PATIENCE_S:
+            return []
+        if contest(self.claims[0], (claim for claims in contributors() for claim in claims)) != winner:
             return []
         text = (
             f"TWO LINEAGES: the swarm's history up to round {winner.round} holds {winner.tokens} tokens, ours"

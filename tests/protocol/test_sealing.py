@@ -118,6 +118,17 @@ def test_the_lighter_lineage_yields_loudly_after_a_while(manifest):
     assert any("TWO LINEAGES" in notice.text for notice in kinds(late, Notice))
 
 
+def test_names_without_deltas_have_no_voice_against_our_history(manifest):
+    sealing = Sealing(manifest, is_first=True)
+    sealing.adopted(claim(8, tokens=10, mark=1))
+    invented = [(claim(8, tokens=2**59, mark=2),)] * 5
+    effects = []
+    for tick in range(100):
+        effects += sealing.wake(tick / 2, 0, invented, True, lambda: [])
+    assert effects == []
+    assert kinds(sealing.wake(60.0, 0, invented, True, lambda: invented[:3]), Adopt)
+
+
 def test_the_heavier_lineage_stays(manifest):
     sealing = joined(manifest, claim(16, tokens=9, mark=1))
     others = [(claim(16, tokens=5, mark=2),)]
