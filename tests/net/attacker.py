@@ -125,21 +125,21 @@ class Member:
         peer = row(self.identity, of=self.manifest, **changes)
         await self.say(msg.Records(((peer.data, False),)))
 
-    def delta(
-        self, round_: int, values: Iterable[Ints] | None = None, *, codec: str = "int8", **changes: Any
-    ) -> Delta:
+    def delta(self, round_: int, values: Iterable[Ints] | None = None, **changes: Any) -> Delta:
         """Sign a delta of these tensors, noise if none are given, and serve its payload."""
+        codec = self.manifest.outer.codec
         fragment = self.layout.of_round(round_)
         if values is None:
             rng = np.random.default_rng()
             values = [rng.integers(-1000, 1000, slot.numel, dtype=np.int32) for slot in fragment.slots]
-        return self.delta_of(round_, encode_payload(codec, fragment, values), codec=codec, **changes)
+        return self.delta_of(round_, encode_payload(codec, fragment, values), **changes)
 
-    def delta_of(self, round_: int, payload: bytes, *, codec: str, **changes: Any) -> Delta:
+    def delta_of(self, round_: int, payload: bytes, **changes: Any) -> Delta:
         """Sign a delta with exactly this payload, and serve it."""
         for number, blob in enumerate(chunk_hashes(payload)):
             self.chunks[blob] = payload[number * CHUNK_BYTES_MAX : (number + 1) * CHUNK_BYTES_MAX]
-        body = body_of(payload, codec, round_, len(self.layout.fragments), **changes)
+        codec, fragments = self.manifest.outer.codec, len(self.layout.fragments)
+        body = body_of(payload, codec, round_, fragments, **changes)
         return signed(self.identity, body, self.manifest)
 
     async def publish(self, delta: Delta, *addresses: str) -> None:

@@ -143,7 +143,7 @@ def swollen(planes: int) -> bytes:
 
 async def test_a_payload_that_unpacks_to_a_gigabyte_weighs_nothing(tmp_path: Path) -> None:
     """The `exact` codec unpacks into the size that the layout says, and no further."""
-    manifest, phi = small_manifest(1 << 20)
+    manifest, phi = small_manifest(1 << 20, outer={"codec": "exact"})
     layout = manifest.plan()
     (bulky,) = (f for f in layout.fragments if f.numel >= 1 << 20)
     planes = 4 * bulky.numel
@@ -152,8 +152,9 @@ async def test_a_payload_that_unpacks_to_a_gigabyte_weighs_nothing(tmp_path: Pat
         nodes = await swarm.grow(2, step_s=0.3)
         async with Member(manifest) as mallory:
             await mallory.link(*map(where, nodes))
+            await swarm.until(lambda: nodes[0].status["clock"] >= 12, 60, "some rounds to be late for")
             clock = nodes[0].status["clock"]
-            round_ = next(r for r in range(clock, clock + 4) if layout.of_round(r) is bulky)
+            round_ = next(r for r in range(clock, clock - 4, -1) if layout.of_round(r) is bulky)
             block = swollen(planes)
             assert len(block) < planes
             bombs = [
@@ -167,9 +168,9 @@ async def test_a_payload_that_unpacks_to_a_gigabyte_weighs_nothing(tmp_path: Pat
             before = [node.process.memory_info().rss for node in nodes]
             swarm.train_on()
             for number, payload in enumerate(bombs):
-                ahead = round_ + 100 + number * len(layout.fragments)
-                assert layout.of_round(ahead) is bulky
-                await mallory.publish(mallory.delta_of(ahead, payload, codec="exact"))
+                late = round_ - number * len(layout.fragments)
+                assert layout.of_round(late) is bulky
+                await mallory.publish(mallory.delta_of(late, payload))
             await swarm.until(
                 lambda: (
                     len(mallory.answers) >= 2 * 4 and not any(n.status["payloads_missing"] for n in nodes)
