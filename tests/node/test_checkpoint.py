@@ -44,7 +44,7 @@ def trained():
 def saved(tmp_path):
     _, outer, optimizer = trained()
     path = tmp_path / "trainer.safetensors"
-    CheckpointWriter(path).write(*collect(outer, optimizer, Progress(8, 16)), wait=True)
+    CheckpointWriter(path).write(*collect(outer, [optimizer], Progress(8, 16)), wait=True)
     return path, outer, optimizer
 
 
@@ -53,7 +53,7 @@ def test_all_of_it_comes_back(saved):
     _, again, fresh = make(seed=1)
     for state, known in zip(again.fragments, outer.fragments, strict=True):
         state.last_published = known.last_published
-    assert restore(path, again, fresh) == Progress(8, 16)
+    assert restore(path, again, [fresh]) == (Progress(8, 16), True)
     for state, known in zip(again.fragments, outer.fragments, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(state.residual, known.residual, strict=True))
         assert all(torch.equal(a, b) for a, b in zip(state.momentum, known.momentum, strict=True))
@@ -68,7 +68,7 @@ def test_a_residual_of_an_older_delta_is_left_out(saved):
     _, again, fresh = make(seed=1)
     again.fragments[0].last_published = outer.fragments[0].last_published
     again.fragments[1].last_published = outer.fragments[1].last_published + 2
-    assert restore(path, again, fresh) is not None
+    assert restore(path, again, [fresh]) is not None
     assert any(residual.any() for residual in again.fragments[0].residual)
     assert not any(residual.any() for residual in again.fragments[1].residual)
 
@@ -90,7 +90,7 @@ def test_what_does_not_fit_changes_nothing(saved, damage, monkeypatch):
         tensors = tuple((name, tuple(p.shape), "mean") for name, p in named_tensors(wider))
         outer = OuterLoop(dict(named_tensors(wider)), builders.manifest(tensors=tensors))
         optimizer = torch.optim.AdamW(wider.parameters())
-    assert restore(path, outer, optimizer) is None
+    assert restore(path, outer, [optimizer]) is None
     assert not any(residual.any() for state in outer.fragments for residual in state.residual)
     assert optimizer.state_dict()["state"] == {}
 
@@ -100,10 +100,10 @@ def test_sgd_without_state_and_scalars_come_back(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     train(model, outer, optimizer, 2)
     path = tmp_path / "trainer.safetensors"
-    CheckpointWriter(path).write(*collect(outer, optimizer, Progress(2, 4)), wait=True)
+    CheckpointWriter(path).write(*collect(outer, [optimizer], Progress(2, 4)), wait=True)
     again, fresh_outer, _ = make(seed=1)
     fresh = torch.optim.SGD(again.parameters(), lr=0.1, momentum=0.9)
-    assert restore(path, fresh_outer, fresh) == Progress(2, 4)
+    assert restore(path, fresh_outer, [fresh]) == (Progress(2, 4), True)
     known = optimizer.state_dict()["state"]
     assert torch.equal(fresh.state_dict()["state"][0]["momentum_buffer"], known[0]["momentum_buffer"])
 
@@ -114,7 +114,7 @@ def test_a_full_disk_is_a_log_line(tmp_path, monkeypatch, caplog):
 
     monkeypatch.setattr(checkpoint, "write_atomically", full)
     _, outer, optimizer = trained()
-    CheckpointWriter(tmp_path / "t").write(*collect(outer, optimizer, Progress()), wait=True)
+    CheckpointWriter(tmp_path / "t").write(*collect(outer, [optimizer], Progress()), wait=True)
     assert "No space left on device" in caplog.text
 
 
@@ -131,9 +131,9 @@ def test_a_full_disk_is_a_log_line(tmp_path, monkeypatch, caplog):
 )
 def test_metadata_that_was_never_written_changes_nothing(saved, tmp_path, key, text):
     _, outer, optimizer = saved
-    tensors, metadata = collect(outer, optimizer, Progress(8, 16))
+    tensors, metadata = collect(outer, [optimizer], Progress(8, 16))
     path = tmp_path / "damaged.safetensors"
     path.write_bytes(save(tensors, {**metadata, key: text}))
     _, again, fresh = make(seed=1)
-    assert restore(path, again, fresh) is None
+    assert restore(path, again, [fresh]) is None
     assert fresh.state_dict()["state"] == {}
