@@ -164,17 +164,17 @@ def _describe(
     return from_values(values, "the new manifest"), phi
 
 
-def write(manifest: Manifest, path: Path) -> None:
+def write(manifest: Manifest, path: str | Path) -> None:
     """Write a manifest as TOML that a person can read and edit. Raises StorageError."""
     try:
-        write_atomically(path, _toml(manifest).encode())
+        write_atomically(Path(path), _toml(manifest).encode())
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}") from None
 
 
-def read(path: Path) -> Manifest:
+def read(path: str | Path) -> Manifest:
     """Read a manifest that a person has written or edited. Raises ConfigError."""
-    return read_manifest(path)
+    return read_manifest(Path(path))
 
 
 def _value(value: OptionValue) -> str:

@@ -3,7 +3,7 @@
     python digits.py --listen 127.0.0.1:7700
     python digits.py --join 127.0.0.1:7700 --dir two
 
-The 1,797 images come with scikit-learn (``pip install 'gossamer[examples]'``). Each node trains on a random half.
+The 1,797 images come with scikit-learn (``pip install scikit-learn``). Each node trains on a random half.
 """
 
 import argparse
@@ -58,8 +58,8 @@ def build_model() -> nn.Module:
 def accuracy(model: nn.Module, seen: Tensor, held_out: TensorDataset) -> float:
     """Share of held-out digits that are told right.
 
-    Batch norm's statistics are each node's own, and the parameters now are the swarm's: a few forward passes over
-    images of our own fit the statistics to them.
+    Batch norm's statistics are each node's own, and the parameters now are the swarm's: a few forward passes
+    over images of our own fit the statistics to them.
     """
     model.train()
     for images in seen.split(128):
@@ -97,8 +97,9 @@ def main() -> None:
     ) as peer:
         schedule = cosine(total_tokens=200_000, warm_up_tokens=2_000)
         rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: peer.lr_scale(schedule))
-        loader = DataLoader(train, batch_size=32, sampler=peer.shard(train, fraction=0.5))
-        mine = train.tensors[0][loader.sampler.indices]
+        shard = peer.shard(train, fraction=0.5)
+        loader = DataLoader(train, batch_size=32, sampler=shard)
+        mine = train.tensors[0][shard.indices]
         print(f"accuracy before: {accuracy(model, mine, held_out):.3f}", flush=True)
         while not (peer.finished or peer.should_stop):
             for images, labels in loader:

@@ -1,7 +1,7 @@
 """A plain PyTorch loop that trains in a swarm: three lines of it are Gossamer's.
 
-    python plain_loop.py --listen 127.0.0.1:7700           # founds the swarm, and writes swarm.toml
-    python plain_loop.py --join 127.0.0.1:7700 --dir two   # in another terminal, as often as you like
+python plain_loop.py --listen 127.0.0.1:7700           # founds the swarm, and writes swarm.toml
+python plain_loop.py --join 127.0.0.1:7700 --dir two   # in another terminal, as often as you like
 """
 
 import argparse

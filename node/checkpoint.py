@@ -69,6 +69,19 @@ def _parameters(optimizer: torch.optim.Optimizer) -> int:
     return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
+def _kinds(optimizers: Sequence[torch.optim.Optimizer]) -> str:
+    """What a state belongs to: the optimizers' classes and their parameters' shapes, as text."""
+    return json.dumps(
+        [
+            [
+                type(optimizer).__name__,
+                [list(p.shape) for group in optimizer.param_groups for p in group["params"]],
+            ]
+            for optimizer in optimizers
+        ]
+    )
+
+
 def collect(
     outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], progress: Progress
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -86,6 +99,7 @@ def collect(
     }
     if plain is not None and optimizers:
         metadata["inner"] = json.dumps(plain)
+        metadata["optimizers"] = _kinds(optimizers)
     return {
         name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
     }, metadata
@@ -134,7 +148,8 @@ def restore(
     """Take up a checkpoint. The fragments' `last_published` must say what others have of us.
 
     Returns how far the node had come, and whether the inner optimizers go on from there (some cannot be
-    saved); None, with nothing changed, if there is no checkpoint or it does not fit the model.
+    saved, and others than those that were saved begin afresh). None, with nothing changed, if there is no
+    checkpoint or it does not fit the model.
     """
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
@@ -146,7 +161,7 @@ def restore(
         progress = Progress(int(metadata["steps"]), int(metadata["tokens"]))
         if len(rounds) != len(outer.fragments) or not _fits(outer, tensors):
             return None
-        has_inner = bool(optimizers) and "inner" in metadata
+        has_inner = metadata.get("optimizers") == _kinds(optimizers) and bool(optimizers)
         if has_inner:
             _restore_inner(optimizers, tensors, json.loads(metadata["inner"]))
     except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError):

@@ -321,8 +321,9 @@ class Peer(Standing):
         area = self._link.payload_area
         length, window = self._outer.publish(index, round_, area)
         # A loss is for displays: one that overflowed (float16 before its scaler has settled) costs no delta.
-        if isfinite(window.mean_loss):
-            self.last_loss = max(-LOSS_MAX, min(LOSS_MAX, window.mean_loss))
+        loss = window.mean_loss
+        if isfinite(loss):
+            self.last_loss = max(-LOSS_MAX, min(LOSS_MAX, loss))
         self._link.publish(
             control.Publish(
                 round=round_,

@@ -41,7 +41,8 @@ class Shard(Sampler[int]):
         stream = DataStream(seed=0, node_id=node_id)
         chosen = max(1, round(size * fraction))
         part = np.random.default_rng(stream.derived_seed("part")).permutation(size)[:chosen]
-        self._indices = np.sort(part)
+        self.indices = np.sort(part)
+        """What this node draws from, in whatever order: int64[n]."""
         self._seed = stream.derived_seed(f"order from step {begun_at}")
         self._rank, self._ranks = rank, ranks
         self.epoch = 0
@@ -52,9 +53,9 @@ class Shard(Sampler[int]):
             )
 
     def __len__(self) -> int:
-        return len(self._indices) // self._ranks
+        return len(self.indices) // self._ranks
 
     def __iter__(self) -> Iterator[int]:
-        order = np.random.default_rng((self._seed, self.epoch)).permutation(self._indices)
+        order = np.random.default_rng((self._seed, self.epoch)).permutation(self.indices)
         self.epoch += 1
         return iter(order[self._rank :: self._ranks][: len(self)].tolist())

@@ -45,6 +45,8 @@ class Link(Protocol):
 class Standing:
     """Where one model stands in its swarm."""
 
+    _callbacks: list[Callable[[Self], object]]
+
     def __init__(
         self, model: nn.Module, link: Link, team: Alone | Ranks, *, stop_round: int, beside: Beside | None
     ) -> None:
@@ -67,7 +69,7 @@ class Standing:
         self._started = time.perf_counter()
         self._outer_s = 0.0
         self._steps_run = 0
-        self._callbacks: list[Callable[[Any], object]] = []
+        self._callbacks = []
         self._reporter = Reporter(str(next(model.parameters()).device))
         self._told_to_stop = False
         self._inside = False
@@ -166,7 +168,7 @@ class Standing:
             ranks=self._team.size,
         )
 
-    def on_merged(self, callback: Callable[[Any], object]) -> Callable[[Any], object]:
+    def on_merged(self, callback: Callable[[Self], object]) -> Callable[[Self], object]:
         """Call `callback(peer)` in the training thread, in `step`, whenever the model took over a newer Phi.
 
         Returns the callback, so that this may decorate it.

@@ -21,7 +21,7 @@ def test_two_nodes_of_two_ranks_end_with_the_same_bits(tmp_path: Path, how: str)
         address = scripts.address("one")
         scripts.start("two", RANKS, how=how, join=[address])
         for name in ("one", "two"):
-            scripts.wait_round(name, 3)
+            scripts.wait_rounds(name, 3)
         (tmp_path / "stop").touch()
         results = [*scripts.results("one", RANKS), *scripts.results("two", RANKS)]
         assert all(result["rests"] for result in results)
@@ -38,7 +38,16 @@ def test_two_nodes_of_two_ranks_end_with_the_same_bits(tmp_path: Path, how: str)
 def test_sigterm_to_all_ranks_ends_them_at_the_same_step(tmp_path: Path) -> None:
     with scripts_in(tmp_path) as scripts:
         scripts.start("one", RANKS, how="ddp")
-        scripts.wait_round("one", 1)
+        scripts.wait_rounds("one", 1)
         scripts.processes["one"].send_signal(signal.SIGTERM)
         scripts.processes["one"].wait(60)
         assert (tmp_path / "one.1.json").exists(), scripts.log("one")
+
+
+def test_what_is_wrong_on_the_first_rank_is_said_on_all(tmp_path: Path) -> None:
+    with scripts_in(tmp_path) as scripts:
+        scripts.start("one", RANKS, how="ddp", join=["127.0.0.1:1"])
+        assert scripts.processes["one"].wait(60) == 1
+        said = scripts.log("one")
+        assert "UnreachableError: nobody useful answers at 127.0.0.1:1" in said
+        assert "ConfigError: nobody useful answers at 127.0.0.1:1" in said, "the other rank's own line"

@@ -137,3 +137,41 @@ def test_metadata_that_was_never_written_changes_nothing(saved, tmp_path, key, t
     _, again, fresh = make(seed=1)
     assert restore(path, again, [fresh]) is None
     assert fresh.state_dict()["state"] == {}
+
+
+@pytest.mark.parametrize("change", ["another class", "split in two", "another order"])
+def test_other_optimizers_begin_afresh_and_the_rest_comes_back(saved, change):
+    path, outer, _ = saved
+    model, again, _ = make(seed=1)
+    first, *others = model.parameters()
+    optimizers = {
+        "another class": [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)],
+        "split in two": [torch.optim.AdamW(others), torch.optim.AdamW([first])],
+        "another order": [torch.optim.AdamW([*others, first])],
+    }[change]
+    for state, known in zip(again.fragments, outer.fragments, strict=True):
+        state.last_published = known.last_published
+    assert restore(path, again, optimizers) == (Progress(8, 16), False)
+    assert all(not optimizer.state_dict()["state"] for optimizer in optimizers)
+    assert any(residual.any() for state in again.fragments for residual in state.residual)
+
+
+def test_several_optimizers_come_back_each_with_its_own(tmp_path):
+    def split(model):
+        first, *others = model.parameters()
+        return [torch.optim.SGD([first], lr=0.1, momentum=0.9), torch.optim.AdamW(others)]
+
+    model, outer, _ = make()
+    optimizers = split(model)
+    model(torch.ones(2, 6)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    path = tmp_path / "t"
+    CheckpointWriter(path).write(*collect(outer, optimizers, Progress(1, 2)), wait=True)
+    fresh_model, fresh_outer, _ = make(seed=1)
+    fresh = split(fresh_model)
+    assert restore(path, fresh_outer, fresh) == (Progress(1, 2), True)
+    for ours, theirs in zip(fresh, optimizers, strict=True):
+        for index, state in theirs.state_dict()["state"].items():
+            for key, value in state.items():
+                assert torch.equal(ours.state_dict()["state"][index][key], value)

@@ -115,6 +115,23 @@ def test_children_end_with_a_parent_that_is_killed(scripts: Path) -> None:
     assert_all_gone(scripts, 5)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_worker_does_not_keep_the_children_of_its_parent_alive(scripts: Path) -> None:
+    """As a DataLoader's workers would, which may outlive a script that is killed."""
+    child = Child(write(scripts, "faithful", FAITHFUL), [str(scripts / "up")])
+    wait_up(scripts / "up")
+    worker = os.fork()
+    if worker == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        child.close()
+        assert child.process.wait(5) == -signal.SIGTERM
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+
+
 def test_descriptors_are_given_back(scripts: Path) -> None:
     gc.collect()
     before = psutil.Process().num_fds()
