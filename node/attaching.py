@@ -37,6 +37,7 @@ from gossamer.node.peer import CONNECT_TIMEOUT_S, Peer
 from gossamer.node.ranks import Alone, Ranks, team_of
 from gossamer.node.restore import has_model
 from gossamer.protocol.errors import ConfigError, LocalError, UnreachableError
+from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.manifest import Manifest, from_canonical
 
 TELL_AFTER_S = 3.0
@@ -69,46 +70,23 @@ def attach(
     team = team_of(tensors)
     if isinstance(team, Ranks) and team.rank > 0:
         return _attach_follower(model, tensors, team, stop_round)
-    beside: Beside | None = None
     try:
-        if isinstance(join, str):
-            raise ConfigError(f"join is a list of addresses: join=[{join!r}]")
-        invitation = given_invitation(invite)
-        addresses = checked_join(join or (invitation.contacts if invitation else ()))
-        # In a thread of its own, for a notebook's thread runs an event loop already.
-        with ThreadPoolExecutor(1) as pool:
-            home = pool.submit(
-                _enter,
-                manifest,
-                addresses,
-                invite,
-                Path(folder) if folder is not None else None,
-                swarm_id,
-                plaintext,
-            ).result()
+        home, addresses = _entered(manifest, join, invite, folder, swarm_id, plaintext)
         known = home.manifest()
         assert known is not None
         check_fits(tensors, known)
-        full = team.bind(known.plan()) if isinstance(team, Alone) else _shared(team, known)
-        if not addresses and not home.read_peers() and not has_model(home, known):
-            genesis.found(known, genesis.image(full, known.plan()), ChunkStore(home.chunks_path))
-            log.info("founding swarm %s (%s)", known.swarm.name, known.swarm_id.hex()[:12])
-        beside = Beside(
-            DaemonOptions(
-                folder=home.root,
-                listen=listen,
-                advertise=checked_advertise(advertise),
-                join=addresses,
-                name=name,
-                plaintext=plaintext,
-                debug=debug,
-            )
+        _found_if_first(home, known, addresses, _bound(team, known))
+        options = DaemonOptions(
+            folder=home.root,
+            listen=listen,
+            advertise=checked_advertise(advertise),
+            join=addresses,
+            name=name,
+            plaintext=plaintext,
+            debug=debug,
         )
-        beside.start()
-        link = _connect(home, known, beside)
+        beside, link = _started(home, known, options)
     except BaseException as error:
-        if beside is not None:
-            beside.stop()
         if isinstance(team, Ranks):
             said = str(error) if isinstance(error, LocalError) else f"the first rank failed: {error!r}"
             team.share(b"!" + said.encode())
@@ -140,9 +118,10 @@ def _attach_follower(model: nn.Module, tensors: Mapping[str, Tensor], team: Rank
     return _begun(peer, None)
 
 
-def _shared(team: Ranks, manifest: Manifest) -> Mapping[str, Tensor]:
-    """Tell the other ranks the manifest, and gather the parameters from them."""
-    team.share(b"=" + manifest.canonical())
+def _bound(team: Alone | Ranks, manifest: Manifest) -> Mapping[str, Tensor]:
+    """The parameters in full; other ranks hear the manifest first, and then take part."""
+    if isinstance(team, Ranks):
+        team.share(b"=" + manifest.canonical())
     return team.bind(manifest.plan())
 
 
@@ -168,17 +147,36 @@ def _begun(peer: Peer, waiting: "_Waiting | None") -> Peer:
     return peer
 
 
+def _entered(
+    manifest: Manifest | str | os.PathLike[str] | None,
+    join: Collection[str],
+    invite: str | None,
+    folder: str | os.PathLike[str] | None,
+    swarm_id: str | None,
+    plaintext: bool,
+) -> tuple[Home, tuple[str, ...]]:
+    """The node's folder, and whom it joins. Raises LocalError."""
+    if isinstance(join, str):
+        raise ConfigError(f"join is a list of addresses: join=[{join!r}]")
+    invitation = given_invitation(invite)
+    addresses = checked_join(join or (invitation.contacts if invitation else ()))
+    root = Path(folder) if folder is not None else None
+    # In a thread of its own, for a notebook's thread runs an event loop already.
+    with ThreadPoolExecutor(1) as pool:
+        home = pool.submit(_enter, manifest, addresses, invitation, root, swarm_id, plaintext).result()
+    return home, addresses
+
+
 def _enter(
     manifest: Manifest | str | os.PathLike[str] | None,
     addresses: tuple[str, ...],
-    invite: str | None,
+    invitation: Invitation | None,
     folder: Path | None,
     swarm_id: str | None,
     plaintext: bool,
 ) -> Home:
     """The node's folder, with its manifest in it. Raises LocalError."""
     given = manifest if isinstance(manifest, Manifest) or manifest is None else read_manifest(Path(manifest))
-    invitation = given_invitation(invite)
     if given is not None and swarm_id is not None and not given.swarm_id.hex().startswith(swarm_id.lower()):
         raise ConfigError(f"the manifest describes swarm {given.swarm_id.hex()[:12]}, not {swarm_id}")
     if invitation is not None:
@@ -192,6 +190,27 @@ def _enter(
     if given is not None:
         home.adopt(given)
     return home
+
+
+def _found_if_first(
+    home: Home, manifest: Manifest, addresses: tuple[str, ...], tensors: Mapping[str, Tensor]
+) -> None:
+    """Where there is nobody to join and no earlier run, the model is Phi_0. Raises ConfigError."""
+    if addresses or home.read_peers() or has_model(home, manifest):
+        return
+    genesis.found(manifest, genesis.image(tensors, manifest.plan()), ChunkStore(home.chunks_path))
+    log.info("founding swarm %s (%s)", manifest.swarm.name, manifest.swarm_id.hex()[:12])
+
+
+def _started(home: Home, manifest: Manifest, options: DaemonOptions) -> tuple[Beside, DaemonLink]:
+    """A daemon that listens, and the link to it. Raises ConfigError or UnreachableError."""
+    beside = Beside(options)
+    beside.start()
+    try:
+        return beside, _connect(home, manifest, beside)
+    except BaseException:
+        beside.stop()
+        raise
 
 
 def _connect(home: Home, manifest: Manifest, beside: Beside) -> DaemonLink:

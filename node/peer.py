@@ -50,7 +50,7 @@ class Peer(Standing):
         team: Alone | Ranks | None = None,
         beside: Beside | None = None,
     ) -> None:
-        """`team` must be bound already. Raises ConfigError if the model does not fit the manifest."""
+        """Raises ConfigError if the model does not fit the manifest."""
         team = team or Alone(dict(named_tensors(model)))
         super().__init__(model, link, team, stop_round=stop_round, beside=beside)
         self._link: DaemonLink = link

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sized
 from threading import Event
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from torch import nn
 
@@ -21,6 +21,9 @@ from gossamer.node.ranks import Alone, Ranks, Word
 from gossamer.node.reporting import Reporter
 from gossamer.node.schedules import Schedule
 from gossamer.node.shard import Shard
+
+if TYPE_CHECKING:
+    from gossamer.node.peer import Peer
 
 LEAVE_S = 2.0
 """How long leaving waits for the last delta to be on disk."""
@@ -45,8 +48,6 @@ class Link(Protocol):
 class Standing:
     """Where one model stands in its swarm."""
 
-    _callbacks: list[Callable[[Self], object]]
-
     def __init__(
         self, model: nn.Module, link: Link, team: Alone | Ranks, *, stop_round: int, beside: Beside | None
     ) -> None:
@@ -69,7 +70,7 @@ class Standing:
         self._started = time.perf_counter()
         self._outer_s = 0.0
         self._steps_run = 0
-        self._callbacks = []
+        self._callbacks: list[Callable[[Peer], object]] = []
         self._reporter = Reporter(str(next(model.parameters()).device))
         self._told_to_stop = False
         self._inside = False
@@ -168,7 +169,7 @@ class Standing:
             ranks=self._team.size,
         )
 
-    def on_merged(self, callback: Callable[[Self], object]) -> Callable[[Self], object]:
+    def on_merged(self, callback: Callable[["Peer"], object]) -> Callable[["Peer"], object]:
         """Call `callback(peer)` in the training thread, in `step`, whenever the model took over a newer Phi.
 
         Returns the callback, so that this may decorate it.
@@ -222,7 +223,7 @@ class Standing:
         """Callbacks, and what an attached peer does besides."""
         if self.version != before:
             for callback in self._callbacks:
-                callback(self)
+                callback(cast("Peer", self))  # there is no other kind
         if self._beside is None:
             return
         self._tell("training")

@@ -53,7 +53,7 @@ class Scripts:
         runner = [f"--nproc-per-node={ranks}", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
         torchrun = ["torch.distributed.run", *runner, "-m"] if ranks else []
         command = [sys.executable, "-m", *torchrun, "tests.net.attached"]
-        with open(self.base / f"{name}.log", "ab") as log:
+        with open(self.base / f"{name}.log", "wb") as log:
             self.processes[name] = subprocess.Popen(
                 [*command, json.dumps({"folder": str(folder), **options})],
                 stdin=subprocess.DEVNULL,
@@ -168,8 +168,8 @@ def test_sigterm_ends_it_in_good_order_and_it_resumes(tmp_path: Path, stubborn: 
         assert status == (128 + signal.SIGTERM if stubborn else 0), scripts.log("one")
         assert "Traceback" not in scripts.log("one")
         assert_all_gone(tmp_path, 5)
-        before = scripts.log("one")
-        last = json.loads([line for line in before.splitlines() if line.startswith("{")][-1])
+        printed = [line for line in scripts.log("one").splitlines() if line.startswith("{")]
+        last = json.loads(printed[-1])
         scripts.start("one", join=[])
         scripts.wait_rounds("one", 1)
         (tmp_path / "stop").touch()
