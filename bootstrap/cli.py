@@ -24,12 +24,9 @@ from gossamer.node.cli import (
     Plaintext,
     app,
     checked_admin,
-    checked_advertise,
-    checked_join,
-    default_folder,
-    given_invitation,
 )
 from gossamer.node.client import Asker, deliver, fetch_status
+from gossamer.node.entering import checked_advertise, checked_join, default_folder, given_invitation
 from gossamer.node.home import Home
 from gossamer.node.options import DaemonOptions
 from gossamer.node.supervisor import Supervisor

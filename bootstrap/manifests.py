@@ -3,15 +3,23 @@
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import OptionValue, build_task, resolve_options
 from gossamer.node import genesis, snapshots
+from gossamer.node.entering import read_manifest
 from gossamer.node.home import write_atomically
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.layout import TensorSpec, plan
-from gossamer.protocol.manifest import Manifest, from_toml, from_values
+from gossamer.protocol.manifest import Manifest, from_values
+
+if TYPE_CHECKING:
+    from torch import nn
+
+CUSTOM = "custom"
+"""The task of a swarm that is trained by scripts of people's own."""
 
 _BELOW_FOUR_BITS = ("int2", "topk")
 
@@ -61,12 +69,94 @@ def create(
         model = built.build_model(seed)
     except TaskError as error:
         raise ConfigError(str(error)) from None
+    rules = {
+        tensor_name: _rule(averaging, built.averaging(model, tensor_name, parameter))
+        for tensor_name, parameter in named_tensors(model)
+    }
+    return _describe(
+        model,
+        rules,
+        {"name": task, "seed": seed, "options": resolved},
+        name=name,
+        codec=codec,
+        every_steps=every_steps,
+        every_seconds=every_seconds,
+        fragments=fragments,
+        owners=owners,
+        invited=invited,
+    )
+
+
+def describe(
+    model: "nn.Module",
+    *,
+    name: str,
+    codec: str = "int4",
+    every_steps: int = 30,
+    every_seconds: float = 0.0,
+    fragments: int = 1,
+    averaging: Mapping[str, str] | None = None,
+    task: str = CUSTOM,
+    options: Mapping[str, OptionValue] | None = None,
+    owners: tuple[str, ...] = (),
+    invited: bool = False,
+) -> Manifest:
+    """The manifest of a swarm that trains this model in scripts, with `Peer.attach`.
+
+    What is described is what the model holds now: its trainable parameters' names and shapes, and their
+    values as the swarm's first. Write it with `write` and give the file to every node. Each call names
+    another swarm, since the time is part of it.
+
+    Args:
+        model: as the script builds it, wrapped or compiled or not, before it is sharded.
+        averaging: rules ('rda' or 'mean') for tensors that the default of `Task.averaging` does not suit.
+        task: a name for what is trained; `options` is what scripts should agree on. Both are for people,
+            and part of the swarm id.
+
+    The rest is as for `create`. Raises ConfigError.
+    """
+    from gossamer.models.task import default_averaging, named_tensors
+
+    tensors = named_tensors(model)
+    if not tensors:
+        raise ConfigError("the model has no parameters that require a gradient: there is nothing to train")
+    unknown = set(averaging or ()) - {tensor_name for tensor_name, _ in tensors}
+    if unknown:
+        raise ConfigError(f"averaging names tensor {min(unknown)!r}, which the model does not train")
+    rules = {tensor_name: default_averaging(model, parameter) for tensor_name, parameter in tensors}
+    manifest, _ = _describe(
+        model,
+        {**rules, **(averaging or {})},
+        {"name": task, "options": dict(options or {})},
+        name=name,
+        codec=codec,
+        every_steps=every_steps,
+        every_seconds=every_seconds,
+        fragments=fragments,
+        owners=owners,
+        invited=invited,
+    )
+    return manifest
+
+
+def _describe(
+    model: "nn.Module",
+    rules: Mapping[str, str],
+    task: Mapping[str, object],
+    *,
+    name: str,
+    codec: str,
+    every_steps: int,
+    every_seconds: float,
+    fragments: int,
+    owners: tuple[str, ...],
+    invited: bool,
+) -> tuple[Manifest, Ints]:
+    """A manifest and Phi_0, from a model and its tensors' averaging rules."""
+    from gossamer.models.task import named_tensors
+
     specs = tuple(
-        TensorSpec(
-            tensor_name,
-            tuple(parameter.shape),
-            _rule(averaging, built.averaging(model, tensor_name, parameter)),
-        )
+        TensorSpec(tensor_name, tuple(parameter.shape), rules[tensor_name])
         for tensor_name, parameter in named_tensors(model)
     )
     if not 1 <= fragments <= len(specs):
@@ -74,7 +164,7 @@ def create(
     phi = genesis.parameters(model, plan(specs, fragments))
     values = {
         "swarm": {"name": name, "created": int(time.time())},
-        "task": {"name": task, "seed": seed, "options": resolved},
+        "task": task,
         "outer": {"codec": codec, **outer_defaults(codec), **(AMONG_FRIENDS if invited else AMONG_STRANGERS)},
         "pace": {"every_steps": 0 if every_seconds else every_steps, "every_seconds": float(every_seconds)},
         "admission": {"mode": "invited" if invited else "open", "owners": owners},
@@ -88,22 +178,17 @@ def _rule(chosen: str, by_task: str) -> str:
     return chosen if by_task == "rda" or chosen == "centered-clip" else by_task
 
 
-def write(manifest: Manifest, path: Path) -> None:
+def write(manifest: Manifest, path: str | Path) -> None:
     """Write a manifest as TOML that a person can read and edit. Raises StorageError."""
     try:
-        write_atomically(path, _toml(manifest).encode())
+        write_atomically(Path(path), _toml(manifest).encode())
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}") from None
 
 
-def read(path: Path) -> Manifest:
+def read(path: str | Path) -> Manifest:
     """Read a manifest that a person has written or edited. Raises ConfigError."""
-    try:
-        return from_toml(path.read_text("utf-8"), str(path))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not text; a manifest is TOML, as gossamer init writes it") from None
+    return read_manifest(Path(path))
 
 
 def _value(value: OptionValue) -> str:

@@ -105,10 +105,7 @@ class Task(abc.ABC):
         rows learn from different tokens, so that one length for the whole tensor means little.
         `name` and `parameter` come from `named_tensors(model)`.
         """
-        if parameter.ndim < 2:
-            return "mean"
-        embeddings = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
-        return "mean" if any(e.weight is parameter for e in embeddings) else "rda"
+        return default_averaging(model, parameter)
 
     def lr_scale(self, swarm_tokens: int) -> float:
         """Factor on the inner learning rate, given the tokens the whole swarm has merged so far.
@@ -133,12 +130,31 @@ class Task(abc.ABC):
         raise TaskError(f"{type(self).__name__} does not generate text; choose a language-modelling task")
 
 
+def default_averaging(model: nn.Module, parameter: Tensor) -> str:
+    """The averaging rule of a parameter of any model; `Task.averaging` says which and why."""
+    if parameter.ndim < 2:
+        return "mean"
+    embeddings = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
+    return "mean" if any(e.weight is parameter for e in embeddings) else "rda"
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # from torch.compile
+            model = inner
+        else:
+            return model
+
+
 def named_tensors(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """The trainable parameters by name, in the order of registration, tied weights once (first name).
 
-    Buffers and frozen parameters are not part of what a swarm shares. The prefix that `torch.compile`
-    puts before names is dropped, so that compiled and plain nodes agree.
+    Buffers and frozen parameters are not part of what a swarm shares. What `torch.compile` and
+    DistributedDataParallel put before names is dropped, so that wrapped and plain nodes agree.
     """
+    model = _unwrapped(model)
     return [
         (name.replace("_orig_mod.", ""), parameter)
         for name, parameter in model.named_parameters(remove_duplicate=True)

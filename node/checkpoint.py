@@ -10,6 +10,7 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,24 +42,51 @@ class Progress:
     tokens: int = 0
 
 
-def _optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The inner optimizer's state as named tensors and plain values."""
+def _optimizer_state(
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+    """The inner optimizers' state as named tensors and plain values, their parameters counted through.
+
+    None for the values of a state that holds anything else (LBFGS keeps lists): half of it would do harm.
+    """
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}
-    for index, state in optimizer.state_dict()["state"].items():
-        for key, value in state.items():
-            if isinstance(value, Tensor):
-                tensors[f"inner/{index}/{key}"] = value
-            elif value is None or isinstance(value, bool | int | float | str):
-                plain[f"{index}/{key}"] = value
+    start = 0
+    for optimizer in optimizers:
+        for index, state in optimizer.state_dict()["state"].items():
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    tensors[f"inner/{start + index}/{key}"] = value
+                elif value is None or isinstance(value, bool | int | float | str):
+                    plain[f"{start + index}/{key}"] = value
+                else:
+                    return {}, None
+        start += _parameters(optimizer)
     return tensors, plain
 
 
+def _parameters(optimizer: torch.optim.Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)
+
+
+def _kinds(optimizers: Sequence[torch.optim.Optimizer]) -> str:
+    """What a state belongs to: the optimizers' classes and their parameters' shapes, as text."""
+    return json.dumps(
+        [
+            [
+                type(optimizer).__name__,
+                [list(p.shape) for group in optimizer.param_groups for p in group["params"]],
+            ]
+            for optimizer in optimizers
+        ]
+    )
+
+
 def collect(
-    outer: OuterLoop, optimizer: torch.optim.Optimizer, progress: Progress
+    outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], progress: Progress
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Copy everything to the CPU: tensors by name, and text metadata."""
-    tensors, plain = _optimizer_state(optimizer)
+    tensors, plain = _optimizer_state(optimizers)
     for state in outer.fragments:
         for i, slot in enumerate(state.fragment.slots):
             tensors[f"residual/{slot.spec.name}"] = state.residual[i]
@@ -68,8 +96,10 @@ def collect(
         "steps": str(progress.steps),
         "tokens": str(progress.tokens),
         "rounds": json.dumps([state.last_published for state in outer.fragments]),
-        "inner": json.dumps(plain),
     }
+    if plain is not None and optimizers:
+        metadata["inner"] = json.dumps(plain)
+        metadata["optimizers"] = _kinds(optimizers)
     return {
         name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
     }, metadata
@@ -112,10 +142,14 @@ class CheckpointWriter:
             log.warning("cannot save the trainer's state to %s: %s", self._path, error.strerror)
 
 
-def restore(path: Path, outer: OuterLoop, optimizer: torch.optim.Optimizer) -> Progress | None:
+def restore(
+    path: Path, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]
+) -> tuple[Progress, bool] | None:
     """Take up a checkpoint. The fragments' `last_published` must say what others have of us.
 
-    Returns None, with nothing changed, if there is none or it does not fit the model.
+    Returns how far the node had come, and whether the inner optimizers go on from there (some cannot be
+    saved, and others than those that were saved begin afresh). None, with nothing changed, if there is no
+    checkpoint or it does not fit the model.
     """
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
@@ -124,11 +158,12 @@ def restore(path: Path, outer: OuterLoop, optimizer: torch.optim.Optimizer) -> P
                 return None
             tensors = {name: file.get_tensor(name) for name in list(file.keys())}
         rounds: list[int] = json.loads(metadata["rounds"])
-        inner = _inner_state(optimizer, tensors, json.loads(metadata["inner"]))
         progress = Progress(int(metadata["steps"]), int(metadata["tokens"]))
         if len(rounds) != len(outer.fragments) or not _fits(outer, tensors):
             return None
-        optimizer.load_state_dict(inner)
+        has_inner = metadata.get("optimizers") == _kinds(optimizers) and bool(optimizers)
+        if has_inner:
+            _restore_inner(optimizers, tensors, json.loads(metadata["inner"]))
     except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError):
         return None  # the last four: what JSON can hold, where something else was written
     for state, saved in zip(outer.fragments, rounds, strict=True):
@@ -136,7 +171,7 @@ def restore(path: Path, outer: OuterLoop, optimizer: torch.optim.Optimizer) -> P
             state.momentum[i].copy_(tensors[f"momentum/{slot.spec.name}"])
             if saved == state.last_published:
                 state.residual[i].copy_(tensors[f"residual/{slot.spec.name}"])
-    return progress
+    return progress, has_inner
 
 
 def _fits(outer: OuterLoop, tensors: dict[str, Tensor]) -> bool:
@@ -148,10 +183,10 @@ def _fits(outer: OuterLoop, tensors: dict[str, Tensor]) -> bool:
     )
 
 
-def _inner_state(
-    optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]
-) -> dict[str, Any]:
-    """A state dict as `load_state_dict` takes it, with the groups that the optimizer has now."""
+def _restore_inner(
+    optimizers: Sequence[torch.optim.Optimizer], tensors: dict[str, Tensor], plain: dict[str, Any]
+) -> None:
+    """Load what `_optimizer_state` took, with the groups that the optimizers have now."""
     state: dict[int, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         if name.startswith("inner/"):
@@ -160,4 +195,11 @@ def _inner_state(
     for name, value in plain.items():
         index, key = name.split("/", 1)
         state.setdefault(int(index), {})[key] = value
-    return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+    counts = [_parameters(optimizer) for optimizer in optimizers]
+    if any(not 0 <= index < sum(counts) for index in state):
+        raise ValueError("state of more parameters than there are")
+    start = 0
+    for optimizer, count in zip(optimizers, counts, strict=True):
+        own = {index - start: state[index] for index in state if start <= index < start + count}
+        optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
+        start += count

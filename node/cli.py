@@ -11,18 +11,25 @@ from typing import Annotated
 import typer
 
 from gossamer.node import logs
-from gossamer.node.address import parse_address, parse_contact
-from gossamer.node.askers import asker_for, asker_of, nodes_root
-from gossamer.node.client import fetch_manifest, fetch_status
+from gossamer.node.address import parse_address
+from gossamer.node.askers import asker_for
+from gossamer.node.client import fetch_status
+from gossamer.node.entering import (
+    check_trainable,
+    checked_advertise,
+    checked_join,
+    enter_invited,
+    enter_swarm,
+    given_invitation,
+    own_id,
+)
 from gossamer.node.home import Home
 from gossamer.node.options import ADMIN_OFF, DaemonOptions, TrainerOptions
-from gossamer.node.restore import has_model
 from gossamer.node.status import one_line
 from gossamer.node.supervisor import Supervisor
 from gossamer.node.verify import verify as verify_replicas
 from gossamer.protocol.admission import Role
-from gossamer.protocol.errors import ConfigError, NotAnsweredError, UnreachableError
-from gossamer.protocol.invitation import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
+from gossamer.protocol.errors import ConfigError, UnreachableError
 
 app = typer.Typer(
     add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
@@ -74,41 +81,11 @@ Debug = Annotated[bool, typer.Option("--debug", help="Log more, and show traceba
 LogJson = Annotated[bool, typer.Option("--log-json", help="Log JSON objects, one a line.")]
 
 
-def default_folder(swarm_id: bytes, suffix: str = "") -> Path:
-    """Where a node of a swarm lives unless told otherwise."""
-    return nodes_root() / (swarm_id.hex()[:12] + suffix)
-
-
-def checked_join(join: list[str] | None) -> tuple[str, ...]:
-    """Join addresses. Raises ConfigError for one that is none."""
-    return tuple(str(parse_contact(text)) for text in join or ())
-
-
-def checked_advertise(advertise: list[str] | None) -> tuple[str, ...]:
-    """Addresses to be dialled at. Raises ConfigError for one that is none."""
-    for address in advertise or ():
-        parse_address(address)
-    return tuple(advertise or ())
-
-
 def checked_admin(admin: str) -> str:
     """An admin address, "off", or empty. Raises ConfigError for anything else."""
     if admin not in ("", ADMIN_OFF):
         parse_address(admin, port_min=0)
     return admin
-
-
-def given_invitation(text: str | None) -> Invitation | None:
-    """An invitation given as its text, or as a file that holds it. Raises ConfigError."""
-    if text is None:
-        return None
-    if not text.startswith(PREFIX):
-        try:
-            with open(text, encoding="utf-8") as file:
-                text = file.read(INVITATION_BYTES_MAX)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--invite takes an invitation or a file with one: {error}") from None
-    return read_invitation(text)
 
 
 @app.command(rich_help_panel="Train")
@@ -154,11 +131,13 @@ def node(
     if invitation is not None:
         addresses = addresses or checked_join(list(invitation.contacts))
         observe = observe or invitation.grant.role is Role.OBSERVE
-        home = _enter_invited(invitation, addresses, folder, plaintext)
+        home = enter_invited(invitation, addresses, folder, plaintext)
     else:
-        home = _enter_swarm(addresses, folder, swarm_id, plaintext)
+        home = enter_swarm(addresses, folder, swarm_id, plaintext)
         kept = home.invitation()
         observe = observe or (kept is not None and kept.grant.role is Role.OBSERVE)
+    if not observe:
+        check_trainable(home)
     supervisor = Supervisor(
         DaemonOptions(
             folder=home.root,
@@ -186,71 +165,6 @@ def node(
         ),
     )
     raise typer.Exit(supervisor.run())
-
-
-def _enter_swarm(join: tuple[str, ...], folder: Path | None, swarm_id: str | None, plaintext: bool) -> Home:
-    """The folder of the swarm to take part in, made if need be. Raises ConfigError or UnreachableError."""
-    known = Home(folder).manifest() if folder is not None else None
-    if known is not None:
-        if swarm_id is not None and not known.swarm_id.hex().startswith(swarm_id.lower()):
-            raise ConfigError(f"{folder} belongs to swarm {known.swarm_id.hex()[:12]}, not {swarm_id}")
-        home = Home(folder or Path())
-        if not join and not home.read_peers() and not has_model(home, known):
-            raise ConfigError(f"the node in {home.root} never got the model; give a node with --join ADDRESS")
-        return home
-    if not join:
-        raise ConfigError("which swarm? Give a node of it with --join ADDRESS, or a folder with --dir")
-    contacts = tuple(map(parse_contact, join))
-    try:
-        manifest = fetch_manifest(contacts, swarm_id, plaintext=plaintext)
-    except NotAnsweredError as error:
-        own = _own_id(folder)
-        raise ConfigError(
-            f"{error}. If it should let this machine in, send an owner of the swarm the node id {own},"
-            " and start with --invite and the invitation that comes back"
-        ) from None
-    if swarm_id is None and not all(contact.node_id for contact in contacts):
-        typer.echo(
-            f"joining swarm {manifest.swarm_id.hex()} (trusted on first use: pin it with --swarm-id, or the"
-            " node with gossamer://NODE_ID@HOST:PORT)",
-            err=True,
-        )
-    home = _new_home(folder, manifest.swarm_id)
-    home.adopt(manifest)
-    return home
-
-
-def _enter_invited(
-    invitation: Invitation, join: tuple[str, ...], folder: Path | None, plaintext: bool
-) -> Home:
-    """The folder of the swarm that we were invited to. Raises ConfigError or UnreachableError."""
-    home = _new_home(folder, invitation.swarm_id)
-    home.keep_invitation(invitation)
-    if home.manifest() is None:
-        if not join:
-            raise ConfigError("the invitation names no address; give a node of the swarm with --join ADDRESS")
-        contacts = tuple(map(parse_contact, join))
-        swarm_id = invitation.swarm_id.hex()
-        home.adopt(fetch_manifest(contacts, swarm_id, plaintext=plaintext, asker=asker_of(home)))
-    elif asker_of(home).swarm_id != invitation.swarm_id:
-        raise ConfigError(f"{home.root} belongs to another swarm than the invitation; choose another --dir")
-    return home
-
-
-def _new_home(folder: Path | None, swarm_id: bytes) -> Home:
-    """A folder for a node; the default one becomes this machine's own node (see `gossamer id`)."""
-    home = Home((folder or default_folder(swarm_id)).absolute())
-    home.create()
-    if folder is None and (nodes_root() / "key").exists():
-        home.copy_key(nodes_root() / "key")
-    return home
-
-
-def _own_id(folder: Path | None) -> str:
-    """Id of the node in a folder, or of this machine's node; a key is made if there is none."""
-    home = Home(folder or nodes_root())
-    home.create()
-    return home.identity().node_id.hex()
 
 
 @app.command(rich_help_panel="Watch")
@@ -364,4 +278,4 @@ def show_id(
     ] = None,
 ) -> None:
     """Print a node's own id, which an owner of an invited swarm needs; a key is made if there is none."""
-    typer.echo(_own_id(folder))
+    typer.echo(own_id(folder))

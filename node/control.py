@@ -48,11 +48,12 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Daemon: the swarm's round clock, and the tokens of all deltas merged so far."""
+    """Daemon: the swarm's round clock, the tokens of all deltas merged so far, and how many links we have."""
 
     round: int
     swarm_tokens: int
     caught_up: bool
+    links: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ class Daemon:
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._timer_moved = asyncio.Event()
         self._stopping = asyncio.Event()
-        self._clock_sent: tuple[int, int, bool] | None = None
+        self._clock_sent: tuple[int, int, bool, int] | None = None
         self.watching = Watching(self)
         self.admin = AdminServer(self, options.admin, os.environ.get(TOKEN_VARIABLE, ""))
         self._encoded: tuple[Message, bytes] | None = None
@@ -448,7 +448,7 @@ class Daemon:
         self._tell_clock()
 
     def _tell_clock(self) -> None:
-        told = (self.core.clock, self.merging.tokens, self.merging.ready)
+        told = (self.core.clock, self.merging.tokens, self.merging.ready, len(self.links))
         if self.port.attached and told != self._clock_sent:
             self._clock_sent = told
             self.port.send(control.Clock(*told))

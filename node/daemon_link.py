@@ -62,6 +62,8 @@ class DaemonLink:
         """The last round that the daemon has signed for us, or that we have handed over."""
         self.swarm_tokens = 0
         self.caught_up = False
+        self.links = 0
+        """Nodes that the daemon is linked to now."""
         self.stop_asked = threading.Event()
         self._thread = threading.Thread(target=self._run, name="daemon-link", daemon=True)
         self._thread.start()
@@ -189,6 +191,7 @@ class DaemonLink:
                 self.clock = message.round
                 self.swarm_tokens = message.swarm_tokens
                 self.caught_up = message.caught_up
+                self.links = message.links
             case control.Stop():
                 self.stop_asked.set()
 

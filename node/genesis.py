@@ -14,25 +14,52 @@ import numpy as np
 from gossamer.node import snapshots
 from gossamer.node.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.home import Home
-from gossamer.protocol.errors import ConfigError, LocalError
+from gossamer.protocol.errors import ConfigError, DivergedError, LocalError
 from gossamer.protocol.fixedpoint import Ints, to_fixed
 from gossamer.protocol.layout import Layout
 from gossamer.protocol.manifest import Manifest
 
 if TYPE_CHECKING:
-    from torch import nn
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
 
 
 def parameters(model: "nn.Module", layout: Layout) -> Ints:
-    """The model's trainable parameters as Phi: int32[layout.numel] in snapshot order."""
-    by_name = dict(model.named_parameters())
+    """The model's trainable parameters as Phi: int32[layout.numel] in snapshot order.
+
+    Raises KeyError for a tensor that the model lacks, or ConfigError.
+    """
+    from gossamer.models.task import named_tensors
+
+    return image(dict(named_tensors(model)), layout)
+
+
+def image(tensors: "Mapping[str, Tensor]", layout: Layout) -> Ints:
+    """Named tensors as Phi. Raises KeyError for one that is missing, ConfigError for one out of range."""
     phi = np.empty(layout.numel, dtype=np.int32)
     for fragment in layout.fragments:
         for slot in fragment.slots:
             start = fragment.offset + slot.offset
-            values = by_name[slot.spec.name].detach().float().cpu().numpy()
-            phi[start : start + slot.numel] = to_fixed(values).reshape(-1)
+            values = tensors[slot.spec.name].detach().float().cpu().numpy()
+            try:
+                phi[start : start + slot.numel] = to_fixed(values).reshape(-1)
+            except DivergedError as error:
+                raise ConfigError(f"tensor {slot.spec.name!r}: {error}") from None
     return phi
+
+
+def found(manifest: Manifest, phi: Ints, chunks: ChunkStore) -> None:
+    """Keep `phi` as the swarm's first parameters. Raises ConfigError if they are not the manifest's."""
+    digest = snapshots.digest(phi)
+    if digest != manifest.genesis.root:
+        raise ConfigError(
+            f"to found swarm {manifest.swarm.name!r} the model must hold its first parameters: all names and"
+            f" shapes fit, but the values have digest {digest.hex()[:12]}, and the manifest says"
+            f" {manifest.genesis.digest[:12]}. Build the model as when it was written (the same seed"
+            " or weights, the same torch), write the manifest anew, or join a node that runs"
+        )
+    snapshots.store(phi, chunks)
 
 
 def is_stored(manifest: Manifest, chunks: ChunkStore) -> bool:
@@ -50,8 +77,13 @@ def rebuild(manifest: Manifest, chunks: ChunkStore) -> None:
     Raises ConfigError if their digest is not the manifest's.
     """
     from gossamer.models.errors import TaskError
-    from gossamer.models.registry import build_task
+    from gossamer.models.registry import build_task, task_names
 
+    if manifest.task.name not in task_names():
+        raise ConfigError(
+            f"swarm {manifest.swarm.name!r} trains {manifest.task.name!r}, a script of its own, which alone"
+            " can build its first parameters: found it with Peer.attach in that script, then join it (--join)"
+        )
     try:
         model = build_task(manifest.task.name, manifest.task.options, ()).build_model(manifest.task.seed)
         phi = parameters(model, manifest.plan())

@@ -1,16 +1,29 @@
 """No orphans: a child process ends when its parent does, however the parent died.
 
 The parent keeps the write end of a pipe and hands the read end to the child; the kernel closes the write
-end with the parent, even on kill -9, and the child reads end-of-file. Works on every Unix.
+end with the parent, even on kill -9, and the child reads end-of-file. Works on every Unix. Other processes
+that the parent forks (a DataLoader's workers, say) let go of the write end at once: it is the parent's alone.
 """
 
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 _VARIABLE = "GOSSAMER_LIFELINE_FD"
+
+
+_children: "weakref.WeakSet[Child]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for child in list(_children):
+        child.close()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Child:
@@ -40,6 +53,7 @@ class Child:
             raise
         finally:
             os.close(read_end)
+        _children.add(self)
 
     @property
     def pid(self) -> int:

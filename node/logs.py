@@ -31,10 +31,16 @@ class _Json(logging.Formatter):
         return json.dumps(entry)
 
 
-def configure(*, debug: bool = False, as_json: bool = False) -> None:
-    """Send this process's log to standard error."""
+def handler(*, as_json: bool = False) -> logging.Handler:
+    """Writes to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if as_json else _Line())
-    logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=[handler], force=True)
+    return handler
+
+
+def configure(*, debug: bool = False, as_json: bool = False) -> None:
+    """Send this process's log to standard error."""
+    level = logging.DEBUG if debug else logging.INFO
+    logging.basicConfig(level=level, handlers=[handler(as_json=as_json)], force=True)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     logging.getLogger("aiohttp").setLevel(logging.WARNING)

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.parameter import UninitializedParameter
 
 from gossamer.node.encoders import encode_fragment
 from gossamer.protocol.errors import ConfigError, DivergedError
@@ -52,7 +53,7 @@ class FragmentState:
     """One fragment's tensors, each list in the order of the fragment's slots."""
 
     fragment: Fragment
-    theta: list[nn.Parameter]
+    theta: list[Tensor]
     ref: list[Tensor]
     residual: list[Tensor]
     """int32 fixed point."""
@@ -62,32 +63,54 @@ class FragmentState:
     merged_round: int = field(default=0)
 
 
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""What parameters may be. Progress is measured against a float32 image of Phi, so that nothing is lost
+between the swarm and a bf16 model but what bf16 itself cannot hold."""
+
+
+def check_fits(tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
+    """Raise ConfigError if a model's parameters are not the manifest's, naming the first that differs."""
+    for spec in manifest.layout.tensors:
+        if spec.name not in tensors:
+            raise ConfigError(
+                f"the model has no trainable tensor {spec.name!r} of shape {list(spec.shape)}, which the"
+                " manifest lists"
+            )
+        tensor = tensors[spec.name]
+        if isinstance(tensor, UninitializedParameter) or tensor.is_meta:
+            raise ConfigError(
+                f"tensor {spec.name!r} has no values yet: run one batch, or materialise the model"
+            )
+        if tuple(tensor.shape) != spec.shape:
+            raise ConfigError(
+                f"tensor {spec.name!r} has shape {list(tensor.shape)}; the manifest says {list(spec.shape)}"
+            )
+        if tensor.dtype not in DTYPES:
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            raise ConfigError(f"tensor {spec.name!r} is {tensor.dtype}; what can be trained is {names}")
+    known = {spec.name for spec in manifest.layout.tensors}
+    extra = next((name for name in tensors if name not in known), None)
+    if extra is not None:
+        shape = list(tensors[extra].shape)
+        raise ConfigError(
+            f"the model trains tensor {extra!r} of shape {shape}, which the manifest does not list"
+        )
+
+
 class OuterLoop:
     """All fragments of one model."""
 
-    def __init__(self, tensors: Mapping[str, nn.Parameter], manifest: Manifest) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
         """Bind to a model's parameters by name. Raises ConfigError naming the first that does not fit."""
+        check_fits(tensors, manifest)
         self._outer = manifest.outer
         layout = manifest.plan()
-        for spec in manifest.layout.tensors:
-            if spec.name not in tensors:
-                raise ConfigError(
-                    f"the model has no trainable tensor {spec.name!r}, which the manifest lists"
-                )
-            if tuple(tensors[spec.name].shape) != spec.shape:
-                found = list(tensors[spec.name].shape)
-                raise ConfigError(
-                    f"tensor {spec.name!r} has shape {found}; the manifest says {list(spec.shape)}"
-                )
-        extra = tensors.keys() - {spec.name for spec in manifest.layout.tensors}
-        if extra:
-            raise ConfigError(f"the model trains tensor {min(extra)!r}, which the manifest does not list")
         self.fragments = [
             self._bind(fragment, tensors, len(layout.fragments)) for fragment in layout.fragments
         ]
 
     @staticmethod
-    def _bind(fragment: Fragment, tensors: Mapping[str, nn.Parameter], count: int) -> FragmentState:
+    def _bind(fragment: Fragment, tensors: Mapping[str, Tensor], count: int) -> FragmentState:
         theta = [tensors[slot.spec.name] for slot in fragment.slots]
         return FragmentState(
             fragment,
@@ -100,7 +123,8 @@ class OuterLoop:
 
     def step(self, tokens: int, loss: float | Tensor) -> None:
         """Note one inner step in every fragment's window."""
-        loss = loss.detach() if isinstance(loss, Tensor) else loss
+        # In float32, since sums in bf16 come to a standstill.
+        loss = loss.detach().float() if isinstance(loss, Tensor) else loss
         for state in self.fragments:
             state.window.add(tokens, loss)
 
@@ -112,8 +136,11 @@ class OuterLoop:
         for i, slot in enumerate(state.fragment.slots):
             theta, ref = state.theta[i], state.ref[i]
             image = _float_image(phi[slot.span], theta)
-            if keep_progress:
-                theta.add_((image - ref).to(theta.dtype))
+            if keep_progress and theta.dtype == torch.float32:
+                theta.add_(image - ref)
+            elif keep_progress:
+                progress = theta - ref.to(theta.dtype)  # exact where theta has moved little
+                theta.copy_(image).add_(progress)
             else:
                 theta.copy_(image)
             ref.copy_(image)
@@ -122,8 +149,9 @@ class OuterLoop:
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Set all parameters to the Phi last applied."""
+        """Set all parameters to the Phi last applied, and begin all windows anew."""
         for state in self.fragments:
+            state.window = Window(base=max(state.window.base, state.merged_round))
             for theta, ref in zip(state.theta, state.ref, strict=True):
                 theta.copy_(ref)
 

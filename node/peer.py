@@ -1,12 +1,15 @@
-"""`Peer`: a training loop's membership in a swarm.
+"""`Peer`: a training loop's membership in the swarm.
 
 Whatever trains, calls `step` after each inner step; it applies what the swarm has merged and publishes
 when the pace says so. It never waits for the network: what it spends is encoding and adding, and it keeps
 count of that.
 """
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from math import isfinite
 from pathlib import Path
 
 import torch
@@ -14,10 +17,14 @@ from torch import Tensor, nn
 
 from gossamer.models.task import named_tensors
 from gossamer.node import control
+from gossamer.node.beside import Beside
 from gossamer.node.checkpoint import CheckpointWriter, Progress, collect, restore
 from gossamer.node.daemon_link import DaemonLink, Offer
 from gossamer.node.home import Home
 from gossamer.node.outer import OuterLoop
+from gossamer.node.ranks import DONE, GAVE_UP, Alone, Ranks, Word
+from gossamer.node.standing import LEAVE_S, Standing
+from gossamer.protocol.limits import LOSS_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
 
@@ -25,39 +32,36 @@ CONNECT_TIMEOUT_S = 60.0
 POLL_S = 0.01
 
 
-class Peer:
-    """One model's place in the swarm. Not thread-safe: it belongs to the training thread."""
+class Peer(Standing):
+    """One model's place in the swarm. Not thread-safe: it belongs to the training thread.
+
+    A script makes one with `attach`; the built-in trainer, whose daemon somebody else runs, with `connect`.
+    """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         manifest: Manifest,
         link: DaemonLink,
         *,
         checkpoint: Path,
         stop_round: int = 0,
+        team: Alone | Ranks | None = None,
+        beside: Beside | None = None,
     ) -> None:
         """Raises ConfigError if the model does not fit the manifest."""
-        self._optimizer = optimizer
+        team = team or Alone(dict(named_tensors(model)))
+        super().__init__(model, link, team, stop_round=stop_round, beside=beside)
+        self._link: DaemonLink = link
+        self._optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
         self._checkpoint_path = checkpoint
         self._checkpoint = CheckpointWriter(checkpoint)
-        self.progress = Progress()
-        """How far this node has come over all its runs."""
-        self.resumed = False
-        """Whether the inner optimizer goes on from an earlier run."""
-        self._outer = OuterLoop(dict(named_tensors(model)), manifest)
-        self._link = link
+        self._outer = OuterLoop(self._team.bind(manifest.plan()), manifest)
         self._codec = manifest.outer.codec
         self._pace = Pace(manifest.pace, manifest.layout.fragments)
-        self._stop_round = stop_round
         self._steps_since = 0
         self._published_at = time.monotonic()
-        self._started = time.perf_counter()
-        self._outer_s = 0.0
-        self.version = 0
-        """The newest merge that the model has seen."""
-        self.last_loss = 0.0
 
     @classmethod
     def connect(
@@ -81,44 +85,71 @@ class Peer:
             link.close()
             raise
 
-    # -- what the loop asks
+    @staticmethod
+    def attach(
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        *,
+        manifest: Manifest | str | os.PathLike[str] | None = None,
+        join: Collection[str] = (),
+        invite: str | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        name: str = "",
+        listen: str = "0.0.0.0:0",
+        advertise: Sequence[str] = (),
+        swarm_id: str | None = None,
+        stop_round: int = 0,
+        plaintext: bool = False,
+        debug: bool = False,
+    ) -> "Peer":
+        """Make this script a node: start a daemon beside it, wait for the swarm's model, and load it.
 
-    @property
-    def node_id(self) -> bytes:
-        return self._link.node_id
+        Use it in a `with`, and call `step` after each step of the optimizer. Where torch.distributed is
+        initialised, all its ranks are one node: every rank calls `attach`, `step` and leaves the `with`.
 
-    @property
-    def round(self) -> int:
-        """Our last published round."""
-        return self._link.own_last
+        Args:
+            model: on its device already. Its trainable parameters become the swarm's; frozen ones and buffers
+                (a batch norm's statistics) stay this node's own. May be compiled, wrapped in
+                DistributedDataParallel, or sharded by FSDP2.
+            optimizer: any inner optimizer, or several that share the parameters between them.
+            manifest: the swarm, as a TOML file or read already; None takes it from `join` or `folder`.
+            join: nodes of the swarm, ``HOST:PORT`` or ``gossamer://NODE_ID@HOST:PORT``. Without any, the node
+                in `folder` goes on; a new one founds the swarm, for which `model` must hold the swarm's first
+                parameters.
+            invite: what ``gossamer invite`` printed for this node, or its file.
+            folder: the node's folder; the default is that of ``gossamer node``, ~/.gossamer/SWARM. Two nodes
+                on one machine need two.
+            name: what displays call this node.
+            listen: where others reach it; port 0 chooses one.
+            advertise: addresses to tell others, where they are not as it listens.
+            swarm_id: refuse any other swarm than this (its id or the beginning of it).
+            stop_round: publish no round past this one; 0 for never. See `finished`.
+            plaintext: no TLS. For tests on loopback; all nodes must do the same.
+            debug: have the daemon log more.
 
-    @property
-    def clock(self) -> int:
-        """The swarm's round clock."""
-        return self._link.clock
-
-    @property
-    def swarm_tokens(self) -> int:
-        """Tokens of all deltas merged so far: what schedules are functions of."""
-        return self._link.swarm_tokens
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether the node is stopping."""
-        return self._link.stop_asked.is_set()
-
-    @property
-    def finished(self) -> bool:
-        """Whether the last round that was asked for is published."""
-        return 0 < self._stop_round <= self.round
-
-    @property
-    def wait_fraction(self) -> float:
-        """Part of the wall time since `begin` that the loop was kept from inner steps: all of `step`.
-
-        An upper bound on waiting: encoding, adding and every lock are in it.
+        Raises:
+            ConfigError: model, manifest, folder or addresses do not fit; the message says which, and how.
+            UnreachableError: nobody answers at `join`.
+            StorageError: the folder cannot be used.
+            SystemExit: the node was told to stop before it had the model.
         """
-        return self._outer_s / max(1e-9, time.perf_counter() - self._started)
+        from gossamer.node.attaching import attach
+
+        return attach(
+            model,
+            optimizer,
+            manifest=manifest,
+            join=join,
+            invite=invite,
+            folder=folder,
+            name=name,
+            listen=listen,
+            advertise=advertise,
+            swarm_id=swarm_id,
+            stop_round=stop_round,
+            plaintext=plaintext,
+            debug=debug,
+        )
 
     # -- what the loop does
 
@@ -130,68 +161,153 @@ class Peer:
         missing = set(range(len(self._outer.fragments)))
         while missing and not self.should_stop:
             offer = self._link.take_offer()
+            with self._changing([offer] if offer else []):
+                if offer is not None:
+                    self._load(offer)
+                    missing.discard(offer.fragment)
             if offer is None:
                 time.sleep(POLL_S)
                 if on_wait is not None:
                     on_wait()
-                continue
-            self._load(offer)
-            missing.discard(offer.fragment)
-        progress = restore(self._checkpoint_path, self._outer, self._optimizer)
-        self.resumed = progress is not None
-        self.progress = progress or self.progress
+        restored = restore(
+            self._checkpoint_path, self._outer, self._optimizers if self._team.size == 1 else ()
+        )
+        if restored is not None:
+            self.progress, self.resumed = restored
+        word = self._agree(done=DONE)
         self._started = time.perf_counter()
         self._published_at = time.monotonic()
-        return not missing
+        return not missing and not (word.stop and self._team.size > 1)
 
     def step(self, tokens: int, loss: float | Tensor) -> int | None:
         """Note an inner step; apply and publish what is due. Returns the round published, if any.
 
-        Raises DivergedError.
+        Call it once per step of the optimizer, not per micro-batch, and never between a backward pass and
+        that step. Of several ranks all call it.
+
+        Args:
+            tokens: tokens (or samples, always the same unit) that this step trained on, on this rank; at
+                least 1. Deltas are weighed by them.
+            loss: their mean loss, for displays; a 0-d tensor stays on its device until the window closes.
+
+        Raises:
+            ValueError: no tokens.
+            DivergedError: a parameter is not finite, or moved too far.
+            SystemExit: the loop went on although `should_stop` (attached peers only).
         """
+        if tokens < 1:
+            raise ValueError(f"tokens is {tokens}: a step trains on at least one token or sample")
         begun = time.perf_counter()
-        self._outer.step(tokens, loss)
-        self.progress = Progress(self.progress.steps + 1, self.progress.tokens + tokens)
+        self._inside = True
         self._steps_since += 1
-        self._apply_offers()
+        self._steps_run += 1
+        before = self.version
+        offers = self._newer(self._take_offers())
         round_ = self._due()
-        if round_ is not None:
-            self._publish(round_)
-            if self._checkpoint.is_due():
-                self._checkpoint.write(*collect(self._outer, self._optimizer, self.progress))
+        with self._changing(offers, round_, tokens):
+            self._outer.step(self._word.tokens, loss)
+            self.progress = Progress(self.progress.steps + 1, self.progress.tokens + self._word.tokens)
+            for offer in offers:
+                self._apply(offer)
+            if round_ is not None:
+                self._publish(round_)
+        if round_ is not None and self._checkpoint.is_due():
+            self._save()
+        self._inside = False
         self._outer_s += time.perf_counter() - begun
+        self._after_step(before)
         return round_
 
     def flush(self, timeout_s: float) -> None:
         """Before leaving: publish what the open window holds, and see that all of it is on disk."""
         round_ = max(self._link.own_last + 1, self._link.clock)
         may = self._steps_since > 0 and round_ <= self._link.clock + 1 and not self.finished
-        if may and self._link.can_publish:
-            self._publish(round_)
-        self._checkpoint.write(*collect(self._outer, self._optimizer, self.progress), wait=True)
+        due = round_ if may and self._link.can_publish else None
+        with self._changing([], due):
+            if due is not None:
+                self._publish(due)
+        self._save(wait=True)
         self._link.wait_acknowledged(timeout_s)
 
     def drop_progress(self) -> None:
         """After the last round: go back to Phi, leaving out what the open windows hold."""
-        self._outer.reset()
+        everything = frozenset(range(len(self._outer.fragments)))
+        self._agree(everything)
+        with self._team.full(everything):
+            self._outer.reset()
+        self._steps_since = 0
 
     def settle(self) -> bool:
         """After `drop_progress`: take over Phi as it changes. Returns whether it did."""
-        changed = False
-        while (offer := self._link.take_offer()) is not None:
-            self._load(offer)
-            changed = True
-        return changed
+        offers = self._take_offers()
+        with self._changing(offers):
+            for offer in offers:
+                self._load(offer)
+        return bool(offers)
+
+    def finish(self, *, quiet_s: float = 2.0, timeout_s: float = 30.0) -> bool:
+        """Stop training and hold the swarm's own model, with nothing in it that is this node's alone.
+
+        Publishes the open window, as leaving does, and follows Phi until nothing has changed it for
+        `quiet_s`, or `timeout_s` have passed; returns whether it came to rest. Nodes that have merged the
+        same deltas then hold the same parameters, bit for bit.
+        """
+        self.flush(LEAVE_S)
+        self.drop_progress()
+        begun = changed = time.monotonic()
+        while True:
+            if self.settle():
+                changed = time.monotonic()
+            self._tell("finished")
+            now = time.monotonic()
+            rests, gives_up = now - changed >= quiet_s, now - begun >= timeout_s or self.should_stop
+            if self._agree(done=DONE if rests else GAVE_UP if gives_up else 0).done:
+                return rests
+            time.sleep(POLL_S)
 
     def report(self, report: control.Report) -> None:
         """Tell the daemon how training is doing."""
         self._link.send(report)
 
-    def close(self) -> None:
-        """Disconnect from the daemon."""
-        self._link.close()
-
     # -- inside
+
+    def _agree(
+        self,
+        touched: frozenset[int] = frozenset(),
+        *,
+        tokens: int = 0,
+        done: int = 0,
+        round_: int = 0,
+        version: int = 0,
+    ) -> Word:
+        self._word = self._team.agree(
+            Word(
+                tokens=tokens,
+                stop=int(self._is_told_to_stop()),
+                done=done,
+                own_last=max(self._link.own_last, round_),
+                clock=self._link.clock,
+                swarm_tokens=self._link.swarm_tokens,
+                links=self._link.links,
+                version=max(self.version, version),
+                steps=self.progress.steps,
+                own_tokens=self.progress.tokens,
+                loss=self.last_loss,
+                touched=touched,
+            )
+        )
+        return self._word
+
+    def _changing(
+        self, offers: Sequence[Offer] = (), round_: int | None = None, tokens: int = 0
+    ) -> AbstractContextManager[object]:
+        """Agree with the other ranks on what changes now; inside, those fragments are here in full."""
+        touched = {offer.fragment for offer in offers}
+        if round_ is not None:
+            touched.add(round_ % len(self._outer.fragments))
+        version = max((offer.version for offer in offers), default=0)
+        self._agree(frozenset(touched), tokens=tokens, round_=round_ or 0, version=version)
+        return self._team.full(frozenset(touched))
 
     def _due(self) -> int | None:
         if not self._link.can_publish:
@@ -204,14 +320,17 @@ class Peer:
         index = round_ % len(self._outer.fragments)
         area = self._link.payload_area
         length, window = self._outer.publish(index, round_, area)
-        self.last_loss = window.mean_loss
+        # A loss is for displays: one that overflowed (float16 before its scaler has settled) costs no delta.
+        loss = window.mean_loss
+        if isfinite(loss):
+            self.last_loss = max(-LOSS_MAX, min(LOSS_MAX, loss))
         self._link.publish(
             control.Publish(
                 round=round_,
                 base=window.base,
                 tokens=window.tokens,
                 steps=window.steps,
-                loss=window.mean_loss,
+                loss=self.last_loss,
                 codec=self._codec,
                 payload_bytes=length,
             ),
@@ -220,14 +339,31 @@ class Peer:
         self._steps_since = 0
         self._published_at = time.monotonic()
 
-    def _apply_offers(self) -> None:
+    def _save(self, *, wait: bool = False) -> None:
+        optimizers = self._optimizers if self._team.size == 1 else ()
+        self._checkpoint.write(*collect(self._outer, optimizers, self.progress), wait=wait)
+
+    def _take_offers(self) -> list[Offer]:
+        offers = []
         while (offer := self._link.take_offer()) is not None:
-            state = self._outer.fragments[offer.fragment]
-            # An image from before our own last delta was merged would take that delta back for a moment.
-            if offer.own_round >= state.last_published:
-                self._outer.apply(offer.fragment, offer.values(state.fragment), offer.merged_round)
-                self.version = max(self.version, offer.version)
-            self._link.took(offer)
+            offers.append(offer)
+        return offers
+
+    def _newer(self, offers: Sequence[Offer]) -> list[Offer]:
+        """Those that hold our own last delta: an image from before would take it back for a moment."""
+        newer = []
+        for offer in offers:
+            if offer.own_round >= self._outer.fragments[offer.fragment].last_published:
+                newer.append(offer)
+            else:
+                self._link.took(offer)
+        return newer
+
+    def _apply(self, offer: Offer) -> None:
+        fragment = self._outer.fragments[offer.fragment].fragment
+        self._outer.apply(offer.fragment, offer.values(fragment), offer.merged_round)
+        self.version = max(self.version, offer.version)
+        self._link.took(offer)
 
     def _load(self, offer: Offer) -> None:
         state = self._outer.fragments[offer.fragment]

@@ -19,17 +19,14 @@ from torch import nn
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import build_task
 from gossamer.models.task import DataStream, Task
-from gossamer.node import control, lifeline, logs
+from gossamer.node import lifeline, logs
 from gossamer.node.home import Home
 from gossamer.node.options import TrainerOptions
 from gossamer.node.peer import Peer
+from gossamer.node.reporting import Reporter
 from gossamer.protocol.errors import ConfigError, LocalError
 from gossamer.protocol.manifest import Manifest
 
-WARM_UP_STEPS = 20
-"""Inner steps over which a fresh inner optimizer's learning rate rises to its place."""
-
-REPORT_INTERVAL_S = 0.5
 LEAVE_S = 2.0
 
 log = logging.getLogger("gossamer.trainer")
@@ -63,14 +60,11 @@ class Trainer:
         self.peer = Peer.connect(
             self._model, self._optimizer, options.folder, manifest, stop_round=options.stop_round
         )
+        self._reporter = Reporter(str(self._device))
         self._state = "joining"
-        self._steps = 0
         self._val_loss: float | None = None
         self._val_loss_start: float | None = None
         self._evaluated_version = -1
-        self._reported_at = 0.0
-        self._recent = (time.monotonic(), 0)
-        self._tokens_per_s = 0.0
         self._stopping = threading.Event()
 
     @property
@@ -102,8 +96,7 @@ class Trainer:
         self.peer.flush(LEAVE_S)
 
     def _inner_step(self, batch: object) -> None:
-        warm_up = 1.0 if self.peer.resumed else min(1.0, (self._steps + 1) / WARM_UP_STEPS)
-        scale = warm_up * self._task.lr_scale(self.peer.swarm_tokens)
+        scale = self.peer.lr_scale(self._task.lr_scale)
         for group, peak in zip(self._optimizer.param_groups, self._peak_rates, strict=True):
             group["lr"] = peak * scale
         loss = self._task.loss(self._model, batch)
@@ -111,7 +104,6 @@ class Trainer:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         tokens = self._task.tokens(batch)
-        self._steps += 1
         published = self.peer.step(tokens, loss)
         every = self._options.evaluate_every
         if published is not None and every and published % every == 0 and not self.peer.finished:
@@ -137,27 +129,12 @@ class Trainer:
             self._stopping.wait(0.05)
 
     def _report(self) -> None:
-        now = time.monotonic()
-        if now - self._reported_at < REPORT_INTERVAL_S:
-            return
-        self._reported_at = now
-        since, tokens = self._recent
-        if now - since > 2.0:
-            self._tokens_per_s = (self.peer.progress.tokens - tokens) / (now - since)
-            self._recent = (now, self.peer.progress.tokens)
-        self.peer.report(
-            control.Report(
-                state=self._state,
-                inner_steps=self.peer.progress.steps,
-                tokens=self.peer.progress.tokens,
-                tokens_per_s=self._tokens_per_s,
-                loss=self.peer.last_loss,
-                val_loss=self._val_loss,
-                val_loss_start=self._val_loss_start,
-                evaluated_version=self._evaluated_version,
-                wait_fraction=self.peer.wait_fraction,
-                device=str(self._device),
-            )
+        self._reporter.report(
+            self.peer,
+            self._state,
+            val_loss=self._val_loss,
+            val_loss_start=self._val_loss_start,
+            evaluated_version=self._evaluated_version,
         )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from gossamer.bootstrap import manifests
 from gossamer.node import genesis, snapshots
@@ -151,3 +153,64 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
         with pytest.raises(StorageError, match="cannot write"):
             manifests.write(manifest, path)
     assert list(tmp_path.iterdir()) == []
+
+
+# -- a model of one's own
+
+
+class Odd(nn.Module):
+    """Tied, frozen, a buffer, a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+        self.frozen = nn.Linear(3, 3).requires_grad_(False)
+        self.inner = nn.Linear(3, 3)
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+def test_describing_a_model_lists_what_it_trains(tmp_path: Path) -> None:
+    model = Odd()
+    manifest = manifests.describe(model, name="odd", codec="topk", every_seconds=2.0, options={"width": 3})
+    found = {spec.name: (spec.shape, spec.averaging) for spec in manifest.layout.tensors}
+    assert found == {
+        "scale": ((), "mean"),
+        "embed.weight": ((5, 3), "mean"),
+        "norm.weight": ((3,), "mean"),
+        "norm.bias": ((3,), "mean"),
+        "inner.weight": ((3, 3), "rda"),
+        "inner.bias": ((3,), "mean"),
+    }
+    assert manifest.task.name == manifests.CUSTOM
+    assert (manifest.outer.momentum, manifest.pace.every_steps) == (0.0, 0)
+    assert manifest.genesis.root == snapshots.digest(genesis.parameters(model, manifest.plan()))
+    manifests.write(manifest, tmp_path / "m.toml")
+    assert manifests.read(tmp_path / "m.toml") == manifest
+
+
+def test_a_compiled_or_wrapped_model_is_described_like_the_plain_one() -> None:
+    model = nn.Linear(3, 2)
+    plain = manifests.describe(model, name="x")
+    for other in (torch.compile(model, backend="eager"), nn.DataParallel(model)):
+        assert manifests.describe(other, name="x").layout == plain.layout  # type: ignore[arg-type]
+
+
+def test_averaging_can_be_chosen_by_tensor() -> None:
+    manifest = manifests.describe(nn.Linear(3, 2), name="x", averaging={"weight": "mean"})
+    assert [spec.averaging for spec in manifest.layout.tensors] == ["mean", "mean"]
+    with pytest.raises(ConfigError, match="'wieght', which the model does not train"):
+        manifests.describe(nn.Linear(3, 2), name="x", averaging={"wieght": "mean"})
+    with pytest.raises(ConfigError, match="averaging 'median' is unknown"):
+        manifests.describe(nn.Linear(3, 2), name="x", averaging={"weight": "median"})
+
+
+def test_models_that_cannot_be_described() -> None:
+    with pytest.raises(ConfigError, match="nothing to train"):
+        manifests.describe(nn.Linear(3, 2).requires_grad_(False), name="x")
+    far = nn.Linear(3, 2)
+    nn.init.constant_(far.bias, 100.0)
+    with pytest.raises(ConfigError, match="tensor .bias.: .*64"):
+        manifests.describe(far, name="x")

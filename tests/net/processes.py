@@ -40,6 +40,12 @@ def gossamer(*args: object, timeout: float = 60) -> subprocess.CompletedProcess[
     )
 
 
+def gossamer_status(address: str) -> dict[str, Any] | None:
+    """A node's status by the command line, None if it does not answer."""
+    done = gossamer("status", address, "--json")
+    return json.loads(done.stdout) if done.returncode == 0 else None
+
+
 def processes_naming(folder: Path) -> list[psutil.Process]:
     """Running processes whose command line names a folder."""
     found = []
@@ -122,9 +128,7 @@ class SwarmRun:
         raise AssertionError(f"{name} has no supervisor")
 
     def status(self, address: str) -> dict[str, Any] | None:
-        """A node's status by the command line, None if it does not answer."""
-        done = gossamer("status", address, "--json")
-        return json.loads(done.stdout) if done.returncode == 0 else None
+        return gossamer_status(address)
 
     # -- waiting
 

@@ -44,7 +44,7 @@ def trained():
 def saved(tmp_path):
     _, outer, optimizer = trained()
     path = tmp_path / "trainer.safetensors"
-    CheckpointWriter(path).write(*collect(outer, optimizer, Progress(8, 16)), wait=True)
+    CheckpointWriter(path).write(*collect(outer, [optimizer], Progress(8, 16)), wait=True)
     return path, outer, optimizer
 
 
@@ -53,7 +53,7 @@ def test_all_of_it_comes_back(saved):
     _, again, fresh = make(seed=1)
     for state, known in zip(again.fragments, outer.fragments, strict=True):
         state.last_published = known.last_published
-    assert restore(path, again, fresh) == Progress(8, 16)
+    assert restore(path, again, [fresh]) == (Progress(8, 16), True)
     for state, known in zip(again.fragments, outer.fragments, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(state.residual, known.residual, strict=True))
         assert all(torch.equal(a, b) for a, b in zip(state.momentum, known.momentum, strict=True))
@@ -68,7 +68,7 @@ def test_a_residual_of_an_older_delta_is_left_out(saved):
     _, again, fresh = make(seed=1)
     again.fragments[0].last_published = outer.fragments[0].last_published
     again.fragments[1].last_published = outer.fragments[1].last_published + 2
-    assert restore(path, again, fresh) is not None
+    assert restore(path, again, [fresh]) is not None
     assert any(residual.any() for residual in again.fragments[0].residual)
     assert not any(residual.any() for residual in again.fragments[1].residual)
 
@@ -90,7 +90,7 @@ def test_what_does_not_fit_changes_nothing(saved, damage, monkeypatch):
         tensors = tuple((name, tuple(p.shape), "mean") for name, p in named_tensors(wider))
         outer = OuterLoop(dict(named_tensors(wider)), builders.manifest(tensors=tensors))
         optimizer = torch.optim.AdamW(wider.parameters())
-    assert restore(path, outer, optimizer) is None
+    assert restore(path, outer, [optimizer]) is None
     assert not any(residual.any() for state in outer.fragments for residual in state.residual)
     assert optimizer.state_dict()["state"] == {}
 
@@ -100,10 +100,10 @@ def test_sgd_without_state_and_scalars_come_back(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     train(model, outer, optimizer, 2)
     path = tmp_path / "trainer.safetensors"
-    CheckpointWriter(path).write(*collect(outer, optimizer, Progress(2, 4)), wait=True)
+    CheckpointWriter(path).write(*collect(outer, [optimizer], Progress(2, 4)), wait=True)
     again, fresh_outer, _ = make(seed=1)
     fresh = torch.optim.SGD(again.parameters(), lr=0.1, momentum=0.9)
-    assert restore(path, fresh_outer, fresh) == Progress(2, 4)
+    assert restore(path, fresh_outer, [fresh]) == (Progress(2, 4), True)
     known = optimizer.state_dict()["state"]
     assert torch.equal(fresh.state_dict()["state"][0]["momentum_buffer"], known[0]["momentum_buffer"])
 
@@ -114,7 +114,7 @@ def test_a_full_disk_is_a_log_line(tmp_path, monkeypatch, caplog):
 
     monkeypatch.setattr(checkpoint, "write_atomically", full)
     _, outer, optimizer = trained()
-    CheckpointWriter(tmp_path / "t").write(*collect(outer, optimizer, Progress()), wait=True)
+    CheckpointWriter(tmp_path / "t").write(*collect(outer, [optimizer], Progress()), wait=True)
     assert "No space left on device" in caplog.text
 
 
@@ -131,9 +131,47 @@ def test_a_full_disk_is_a_log_line(tmp_path, monkeypatch, caplog):
 )
 def test_metadata_that_was_never_written_changes_nothing(saved, tmp_path, key, text):
     _, outer, optimizer = saved
-    tensors, metadata = collect(outer, optimizer, Progress(8, 16))
+    tensors, metadata = collect(outer, [optimizer], Progress(8, 16))
     path = tmp_path / "damaged.safetensors"
     path.write_bytes(save(tensors, {**metadata, key: text}))
     _, again, fresh = make(seed=1)
-    assert restore(path, again, fresh) is None
+    assert restore(path, again, [fresh]) is None
     assert fresh.state_dict()["state"] == {}
+
+
+@pytest.mark.parametrize("change", ["another class", "split in two", "another order"])
+def test_other_optimizers_begin_afresh_and_the_rest_comes_back(saved, change):
+    path, outer, _ = saved
+    model, again, _ = make(seed=1)
+    first, *others = model.parameters()
+    optimizers = {
+        "another class": [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)],
+        "split in two": [torch.optim.AdamW(others), torch.optim.AdamW([first])],
+        "another order": [torch.optim.AdamW([*others, first])],
+    }[change]
+    for state, known in zip(again.fragments, outer.fragments, strict=True):
+        state.last_published = known.last_published
+    assert restore(path, again, optimizers) == (Progress(8, 16), False)
+    assert all(not optimizer.state_dict()["state"] for optimizer in optimizers)
+    assert any(residual.any() for state in again.fragments for residual in state.residual)
+
+
+def test_several_optimizers_come_back_each_with_its_own(tmp_path):
+    def split(model):
+        first, *others = model.parameters()
+        return [torch.optim.SGD([first], lr=0.1, momentum=0.9), torch.optim.AdamW(others)]
+
+    model, outer, _ = make()
+    optimizers = split(model)
+    model(torch.ones(2, 6)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    path = tmp_path / "t"
+    CheckpointWriter(path).write(*collect(outer, optimizers, Progress(1, 2)), wait=True)
+    fresh_model, fresh_outer, _ = make(seed=1)
+    fresh = split(fresh_model)
+    assert restore(path, fresh_outer, fresh) == (Progress(1, 2), True)
+    for ours, theirs in zip(fresh, optimizers, strict=True):
+        for index, state in theirs.state_dict()["state"].items():
+            for key, value in state.items():
+                assert torch.equal(ours.state_dict()["state"][index][key], value)

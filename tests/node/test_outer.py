@@ -200,7 +200,7 @@ def test_a_model_that_does_not_fit_names_the_first_tensor() -> None:
         loop_for(wrong, manifest)
     more = Net()
     more.extra = nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match=r"trains tensor 'extra\.bias'"):
+    with pytest.raises(ConfigError, match=r"trains tensor 'extra\.weight'"):
         loop_for(more, manifest)
 
 

@@ -18,10 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gossamer.node import supervisor as supervisor_module
+from gossamer.node import service as service_module
 from gossamer.node.lifeline import Child
 from gossamer.node.options import DaemonOptions
-from gossamer.node.supervisor import Supervisor, _Service
+from gossamer.node.service import Service
+from gossamer.node.supervisor import Supervisor
 from tests.net.processes import assert_all_gone, processes_naming, wait_for
 
 FAITHFUL = """
@@ -114,6 +115,23 @@ def test_children_end_with_a_parent_that_is_killed(scripts: Path) -> None:
     assert_all_gone(scripts, 5)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_worker_does_not_keep_the_children_of_its_parent_alive(scripts: Path) -> None:
+    """As a DataLoader's workers would, which may outlive a script that is killed."""
+    child = Child(write(scripts, "faithful", FAITHFUL), [str(scripts / "up")])
+    wait_up(scripts / "up")
+    worker = os.fork()
+    if worker == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        child.close()
+        assert child.process.wait(5) == -signal.SIGTERM
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+
+
 def test_descriptors_are_given_back(scripts: Path) -> None:
     gc.collect()
     before = psutil.Process().num_fds()
@@ -147,7 +165,7 @@ def test_a_child_that_dies_is_started_again_with_backoff() -> None:
         children.append(FakeChild())
         return children[-1]  # type: ignore[return-value]
 
-    service = _Service("daemon", start)
+    service = Service("daemon", start)
     now = 100.0
     pauses = []
     for _ in range(9):
@@ -162,8 +180,8 @@ def test_a_child_that_dies_is_started_again_with_backoff() -> None:
         pauses.append(now - died)
     assert pauses[0] == pytest.approx(0.5, abs=0.11)
     assert pauses == sorted(pauses)
-    assert pauses[-1] == pytest.approx(supervisor_module.BACKOFF_MAX_S, abs=0.11)
-    now += supervisor_module.STEADY_AFTER_S + 1
+    assert pauses[-1] == pytest.approx(service_module.BACKOFF_MAX_S, abs=0.11)
+    now += service_module.STEADY_AFTER_S + 1
     children[-1].status = 1
     service.keep_running(now)
     assert service.restart_at - now == pytest.approx(0.5), "it had been steady"
@@ -172,7 +190,7 @@ def test_a_child_that_dies_is_started_again_with_backoff() -> None:
 @pytest.mark.parametrize("status", [0, 2])
 def test_a_child_that_is_done_or_has_told_what_to_mend_is_not_started_again(status: int) -> None:
     child = FakeChild()
-    service = _Service("trainer", lambda: child)  # type: ignore[arg-type,return-value]
+    service = Service("trainer", lambda: child)  # type: ignore[arg-type,return-value]
     service.keep_running(0.0)
     child.status = status
     assert service.keep_running(1.0) == status
@@ -187,10 +205,11 @@ SUPERVISE = """
     from gossamer.node import supervisor
     from gossamer.node.lifeline import Child
     from gossamer.node.options import DaemonOptions
+    from gossamer.node.service import Service
     folder = Path(sys.argv[1])
     one = supervisor.Supervisor(DaemonOptions(folder=folder), None)
     one._services = [
-        supervisor._Service(name, lambda name=name: Child(name, [str(folder / (name + ".up"))]))
+        Service(name, lambda name=name: Child(name, [str(folder / (name + ".up"))]))
         for name in sys.argv[2:]
     ]
     sys.exit(one.run())
@@ -242,7 +261,7 @@ def test_a_killed_child_comes_back(scripts: Path) -> None:
 def test_stop_from_another_thread(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = Supervisor(DaemonOptions(folder=scripts), None)
     name = write(scripts, "faithful", FAITHFUL)
-    supervisor._services = [_Service("daemon", lambda: Child(name, [str(scripts / "up")]))]
+    supervisor._services = [Service("daemon", lambda: Child(name, [str(scripts / "up")]))]
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         threading.Timer(0.5, supervisor.stop).start()

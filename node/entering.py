@@ -1,0 +1,133 @@
+"""Becoming a node of a swarm: its folder, its manifest, its invitation.
+
+What `gossamer node` and `Peer.attach` have in common before a daemon is started.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from gossamer.models.registry import task_names
+from gossamer.node.address import parse_address, parse_contact
+from gossamer.node.askers import asker_of, nodes_root
+from gossamer.node.client import fetch_manifest
+from gossamer.node.home import Home
+from gossamer.node.restore import has_model
+from gossamer.protocol.errors import ConfigError, NotAnsweredError
+from gossamer.protocol.invitation import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
+from gossamer.protocol.manifest import Manifest, from_toml
+
+
+def default_folder(swarm_id: bytes, suffix: str = "") -> Path:
+    """Where a node of a swarm lives unless told otherwise."""
+    return nodes_root() / (swarm_id.hex()[:12] + suffix)
+
+
+def checked_join(join: Iterable[str] | None) -> tuple[str, ...]:
+    """Join addresses. Raises ConfigError for one that is none."""
+    return tuple(str(parse_contact(text)) for text in join or ())
+
+
+def checked_advertise(advertise: Sequence[str] | None) -> tuple[str, ...]:
+    """Addresses to be dialled at. Raises ConfigError for one that is none."""
+    for address in advertise or ():
+        parse_address(address)
+    return tuple(advertise or ())
+
+
+def given_invitation(text: str | None) -> Invitation | None:
+    """An invitation given as its text, or as a file that holds it. Raises ConfigError."""
+    if text is None:
+        return None
+    if not text.startswith(PREFIX):
+        try:
+            with open(text, encoding="utf-8") as file:
+                text = file.read(INVITATION_BYTES_MAX)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--invite takes an invitation or a file with one: {error}") from None
+    return read_invitation(text)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest that a person has written or edited. Raises ConfigError."""
+    try:
+        return from_toml(path.read_text("utf-8"), str(path))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text; a manifest is TOML, as gossamer init writes it") from None
+
+
+def enter_swarm(join: tuple[str, ...], folder: Path | None, swarm_id: str | None, plaintext: bool) -> Home:
+    """The folder of the swarm to take part in, made if need be. Raises ConfigError or UnreachableError."""
+    known = Home(folder).manifest() if folder is not None else None
+    if known is not None:
+        if swarm_id is not None and not known.swarm_id.hex().startswith(swarm_id.lower()):
+            raise ConfigError(f"{folder} belongs to swarm {known.swarm_id.hex()[:12]}, not {swarm_id}")
+        home = Home(folder or Path())
+        if not join and not home.read_peers() and not has_model(home, known):
+            raise ConfigError(f"the node in {home.root} never got the model; give a node with --join ADDRESS")
+        return home
+    if not join:
+        raise ConfigError("which swarm? Give a node of it with --join ADDRESS, or a folder with --dir")
+    contacts = tuple(map(parse_contact, join))
+    try:
+        manifest = fetch_manifest(contacts, swarm_id, plaintext=plaintext)
+    except NotAnsweredError as error:
+        own = own_id(folder)
+        raise ConfigError(
+            f"{error}. If it should let this machine in, send an owner of the swarm the node id {own},"
+            " and start with --invite and the invitation that comes back"
+        ) from None
+    if swarm_id is None and not all(contact.node_id for contact in contacts):
+        print(
+            f"joining swarm {manifest.swarm_id.hex()} (trusted on first use: pin it with --swarm-id, or the"
+            " node with gossamer://NODE_ID@HOST:PORT)",
+            file=sys.stderr,
+        )
+    home = new_home(folder, manifest.swarm_id)
+    home.adopt(manifest)
+    return home
+
+
+def enter_invited(
+    invitation: Invitation, join: tuple[str, ...], folder: Path | None, plaintext: bool
+) -> Home:
+    """The folder of the swarm that we were invited to. Raises ConfigError or UnreachableError."""
+    home = new_home(folder, invitation.swarm_id)
+    home.keep_invitation(invitation)
+    if home.manifest() is None:
+        if not join:
+            raise ConfigError("the invitation names no address; give a node of the swarm with --join ADDRESS")
+        contacts = tuple(map(parse_contact, join))
+        swarm_id = invitation.swarm_id.hex()
+        home.adopt(fetch_manifest(contacts, swarm_id, plaintext=plaintext, asker=asker_of(home)))
+    elif asker_of(home).swarm_id != invitation.swarm_id:
+        raise ConfigError(f"{home.root} belongs to another swarm than the invitation; choose another --dir")
+    return home
+
+
+def new_home(folder: Path | None, swarm_id: bytes) -> Home:
+    """A folder for a node; the default one becomes this machine's own node (see `gossamer id`)."""
+    home = Home((folder or default_folder(swarm_id)).absolute())
+    home.create()
+    if folder is None and (nodes_root() / "key").exists():
+        home.copy_key(nodes_root() / "key")
+    return home
+
+
+def own_id(folder: Path | None) -> str:
+    """Id of the node in a folder, or of this machine's node; a key is made if there is none."""
+    home = Home(folder or nodes_root())
+    home.create()
+    return home.identity().node_id.hex()
+
+
+def check_trainable(home: Home) -> None:
+    """Raise ConfigError if the swarm's task is not one of ours but a script of somebody's own."""
+    manifest = home.manifest()
+    if manifest is not None and manifest.task.name not in task_names():
+        raise ConfigError(
+            f"swarm {manifest.swarm.name!r} trains {manifest.task.name!r}, which is a script of its own: join"
+            " with Peer.attach in that script (docs/your-model.md), or hold a replica with --observe"
+        )

@@ -1,0 +1,211 @@
+"""One trainer of several processes: torchrun's ranks, under DistributedDataParallel or FSDP2.
+
+The first rank talks to the daemon and forms the deltas; the others have no outer loop. At each step boundary
+all ranks exchange one `Word`, a small all-reduce on the CPU: it sums what each of them trained on, and
+carries what the first has decided. Only where that says that a fragment changes, more is sent:
+
+* plain parameters (DDP) are alike on all ranks, so the first rank works on its own and broadcasts them;
+* sharded ones (DTensor) are gathered to full tensors on the first rank's CPU, and dealt out again.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gossamer.protocol.layout import Layout
+
+FRAGMENTS_AT = 11
+"""Where in a word's numbers the fragments begin."""
+
+DONE, GAVE_UP = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What the ranks agree on at a step boundary: all of it the first rank's, but the first two."""
+
+    tokens: int = 0
+    """Summed over the ranks."""
+    stop: int = 0
+    """How many of them have been told to stop."""
+    done: int = 0
+    """Whether what all are doing together (beginning, settling) is over: `DONE`, or `GAVE_UP`."""
+    own_last: int = 0
+    clock: int = 0
+    swarm_tokens: int = 0
+    links: int = 0
+    version: int = 0
+    steps: int = 0
+    own_tokens: int = 0
+    loss: float = 0.0
+    touched: frozenset[int] = field(default=frozenset())
+    """Fragments that change now."""
+
+
+class Team(Protocol):
+    """The processes that train one model."""
+
+    rank: int
+    size: int
+
+    def bind(self, layout: Layout) -> Mapping[str, Tensor]:
+        """Learn the fragments; returns the parameters in full, for the first rank's outer loop."""
+        ...
+
+    def agree(self, word: Word) -> Word:
+        """Exchange words."""
+        ...
+
+    def full(self, fragments: frozenset[int]) -> AbstractContextManager[object]:
+        """Inside, the first rank has these fragments in full and may change them; afterwards all have."""
+        ...
+
+
+class Alone:
+    """A team of one, which has nothing to agree on."""
+
+    rank = 0
+    size = 1
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def bind(self, layout: Layout) -> Mapping[str, Tensor]:
+        return self._tensors
+
+    def agree(self, word: Word) -> Word:
+        return word
+
+    def full(self, fragments: frozenset[int]) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
+class Ranks:
+    """All ranks of torch.distributed's default group. Every method is a collective: all call it alike."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._fragments: Sequence[Sequence[str]] = ()
+        self._copies: dict[str, Tensor] = {}
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        # Words are numbers on the CPU, whatever the model is on: no rank waits for its device.
+        self._cpu = dist.new_group(backend="gloo")
+
+    def bind(self, layout: Layout) -> Mapping[str, Tensor]:
+        if not self._fragments:
+            self._fragments = [[slot.spec.name for slot in fragment.slots] for fragment in layout.fragments]
+            for fragment in range(len(self._fragments)):
+                self._gather(fragment)
+        return {**self._tensors, **self._copies}
+
+    def share(self, data: bytes) -> bytes:
+        """The first rank's bytes, on all ranks."""
+        length = torch.tensor([len(data)])
+        dist.broadcast(length, 0, group=self._cpu)
+        numbers = torch.zeros(int(length), dtype=torch.uint8)
+        if self.rank == 0 and data:
+            numbers.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        dist.broadcast(numbers, 0, group=self._cpu)
+        return numbers.numpy().tobytes()
+
+    def agree(self, word: Word) -> Word:
+        # float64 holds every integer here exactly: none comes near 2**53.
+        numbers = torch.zeros(FRAGMENTS_AT + len(self._fragments), dtype=torch.float64)
+        numbers[:2] = torch.tensor([word.tokens, word.stop])
+        if self.rank == 0:
+            numbers[2:FRAGMENTS_AT] = torch.tensor(
+                [
+                    word.done,
+                    word.own_last,
+                    word.clock,
+                    word.swarm_tokens,
+                    word.links,
+                    word.version,
+                    word.steps,
+                    word.own_tokens,
+                    word.loss,
+                ],
+                dtype=torch.float64,
+            )
+            for fragment in word.touched:
+                numbers[FRAGMENTS_AT + fragment] = 1
+        dist.all_reduce(numbers, group=self._cpu)
+        said = numbers.tolist()
+        tokens, stop, done, own_last, clock, swarm_tokens, links, version, steps, own_tokens = map(
+            int, said[:10]
+        )
+        touched = frozenset(i for i in range(len(self._fragments)) if said[FRAGMENTS_AT + i])
+        return Word(
+            tokens,
+            stop,
+            done,
+            own_last,
+            clock,
+            swarm_tokens,
+            links,
+            version,
+            steps,
+            own_tokens,
+            said[10],
+            touched,
+        )
+
+    @contextmanager
+    def full(self, fragments: frozenset[int]) -> Iterator[None]:
+        for fragment in sorted(fragments):
+            self._gather(fragment)
+        yield
+        for fragment in sorted(fragments):
+            self._scatter(fragment)
+
+    def _gather(self, fragment: int) -> None:
+        for name in self._fragments[fragment]:
+            tensor = self._tensors[name].detach()
+            if is_sharded(tensor):
+                whole = tensor.full_tensor()  # type: ignore[attr-defined]
+                if self.rank == 0:
+                    self._copies.setdefault(name, torch.empty(whole.shape, dtype=whole.dtype)).copy_(whole)
+
+    def _scatter(self, fragment: int) -> None:
+        for name in self._fragments[fragment]:
+            tensor = self._tensors[name].detach()
+            if is_sharded(tensor):
+                _deal_out(self._copies.get(name), tensor)
+            else:
+                dist.broadcast(tensor, 0)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor, as FSDP2 and tensor parallelism make them."""
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
+def _deal_out(whole: Tensor | None, sharded: Tensor) -> None:
+    """Set a DTensor to a full tensor that the first rank has."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(sharded, DTensor)
+    local = sharded.to_local()
+    source = torch.empty(sharded.shape, dtype=local.dtype, device=local.device)
+    if whole is not None:
+        source.copy_(whole)
+    dealt = distribute_tensor(source, sharded.device_mesh, sharded.placements)
+    assert isinstance(dealt, DTensor)
+    local.copy_(dealt.to_local())
+
+
+def team_of(tensors: Mapping[str, Tensor]) -> Alone | Ranks:
+    """The team that this process belongs to: torch.distributed's, where it has been initialised."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return Alone(tensors)
+    if dist.get_world_size() == 1 and not any(map(is_sharded, tensors.values())):
+        return Alone(tensors)
+    return Ranks(tensors)

@@ -1,0 +1,74 @@
+"""A child process that should always run: started again with backoff when it dies.
+
+A child that ends with exit status 0 or 2 is not: it is done, or has told a person what to mend.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from gossamer.node.address import parse_address
+from gossamer.node.home import Home
+from gossamer.node.lifeline import Child
+from gossamer.node.options import DaemonOptions
+
+BACKOFF_MAX_S = 30.0
+STEADY_AFTER_S = 60.0
+"""A child that ran this long starts with a fresh backoff."""
+
+USER_ERROR = 2
+
+log = logging.getLogger("gossamer.supervisor")
+
+
+@dataclass(slots=True)
+class Service:
+    """One child that should always run."""
+
+    name: str
+    start: Callable[[], Child]
+    child: Child | None = None
+    started: float = 0.0
+    failures: int = 0
+    restart_at: float = field(default=0.0)
+
+    def keep_running(self, now: float) -> int | None:
+        """Start it if it is time to; returns the exit status of a child that should not be restarted."""
+        if self.child is None:
+            if now >= self.restart_at:
+                self.child = self.start()
+                self.started = now
+            return None
+        status = self.child.poll()
+        if status is None:
+            return None
+        self.child.close()
+        self.child = None
+        if status in (0, USER_ERROR):
+            return status
+        self.failures = 1 if now - self.started > STEADY_AFTER_S else self.failures + 1
+        pause = min(BACKOFF_MAX_S, 0.5 * 2 ** (self.failures - 1))
+        self.restart_at = now + pause
+        log.warning("the %s ended (status %d); starting it again in %.1f s", self.name, status, pause)
+        return None
+
+
+def daemon_service(options: DaemonOptions) -> Service:
+    """A daemon. A restarted one asks for the port it had, so that peers find it where they left it."""
+    home = Home(options.folder)
+
+    def start() -> Child:
+        listen = options.listen
+        known = home.read_daemon()
+        host, port = parse_address(options.listen, port_min=0)
+        if known is not None and port == 0 and service.failures == 1:
+            listen = f"{host}:{parse_address(str(known['address']))[1]}"
+        # The daemon sums pieces that fit in cache: a BLAS that spreads them over threads would only wait.
+        return Child(
+            "gossamer.node.daemon",
+            [replace(options, listen=listen).to_json()],
+            env={"OPENBLAS_NUM_THREADS": "1"},
+        )
+
+    service = Service("daemon", start)
+    return service

@@ -1,0 +1,111 @@
+"""Every Python block of `docs/your-model.md` runs as it stands, but for ports, addresses and folders."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gossamer.node.home import Home
+from tests.net.processes import assert_all_gone, processes_naming, wait_for
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "your-model.md"
+
+FOUNDER = """
+    from gossamer.node.peer import Peer
+
+    with Peer.attach(model, optimizer, manifest="swarm.toml", listen="127.0.0.1:0", folder="founder") as peer:
+        while not peer.should_stop:
+            loss = nn.functional.mse_loss(model(inputs[:32]), dataset.tensors[1][:32])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            peer.step(tokens=32, loss=loss)
+"""
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Info string and text of each fenced block."""
+    return re.findall(r"^```(.*?)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def environment(base: Path) -> dict[str, str]:
+    return {**os.environ, "GOSSAMER_HOME": str(base / "home"), "OMP_NUM_THREADS": "1"}
+
+
+def run(base: Path, text: str, *runner: str) -> str:
+    """Run a script to its end; returns what it printed."""
+    script = base / "script.py"
+    script.write_text(text)
+    done = subprocess.run(
+        [sys.executable, *runner, str(script)],
+        cwd=base,
+        env=environment(base),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextmanager
+def founder(base: Path, beginning: str) -> Iterator[str]:
+    """A node that others can join; gives its address with its id."""
+    script = base / "founder.py"
+    script.write_text(beginning + textwrap.dedent(FOUNDER))
+    process = subprocess.Popen([sys.executable, str(script)], cwd=base, env=environment(base))
+    try:
+
+        def contact() -> str | None:
+            assert process.poll() is None
+            facts = Home(base / "founder").read_daemon()
+            return f"gossamer://{facts['node_id']}@{facts['address']}" if facts else None
+
+        yield str(wait_for(contact, 60, "the founder listening"))
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_page_has_nothing_that_is_not_run() -> None:
+    assert {info for info, _ in blocks()} == {"python", "python torchrun"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_block_runs(tmp_path: Path) -> None:
+    plain = [text for info, text in blocks() if info == "python"]
+    (ranks,) = [text for info, text in blocks() if info == "python torchrun"]
+    data, describe, *rest = plain
+    try:
+        run(tmp_path, data + describe)
+        with founder(tmp_path, data) as contact:
+            text = "\n".join([data, *rest])
+            assert "0.0.0.0:7700" in text and "gossamer://NODE_ID@host:7700" in text
+            text = text.replace("0.0.0.0:7700", "127.0.0.1:0")
+            text = text.replace("gossamer://NODE_ID@host:7700", contact)
+            said = run(tmp_path, text)
+        assert "others join with gossamer://" in said
+        assert "took over version" in said
+        assert "'swarm_tokens'" in said
+        assert (tmp_path / "model.pt").exists()
+        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2"]
+        rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+        head = data + "from gossamer.node.peer import Peer\n"
+        run(tmp_path, head + ranks, *torchrun, *rendezvous)
+        assert_all_gone(tmp_path, 8)
+    finally:
+        for process in processes_naming(tmp_path):
+            process.kill()

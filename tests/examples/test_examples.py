@@ -1,0 +1,114 @@
+"""The scripts in `examples/`: two processes of each join one swarm, train, and leave in good order."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gossamer.node.home import Home
+from tests.net.processes import assert_all_gone, gossamer_status, processes_naming, wait_for
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+pytestmark = pytest.mark.slow
+
+
+class Script:
+    """One run of an example."""
+
+    def __init__(self, base: Path, script: str, name: str, *args: str) -> None:
+        self.folder = base / name
+        self.log = base / f"{name}.log"
+        command = [str(EXAMPLES / script), "--dir", str(self.folder), "--listen", "127.0.0.1:0", *args]
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *command],
+                cwd=base,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    def has_said(self, text: str) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        return text in self.log.read_text()
+
+    def address(self) -> str | None:
+        assert self.process.poll() is None, self.log.read_text()
+        facts = Home(self.folder).read_daemon()
+        return str(facts["address"]) if facts else None
+
+    def end(self) -> str:
+        """SIGTERM; returns what it has said."""
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(30)
+        said = self.log.read_text()
+        assert status == 0, said
+        assert "Traceback" not in said
+        return said
+
+
+@contextmanager
+def two_of(base: Path, script: str) -> Iterator[tuple[Script, Script]]:
+    """A founder and one who joined it."""
+    scripts = [Script(base, script, "one")]
+    try:
+        address = str(wait_for(scripts[0].address, 60, "the founder's daemon listening"))
+        scripts.append(Script(base, script, "two", "--join", address))
+        yield scripts[0], scripts[1]
+        assert_all_gone(base, 5)
+    finally:
+        for process in processes_naming(base):
+            process.kill()
+        for one in scripts:
+            one.process.wait(10)
+
+
+def test_the_plain_loop(tmp_path: Path) -> None:
+    with two_of(tmp_path, "plain_loop.py") as (one, two):
+        for script in (one, two):
+            wait_for(lambda script=script: script.has_said("round "), 60, "a round published")
+        for said in (one.end(), two.end()):
+            assert "sum of parameters" in said
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed")
+def test_the_digits_are_learnt(tmp_path: Path) -> None:
+    with two_of(tmp_path, "digits.py") as (one, two):
+        wait_for(lambda: two.has_said("accuracy before"), 60, "the second node has begun")
+        wait_for(lambda: (node_round(two) or 0) >= 6, 60, "the second node in a later round")
+        for said in (one.end(), two.end()):
+            assert float(said.rsplit("accuracy after", 1)[1].split(": ")[1]) > 0.8
+        first = float(one.log.read_text().split("accuracy before: ")[1].split()[0])
+        assert first < 0.5, "it had to be learnt"
+
+
+def node_round(script: Script) -> int | None:
+    address = script.address()
+    status = gossamer_status(address) if address else None
+    return int(status["round"]) if status else None
+
+
+def test_without_scikit_learn_the_digits_say_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "sklearn.py").write_text("raise ImportError('not here')")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "digits.py")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines() == [
+        "digits.py needs scikit-learn for its images: pip install scikit-learn"
+    ]

@@ -1,0 +1,109 @@
+"""A small training script with a `Peer` in it, a process of its own in `test_attach.py` and `test_ranks.py`.
+
+    python -m tests.net.attached '{"folder": ..., "manifest": ..., ...}'
+
+It trains until a file ``stop`` appears beside its folder, rests with the swarm's own model, and writes what
+it then holds to FOLDER.RANK.json. A line of output a step keeps the test informed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gossamer.models.task import named_tensors
+from gossamer.node.peer import Peer
+
+FEATURES = 12
+
+
+def build_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), nn.Linear(32, 1))
+
+
+def digest(model: nn.Module) -> str:
+    """Of all parameters' bytes, gathered where they are sharded."""
+    hashed = sha256()
+    for _, parameter in named_tensors(model):
+        tensor = parameter.detach()
+        full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        hashed.update(full.cpu().numpy().tobytes())
+    return hashed.hexdigest()
+
+
+def train(options: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    rank, how = int(os.environ.get("RANK", "0")), options.get("how", "alone")
+    model = build_model()
+    if how != "alone":
+        dist.init_process_group("gloo")
+    if how == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    elif how == "fsdp":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    folder = Path(options["folder"])
+    stop = folder.parent / "stop"
+    merged: list[int] = []
+    peer = Peer.attach(
+        model,
+        optimizer,
+        manifest=options.get("manifest"),
+        join=options.get("join", []),
+        folder=folder,
+        listen="127.0.0.1:0",
+        name=folder.name,
+    )
+    with peer:
+        peer.on_merged(lambda peer: merged.append(peer.version))
+        generator = torch.Generator().manual_seed(int.from_bytes(peer.node_id[:6], "big") + rank)
+        while not (stop.exists() if how == "alone" else _any(stop.exists())):
+            if peer.should_stop and not options.get("stubborn"):
+                break
+            inputs = torch.randn(16, FEATURES, generator=generator)
+            loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            peer.step(tokens=len(inputs), loss=loss)
+            if rank == 0:
+                print(json.dumps(peer.metrics()), flush=True)
+            time.sleep(options.get("pause", 0.005))
+            if options.get("fails_at") == peer.round:
+                raise RuntimeError("as asked")
+        rests = peer.finish(quiet_s=3.0, timeout_s=40.0)
+        held = digest(model)
+        result = {
+            "rests": rests,
+            "digest": held,
+            "merged": merged,
+            "metrics": peer.metrics(),
+            "node_id": peer.node_id.hex(),
+        }
+        Path(f"{folder}.{rank}.json").write_text(json.dumps(result))
+    if how != "alone":
+        dist.destroy_process_group()
+
+
+def _any(flag: bool) -> bool:
+    """Whether any rank says so: all must leave their loops at the same step."""
+    flags = torch.tensor([float(flag)])
+    dist.all_reduce(flags)
+    return bool(flags.item())
+
+
+if __name__ == "__main__":
+    train(json.loads(sys.argv[1]))

@@ -1,0 +1,206 @@
+"""`Peer.attach`: scripts that are nodes, as real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from gossamer.bootstrap import manifests
+from gossamer.node.home import Home
+from tests.net.attached import build_model
+from tests.net.processes import (
+    BootstrapPeer,
+    assert_all_gone,
+    gossamer,
+    gossamer_status,
+    processes_naming,
+    wait_for,
+)
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_S = 60
+
+
+class Scripts:
+    """Scripts in one folder; they end with the test."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.manifest = base / "swarm.toml"
+        described = manifests.describe(build_model(), name="attached", every_seconds=0.5, fragments=2)
+        manifests.write(described, self.manifest)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, ranks: int = 0, **options: Any) -> Path:
+        """Start one script, under torchrun if it has ranks; returns its folder."""
+        folder = self.base / name
+        known = Home(folder).read_daemon()
+        if known is not None:
+            Home(folder).daemon_path.unlink()
+        if "join" not in options:
+            options = {"manifest": str(self.manifest), **options}
+        runner = [f"--nproc-per-node={ranks}", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+        torchrun = ["torch.distributed.run", *runner, "-m"] if ranks else []
+        command = [sys.executable, "-m", *torchrun, "tests.net.attached"]
+        with open(self.base / f"{name}.log", "wb") as log:
+            self.processes[name] = subprocess.Popen(
+                [*command, json.dumps({"folder": str(folder), **options})],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        return folder
+
+    def log(self, name: str) -> str:
+        return (self.base / f"{name}.log").read_text()
+
+    def metrics(self, name: str) -> dict[str, Any]:
+        """What the script printed last; empty if nothing yet."""
+        assert self.processes[name].poll() is None, self.log(name)
+        lines = [line for line in self.log(name).splitlines() if line.startswith("{") and line.endswith("}")]
+        last: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+        return last
+
+    def wait_rounds(self, name: str, rounds: int) -> None:
+        """Wait until a script has trained through so many rounds more."""
+        begun = wait_for(lambda: self.metrics(name), PATIENCE_S, f"{name} training")["clock"]
+        reached = lambda: self.metrics(name)["round"] >= begun + rounds  # noqa: E731
+        wait_for(reached, PATIENCE_S, f"{name} {rounds} rounds further")
+
+    def address(self, name: str) -> str:
+        def facts() -> dict[str, Any] | None:
+            assert self.processes[name].poll() is None, self.log(name)
+            return Home(self.base / name).read_daemon()
+
+        return str(wait_for(facts, PATIENCE_S, f"{name}'s daemon listening")["address"])
+
+    def daemon(self, name: str) -> psutil.Process:
+        (found,) = [
+            process
+            for process in processes_naming(self.base / name)
+            if "gossamer.node.daemon" in process.cmdline()
+        ]
+        return found
+
+    def results(self, name: str, ranks: int = 1) -> list[dict[str, Any]]:
+        """What a script wrote at its end, rank by rank."""
+        assert self.processes[name].wait(PATIENCE_S) == 0, self.log(name)
+        return [json.loads((self.base / f"{name}.{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@contextmanager
+def scripts_in(base: Path) -> Iterator[Scripts]:
+    scripts = Scripts(base)
+    try:
+        yield scripts
+        assert_all_gone(base, 8)
+    finally:
+        for process in processes_naming(base):
+            process.kill()
+        for process in scripts.processes.values():
+            process.kill()
+            process.wait(10)
+
+
+def test_scripts_train_together_and_end_with_the_same_bits(tmp_path: Path) -> None:
+    with scripts_in(tmp_path) as scripts:
+        scripts.start("one")
+        address = scripts.address("one")
+        scripts.start("two", join=[address])
+        for name in ("one", "two"):
+            scripts.wait_rounds(name, 3)
+        status = gossamer_status(address)
+        assert status is not None and status["trainer"]["state"] == "training"
+        (tmp_path / "stop").touch()
+        (one,), (two,) = scripts.results("one"), scripts.results("two")
+        assert one["rests"] and two["rests"]
+        assert one["digest"] == two["digest"]
+        assert one["node_id"] != two["node_id"]
+        for result in (one, two):
+            assert result["merged"] == sorted(set(result["merged"])) and result["merged"]
+            metrics = result["metrics"]
+            assert metrics["links"] >= 0 and 0 < metrics["wait_fraction"] < 1
+            assert metrics["tokens"] == 16 * metrics["steps"]
+        assert one["metrics"]["swarm_tokens"] == two["metrics"]["swarm_tokens"]
+
+
+def test_a_killed_daemon_comes_back_while_training_goes_on(tmp_path: Path) -> None:
+    with scripts_in(tmp_path) as scripts:
+        scripts.start("one")
+        scripts.wait_rounds("one", 2)
+        daemon = scripts.daemon("one")
+        daemon.kill()
+        steps = scripts.metrics("one")["steps"]
+        scripts.wait_rounds("one", 3)
+        assert scripts.metrics("one")["steps"] > steps
+        assert scripts.daemon("one").pid != daemon.pid
+        (tmp_path / "stop").touch()
+        scripts.results("one")
+
+
+def test_nothing_is_left_when_the_script_is_killed(tmp_path: Path) -> None:
+    with scripts_in(tmp_path) as scripts:
+        scripts.start("one")
+        scripts.wait_rounds("one", 1)
+        scripts.processes["one"].kill()
+        assert_all_gone(tmp_path, 8)
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_sigterm_ends_it_in_good_order_and_it_resumes(tmp_path: Path, stubborn: bool) -> None:
+    with scripts_in(tmp_path) as scripts:
+        scripts.start("one", stubborn=stubborn)
+        scripts.wait_rounds("one", 2)
+        scripts.processes["one"].send_signal(signal.SIGTERM)
+        status = scripts.processes["one"].wait(30)
+        assert status == (128 + signal.SIGTERM if stubborn else 0), scripts.log("one")
+        assert "Traceback" not in scripts.log("one")
+        assert_all_gone(tmp_path, 5)
+        printed = [line for line in scripts.log("one").splitlines() if line.startswith("{")]
+        last = json.loads(printed[-1])
+        scripts.start("one", join=[])
+        scripts.wait_rounds("one", 1)
+        (tmp_path / "stop").touch()
+        (result,) = scripts.results("one")
+        assert result["metrics"]["steps"] > last["steps"], "it went on where it had been"
+
+
+def test_an_error_in_the_loop_ends_the_daemon_too(tmp_path: Path) -> None:
+    with scripts_in(tmp_path) as scripts:
+        scripts.start("one", fails_at=1)
+        assert scripts.processes["one"].wait(PATIENCE_S) == 1
+        assert "RuntimeError: as asked" in scripts.log("one")
+        assert_all_gone(tmp_path, 5)
+
+
+def test_what_the_commands_say_about_a_swarm_of_scripts(tmp_path: Path) -> None:
+    with scripts_in(tmp_path) as scripts:
+        done = gossamer("bootstrap", scripts.manifest, "--dir", tmp_path / "b", "--listen", "127.0.0.1:0")
+        assert done.returncode == 2
+        assert "found it with Peer.attach" in done.stderr.splitlines()[-1]
+        scripts.start("one")
+        address = scripts.address("one")
+        done = gossamer("node", "--join", address, "--dir", tmp_path / "n", "--listen", "127.0.0.1:0")
+        assert done.returncode == 2
+        assert "join with Peer.attach" in done.stderr.splitlines()[-1]
+        peer = BootstrapPeer(scripts.manifest, tmp_path / "mirror", "--join", address)
+        try:
+            mirror = peer.wait_listening()
+            holds_it = lambda: (gossamer_status(mirror) or {}).get("state") == "serving"  # noqa: E731
+            wait_for(holds_it, PATIENCE_S, "a bootstrap peer that has joined")
+        finally:
+            assert peer.stop() == 0
+        (tmp_path / "stop").touch()
+        scripts.results("one")

@@ -1,0 +1,53 @@
+"""Trainers of several ranks: each of two nodes is a torchrun of two gloo processes."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.net.test_attach import scripts_in
+
+pytestmark = pytest.mark.slow
+
+RANKS = 2
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_two_nodes_of_two_ranks_end_with_the_same_bits(tmp_path: Path, how: str) -> None:
+    with scripts_in(tmp_path) as scripts:
+        scripts.start("one", RANKS, how=how)
+        address = scripts.address("one")
+        scripts.start("two", RANKS, how=how, join=[address])
+        for name in ("one", "two"):
+            scripts.wait_rounds(name, 3)
+        (tmp_path / "stop").touch()
+        results = [*scripts.results("one", RANKS), *scripts.results("two", RANKS)]
+        assert all(result["rests"] for result in results)
+        assert len({result["digest"] for result in results}) == 1
+        assert len({result["node_id"] for result in results}) == 2
+        for first, second in (results[:2], results[2:]):
+            assert first["merged"] == second["merged"] and first["merged"]
+            same = ("round", "clock", "swarm_tokens", "tokens", "steps", "loss", "version", "links")
+            assert [first["metrics"][key] for key in same] == [second["metrics"][key] for key in same]
+            metrics = first["metrics"]
+            assert metrics["tokens"] == RANKS * 16 * metrics["steps"], "tokens of all ranks count"
+
+
+def test_sigterm_to_all_ranks_ends_them_at_the_same_step(tmp_path: Path) -> None:
+    with scripts_in(tmp_path) as scripts:
+        scripts.start("one", RANKS, how="ddp")
+        scripts.wait_rounds("one", 1)
+        scripts.processes["one"].send_signal(signal.SIGTERM)
+        scripts.processes["one"].wait(60)
+        assert (tmp_path / "one.1.json").exists(), scripts.log("one")
+
+
+def test_what_is_wrong_on_the_first_rank_is_said_on_all(tmp_path: Path) -> None:
+    with scripts_in(tmp_path) as scripts:
+        scripts.start("one", RANKS, how="ddp", join=["127.0.0.1:1"])
+        assert scripts.processes["one"].wait(60) == 1
+        said = scripts.log("one")
+        assert "UnreachableError: nobody useful answers at 127.0.0.1:1" in said
+        assert "ConfigError: nobody useful answers at 127.0.0.1:1" in said, "the other rank's own line"

@@ -1,0 +1,115 @@
+"""`gossamer.node.attaching`: mistakes that come to light before a daemon is started, as one line each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gossamer.bootstrap import manifests
+from gossamer.node import attaching
+from gossamer.node.attaching import _enter
+from gossamer.node.beside import Beside
+from gossamer.node.home import Home
+from gossamer.node.peer import Peer
+from gossamer.protocol.errors import ConfigError, UnreachableError
+from gossamer.protocol.manifest import Manifest
+
+
+def build_model(width: int = 4, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Linear(width, 2)
+
+
+@pytest.fixture(autouse=True)
+def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOSSAMER_HOME", str(tmp_path / "home"))
+
+    class NoDaemon(Beside):
+        def start(self) -> None:
+            raise AssertionError("no daemon is started before all is in order")
+
+    monkeypatch.setattr(attaching, "Beside", NoDaemon)
+
+
+@pytest.fixture
+def manifest() -> Manifest:
+    return manifests.describe(build_model(), name="mine")
+
+
+def attach(model: nn.Module | None = None, **options: Any) -> Peer:
+    model = model or build_model()
+    return Peer.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
+
+
+def test_nothing_says_which_swarm() -> None:
+    with pytest.raises(ConfigError, match="which swarm"):
+        attach()
+
+
+def test_one_address_is_still_a_list(manifest: Manifest) -> None:
+    with pytest.raises(ConfigError, match=r"join=\['a:1'\]"):
+        attach(manifest=manifest, join="a:1")
+
+
+def test_an_address_that_is_none(manifest: Manifest) -> None:
+    with pytest.raises(ConfigError, match="nonsense"):
+        attach(manifest=manifest, join=["nonsense"])
+
+
+def test_a_manifest_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*none\.toml: No such file"):
+        attach(manifest=tmp_path / "none.toml")
+
+
+def test_another_swarm_than_was_asked_for(manifest: Manifest) -> None:
+    with pytest.raises(ConfigError, match=r"describes swarm .*, not 1234"):
+        attach(manifest=manifest, swarm_id="1234")
+
+
+def test_a_folder_of_another_swarm(manifest: Manifest, tmp_path: Path) -> None:
+    home = Home(tmp_path / "d")
+    home.create()
+    home.adopt(manifests.describe(build_model(), name="other"))
+    with pytest.raises(ConfigError, match="belongs to swarm"):
+        attach(manifest=manifest, folder=tmp_path / "d")
+
+
+def test_a_model_of_another_shape(manifest: Manifest) -> None:
+    with pytest.raises(ConfigError, match=r"'weight' has shape \[2, 5\]; the manifest says \[2, 4\]"):
+        attach(build_model(5), manifest=manifest, join=["127.0.0.1:1"])
+
+
+def test_a_founder_with_other_first_values_is_told_so(manifest: Manifest) -> None:
+    with pytest.raises(ConfigError, match=r"names and shapes fit, but the values have digest") as found:
+        attach(build_model(seed=1), manifest=manifest)
+    assert manifest.genesis.digest[:12] in str(found.value)
+
+
+def test_a_founder_with_the_first_values_gets_as_far_as_its_daemon(manifest: Manifest) -> None:
+    with pytest.raises(AssertionError, match="no daemon"):
+        attach(manifest=manifest)
+
+
+async def test_it_can_be_called_where_an_event_loop_runs() -> None:
+    """As in a notebook: the manifest is fetched all the same."""
+    assert asyncio.get_running_loop().is_running()
+    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1"):
+        attach(join=["127.0.0.1:1"])
+
+
+@pytest.mark.parametrize("as_path", [str, Path, None])
+def test_a_manifest_as_a_file_or_as_it_is(
+    manifest: Manifest, tmp_path: Path, as_path: Callable[[Path], Any] | None
+) -> None:
+    path = tmp_path / "swarm.toml"
+    manifests.write(manifest, path)
+    home = _enter(as_path(path) if as_path else manifest, (), None, tmp_path / "d", None, False)
+    assert home.manifest() == manifest
+    again = _enter(None, ("127.0.0.1:1",), None, tmp_path / "d", None, False)
+    assert again.manifest() == manifest, "from the folder, without asking anybody"

@@ -1,0 +1,62 @@
+"""`gossamer.node.beside`: SIGTERM as an end in good order, taken over where nobody else has."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from gossamer.node.beside import TERMINATED, Beside
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_the_first_sigterm_asks_and_the_second_would_kill() -> None:
+    beside = Beside()
+    beside.start()
+    assert not beside.must_stop
+    signal.raise_signal(signal.SIGTERM)
+    assert beside.must_stop
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    ending = beside.ending()
+    assert isinstance(ending, SystemExit) and ending.code == TERMINATED
+    beside.stop()
+
+
+def test_a_script_that_handles_sigterm_itself_keeps_it() -> None:
+    caught = []
+    signal.signal(signal.SIGTERM, lambda *_: caught.append(1))
+    beside = Beside()
+    beside.start()
+    signal.raise_signal(signal.SIGTERM)
+    beside.stop()
+    assert caught == [1] and not beside.must_stop
+
+
+def test_it_is_given_back_when_the_peer_leaves() -> None:
+    beside = Beside()
+    beside.start()
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    beside.stop()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_worker_dies_of_sigterm_as_ever() -> None:
+    beside = Beside()
+    beside.start()
+    child = os.fork()
+    if child == 0:
+        signal.raise_signal(signal.SIGTERM)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM
+    assert not beside.must_stop
+    beside.stop()

@@ -1,0 +1,43 @@
+"""`gossamer.node.schedules`: factors by the swarm's tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from gossamer.node.schedules import Schedule, constant, cosine, linear
+from gossamer.protocol.errors import ConfigError
+
+
+def test_cosine() -> None:
+    schedule = cosine(1_000, floor=0.1)
+    assert [schedule(t) for t in (0, 500, 1_000, 10**12)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
+
+
+def test_linear() -> None:
+    schedule = linear(1_100, warm_up_tokens=100)
+    assert [schedule(t) for t in (100, 600, 1_100, 5_000)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [constant(warm_up_tokens=100), linear(200, warm_up_tokens=100), cosine(200, warm_up_tokens=100)],
+)
+def test_warm_up_rises_from_nearly_nothing_to_all(schedule: Schedule) -> None:
+    values = [schedule(t) for t in range(0, 101, 10)]
+    assert 0 < values[0] <= 0.01
+    assert values == sorted(values)
+    assert values[-1] == 1.0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: cosine(0),
+        lambda: linear(10, warm_up_tokens=10),
+        lambda: cosine(10, floor=1.5),
+        lambda: constant(warm_up_tokens=-1),
+    ],
+)
+def test_what_cannot_be(make: object) -> None:
+    with pytest.raises(ConfigError):
+        make()  # type: ignore[operator]
