@@ -283,22 +283,23 @@ def _checkpoint(data: bytes) -> Iterator[None]:
     path = _folder() / "trainer.safetensors"
     path.write_bytes(data)
     _, outer, optimizer = _trainer()
-    progress = checkpoint.restore(path, outer, optimizer)
-    if progress is None:
+    taken_up = checkpoint.restore(path, outer, [optimizer])
+    if taken_up is None:
         assert not optimizer.state_dict()["state"]
         assert not any(t.any() for s in outer.fragments for t in (*s.residual, *s.momentum))
         raise StorageError("not taken up")
     yield
+    progress, _ = taken_up
     assert type(progress.steps) is int
 
 
 def _checkpoint_seeds() -> list[bytes]:
     model, outer, optimizer = _trainer()
-    early = save(*checkpoint.collect(outer, optimizer, checkpoint.Progress(0, 0)))
+    early = save(*checkpoint.collect(outer, [optimizer], checkpoint.Progress(0, 0)))
     for _ in range(3):
         _train(model, outer, optimizer)
     outer.publish(1, 1, memoryview(bytearray(10_000)))
-    return [save(*checkpoint.collect(outer, optimizer, checkpoint.Progress(8, 16))), early]
+    return [save(*checkpoint.collect(outer, [optimizer], checkpoint.Progress(8, 16))), early]
 
 
 def _mutate_checkpoint(data: bytes, dice: Random) -> bytes:
