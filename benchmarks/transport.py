@@ -22,6 +22,9 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 
 SWARM = sha256(b"a swarm for a benchmark").digest()
+HANDSHAKES = 15
+"""A node lets one key link itself 20 times in a row, and then now and then."""
+
 CHUNK = bytes(range(256)) * (CHUNK_BYTES_MAX // 256)
 CHUNK_HASH = sha256(CHUNK).digest()
 
@@ -92,7 +95,8 @@ async def _timed(work: Callable[[], Awaitable[object]]) -> float:
 
 async def _connect(node: _Node, port: int) -> tuple[PeerLink, asyncio.Task[None]]:
     dial = asyncio.create_task(node.transport.dial(f"127.0.0.1:{port}", None))
-    return await node.came.get(), dial
+    async with asyncio.timeout(10):
+        return await node.came.get(), dial
 
 
 async def _measure(ports: list[int], handshakes: int, chunks: int) -> list[dict[str, Any]]:
@@ -137,7 +141,7 @@ def run(*, quick: bool) -> list[dict[str, Any]]:
     server = context.Process(target=_serve, args=(theirs,), daemon=True)
     server.start()
     try:
-        rows = asyncio.run(_measure(ours.recv(), *((5, 20) if quick else (50, 400))))
+        rows = asyncio.run(_measure(ours.recv(), *((5, 20) if quick else (HANDSHAKES, 400))))
     finally:
         ours.send("stop")
         server.join(10)
