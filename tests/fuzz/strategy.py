@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from tests.fuzz.admittance import ADMITTANCE
 from tests.fuzz.decoders import DECODERS
 from tests.fuzz.siege import SIEGE
 from tests.fuzz.stores import STORES
 from tests.fuzz.target import Target
 
-TARGETS: dict[str, Target] = {target.name: target for target in (*DECODERS, SIEGE, *STORES)}
+TARGETS: dict[str, Target] = {target.name: target for target in (*DECODERS, *ADMITTANCE, SIEGE, *STORES)}
 
 CHANGES_MAX = 6
 
