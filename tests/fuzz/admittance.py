@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 from gossamer.node.address import parse_contact
 from gossamer.protocol import limits
-from gossamer.protocol.admission import Charter, Role, grant_body, parse_grant, revocation_body
+from gossamer.protocol.admission import (
+    Charter,
+    Grant,
+    Revocation,
+    Role,
+    grant_body,
+    parse_grant,
+    revocation_body,
+)
 from gossamer.protocol.ask import ask, check_proof, check_question, prove
 from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
 from gossamer.protocol.errors import ConfigError, RefusedError
@@ -31,10 +39,17 @@ def _credential(data: bytes) -> Iterator[None]:
     record = charter.learn(seal(OWNER, kind, SWARM, data[1 : 1 + BODY_BYTES_MAX]).data)
     yield
     assert record is not None and charter.ids() == (record.record_id,)
+    assert all(
+        len(reason) <= limits.TEXT_BYTES_MAX and reason.isprintable() for reason in _said(charter, record)
+    )
+
+
+def _said(charter: Charter, record: Grant | Revocation) -> Iterator[str]:
+    """Why the node that a record is about is turned away, if it is."""
     try:
         charter.vet(record.node_id, NOW)
     except RefusedError as error:
-        assert str(error).isprintable() and len(str(error)) <= limits.TEXT_BYTES_MAX
+        yield str(error)
 
 
 def _credential_seeds() -> list[bytes]:
