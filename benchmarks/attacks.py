@@ -51,7 +51,7 @@ class Case:
 
 RULES = (
     Case(rule="mean, no clip", averaging="mean", outer=NO_CLIP),
-    Case(rule="mean", averaging="mean"),
+    Case(rule="mean, clip 1.5", averaging="mean", outer={"clip": 1.5}),
     Case(rule="rda, clip 3", outer={"clip": 3.0}),
     Case(rule="rda, clip 1.5", outer={"clip": 1.5}),
     Case(rule="centered-clip", averaging="centered-clip"),
