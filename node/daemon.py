@@ -187,7 +187,7 @@ class Daemon:
     def _check_admission(self) -> None:
         """Nobody would let us in: better said now, and once. Raises ConfigError."""
         try:
-            self.core.vet(self.identity.node_id, b"", time.monotonic())
+            self.core.vetting.vet(self.identity.node_id, b"", time.monotonic())
         except PeerError as error:
             own = self.identity.node_id
             mend = "" if self.core.charter.revocation_of(own) else "; start it with --invite INVITATION"
@@ -384,13 +384,13 @@ class Daemon:
         return self.core.charter.is_open
 
     def own_credential(self) -> bytes:
-        return self.core.own_credential(time.monotonic())
+        return self.core.vetting.credential_of(self.identity.node_id, time.monotonic())
 
     def vet(self, node_id: bytes, credential: bytes) -> None:
-        self.core.vet(node_id, credential, time.monotonic())
+        self.core.vetting.vet(node_id, credential, time.monotonic())
 
     def vet_question(self, node_id: bytes, credential: bytes) -> None:
-        self.core.vet_question(node_id, credential, time.monotonic())
+        self.core.vetting.vet_question(node_id, credential, time.monotonic())
 
     def deliver(self, credential: bytes) -> None:
         self.dispatch(fx.Deliver(credential))

@@ -1,4 +1,4 @@
-"""Keeping the charter the same everywhere, and strangers out.
+"""Keeping strangers out, and the charter the same everywhere.
 
 A grant or revocation that is new goes to *all* links at once, not to a few: whoever hears of a member's
 records has then, on the same link, heard of the member first. What is lost on the way, comparing digests
@@ -20,7 +20,7 @@ STRANGER_INTERVAL_S = 1.0
 
 
 class Vetting:
-    """Exchanges the charter over the links. Idle in a swarm without owners."""
+    """Asks the charter who may speak, and exchanges it over the links: never in a swarm without owners."""
 
     def __init__(self, charter: Charter, links: Links, rng: RandomSource, unix_offset_s: float) -> None:
         self._charter = charter
@@ -31,6 +31,23 @@ class Vetting:
         self._next_look = 0.0
         self._strangers: dict[int, float] = {}
         """Links that brought records of somebody unknown, and when their charter was last asked for."""
+
+    # -- who is let in
+
+    def vet(self, node_id: bytes, credential: bytes, now: float) -> None:
+        """May this node, showing this credential, speak to us? Raises RefusedError."""
+        self._charter.vet(node_id, now + self._unix_offset_s, credential)
+
+    def vet_question(self, node_id: bytes, credential: bytes, now: float) -> None:
+        """May it ask how we are doing? Owners may, besides members. Raises RefusedError."""
+        if not self._charter.is_owner(node_id):
+            self.vet(node_id, credential, now)
+
+    def credential_of(self, node_id: bytes, now: float) -> bytes:
+        """What a node shows at doors, as far as we know; empty where none is needed."""
+        return self._charter.credential_of(node_id, now + self._unix_offset_s)
+
+    # -- the charter over the links
 
     def link_up(self, link: int) -> list[Effect]:
         return self._summary(link) if self._charter.has_owners else []
@@ -98,7 +115,7 @@ class Vetting:
         result: list[Effect] = []
         for link in self._links.all():
             try:
-                self._charter.vet(link.node_id, now + self._unix_offset_s)
+                self.vet(link.node_id, b"", now)
             except RefusedError as error:
                 result.append(Hangup(link.number, str(error)))
         return result

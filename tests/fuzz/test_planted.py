@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gossamer.node import control, snapshots
-from gossamer.protocol import replica
+from gossamer.protocol import intake
 from gossamer.protocol.chunks import parse_index
 from gossamer.protocol.codecs import block
 from gossamer.protocol.fetch import Fetcher
@@ -70,7 +70,7 @@ PLANTED: dict[str, tuple[str, Callable[[], Any]]] = {
     ),
     "a parser that fails": (
         "replica",
-        lambda: mock.patch.object(replica, "parse_peer", side_effect=ValueError),
+        lambda: mock.patch.object(intake, "parse_peer", side_effect=ValueError),
     ),
     "a handler that fails": ("replica", lambda: mock.patch.object(Presence, "refute", side_effect=KeyError)),
 }

@@ -167,7 +167,7 @@ async def test_payloads_of_what_is_void_go_with_their_round(folder: Folder) -> N
         daemon.dispatch(fx.Deliver(revocation(OUTCAST, folder.manifest)))
         await digests(daemon)
         assert all(blob in folder.chunks for blob in void.body.chunks), "another merge may need it"
-        daemon._carry_out([daemon.core._close(2)])
+        daemon._carry_out([daemon.core.holdings.close(2)])
         await until(lambda: not any(blob in daemon.chunks for blob in void.body.chunks))
         assert all(blob in daemon.chunks for blob in kept.body.chunks)
         await until(lambda: daemon.archive._closing is None)

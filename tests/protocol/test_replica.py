@@ -526,7 +526,7 @@ def test_an_implausible_record_does_not_go_round_between_two_nodes(seed):
     """One accepts it and the other, whose clock is behind, does not: once per exchange, not for ever."""
     world = _swarm(seed, 2)
     a, b = world.nodes[0], world.nodes[1]
-    a.core._unix_offset_s += 10**6
+    a.core._clock._unix_offset_s += 10**6
     far, payload = builders.random_delta(
         np.random.default_rng(0), builders.identity(66), 10**6, of=world.manifest
     )

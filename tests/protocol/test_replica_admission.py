@@ -277,8 +277,8 @@ def test_nothing_is_resurrected_by_a_restart(seed):
     assert fx.Ready(voided) in effects
     world.run(5.0)
     assert world.agree() and node.ready == node.held()
-    assert voided in node.core._close(1).deltas
-    assert voided not in node.core._close(2).deltas
+    assert voided in node.core.holdings.close(1).deltas
+    assert voided not in node.core.holdings.close(2).deltas
 
 
 def test_a_node_never_signs_a_round_again_that_does_not_count(seed):
@@ -368,10 +368,10 @@ def test_nothing_after_a_peers_revocation_is_listened_to(member):
 
 def test_an_owner_may_ask_and_is_no_member(member):
     world, node = member
-    node.core.vet_question(OWNER.node_id, b"", world.now)
-    node.core.vet_question(identity(1).node_id, b"", world.now)
+    node.core.vetting.vet_question(OWNER.node_id, b"", world.now)
+    node.core.vetting.vet_question(identity(1).node_id, b"", world.now)
     for who in (identity(5), identity(6)):
         with pytest.raises(PeerError):
-            node.core.vet_question(who.node_id, b"", world.now)
+            node.core.vetting.vet_question(who.node_id, b"", world.now)
     with pytest.raises(PeerError):
-        node.core.vet(OWNER.node_id, b"", world.now)
+        node.core.vetting.vet(OWNER.node_id, b"", world.now)

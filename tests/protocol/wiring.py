@@ -391,7 +391,7 @@ class World:
                 if not self._both_vet(node, other):
                     self._later(node, fx.DialFailed(effect.address), 0.0)
                     return
-                shown = {n.number: n.core.own_credential(self.now) for n in (node, other)}
+                shown = {n.number: self._credential(n) for n in (node, other)}
                 node.links[ours] = (other.number, theirs)
                 other.links[theirs] = (node.number, ours)
                 # The accepting end comes first, and no message overtakes the handshake.
@@ -404,12 +404,15 @@ class World:
 
         self.after(self._delay(), connected)
 
+    def _credential(self, node: Node) -> bytes:
+        """What a node shows at doors."""
+        return node.core.vetting.credential_of(node.identity.node_id, self.now)
+
     def _both_vet(self, dialler: Node, listener: Node) -> bool:
         """What both ends of a handshake do before anything is said."""
         try:
             for judge, other in ((listener, dialler), (dialler, listener)):
-                credential = other.core.own_credential(self.now)
-                judge.core.vet(other.identity.node_id, credential, self.now)
+                judge.core.vetting.vet(other.identity.node_id, self._credential(other), self.now)
         except RefusedError as error:
             dialler.refused.append(str(error))
             return False

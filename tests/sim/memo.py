@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from gossamer.protocol import messages, presence, replica
+from gossamer.protocol import author, intake, messages, presence
 from gossamer.protocol.envelope import Envelope, Kind
 from gossamer.protocol.errors import PeerError
 from gossamer.protocol.fixedpoint import Ints
@@ -88,12 +88,18 @@ def _sealing(pure: Callable[..., Envelope], opened: dict[Any, Any]) -> Callable[
 def remembered() -> Iterator[None]:
     """Let the cores in this process share what they find out about exact bytes."""
     opened: dict[Any, Any] = {}
+    parsed: dict[Any, Any] = {}
+
+    def by_data(envelope: Envelope, layout: Any) -> bytes:
+        return envelope.data
+
     patches: tuple[tuple[ModuleType, str, Callable[..., Any]], ...] = (
-        (replica, "open_envelope", lambda pure: _remembering(pure, lambda *args: args, opened)),
-        (replica, "seal", lambda pure: _sealing(pure, opened)),
+        (intake, "open_envelope", lambda pure: _remembering(pure, lambda *args: args, opened)),
+        (author, "seal", lambda pure: _sealing(pure, opened)),
         (presence, "seal", lambda pure: _sealing(pure, opened)),
-        (replica, "parse_peer", lambda pure: _remembering(pure, lambda envelope: envelope.data)),
-        (replica, "parse_delta", lambda pure: _remembering(pure, lambda envelope, layout: envelope.data)),
+        (intake, "parse_peer", lambda pure: _remembering(pure, lambda envelope: envelope.data)),
+        (author, "parse_delta", lambda pure: _remembering(pure, by_data, parsed)),
+        (intake, "parse_delta", lambda pure: _remembering(pure, by_data, parsed)),
         (messages, "decode", _decoding),
     )
     originals = [(module, name, getattr(module, name)) for module, name, _ in patches]

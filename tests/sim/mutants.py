@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from gossamer.protocol import envelope, gossip, ledger, links, membership, merge, replica, sealing
-from gossamer.protocol.effects import Effect, Publish, Store
+from gossamer.protocol import author, envelope, gossip, ledger, links, membership, merge, replica, sealing
+from gossamer.protocol.effects import Effect, Event, Publish, Store
 from gossamer.protocol.fetch import Fetcher
 from gossamer.protocol.history import Claim
 from gossamer.protocol.manifest import HistorySection
@@ -118,21 +118,21 @@ def _any_other_history_wins() -> list[Patch]:
 
 
 def _speak_before_it_is_stored() -> list[Patch]:
-    original = replica.Replica._publish
+    original = replica.Replica._dispatch
 
-    def publish(self: replica.Replica, event: Publish) -> list[Effect]:
-        effects = original(self, event)
+    def dispatch(self: replica.Replica, event: Event, now: float) -> list[Effect]:
+        effects = original(self, event, now)
         for effect in list(effects):
-            if isinstance(effect, Store):
+            if isinstance(event, Publish) and isinstance(effect, Store):
                 effects += self._stored(effect.delta)
         return effects
 
-    return [(replica.Replica, "_publish", publish)]
+    return [(replica.Replica, "_dispatch", dispatch)]
 
 
 def _forget_own_rounds() -> list[Patch]:
     """A node that lost its disk does not learn from others what it has signed before."""
-    return [(replica.Replica, "own_last", property(lambda self: self._signing))]
+    return [(author.Author, "last_round", property(lambda self: self._signed))]
 
 
 # --- gossip and fetching -----------------------------------------------------------------------------------

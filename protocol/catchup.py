@@ -1,0 +1,43 @@
+"""When a node that has just started knows enough to train."""
+
+import math
+
+from gossamer.protocol import limits
+from gossamer.protocol.fetch import Fetcher
+from gossamer.protocol.gossip import Gossip
+from gossamer.protocol.links import Links
+
+
+class CatchUp:
+    """Watches from the first event on how a node learns what the others have."""
+
+    def __init__(self, links: Links, gossip: Gossip, fetcher: Fetcher, *, is_first: bool) -> None:
+        """`is_first`: there is nobody to join."""
+        self._links = links
+        self._gossip = gossip
+        self._fetcher = fetcher
+        self._is_first = is_first
+        self._now = 0.0
+        self._began = math.inf
+        self._synced_at: float | None = None
+
+    def observe(self, now: float) -> None:
+        """Look, after each event, whether a peer's ledger has been seen by now."""
+        self._now = now
+        self._began = min(self._began, now)
+        if self._synced_at is None and self._gossip.synced_once:
+            self._synced_at = now
+
+    def is_done(self, *, has_signed: bool) -> bool:
+        """Whether we may train: nobody to learn from, or a peer's ledger seen and its payloads here.
+
+        What is published meanwhile does not count: on a slow line some of it is always under way.
+        A node with deltas of its own on its own disk (`has_signed`) goes on once it has compared notes with a
+        peer, or found none for a while: its folder may be an old copy, and no round may be signed twice. One
+        that hears of its own deltas from others lost its disk, and must learn of all of them first.
+        """
+        alone = self._is_first and not self._links
+        if has_signed:
+            waited = self._now > self._began + limits.RESUME_PATIENCE_S
+            return alone or self._synced_at is not None or waited
+        return alone or (self._synced_at is not None and self._fetcher.lacking(self._synced_at) == 0)

@@ -1,0 +1,137 @@
+"""What is here of the deltas in the ledger: their records at once, their payloads when they have come.
+
+A delta goes through `add` (its payload is wanted), `arrived` (its payload is here: `Ready`) and `close` (the
+round is history). An equivocation or a revocation can void it at any point between; `Ready` then says that it
+has to be merged anew.
+"""
+
+from collections.abc import Iterable
+
+from gossamer.protocol.chunks import chunk_sizes
+from gossamer.protocol.effects import Close, Effect, Fetched, Notice, Ready, Store
+from gossamer.protocol.fetch import Fetcher
+from gossamer.protocol.identity import short
+from gossamer.protocol.ledger import Added, Ledger
+from gossamer.protocol.links import Links
+from gossamer.protocol.offers import Offers
+from gossamer.protocol.records import Delta
+
+
+class Holdings:
+    """Keeps the ledger, the fetching of payloads and the offers of them in step."""
+
+    def __init__(self, ledger: Ledger, links: Links, fetcher: Fetcher, offers: Offers) -> None:
+        self._ledger = ledger
+        self._links = links
+        self._fetcher = fetcher
+        self._offers = offers
+        self._held: set[bytes] = set()
+        self._revoked: list[Delta] = []
+        """What revocations took out of the ledger. It stays on disk until its round closes: Phi may hold it
+        still, and can only be rid of it with its payload."""
+
+    def holds(self, record_id: bytes) -> bool:
+        """Whether a delta's payload is here, all of it."""
+        return record_id in self._held
+
+    # -- deltas
+
+    def restore(
+        self, deltas: Iterable[Delta], revoked: Iterable[Delta], held: Iterable[bytes], now: float
+    ) -> list[Effect]:
+        """Take over what a previous run stored: deltas that count, deltas that do not (any more), and the
+        ids of those whose payloads are here."""
+        self._held.update(held)
+        self._revoked += revoked
+        for delta in deltas:
+            self._ledger.add(delta)
+        result: list[Effect] = [Ready(delta) for delta in self._revoked]
+        for delta in self._ledger:
+            if not self._ledger.is_void(delta):
+                result += [Ready(delta)] if self.holds(delta.record_id) else self._want(delta, now)
+        return result
+
+    def add(self, delta: Delta, now: float) -> list[Effect]:
+        """Take in a verified delta of another node; nothing comes of one that is known."""
+        match self._ledger.add(delta):
+            case Added.NEW:
+                return [Store(delta, own=False), *self._want(delta, now)]
+            case Added.VOIDED:
+                return [Store(delta, own=False), *self._void(delta)]
+            case Added.KNOWN | Added.CLOSED:
+                return []
+
+    def add_own(self, delta: Delta) -> list[Effect]:
+        """Take in our own delta, whose payload is here from the start."""
+        self._ledger.add(delta)
+        self._held.add(delta.record_id)
+        return [Ready(delta)]
+
+    def revoke(self, author: bytes, after: int) -> list[Effect]:
+        """Void an author's deltas of rounds after `after`; `Ready` for each."""
+        dropped = self._ledger.drop(author, after)
+        for delta in dropped:
+            self._held.discard(delta.record_id)
+            self._fetcher.forget(delta.record_id)
+        self._revoked += dropped
+        return [Ready(delta) for delta in dropped]
+
+    def close(self, floor: int) -> Close:
+        """Forget everything up to round `floor`, for good."""
+        dropped = [*self._ledger.close(floor), *(delta for delta in self._revoked if delta.round <= floor)]
+        self._revoked = [delta for delta in self._revoked if delta.round > floor]
+        for delta in dropped:
+            self._held.discard(delta.record_id)
+            self._fetcher.forget(delta.record_id)
+            self._offers.forget(delta.record_id)
+        return Close(floor, tuple(dropped))
+
+    def _void(self, delta: Delta) -> list[Effect]:
+        """Nobody needs the payloads of the two deltas that an equivocator signed."""
+        for record_id in self._ledger.ids(delta.round):
+            other = self._ledger.get(record_id)
+            if other is not None and other.author == delta.author:
+                self._fetcher.forget(record_id)
+                self._offers.forget(record_id)
+        text = f"{short(delta.author)} signed two deltas for round {delta.round}: both are void"
+        return [Ready(delta), Notice(text)]
+
+    # -- payloads
+
+    def hint(self, record_id: bytes, link: int) -> None:
+        """Note that a link's peer holds a delta's payload."""
+        self._fetcher.hint(link, record_id)
+        self._offers.heard(record_id, link)
+
+    def arrived(self, blob: bytes, now: float) -> list[Effect]:
+        """Note a stored chunk."""
+        return self._complete(self._fetcher.arrived(blob), now)
+
+    def need(self, key: bytes, chunks: tuple[tuple[bytes, int], ...], now: float) -> list[Effect]:
+        """Fetch chunks (hash, size) under a delta's id or another key.
+
+        A delta that we held and must fetch again does not count as held meanwhile.
+        """
+        self._held.discard(key)
+        return self._complete(self._fetcher.want(key, chunks, now), now)
+
+    def _want(self, delta: Delta, now: float) -> list[Effect]:
+        sizes = chunk_sizes(delta.body.payload_bytes)
+        chunks = tuple(zip(delta.body.chunks, sizes, strict=True))
+        return self._complete(self._fetcher.want(delta.record_id, chunks, now), now)
+
+    def _complete(self, fetched: list[Effect], now: float) -> list[Effect]:
+        """Deltas whose payload is complete are merged, and offered to those of our links that lack it."""
+        result: list[Effect] = []
+        for effect in fetched:
+            delta = self._ledger.get(effect.key) if isinstance(effect, Fetched) else None
+            if delta is None:
+                result.append(effect)
+                continue
+            self._held.add(delta.record_id)
+            result.append(Ready(delta))
+            author = self._links.to(delta.author)
+            if author is not None and delta.round == self._ledger.last_round(delta.author):
+                self._offers.promise(delta.record_id, author.number)  # it wants to know that its last is safe
+            self._offers.complete(delta.record_id, now)
+        return result

@@ -1,0 +1,140 @@
+"""Records as they come from links: what is known is passed over, what is new is checked and taken in.
+
+The checks come in the order signature, admission, bounds, plausibility, set rules (length and form of the
+message came before). A record that fails any of them costs its sender a `Blame` and reaches nothing else; the
+others of the same message are judged on their own.
+"""
+
+from dataclasses import dataclass, field
+
+from gossamer.protocol.admission import Charter
+from gossamer.protocol.clock import SwarmClock
+from gossamer.protocol.credentials import Credentials
+from gossamer.protocol.effects import Blame, Effect
+from gossamer.protocol.envelope import Envelope, Kind, open_envelope
+from gossamer.protocol.errors import ImplausibleError, MalformedError, PeerError
+from gossamer.protocol.gossip import Gossip
+from gossamer.protocol.greylist import offence_in_record
+from gossamer.protocol.holdings import Holdings
+from gossamer.protocol.layout import Layout
+from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.links import Links
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.messages import Records
+from gossamer.protocol.presence import Presence
+from gossamer.protocol.records import Delta, parse_delta, parse_peer
+from gossamer.protocol.vetting import Vetting
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """One message of records: where it came from, and the deltas in it."""
+
+    link: int
+    now: float
+    record_ids: list[bytes] = field(default_factory=list)
+    fresh: list[Delta] = field(default_factory=list)
+    """Those that were new to us."""
+
+
+class Intake:
+    """Takes in records of every kind."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        layout: Layout,
+        charter: Charter,
+        links: Links,
+        vetting: Vetting,
+        presence: Presence,
+        ledger: Ledger,
+        holdings: Holdings,
+        gossip: Gossip,
+        clock: SwarmClock,
+        credentials: Credentials,
+    ) -> None:
+        self._swarm_id = manifest.swarm_id
+        self._codec = manifest.outer.codec
+        self._layout = layout
+        self._charter = charter
+        self._links = links
+        self._vetting = vetting
+        self._presence = presence
+        self._ledger = ledger
+        self._holdings = holdings
+        self._gossip = gossip
+        self._clock = clock
+        self._credentials = credentials
+
+    def received(self, link: int, message: Records, now: float) -> list[Effect]:
+        """Take in the records of a message, and relay the deltas among them that are new."""
+        delivery = _Delivery(link, now)
+        result: list[Effect] = []
+        for data, held in message.entries:
+            if self._links.get(link) is None:  # the record before this one was its peer's revocation
+                break
+            if not self._is_known(data, held, delivery):
+                result += self._judge(data, held, delivery)
+        fresh = [delta for delta in delivery.fresh if delta.record_id in self._ledger]
+        if fresh:
+            result += self._gossip.push(fresh, source=link)
+        return result + self._gossip.received(link, delivery.record_ids)
+
+    def _is_known(self, data: bytes, held: bool, delivery: _Delivery) -> bool:
+        """Whether these very bytes were taken in before: most are, and no signature need be checked again."""
+        record_id = self._ledger.id_of(data)
+        if record_id is None:
+            return self._presence.is_known(data, delivery.link)
+        self._note(record_id, held, delivery)
+        return True
+
+    def _note(self, record_id: bytes, held: bool, delivery: _Delivery) -> None:
+        delivery.record_ids.append(record_id)
+        if held:
+            self._holdings.hint(record_id, delivery.link)
+
+    def _judge(self, data: bytes, held: bool, delivery: _Delivery) -> list[Effect]:
+        """Take in a record if it is right, blame its sender if not."""
+        envelope = None
+        try:
+            if data[0] in (Kind.GRANT, Kind.REVOCATION):
+                return self._credentials.received(data, delivery.link, delivery.now)
+            envelope = open_envelope(data, self._swarm_id)
+            if envelope.kind is Kind.PEER:
+                return self._peer_row(envelope, delivery)
+            return self._delta(envelope, held, delivery)
+        except PeerError as error:
+            relayed = envelope is not None and not self._is_author(envelope, delivery.link)
+            return [Blame(delivery.link, str(error), offence_in_record(error, relayed=relayed))]
+
+    def _is_author(self, envelope: Envelope, number: int) -> bool:
+        link = self._links.get(number)
+        return link is not None and link.node_id == envelope.author
+
+    def _peer_row(self, envelope: Envelope, delivery: _Delivery) -> list[Effect]:
+        if self._charter.role_of(envelope.author) is None:
+            return self._vetting.stranger(delivery.link, delivery.now)
+        return self._presence.received(parse_peer(envelope), delivery.link, delivery.now)
+
+    def _delta(self, envelope: Envelope, held: bool, delivery: _Delivery) -> list[Effect]:
+        delivery.record_ids.append(envelope.record_id)
+        result = [] if envelope.record_id in self._ledger else self._new_delta(envelope, delivery)
+        if held:
+            self._holdings.hint(envelope.record_id, delivery.link)
+        return result
+
+    def _new_delta(self, envelope: Envelope, delivery: _Delivery) -> list[Effect]:
+        delta = parse_delta(envelope, self._layout)
+        if delta.body.codec != self._codec:  # another could multiply everybody's traffic
+            raise MalformedError(f"codec {delta.body.codec}, where the manifest says {self._codec}")
+        if not self._charter.counts(delta.author, delta.round):
+            return self._vetting.stranger(delivery.link, delivery.now)
+        if delta.round <= self._ledger.floor:
+            return []
+        if not self._clock.allows(delta.round, delivery.now):
+            raise ImplausibleError(f"round {delta.round} is too early for this swarm's age")
+        result = self._holdings.add(delta, delivery.now)
+        if result:
+            delivery.fresh.append(delta)
+        return result
