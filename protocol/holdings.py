@@ -73,6 +73,7 @@ class Holdings:
         for delta in dropped:
             self._held.discard(delta.record_id)
             self._fetcher.forget(delta.record_id)
+            self._offers.forget(delta.record_id)
         self._revoked += dropped
         return [Ready(delta) for delta in dropped]
 
