@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from gossamer.node.link import PeerLink
+from gossamer.node.questions import Questions
 from gossamer.node.tls import Certificate
 from gossamer.node.transport import Transport
 from gossamer.protocol.identity import Identity
@@ -30,7 +31,7 @@ CHUNK_HASH = sha256(CHUNK).digest()
 
 
 class _Node:
-    """A transport's receiver that lets everybody in and has one chunk."""
+    """A node that lets everybody in and has one chunk."""
 
     answers_anyone = True
 
@@ -38,7 +39,9 @@ class _Node:
         self.came: asyncio.Queue[PeerLink] = asyncio.Queue(64)
         certificate = Certificate.fresh() if tls else None
         identity = Identity.from_seed(os.urandom(32))
-        self.transport = Transport(identity, SWARM, b"", self, certificate)
+        fingerprint = certificate.fingerprint if certificate else b""
+        questions = Questions(identity, SWARM, fingerprint, b"", self, self.status)
+        self.transport = Transport(identity, SWARM, self, self, questions, certificate)
 
     def own_credential(self) -> bytes:
         return b""
@@ -66,6 +69,9 @@ class _Node:
 
     async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
         return True
+
+    def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
+        pass
 
     async def read_chunk(self, blob: bytes) -> bytes | None:
         return CHUNK

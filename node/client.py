@@ -10,8 +10,9 @@ from typing import Any
 import aiohttp
 
 from gossamer.node.address import Contact, parse_address, parse_contact
+from gossamer.node.questions import ASK_HEADER, NONCE_HEADER, PROOF_HEADER
 from gossamer.node.tls import client_context, fingerprint_of
-from gossamer.node.transport import ASK_HEADER, NONCE_HEADER, PREFIX, PROOF_HEADER
+from gossamer.node.transport import PREFIX
 from gossamer.protocol.ask import ask, check_proof
 from gossamer.protocol.errors import (
     ConfigError,

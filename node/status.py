@@ -22,7 +22,7 @@ def describe(daemon: "Daemon", digests: tuple[bytes, bytes] | None) -> dict[str,
     """
     core = daemon.core
     report = daemon.port.report
-    sent, received, payload_sent, payload_received = daemon.traffic()
+    sent, received, payload_sent, payload_received = daemon.links.traffic()
     status: dict[str, Any] = {
         "swarm_id": core.swarm_id.hex(),
         "swarm": daemon.manifest.swarm.name,

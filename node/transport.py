@@ -10,7 +10,8 @@
 ================================== ====================================================================
 
 Nothing here judges content: hashes of chunks apart, bytes go to the `Receiver` as they came. Who may speak
-to us is the receiver's to say, and is asked before anything is told.
+to us is for the `Admission` to say, and is asked before anything is told. Chunks and questions have files of
+their own: this one listens, dials and shakes hands.
 """
 
 import asyncio
@@ -18,23 +19,22 @@ import logging
 import os
 import ssl
 import time
-from hashlib import sha256
 from itertools import count
-from typing import Any, Protocol
 
 import aiohttp
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gossamer.node.address import WILDCARDS, format_address, is_loopback, origin_of
+from gossamer.node.chunk_routes import ChunkRoutes, read_body
 from gossamer.node.clocks import offset_of
 from gossamer.node.door import IDLE_TIMEOUT_S, Door, guest_of
 from gossamer.node.link import PeerLink
 from gossamer.node.policing import Policing
+from gossamer.node.questions import Questions
+from gossamer.node.receiver import Admission, Receiver
 from gossamer.node.tls import Certificate, client_context, fingerprint_of
-from gossamer.protocol.ask import check_question, prove
-from gossamer.protocol.errors import ConfigError, PayloadError, PeerError, RefusedError
-from gossamer.protocol.greylist import Offence
+from gossamer.protocol.errors import ConfigError, PeerError, RefusedError
 from gossamer.protocol.handshake import (
     HELLO_BYTES_MAX,
     NONCE_BYTES,
@@ -43,25 +43,12 @@ from gossamer.protocol.handshake import (
     refusal,
 )
 from gossamer.protocol.identity import Identity, short
-from gossamer.protocol.limits import (
-    CHUNK_BYTES_MAX,
-    CREDENTIAL_BYTES_MAX,
-    FETCH_TIMEOUT_S,
-    MESSAGE_BYTES_MAX,
-)
+from gossamer.protocol.limits import FETCH_TIMEOUT_S, MESSAGE_BYTES_MAX
 
 HANDSHAKE_TIMEOUT_S = 10.0
 
-PIECE_BYTES = 256 * 1024
-"""Bodies are streamed in pieces of this size: measured fastest on loopback, and bounds what is buffered."""
-
 SESSION_HEADER = "Gossamer-Session"
-ASK_HEADER = "Gossamer-Ask"
-"""Hex of a signed question, see `protocol.ask`."""
-
-NONCE_HEADER = "Gossamer-Nonce"
-PROOF_HEADER = "Gossamer-Proof"
-"""Hex of 32 bytes from who asks, and of the proof of who answers."""
+"""Hex of the session that the handshake of a link has agreed on."""
 
 PREFIX = "/gossamer/1"
 
@@ -89,53 +76,6 @@ def _dial_from(host: str) -> tuple[str, int] | None:
     return None if host in (*WILDCARDS, "127.0.0.1", "::1") else (host, 0)
 
 
-class Receiver(Protocol):
-    """Who the transport works for."""
-
-    def link_up(self, link: PeerLink) -> None: ...
-
-    def link_down(self, link: PeerLink) -> None: ...
-
-    async def message(self, link: PeerLink, data: bytes) -> None: ...
-
-    @property
-    def answers_anyone(self) -> bool:
-        """Whether strangers may ask for the manifest and the status."""
-        ...
-
-    def own_credential(self) -> bytes:
-        """What we show at others' doors."""
-        ...
-
-    def vet(self, node_id: bytes, credential: bytes) -> None:
-        """May this node link to us? Raises RefusedError."""
-        ...
-
-    def vet_question(self, node_id: bytes, credential: bytes) -> None:
-        """May this node ask how we are doing? Raises RefusedError."""
-        ...
-
-    def deliver(self, credential: bytes) -> None:
-        """A grant or revocation from anybody. Raises PeerError if no owner has signed it."""
-        ...
-
-    def expected_size(self, blob: bytes) -> int | None:
-        """Size of a chunk that we want now, None for any other."""
-        ...
-
-    async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
-        """A wanted chunk whose hash holds. Returns whether it could be stored."""
-        ...
-
-    def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
-        """A chunk that a peer put to us was not what it should be: it need not be waited for."""
-        ...
-
-    async def read_chunk(self, blob: bytes) -> bytes | None: ...
-
-    async def status(self, query: dict[str, str]) -> dict[str, Any]: ...
-
-
 class Transport:
     """Server and client of one node."""
 
@@ -143,17 +83,20 @@ class Transport:
         self,
         identity: Identity,
         swarm_id: bytes,
-        manifest: bytes,
         receiver: Receiver,
+        admission: Admission,
+        questions: Questions,
         certificate: Certificate | None,
         policing: Policing | None = None,
     ) -> None:
         """Without a certificate there is no TLS, and everything stays on loopback."""
         self._identity = identity
         self._swarm_id = swarm_id
-        self._manifest = manifest
         self._receiver = receiver
+        self._admission = admission
+        self._questions = questions
         self._policing = policing or Policing()
+        self._chunk_routes = ChunkRoutes(receiver, self._session_of, self._policing)
         self.door: Door | None = None
         self._numbers = count(1)
         self._sessions: dict[bytes, PeerLink] = {}
@@ -172,18 +115,8 @@ class Transport:
         if not self._server_ssl and not is_loopback(host):
             raise ConfigError(f"plaintext is for loopback only; listen on 127.0.0.1, not {host}, or use TLS")
         self.door = Door(self._protocol, self._server_ssl, self._policing)
-        app = web.Application(
-            client_max_size=HELLO_BYTES_MAX, middlewares=[self.door.attend(self._member_of)]
-        )
-        app.router.add_get(f"{PREFIX}/link", self._serve_link)
-        app.router.add_get(f"{PREFIX}/manifest", self._serve_manifest)
-        app.router.add_get(f"{PREFIX}/chunk/{{hash:[0-9a-f]{{64}}}}", self._serve_chunk)
-        app.router.add_put(f"{PREFIX}/chunk/{{hash:[0-9a-f]{{64}}}}", self._take_chunk)
-        app.router.add_get(f"{PREFIX}/status", self._serve_status)
-        app.router.add_put(f"{PREFIX}/credential", self._take_credential)
-        app.on_response_prepare.append(self._prove)
         self._runner = web.AppRunner(
-            app,
+            self._application(self.door),
             access_log=None,
             handle_signals=False,
             shutdown_timeout=1.0,
@@ -204,6 +137,19 @@ class Transport:
             timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S),
         )
         return bound_port
+
+    def _application(self, door: Door) -> web.Application:
+        """All routes, behind the door."""
+        app = web.Application(client_max_size=HELLO_BYTES_MAX, middlewares=[door.attend(self._member_of)])
+        chunk = f"{PREFIX}/chunk/{{hash:[0-9a-f]{{64}}}}"
+        app.router.add_get(f"{PREFIX}/link", self._serve_link)
+        app.router.add_get(f"{PREFIX}/manifest", self._questions.serve_manifest)
+        app.router.add_get(chunk, self._chunk_routes.serve)
+        app.router.add_put(chunk, self._chunk_routes.take)
+        app.router.add_get(f"{PREFIX}/status", self._questions.serve_status)
+        app.router.add_put(f"{PREFIX}/credential", self._questions.take_credential)
+        app.on_response_prepare.append(self._questions.prove)
+        return app
 
     def _protocol(self) -> asyncio.Protocol:
         """One of the HTTP server's own protocols, for a new connection."""
@@ -251,8 +197,8 @@ class Transport:
                     binding,
                     os.urandom(NONCE_BYTES),
                     expected,
-                    credential=self._receiver.own_credential(),
-                    vet=self._receiver.vet,
+                    credential=self._admission.own_credential(),
+                    vet=self._admission.vet,
                 )
                 await socket.send_bytes(shake.hello(await socket.receive_bytes()))
                 node_id, session = shake.finish(await socket.receive_bytes())
@@ -298,7 +244,7 @@ class Transport:
             link.clock_offset_s = offset_of(response.headers.get("Date"), time.time())
             if response.status != 200:
                 raise RefusedError(f"{short(link.node_id)} does not have chunk {short(blob)}")
-            return await self._read_body(response.content, blob, size, link)
+            return await read_body(response.content, blob, size, link)
 
     async def put_chunk(self, link: PeerLink, blob: bytes, data: bytes) -> None:
         """Send a chunk to a peer that we dialled. Raises PeerError, OSError or aiohttp.ClientError."""
@@ -314,23 +260,6 @@ class Transport:
                 raise RefusedError(f"{short(link.node_id)} did not take chunk {short(blob)}")
         link.traffic.payload_sent += len(data)
 
-    @staticmethod
-    async def _read_body(stream: aiohttp.StreamReader, blob: bytes, size: int, link: PeerLink) -> bytes:
-        """Read exactly `size` bytes that hash to `blob`. Raises PayloadError or RefusedError."""
-        body = bytearray()
-        async for piece in stream.iter_chunked(PIECE_BYTES):
-            link.traffic.payload_received += len(piece)
-            body += piece
-            if len(body) > size:
-                break
-        data = bytes(body)
-        what = f"{short(link.node_id)} sent a chunk that is not {short(blob)}"
-        if len(data) <= size and sha256(data).digest() != blob:
-            raise PayloadError(what)
-        if len(data) != size:  # a record may have lied about the size of somebody else's chunk
-            raise RefusedError(what)
-        return data
-
     # -- the server
 
     async def _serve_link(self, request: web.Request) -> web.WebSocketResponse:
@@ -345,8 +274,8 @@ class Transport:
             self._fingerprint,
             os.urandom(NONCE_BYTES),
             session,
-            credential=self._receiver.own_credential(),
-            vet=self._receiver.vet,
+            credential=self._admission.own_credential(),
+            vet=self._admission.vet,
         )
         self._handshakes += 1
         try:
@@ -393,87 +322,3 @@ class Transport:
         if link is None or link.is_closing:
             raise web.HTTPForbidden(text="no such session")
         return link
-
-    async def _serve_chunk(self, request: web.Request) -> web.StreamResponse:
-        link = self._session_of(request)
-        data = await self._receiver.read_chunk(bytes.fromhex(request.match_info["hash"]))
-        if data is None:
-            raise web.HTTPNotFound(text="not here")
-        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
-        response.content_length = len(data)
-        await response.prepare(request)
-        view = memoryview(data)
-        try:
-            for start in range(0, len(data), PIECE_BYTES):
-                async with asyncio.timeout(FETCH_TIMEOUT_S):
-                    await response.write(view[start : start + PIECE_BYTES])
-                link.traffic.payload_sent += len(view[start : start + PIECE_BYTES])
-        except (OSError, aiohttp.ClientError) as error:  # a line that broke, or a peer that takes nothing
-            log.debug("sending chunk %s: %s", short(link.node_id), error)
-            if request.transport is not None:
-                request.transport.abort()
-        return response
-
-    async def _take_chunk(self, request: web.Request) -> web.Response:
-        link = self._session_of(request)
-        blob = bytes.fromhex(request.match_info["hash"])
-        size = self._receiver.expected_size(blob)
-        if size is None or size > CHUNK_BYTES_MAX:
-            raise web.HTTPConflict(text="not asked for")
-        try:
-            async with asyncio.timeout(FETCH_TIMEOUT_S):
-                data = await self._read_body(request.content, blob, size, link)
-        except (PeerError, OSError, aiohttp.ClientError) as error:
-            if isinstance(error, PayloadError):
-                self._policing.blame(link.node_id, str(error), Offence.CHUNK)
-            # Flipped bits that TLS rejects, a line that broke: not worth a traceback in our log.
-            self._receiver.chunk_failed(link, blob)
-            raise web.HTTPBadRequest(text=str(error)) from None
-        if not await self._receiver.chunk_arrived(blob, data):
-            raise web.HTTPInsufficientStorage(text="cannot store it now")
-        return web.Response(status=204)
-
-    # -- questions from outside any link
-
-    async def _prove(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Whoever sends a nonce is shown whose channel this is."""
-        try:
-            nonce = bytes.fromhex(request.headers.get(NONCE_HEADER, ""))
-        except ValueError:
-            return
-        if len(nonce) == NONCE_BYTES:
-            response.headers[PROOF_HEADER] = prove(self._identity, self._fingerprint, nonce).hex()
-
-    def _vet_question(self, request: web.Request) -> None:
-        """Raise HTTPForbidden, with a reason, unless who asks may be answered."""
-        if self._receiver.answers_anyone:
-            return
-        asked = request.headers.get(ASK_HEADER)
-        if asked is None:
-            raise web.HTTPForbidden(text="this swarm answers its members only")
-        try:
-            question = check_question(
-                bytes.fromhex(asked), self._swarm_id, self._fingerprint, time.time(), request.path_qs
-            )
-            self._receiver.vet_question(question.node_id, question.credential)
-        except (PeerError, ValueError) as error:
-            raise web.HTTPForbidden(text=str(error)) from None
-
-    async def _serve_manifest(self, request: web.Request) -> web.Response:
-        self._vet_question(request)
-        return web.Response(body=self._manifest, content_type="application/octet-stream")
-
-    async def _serve_status(self, request: web.Request) -> web.Response:
-        self._vet_question(request)
-        return web.json_response(await self._receiver.status(dict(request.query)))
-
-    async def _take_credential(self, request: web.Request) -> web.Response:
-        if request.content_length is None or request.content_length > CREDENTIAL_BYTES_MAX:
-            raise web.HTTPRequestEntityTooLarge(CREDENTIAL_BYTES_MAX, request.content_length or 0)
-        try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                data = await request.read()
-            self._receiver.deliver(data)
-        except (PeerError, OSError, TimeoutError) as error:
-            raise web.HTTPBadRequest(text=str(error)) from None
-        return web.Response(status=204)

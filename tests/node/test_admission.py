@@ -17,9 +17,10 @@ from gossamer.node.address import Contact, parse_contact
 from gossamer.node.askers import asker_for, asker_of
 from gossamer.node.client import Asker, deliver, fetch_manifest, fetch_status
 from gossamer.node.home import Home
+from gossamer.node.questions import NONCE_HEADER, PROOF_HEADER
 from gossamer.node.recordstore import RecordStore
 from gossamer.node.tls import Certificate, client_context
-from gossamer.node.transport import NONCE_HEADER, PREFIX, PROOF_HEADER
+from gossamer.node.transport import PREFIX
 from gossamer.protocol.admission import parse_grant
 from gossamer.protocol.ask import ask, check_proof
 from gossamer.protocol.envelope import open_envelope
@@ -176,7 +177,7 @@ async def test_a_pinned_contact_is_that_node_or_nobody(tls: bool) -> None:
 async def test_a_proof_of_another_channel_is_none(monkeypatch: pytest.MonkeyPatch, node: End) -> None:
     """As one in the middle would show, who relays to the right node over a channel of its own."""
     node.answers_anyone = True
-    monkeypatch.setattr(node.transport, "_fingerprint", bytes(32))
+    monkeypatch.setattr(node.questions, "_fingerprint", bytes(32))
     with pytest.raises(UnreachableError, match="does not prove which node it is"):
         await fetch_status(str(Contact(node.address, BOB.node_id)))
 

@@ -136,7 +136,7 @@ async def test_phi_is_rid_of_what_is_void_now_and_after_a_restart(folder: Folder
         daemon.dispatch(fx.Deliver(revocation(OUTCAST, folder.manifest)))
         after = await digests(daemon)
         assert len(daemon.core.ledger) == 3
-        await until(lambda: not daemon._keeping)
+        await until(lambda: daemon.admitting.has_kept_all)
     expected = await without_the_outcast(folder, tmp_path / "other", 1, 2, 4)
     assert after == expected != before
     async with folder.running() as daemon:
@@ -167,7 +167,7 @@ async def test_payloads_of_what_is_void_go_with_their_round(folder: Folder) -> N
         daemon.dispatch(fx.Deliver(revocation(OUTCAST, folder.manifest)))
         await digests(daemon)
         assert all(blob in folder.chunks for blob in void.body.chunks), "another merge may need it"
-        daemon._carry_out([daemon.core.holdings.close(2)])
+        daemon.carry_out([daemon.core.holdings.close(2)])
         await until(lambda: not any(blob in daemon.chunks for blob in void.body.chunks))
         assert all(blob in daemon.chunks for blob in kept.body.chunks)
         await until(lambda: daemon.archive._closing is None)
@@ -201,7 +201,7 @@ async def test_an_invited_node_answers_its_members_and_keeps_what_it_hears(tmp_p
             await deliver(facts["address"], grant(FRIEND, folder.manifest, by=FRIEND), plaintext=True)
         await deliver(facts["address"], later, plaintext=True)
         assert daemon.core.charter.role_of(FRIEND.node_id) is Role.TRAIN
-        await until(lambda: not daemon._keeping)
+        await until(lambda: daemon.admitting.has_kept_all)
     with folder.records() as store:
         assert store.load_credentials() == [later]
     async with folder.running() as daemon:

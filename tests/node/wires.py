@@ -10,6 +10,7 @@ from typing import Any
 
 from gossamer.node.link import PeerLink
 from gossamer.node.policing import Policing
+from gossamer.node.questions import Questions
 from gossamer.node.tls import Certificate
 from gossamer.node.transport import Transport
 from gossamer.protocol.errors import RefusedError, SignatureError
@@ -17,15 +18,17 @@ from tests.protocol.builders import SMALL, identity
 
 
 class End:
-    """One node's transport, and a receiver that notes everything."""
+    """One node's transport, and a node behind it that notes everything."""
 
     def __init__(self, number: int, *, tls: bool = True, swarm_id: bytes = SMALL.swarm_id) -> None:
         self.identity = identity(number)
         certificate = Certificate.fresh() if tls else None
         self.tls = tls
         self.policing = Policing()
+        fingerprint = certificate.fingerprint if certificate else b""
+        self.questions = Questions(self.identity, swarm_id, fingerprint, SMALL.canonical(), self, self.status)
         self.transport = Transport(
-            self.identity, swarm_id, SMALL.canonical(), self, certificate, policing=self.policing
+            self.identity, swarm_id, self, self, self.questions, certificate, policing=self.policing
         )
         self.answers_anyone = True
         self.turned_away: dict[bytes, str] = {}
@@ -43,7 +46,7 @@ class End:
         self.address = ""
         self.dials: list[asyncio.Task[None]] = []
 
-    # -- the transport's Receiver
+    # -- the transport's Receiver and Admission
 
     def link_up(self, link: PeerLink) -> None:
         self.links.append(link)
