@@ -53,7 +53,11 @@ async def test_the_state_of_two_nodes_that_train(tmp_path: Path) -> None:
             await publish(second, at_b, 1, loss=4.0)
             await until(lambda: a.merging.tokens == b.merging.tokens == 200, 10)
             _, _, state = await get(first, "/api/state")
-            while state["now"]["swarm_tokens"] != 200 or not state["links"][0]["sent_per_s"]:
+            while (
+                state["now"]["swarm_tokens"] != 200
+                or not state["links"][0]["sent_per_s"]
+                or state["members"][1]["claim"] is None  # rows are told once a second
+            ):
                 await asyncio.sleep(0.1)
                 _, _, state = await get(first, "/api/state")
             itself, other = state["members"]
