@@ -95,15 +95,16 @@ def enter_invited(
 ) -> Home:
     """The folder of the swarm that we were invited to. Raises ConfigError or UnreachableError."""
     home = new_home(folder, invitation.swarm_id)
+    known = home.manifest()
+    if known is not None and known.swarm_id != invitation.swarm_id:
+        raise ConfigError(f"{home.root} belongs to another swarm than the invitation; choose another --dir")
     home.keep_invitation(invitation)
-    if home.manifest() is None:
+    if known is None:
         if not join:
             raise ConfigError("the invitation names no address; give a node of the swarm with --join ADDRESS")
         contacts = tuple(map(parse_contact, join))
         swarm_id = invitation.swarm_id.hex()
         home.adopt(fetch_manifest(contacts, swarm_id, plaintext=plaintext, asker=asker_of(home)))
-    elif asker_of(home).swarm_id != invitation.swarm_id:
-        raise ConfigError(f"{home.root} belongs to another swarm than the invitation; choose another --dir")
     return home
 
 

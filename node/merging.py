@@ -135,6 +135,7 @@ class Merging:
             await self._wait_for_news()
             await asyncio.sleep(GATHER_S)
             self._note_new_trainer()
+            self._forget_closed()
             for round_ in self._reached():
                 if self._is_due(round_):
                     await self._merge(round_)
@@ -168,10 +169,13 @@ class Merging:
         return [
             round_
             for round_ in sorted(self._dirty)
-            # What the core has closed is no longer in its ledger, though it may still be merged here.
-            if self._core.ledger.floor < round_ <= horizon
-            and not (round_ in self._held_back and round_ >= clock)
+            if round_ <= horizon and not (round_ in self._held_back and round_ >= clock)
         ]
+
+    def _forget_closed(self) -> None:
+        """What the core has closed is no longer in its ledger, and stays as it is merged here."""
+        floor = self._core.ledger.floor
+        self._dirty = {round_ for round_ in self._dirty if round_ > floor}
 
     def _stand_alone(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
         """Whether nothing in a round that is still under way shows what is usual in it: too few have
@@ -199,7 +203,10 @@ class Merging:
 
     async def _merge(self, round_: int) -> None:
         assert self._merger is not None
+        if round_ <= self._core.ledger.floor:  # closed while the rounds before it were merged
+            return
         self._dirty.discard(round_)
+        self._held_back.discard(round_)
         deltas = tuple(d for d in self._core.ledger.valid(round_) if self._core.holds(d.record_id))
         fragment = self._core.layout.of_round(round_)
         before = self._merger.version

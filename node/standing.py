@@ -4,6 +4,7 @@
 that they decide alike whatever follows from it.
 """
 
+import abc
 import atexit
 import os
 import time
@@ -45,7 +46,7 @@ class Link(Protocol):
     def close(self) -> None: ...
 
 
-class Standing:
+class Standing(abc.ABC):
     """Where one model stands in its swarm."""
 
     def __init__(
@@ -183,13 +184,13 @@ class Standing:
         """Publish the open window, save, and stop the daemon; what leaving the `with` in good order does."""
         self._end(in_order=True)
 
+    @abc.abstractmethod
     def flush(self, timeout_s: float) -> None:
         """Publish the open window."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def report(self, report: Report) -> None:
         """Tell the daemon how training is doing."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Disconnect from the daemon; an attached peer's daemon stops."""

@@ -340,3 +340,18 @@ async def test_an_ordinary_delta_waits_for_nobody(setup: Setup) -> None:
     await setup.merged_all()
     _arrive(setup, _delta(1, 4, 3000))
     await until(lambda: setup.merged == [2, 4])
+
+
+async def test_a_round_that_is_closed_before_it_is_merged_holds_nobody_up(setup: Setup) -> None:
+    """Sealing waits until older rounds are settled: one that can change no more must not be among them."""
+    await setup.merging.begin(setup.merger)
+    before = setup.merger.phi.copy()
+    setup.port.attach()
+    setup.port.untaken.update((0, 1))  # the trainer is busy, so that the round is not due at once
+    setup.merging._merged_at = {0: float("inf"), 1: float("inf")}
+    _arrive(setup, _delta(1, 2, 1000))
+    await asyncio.sleep(0.1)
+    setup.ledger.close(2)
+    async with asyncio.timeout(5):
+        await setup.merging.settled(2)
+    assert setup.merged == [] and np.array_equal(setup.merger.phi, before)

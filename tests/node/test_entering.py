@@ -1,0 +1,32 @@
+"""`gossamer.node.entering`: what is given to the wrong folder changes nothing there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gossamer.bootstrap.owners import invite
+from gossamer.node.entering import enter_invited
+from gossamer.node.home import Home
+from gossamer.protocol.admission import Role
+from gossamer.protocol.errors import ConfigError
+from tests.protocol import builders
+from tests.protocol.builders import OWNER
+
+HERE = builders.manifest(admission=builders.admission(), name="here")
+ELSEWHERE = builders.manifest(admission=builders.admission(), name="elsewhere")
+
+
+def test_an_invitation_to_another_swarm_leaves_the_folders_own(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.create()
+    home.adopt(HERE)
+    here, elsewhere = (
+        invite(OWNER, m.swarm_id, home.identity().node_id, role=Role.TRAIN, days=1, contacts=())
+        for m in (HERE, ELSEWHERE)
+    )
+    assert enter_invited(here, (), tmp_path, plaintext=True).invitation() == here
+    with pytest.raises(ConfigError, match="belongs to another swarm"):
+        enter_invited(elsewhere, (), tmp_path, plaintext=True)
+    assert home.invitation() == here
