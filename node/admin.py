@@ -81,10 +81,10 @@ class AdminServer:
                 f" {TOKEN_MIN} characters or more that who looks must give, or stay on 127.0.0.1"
             )
 
-    async def start(self, last: str | None = None) -> str | None:
+    async def start(self, last: int = 0) -> str | None:
         """Listen and return the address, None if switched off. Raises ConfigError if that cannot be.
 
-        Of many free ports the one of the address used `last` is taken, so that open pages find us again.
+        Of many free ports the one used `last` is taken, so that open pages find us again.
         """
         if self._is_off:
             return None
@@ -103,7 +103,7 @@ class AdminServer:
             app, access_log=None, handle_signals=False, shutdown_timeout=1.0, keepalive_timeout=30.0
         )
         await self._runner.setup()
-        port = await self._listen(self._runner, _port_of(last))
+        port = await self._listen(self._runner, last)
         address = format_address(self._host, port)
         log.info("watch this node at http://%s/", address)
         return address
@@ -241,11 +241,3 @@ def _is_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _port_of(address: str | None) -> int:
-    """The port of an address that a file says was ours; 0 for none."""
-    try:
-        return parse_address(address or "")[1]
-    except ConfigError:
-        return 0

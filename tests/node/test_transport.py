@@ -286,6 +286,21 @@ async def test_a_port_in_use_is_one_clear_line() -> None:
     await second.transport.stop()
 
 
+async def test_a_node_that_leaves_the_port_to_the_system_keeps_its_last_one() -> None:
+    first, other, again = End(1), End(2), End(1)
+    port = await first.transport.start("127.0.0.1", 0)
+    try:
+        taken = await other.transport.start("127.0.0.1", 0, last=port)
+        assert taken not in (0, port), "somebody else's port is left alone"
+    finally:
+        await first.transport.stop()
+        await other.transport.stop()
+    try:
+        assert await again.transport.start("127.0.0.1", 0, last=port) == port
+    finally:
+        await again.transport.stop()
+
+
 async def test_an_address_that_is_not_ours_is_one_clear_line() -> None:
     end = End(1)
     for host in ("192.0.2.1", "no.such.host.invalid"):
