@@ -1,8 +1,8 @@
 """docs/quickstart.md as it stands, on two hosts with a cable between them.
 
-A ``sh on a`` block is typed at machine a. What ``gossamer bootstrap`` and ``gossamer node`` say is read while
-they run; "again" after the machine's name means that its node is stopped with Ctrl-C first. The ``text`` block
-after it is what must be said, line by line and in this order, "..." standing for anything.
+A ``sh on a`` block is typed at machine a. What ``gossamer bootstrap`` and ``gossamer node`` say is read
+while they run; "again" after the machine's name means that its node is stopped with Ctrl-C first. The
+``text`` block after it is what must be said, line by line and in this order, "..." standing for anything.
 """
 
 from __future__ import annotations
