@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ _ConfigFile = Annotated[
 ]
 
 
+@cache
 def _config_option() -> TyperOption:
     """The option --config, which every command has."""
     holder = typer.Typer(add_completion=False)
