@@ -1,7 +1,7 @@
 """What a manifest's values are like: allowed all of them, and yet some are seldom meant."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import resolve_options, task_names
@@ -17,23 +17,23 @@ SNAPSHOTS = 5
 _BELOW_FOUR_BITS = ("int2", "topk")
 
 
-def check_manifest(manifest: Manifest) -> Iterator[Finding]:
-    """Say what the swarm is, and what of it is odd."""
+def check_manifest(manifest: Manifest, *, trains: bool = False) -> Iterator[Finding]:
+    """Say what the swarm is, and what of it is odd; `trains` says whether `gossamer node` is to train it."""
     numel = manifest.plan().numel
     yield ok(
         "manifest",
         f"swarm {manifest.swarm.name!r} ({manifest.swarm_id.hex()[:12]}): {manifest.task.name},"
         f" {numel / 1e6:.3g} M parameters, {manifest.admission.mode}",
     )
-    yield from _check_task(manifest)
+    yield from _check_task(manifest, error if trains else warning)
     for field, text in (*_odd_merging(manifest), *_odd_pace(manifest), *_odd_history(manifest)):
         yield warning(field, text)
 
 
-def _check_task(manifest: Manifest) -> Iterator[Finding]:
+def _check_task(manifest: Manifest, foreign: Callable[[str, str], Finding]) -> Iterator[Finding]:
     name = manifest.task.name
     if name not in task_names():
-        yield warning(
+        yield foreign(
             "task.name",
             f"{name!r} is no task of Gossamer: join with Peer.attach in a script, or --observe",
         )

@@ -124,13 +124,20 @@ class _NodeCheck:
             yield from self._swarm()
         yield from self._folder()
         if self.manifest is not None:
-            yield from check_manifest(self.manifest)
+            yield from check_manifest(self.manifest, trains=self._trains)
         yield from self._machine()
 
     @property
     def _trains(self) -> bool:
         invited_to = self.invitation.grant.role if self.invitation else Role.TRAIN
         return not self.is_bootstrap and not self.params.get("observe") and invited_to is Role.TRAIN
+
+    @property
+    def _named_swarm(self) -> bytes | None:
+        """The swarm of the manifest or the invitation."""
+        if self.manifest is not None:
+            return self.manifest.swarm_id
+        return self.invitation.swarm_id if self.invitation is not None else None
 
     def _given(self) -> Iterator[Finding]:
         """What was given to read: manifest and invitation."""
@@ -165,12 +172,8 @@ class _NodeCheck:
 
     def _swarm_id(self) -> str | None:
         """The id, or its beginning, of the swarm that is meant; None if any will do."""
-        if self.manifest is not None:
-            return self.manifest.swarm_id.hex()
-        if self.invitation is not None:
-            return self.invitation.swarm_id.hex()
-        pinned = self.params.get("swarm_id")
-        return str(pinned) if pinned else None
+        named = self._named_swarm
+        return named.hex() if named is not None else self.params.get("swarm_id") or None
 
     def _identity(self) -> Identity | None:
         """Who the node is, if that is decided already: a check makes no key. Raises StorageError."""
@@ -181,7 +184,7 @@ class _NodeCheck:
 
     def _asker(self) -> Asker | None:
         """Ask as that node, with its invitation, since an invited swarm answers members only."""
-        swarm_id = self.invitation.swarm_id if self.invitation else self.manifest and self.manifest.swarm_id
+        swarm_id = self._named_swarm
         try:
             identity = self._identity()
         except LocalError:
@@ -199,15 +202,18 @@ class _NodeCheck:
         ):
             yield error("join", "which swarm? Name a node of it with --join, or a folder with --dir")
         swarm_id = self.manifest.swarm_id if self.manifest else None
-        named = swarm_id or (self.invitation.swarm_id if self.invitation else None)
-        if self.home is None and named is not None:
-            self.home = Home(default_folder(named, "-bootstrap" if self.is_bootstrap else ""))
+        if self.home is None and self._named_swarm is not None:
+            suffix = "-bootstrap" if self.is_bootstrap else ""
+            self.home = Home(default_folder(self._named_swarm, suffix))
         if self.home is None:
             return
         joins = self.is_bootstrap or bool(self.params.get("join") or self.invitation)
         yield from check_folder(self.home, joins)
         if self.params.get("invite") and self.invitation is not None:
             yield from self._given_invitation(self.invitation, self.home)
+        pinned = str(self.params.get("swarm_id") or "")
+        if swarm_id is not None and not swarm_id.hex().startswith(pinned.lower()):
+            yield error("swarm-id", f"the swarm is {swarm_id.hex()[:12]}, not {pinned}")
         if self.is_bootstrap and swarm_id is not None:
             yield from self._other_swarm(self.home, swarm_id)
 

@@ -122,4 +122,5 @@ def _in_words(value: Any) -> str:
 
 def _print(level: str, subject: str, text: str) -> None:
     typer.secho(f"{level:8}", fg=_STYLES[level].split()[-1], bold=level == "error", nl=False)
-    typer.echo(f"{subject:12}  {text}")
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)  # some of it is what others say
+    typer.echo(f"{subject:12}  {shown}")

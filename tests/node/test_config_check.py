@@ -211,6 +211,18 @@ def test_values_that_are_seldom_meant(sections: dict[str, Any], field: str) -> N
     assert odd(**sections) == {field}
 
 
+def test_a_node_cannot_train_what_a_script_trains() -> None:
+    manifest = builders.manifest(task={"name": "chess"})
+    assert levels(check_manifest(manifest))["task.name"] == ["warning"]
+    assert levels(check_manifest(manifest, trains=True))["task.name"] == ["error"]
+
+
+def test_a_folder_of_another_swarm_than_is_pinned(home: Home, tmp_path: Path) -> None:
+    for pinned, found_there in ((INVITED.swarm_id.hex()[:12].upper(), False), ("ffff", True)):
+        (tmp_path / "n.toml").write_text(f'[node]\ndir = "d"\nobserve = true\nswarm-id = "{pinned}"\n')
+        assert ("swarm-id" in look(tmp_path / "n.toml")) is found_there
+
+
 def test_what_init_writes_is_not_odd(tmp_path: Path) -> None:
     assert odd() == set()
     manifest, _ = manifests.create(
