@@ -59,6 +59,17 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger("gossamer.admin")
 
 
+def check_token(option: str, host: str, token: str) -> None:
+    """Raise ConfigError for a token that is too short, or missing where other machines can ask."""
+    if token and len(token) < TOKEN_MIN:
+        raise ConfigError(f"{TOKEN_VARIABLE} is too short: give it {TOKEN_MIN} characters or more")
+    if not is_loopback(host) and not token:
+        raise ConfigError(
+            f"--admin {option} can be reached from other machines: set {TOKEN_VARIABLE} to a secret of"
+            f" {TOKEN_MIN} characters or more that who looks must give, or stay on 127.0.0.1"
+        )
+
+
 class AdminServer:
     """Serves one daemon's pages."""
 
@@ -73,13 +84,7 @@ class AdminServer:
         self._registry = registry_of(daemon)
         self._page, self._page_policy = document(), policy()
         self._runner: web.AppRunner | None = None
-        if token and len(token) < TOKEN_MIN:
-            raise ConfigError(f"{TOKEN_VARIABLE} is too short: give it {TOKEN_MIN} characters or more")
-        if not is_loopback(self._host) and not token:
-            raise ConfigError(
-                f"--admin {option} can be reached from other machines: set {TOKEN_VARIABLE} to a secret of"
-                f" {TOKEN_MIN} characters or more that who looks must give, or stay on 127.0.0.1"
-            )
+        check_token(option, self._host, token)
 
     async def start(self, last: int = 0) -> str | None:
         """Listen and return the address, None if switched off. Raises ConfigError if that cannot be.

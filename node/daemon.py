@@ -336,7 +336,7 @@ def _first(error: BaseException) -> BaseException:
 def main() -> int:
     """Run a daemon from its one JSON argument; exit status 2 for a mistake that a person can mend."""
     options = DaemonOptions.from_json(sys.argv[1])
-    logs.configure(debug=options.debug, as_json=options.log_json)
+    logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
     os.umask(0o077)  # SQLite makes files of its own
     try:
         daemon = Daemon(options)

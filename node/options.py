@@ -44,6 +44,7 @@ class DaemonOptions(_Options):
     first free port from 7780 of loopback."""
     debug: bool = False
     log_json: bool = False
+    log_level: str = "info"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,3 +61,4 @@ class TrainerOptions(_Options):
     """Evaluate after every so many own rounds; 0 never."""
     debug: bool = False
     log_json: bool = False
+    log_level: str = "info"
