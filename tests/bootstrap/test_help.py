@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import shlex
 import shutil
 import subprocess
 import sys
@@ -18,8 +17,7 @@ from gossamer.bootstrap import cli
 from gossamer.node.command import Command
 from gossamer.node.command_help import PANELS, examples
 from gossamer.node.home import Home
-
-GOSSAMER: Any = typer.main.get_command(cli.app)
+from tests.command_lines import GOSSAMER, parse
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -64,15 +62,7 @@ def test_an_example_is_a_command(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()
     (tmp_path / "node.toml").write_text("[node]\n")
-    words = shlex.split(line, comments=True)
-    found, ctx = GOSSAMER, typer.Context(GOSSAMER, info_name="gossamer")
-    while isinstance(getattr(found, "commands", None), dict):
-        assert words[1] in found.commands, line
-        found, words = found.commands[words[1]], words[1:]
-        if isinstance(found, Command):
-            break
-        ctx = typer.Context(found, info_name=words[0], parent=ctx)
-    found.make_context(words[0], words[1:], parent=ctx)
+    parse(line)
     assert len(line) <= 76, "it would break on a terminal of 80 columns"
 
 
