@@ -1,9 +1,10 @@
-"""The command line of a node: `node`, `status`, `peers`, `top`, `verify`, `generate`, `id`.
+"""The command line of a node: `node`, `status`, `peers`, `top`, `verify`, `generate`, `export`, `id`.
 
 `gossamer.bootstrap.cli` adds how swarms begin and is the `gossamer` command.
 """
 
 import asyncio
+import errno
 import json
 from pathlib import Path
 from typing import Annotated
@@ -29,7 +30,7 @@ from gossamer.node.status import one_line
 from gossamer.node.supervisor import Supervisor
 from gossamer.node.verify import verify as verify_replicas
 from gossamer.protocol.admission import Role
-from gossamer.protocol.errors import ConfigError, UnreachableError
+from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
 
 app = typer.Typer(
     add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
@@ -259,15 +260,55 @@ def generate(
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Continue a prompt with the model in a node's folder."""
-    from gossamer.node.generate import generate as pieces
+    from gossamer.node.generate import generate as write_text
 
-    typer.echo(prompt, nl=False)
-    for piece in pieces(Home(folder), prompt, length, temperature=temperature, seed=seed):
+    pieces = write_text(Home(folder), prompt, length, temperature=temperature, seed=seed)
+    try:
+        typer.echo(prompt, nl=False)
+        for piece in pieces:
+            typer.echo(_harmless(piece), nl=False)
+        typer.echo()
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # who reads along has seen enough: typer ends without a word
+        raise StorageError(f"cannot write the text: {error.strerror}") from None
+
+
+def _harmless(text: str) -> str:
+    """Without what would command a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+@app.command(rich_help_panel="Use")
+def export(
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A file that ends in .safetensors, or a folder to make.")
+    ],
+    folder: Annotated[Path, typer.Option("--dir", help="A node's folder; it may be running.")],
+    dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16 or float16.")] = "float32",
+    sealed: Annotated[
+        bool, typer.Option("--sealed", help="The newest sealed snapshot, not all that is merged by now.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Say what was written as JSON.")] = False,
+) -> None:
+    """Write the model in a node's folder for other programs: a safetensors file, or a Hugging Face folder.
+
+    Example: gossamer export --dir D my-model, then AutoModelForCausalLM.from_pretrained("my-model")
+    """
+    from gossamer.node.export import export as write_model
+
+    done = write_model(Home(folder), out, dtype=dtype, sealed=sealed, force=force)
+    if as_json:
+        typer.echo(json.dumps(done.as_json(), indent=2))
+    else:
+        typer.echo(done.explain())
+    if done.frozen:
         typer.echo(
-            "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in piece),
-            nl=False,
+            f"gossamer: {len(done.frozen)} frozen parameters, such as {done.frozen[0]!r}, are not in it: the"
+            " swarm does not train them",
+            err=True,
         )
-    typer.echo()
 
 
 @app.command("id", rich_help_panel="Begin")

@@ -10,6 +10,7 @@
     D/chronicle.sqlite    what happened round by round, for those who watch
     D/chunks/ab/abcd...   payload and snapshot chunks by hash
     D/trainer.safetensors residuals, momenta and inner optimizer of our own trainer
+    D/pretrained/         what a Hugging Face model has beside its weights, where one is trained
     D/peers.json          members met, to find the swarm again
     D/incarnation         counts our starts, in milliseconds of Unix time
     D/daemon.json         where the running daemon answers
@@ -94,6 +95,11 @@ class Home:
         self.incarnation_path = root / "incarnation"
         self.checkpoint_path = root / "trainer.safetensors"
         self._lock = -1
+
+    @property
+    def pretrained_path(self) -> Path:
+        """Configuration and tokenizer of a Hugging Face model, as `save_pretrained` writes them."""
+        return self.root / "pretrained"
 
     def create(self) -> None:
         """Make the folder. Raises StorageError."""

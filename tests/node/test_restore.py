@@ -91,7 +91,7 @@ def test_a_folder_without_a_node_or_a_model_is_one_clear_line(
     home = Home(tmp_path / "joining")
     home.create()
     home.adopt(made[0])
-    with pytest.raises(ConfigError, match="not the folder of a node"):
+    with pytest.raises(StorageError, match="has no model yet"):
         replay(home)
     RecordStore(home.ledger_path, made[0].swarm_id).close()
     with pytest.raises(StorageError, match="has no model yet"):
