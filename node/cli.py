@@ -6,6 +6,7 @@
 import asyncio
 import errno
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -260,6 +261,9 @@ def generate(
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Continue a prompt with the model in a node's folder."""
+    # One byte is many small steps. Beside a trainer on the same cores, threads that spin between them wait
+    # longer than they work. It has to be set before torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from gossamer.node.generate import generate as write_text
 
     pieces = write_text(Home(folder), prompt, length, temperature=temperature, seed=seed)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +141,26 @@ def test_a_full_disk_is_one_line(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_export_command(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+    out = tmp_path / "my-model"
     done = gossamer("export", "--dir", folder, out, "--dtype", "bfloat16")
     assert done.returncode == 0 and done.stdout.startswith(f"wrote {out}: ") and done.stdout.count("\n") == 1
     again = gossamer("export", "--dir", folder, out)
     assert again.returncode == 2 and again.stderr.count("\n") == 1 and "--force" in again.stderr
     forced = gossamer("export", "--dir", folder, out, "--force", "--json")
-    assert forced.returncode == 0 and '"round": 0' in forced.stdout, forced.stderr
+    assert forced.returncode == 0, forced.stderr
+    assert json.loads(forced.stdout) | {"path": str(out), "round": 0, "dtype": "float32"} == json.loads(
+        forced.stdout
+    )
+
+
+def test_the_block_in_the_documentation(folder: Path, tmp_path: Path) -> None:
+    """It loads an export with `transformers`, and prints text."""
+    pytest.importorskip("transformers")
+    page = Path(__file__).resolve().parents[2] / "docs" / "operating.md"
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    assert gossamer("export", "--dir", folder, tmp_path / "my-model").returncode == 0
+    done = subprocess.run(
+        [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"def ") and len(done.stdout.decode()) > 20
