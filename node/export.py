@@ -11,12 +11,12 @@ from typing import Any
 
 from gossamer.node import __version__, tensorfile
 from gossamer.node.home import Home
-from gossamer.node.merger import Merger
 from gossamer.node.placing import placed, written
 from gossamer.node.pretrained import FOREIGN_WEIGHTS, card, files_beside, frozen_names
 from gossamer.node.restore import manifest_of, replay
 from gossamer.protocol.errors import ConfigError, StorageError
-from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.layout import Layout
 
 SUFFIX = ".safetensors"
 WEIGHTS = "model.safetensors"
@@ -70,7 +70,7 @@ def export(
     """
     if dtype not in tensorfile.DTYPES:
         raise ConfigError(f"there is no dtype {dtype!r}; choose from {', '.join(tensorfile.DTYPES)}")
-    manifest = manifest_of(home)
+    manifest = manifest_of(home)  # a wrong folder is said first
     files = None if out.suffix == SUFFIX else files_beside(home, manifest, dtype)
     try:
         place = out.resolve()
@@ -79,16 +79,12 @@ def export(
             _check_file(out, force)
         else:
             _check_folder(out, force, {WEIGHTS, CARD, *(Path(name).parts[0] for name in files)})
-        merger = replay(home, sealed=sealed)[1]
-        facts = _facts(manifest, merger)
+        model = _read(home, dtype, sealed)
         with placed(place) as aside:
-            if files is None:
-                size = _write_weights(aside, manifest, merger, dtype, facts)
-            else:
-                size = _write_folder(aside, manifest, merger, dtype, facts, files)
+            size = _write_weights(aside, model) if files is None else _write_folder(aside, model, files)
     except OSError as error:
         raise StorageError(f"cannot write {out}: {error.strerror}") from None
-    return Exported(out, manifest.plan().numel, size, dtype, facts, frozen_names(home))
+    return Exported(out, model.layout.numel, size, dtype, model.facts, frozen_names(home))
 
 
 def _check_place(home: Home, out: Path, place: Path) -> None:
@@ -121,9 +117,20 @@ def _check_folder(out: Path, force: bool, names: set[str]) -> None:
         raise ConfigError(f"{out} holds {others[0]!r}, which is no part of an export; choose another folder")
 
 
-def _facts(manifest: Manifest, merger: Merger) -> dict[str, str]:
-    """Which model it is: no time and no place, so that all nodes say the same."""
-    return {
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What is written."""
+
+    layout: Layout
+    phi: Ints
+    dtype: str
+    facts: Mapping[str, str]
+
+
+def _read(home: Home, dtype: str, sealed: bool) -> _Model:
+    """The model, and which one it is: no time and no place, so that all nodes say the same."""
+    manifest, merger = replay(home, sealed=sealed)
+    facts = {
         "swarm": manifest.swarm.name,
         "swarm_id": manifest.swarm_id.hex(),
         "round": str(merger.newest_round),
@@ -131,30 +138,22 @@ def _facts(manifest: Manifest, merger: Merger) -> dict[str, str]:
         "phi_digest": merger.digest().hex(),
         "gossamer_version": __version__,
     }
+    return _Model(manifest.plan(), merger.phi, dtype, facts)
 
 
-def _write_weights(
-    path: Path, manifest: Manifest, merger: Merger, dtype: str, facts: Mapping[str, str]
-) -> int:
+def _write_weights(path: Path, model: _Model) -> int:
     """One safetensors file; returns its size. Raises OSError."""
-    metadata = {"format": "pt", **facts}  # `transformers` loads no file without a format
+    metadata = {"format": "pt", **model.facts}  # `transformers` loads no file without a format
     with written(path) as file:
-        tensorfile.write(file, manifest.plan(), merger.phi, tensorfile.DTYPES[dtype], metadata)
+        tensorfile.write(file, model.layout, model.phi, tensorfile.DTYPES[model.dtype], metadata)
         return file.tell()
 
 
-def _write_folder(
-    folder: Path,
-    manifest: Manifest,
-    merger: Merger,
-    dtype: str,
-    facts: Mapping[str, str],
-    files: Mapping[str, bytes],
-) -> int:
+def _write_folder(folder: Path, model: _Model, files: Mapping[str, bytes]) -> int:
     """A Hugging Face folder; returns the size of its files. Raises OSError."""
     folder.mkdir()
-    size = _write_weights(folder / WEIGHTS, manifest, merger, dtype, facts)
-    for name, data in {CARD: card(facts), **files}.items():
+    size = _write_weights(folder / WEIGHTS, model)
+    for name, data in {CARD: card(model.facts), **files}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         with written(folder / name) as file:
             file.write(data)
