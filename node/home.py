@@ -10,7 +10,7 @@
     D/chronicle.sqlite    what happened round by round, for those who watch
     D/chunks/ab/abcd...   payload and snapshot chunks by hash
     D/trainer.safetensors residuals, momenta and inner optimizer of our own trainer
-    D/pretrained/         what a Hugging Face model has beside its weights, where one is trained
+    D/pretrained/         what a Hugging Face model has besides weights: configuration, tokenizer
     D/peers.json          members met, to find the swarm again
     D/incarnation         counts our starts, in milliseconds of Unix time
     D/daemon.json         where the running daemon answers
@@ -94,12 +94,8 @@ class Home:
         self.peers_path = root / "peers.json"
         self.incarnation_path = root / "incarnation"
         self.checkpoint_path = root / "trainer.safetensors"
+        self.pretrained_path = root / "pretrained"
         self._lock = -1
-
-    @property
-    def pretrained_path(self) -> Path:
-        """Configuration and tokenizer of a Hugging Face model, as `save_pretrained` writes them."""
-        return self.root / "pretrained"
 
     def create(self) -> None:
         """Make the folder. Raises StorageError."""
