@@ -107,7 +107,7 @@ def _gossamer() -> None:
 
         gossamer node --join 192.168.1.5:7700
         gossamer top
-        gossamer generate --dir ~/.gossamer/0f2aa9b7d875 --prompt "def "
+        gossamer generate --prompt "def "
 
     Nodes may come, go and crash as they like. Each command explains itself: gossamer node --help.
     """

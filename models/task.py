@@ -129,6 +129,17 @@ class Task(abc.ABC):
         """
         raise TaskError(f"{type(self).__name__} does not generate text; choose a language-modelling task")
 
+    def pretrained_files(self) -> dict[str, bytes]:
+        """What a Hugging Face folder of the model holds beside its weights: files by name.
+
+        The weights are written under the names of `named_tensors`; `config.json` has to describe a model
+        whose parameters are called so.
+
+        Raises:
+            TaskError: when no model of `transformers` is like this one.
+        """
+        raise TaskError(f"{type(self).__name__} has no Hugging Face form; export to a .safetensors file")
+
 
 def default_averaging(model: nn.Module, parameter: Tensor) -> str:
     """The averaging rule of a parameter of any model; `Task.averaging` says which and why."""

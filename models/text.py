@@ -22,6 +22,7 @@ from gossamer.models.corpus import Corpus, load_corpus
 from gossamer.models.errors import TaskError
 from gossamer.models.generate import decode_characters, generate_bytes
 from gossamer.models.gpt import GPT, PRESETS, GPTConfig
+from gossamer.models.llama_format import llama_files
 from gossamer.models.task import Batch, DataStream, Task, evaluating, named_tensors
 from gossamer.models.windows import held_out_windows, training_windows
 
@@ -182,3 +183,6 @@ class ByteTextTask(Task):
             seed=seed,
         )
         return decode_characters(data, length)
+
+    def pretrained_files(self) -> dict[str, bytes]:
+        return llama_files(self.config)

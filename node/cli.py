@@ -1,10 +1,12 @@
-"""The command line of a node: `node`, `status`, `peers`, `top`, `verify`, `generate`, `id`.
+"""The command line of a node: `node`, `status`, `peers`, `top`, `verify`, `generate`, `export`, `id`.
 
 `gossamer.bootstrap.cli` adds how swarms begin and is the `gossamer` command.
 """
 
 import asyncio
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -21,15 +23,15 @@ from gossamer.node.entering import (
     enter_invited,
     enter_swarm,
     given_invitation,
+    node_in,
     own_id,
 )
-from gossamer.node.home import Home
 from gossamer.node.options import DaemonOptions, TrainerOptions
 from gossamer.node.status import one_line
 from gossamer.node.supervisor import Supervisor
 from gossamer.node.verify import verify as verify_replicas
 from gossamer.protocol.admission import Role
-from gossamer.protocol.errors import ConfigError, UnreachableError
+from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
 
 app = App()
 app.add_typer(config_cli.app, name="config", rich_help_panel="Configure")
@@ -104,6 +106,14 @@ AdminAddress = Annotated[
         help="Where to watch this node: page, metrics, gossamer top. Default: 127.0.0.1, first free port from"
         " 7780; off for nowhere.",
         **option_values.admin_address(),
+    ),
+]
+Used = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir",
+        help="A node's folder; it may be running. Default: the only one of this machine.",
+        autocompletion=option_values.node_folders,
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks.")]
@@ -338,9 +348,7 @@ def verify(
 
 @app.command(rich_help_panel="Use")
 def generate(
-    folder: Annotated[
-        Path, typer.Option("--dir", help="A node's folder.", autocompletion=option_values.node_folders)
-    ],
+    folder: Used = None,
     prompt: Annotated[str, typer.Option(help="What to continue.")] = "",
     length: Annotated[int, typer.Option(min=1, max=1_000_000, help="Characters to write.")] = 400,
     temperature: Annotated[
@@ -352,18 +360,70 @@ def generate(
 
     It reads the folder alone, also beside a running node.
 
-        gossamer generate --dir ~/.gossamer/0f2aa9b7d875 --prompt "def "
+        gossamer generate --prompt "def "
         gossamer generate --dir d0 --length 2000 --temperature 0.3 --seed 7
     """
-    from gossamer.node.generate import generate as pieces
+    # One byte is many small steps. Beside a trainer on the same cores, threads that spin between them wait
+    # longer than they work. It has to be set before torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from gossamer.node.generate import generate as write_text
 
-    typer.echo(prompt, nl=False)
-    for piece in pieces(Home(folder), prompt, length, temperature=temperature, seed=seed):
+    pieces = write_text(node_in(folder), prompt, length, temperature=temperature, seed=seed)
+    try:
+        typer.echo(prompt, nl=False)
+        for piece in pieces:
+            typer.echo(_harmless(piece), nl=False)
+        typer.echo()
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # who reads along has seen enough: typer ends without a word
+        raise StorageError(f"cannot write the text: {error.strerror}") from None
+
+
+def _harmless(text: str) -> str:
+    """Without what would command a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+@app.command(rich_help_panel="Use")
+def export(
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A file that ends in .safetensors, or a folder to make.")
+    ],
+    folder: Used = None,
+    dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16 or float16.")] = "float32",
+    sealed: Annotated[
+        bool, typer.Option("--sealed", help="The newest sealed snapshot, not all that is merged by now.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Say what was written as JSON.")] = False,
+) -> None:
+    """Write the model as a safetensors file or Hugging Face folder.
+
+    It reads the node's folder alone, also beside a running node; equal records give equal bytes.
+
+    One file, for anything that reads safetensors; in half the size:
+
+        gossamer export model.safetensors
+        gossamer export --dir d0 model.safetensors --dtype bfloat16
+
+    A folder, for AutoModelForCausalLM.from_pretrained:
+
+        gossamer export my-model
+    """
+    from gossamer.node.export import export as write_model
+
+    done = write_model(node_in(folder), out, dtype=dtype, sealed=sealed, force=force)
+    if as_json:
+        typer.echo(json.dumps(done.as_json(), indent=2))
+    else:
+        typer.echo(done.explain())
+    if done.frozen:
         typer.echo(
-            "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in piece),
-            nl=False,
+            f"gossamer: {len(done.frozen)} frozen parameters, such as {done.frozen[0]!r}, are not in it: the"
+            " swarm does not train them",
+            err=True,
         )
-    typer.echo()
 
 
 @app.command("id", rich_help_panel="Begin")

@@ -131,6 +131,18 @@ def new_home(folder: Path | None, swarm_id: bytes) -> Home:
     return home
 
 
+def node_in(folder: Path | None) -> Home:
+    """The node in a folder; without one, that of the only swarm of this machine. Raises ConfigError."""
+    if folder is not None:
+        return Home(folder)
+    found = {path.parent: path.read_bytes() for path in sorted(nodes_root().glob("*/manifest"))}
+    if not found:
+        raise ConfigError(f"there is no node in {nodes_root()}; give one's folder with --dir")
+    if len(set(found.values())) > 1:
+        raise ConfigError(f"which node? Give one of {', '.join(f'--dir {where}' for where in found)}")
+    return Home(next(iter(found)))  # any will do: they hold one model
+
+
 def own_id(folder: Path | None) -> str:
     """Id of the node in a folder, or of this machine's node; a key is made if there is none."""
     home = Home(folder or nodes_root())

@@ -144,6 +144,11 @@ class Merger:
         """How far a fragment has been merged."""
         return MergedState(self.version, *self._reach[fragment.index])
 
+    @property
+    def newest_round(self) -> int:
+        """The highest round that is merged into any fragment."""
+        return max(merged for merged, _ in self._reach.values())
+
     def digest(self) -> bytes:
         """The replica's digest: the root of Phi's snapshot bytes."""
         if self._digest is None or self._digest[0] != self.version:

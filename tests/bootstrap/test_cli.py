@@ -113,6 +113,9 @@ def entries(folder: Path) -> set[str]:
         (["verify", "127.0.0.1:1"], "two or more"),
         (["generate", "--dir", "missing"], "missing"),
         (["generate", "--dir", ".", "--length", 0], "--length"),
+        (["export", "--dir", "missing", "out.safetensors"], "missing"),
+        (["export", "--dir", ".", "out", "--dtype", "int8"], "bfloat16"),
+        (["export", "--dir", "."], "OUT"),
         (["frobnicate"], "frobnicate"),
     ],
 )

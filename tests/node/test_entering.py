@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.bootstrap.owners import invite
-from gossamer.node.entering import enter_invited
+from gossamer.node.entering import enter_invited, node_in
 from gossamer.node.home import Home
 from gossamer.protocol.admission import Role
 from gossamer.protocol.errors import ConfigError
@@ -40,3 +40,22 @@ def test_a_founder_brings_the_manifest_along(tmp_path: Path) -> None:
         enter_invited(here, (), tmp_path, plaintext=True, manifest=ELSEWHERE)
     assert home.manifest() is None and home.invitation() is None
     assert enter_invited(here, (), tmp_path, plaintext=True, manifest=HERE).manifest() == HERE
+
+
+def test_the_node_of_this_machine_is_meant_if_it_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOSSAMER_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="there is no node in"):
+        node_in(None)
+    for name, manifest in (("one", HERE), ("one-bootstrap", HERE)):
+        home = Home(tmp_path / name)
+        home.create()
+        home.adopt(manifest)
+    assert node_in(None).root == tmp_path / "one"
+    assert node_in(tmp_path / "other").root == tmp_path / "other"
+    home = Home(tmp_path / "two")
+    home.create()
+    home.adopt(ELSEWHERE)
+    with pytest.raises(ConfigError, match="which node"):
+        node_in(None)
