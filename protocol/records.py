@@ -132,6 +132,9 @@ class PeerBody:
     loss: float
     claims: tuple[Claim, ...] = ()
     """The snapshots it holds, newest first: what it attests of the sealed past, and can serve."""
+    dialled: tuple[bytes, ...] = ()
+    """How the ids of the nodes begin to which it has dialled a link, 4 bytes each: for displays. Each link is
+    told by one of its ends."""
 
     @property
     def age(self) -> tuple[int, int]:
@@ -156,6 +159,7 @@ class PeerBody:
                 self.tokens_per_s,
                 self.loss,
                 [(claim.round, claim.tokens, claim.digest, claim.root) for claim in self.claims],
+                self.dialled,
             ]
         )
 
@@ -190,6 +194,7 @@ def parse_peer(envelope: Envelope) -> Peer:
         tokens_per_s=fields.number("tokens_per_s", 0.0, limits.TOKENS_PER_S_MAX),
         loss=fields.number("loss", -limits.LOSS_MAX, limits.LOSS_MAX),
         claims=tuple(_parse_claim(item) for item in fields.array("claims", limits.CLAIMS_MAX)),
+        dialled=fields.blobs("dialled", limits.LINK_PREFIX_BYTES, limits.LINKS_TOLD_MAX),
     )
     fields.end()
     return Peer(node_id=envelope.author, body=body, data=envelope.data)

@@ -56,7 +56,7 @@ async def test_the_state_of_two_nodes_that_train(tmp_path: Path) -> None:
             while (
                 state["now"]["swarm_tokens"] != 200
                 or not state["links"][0]["sent_per_s"]
-                or state["members"][1]["claim"] is None  # rows are told once a second
+                or state["members"][1]["claim"] != "same"  # rows are told once a second
             ):
                 await asyncio.sleep(0.1)
                 _, _, state = await get(first, "/api/state")
@@ -64,8 +64,9 @@ async def test_the_state_of_two_nodes_that_train(tmp_path: Path) -> None:
             assert (itself["self"], itself["name"], itself["tokens"]) == (True, "a", 100)
             assert (other["self"], other["name"], other["round"]) == (False, "b", 1)
             assert other["health"] == "alive" and other["heard_s"] < 20
-            assert (itself["claim"], other["claim"]) == ("same", "same")
-            assert state["now"]["agree"] == {"same": 1, "of": 1, "round": 0}
+            assert (itself["claim"], other["claim"], other["claim_round"]) == (None, "same", 0)
+            root = a.core.sealing.claims[-1].root.hex()
+            assert state["now"]["agree"] == {"same": 1, "of": 1, "rounds": [0, 0], "digest": root}
             assert state["edges"] == [[0, 1]]
             assert state["links"][0]["id"] == other["id"] and not state["links"][0]["outbound"]
             assert state["node"]["reachable"] is True and state["node"]["state"] == "training"

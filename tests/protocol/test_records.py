@@ -204,6 +204,11 @@ def test_a_payload_beyond_the_chunk_limit_is_refused():
         {"tokens_per_s": -0.1},
         {"tokens_per_s": float("inf")},
         {"loss": float("nan")},
+        {"dialled": (bytes(limits.LINK_PREFIX_BYTES),) * (limits.LINKS_TOLD_MAX + 1)},
+        {"dialled": (bytes(limits.LINK_PREFIX_BYTES + 1),)},
+        {"dialled": ("abcd",)},
+        {"dialled": bytes(limits.LINK_PREFIX_BYTES)},
+        {"dialled": None},
     ],
     ids=str,
 )
@@ -211,6 +216,13 @@ def test_peer_rows_out_of_bounds(changes):
     _peer(ROW)
     with pytest.raises(MalformedError, match="peer: "):
         _peer(replace(ROW, **changes))
+
+
+@given(dialled=st.lists(st.binary(min_size=4, max_size=4), max_size=limits.LINKS_TOLD_MAX))
+def test_rows_come_back_with_the_links_they_tell(dialled):
+    body = replace(ROW, dialled=tuple(dialled))
+    assert _peer(body).body == body
+    assert len(body.pack()) == len(ROW.pack()) + 6 * len(dialled)
 
 
 def test_rows_are_ordered_by_incarnation_first():
