@@ -32,12 +32,9 @@ def test_without_a_round_in_common_nothing_is_said():
 
 def test_the_sum_of_it():
     ours = (claim(48), claim(32))
-    found = [
-        Comparison(48, Likeness.SAME),
-        None,
-        Comparison(32, Likeness.OTHER),
-        Comparison(32, Likeness.SAME),
-    ]
-    assert summary(ours, found) == {"same": 2, "of": 3, "rounds": [32, 48], "digest": (b"m" * 32).hex()}
+    same, differs = Comparison(48, Likeness.SAME), Comparison(32, Likeness.OTHER)
+    digest = (b"m" * 32).hex()
+    found = summary(ours, [same, None, differs, same])
+    assert found == {"same": 2, "of": 3, "rounds": [32, 48], "digest": digest}
     assert summary(ours, [None]) == {"same": 0, "of": 0, "rounds": None, "digest": None}
     assert summary((), []) == {"same": 0, "of": 0, "rounds": None, "digest": None}
