@@ -80,7 +80,9 @@ async def test_the_state_of_two_nodes_that_train(tmp_path: Path) -> None:
                 itself["id"]: OWN,
                 other["id"]: 0,
             }
-            assert (await get(first, "/api/rounds?from=2"))[2] == {"authors": [], "rounds": []}
+            nothing = {"oldest": 1, "authors": [], "rounds": []}
+            assert (await get(first, "/api/rounds?from=2"))[2] == nothing
+            assert (await get(first, "/api/rounds?to=0"))[2] == nothing
             assert (await get(first, "/healthz"))[::2] == (200, {"healthy": True, "reason": "training"})
 
 
@@ -103,7 +105,9 @@ async def test_events_begin_with_the_state_and_go_on_with_what_is_new(
         await until(lambda: not len(daemon.watching.feed))
 
 
-async def test_what_happened_is_known_after_a_restart(tmp_path: Path) -> None:
+async def test_what_happened_is_known_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = founded(tmp_path / "a")
     async with running(home), training(home) as link:
         await publish(home, link, 1)
@@ -113,8 +117,16 @@ async def test_what_happened_is_known_after_a_restart(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
             before = (await get(home, "/api/rounds"))[2]
     async with running(home):
-        after = (await get(home, "/api/rounds"))[2]
-        assert after == before
+        assert (await get(home, "/api/rounds"))[2] == before
+    monkeypatch.setattr("gossamer.node.chroniclestore.ENTRIES_MAX", 1)
+    async with running(home) as daemon:
+        assert daemon.watching.chronicle.oldest() == 2
+        _, headers, after = await get(home, "/api/rounds")
+        assert after == before, "from memory and from the disk"
+        assert headers["Content-Encoding"] in ("deflate", "gzip")
+        assert (await get(home, "/api/rounds?to=1"))[2]["rounds"] == before["rounds"][:1]
+        plain = await get(home, "/api/rounds", headers={"Accept-Encoding": "identity"})
+        assert plain[2] == before and "Content-Encoding" not in plain[1]
 
 
 async def test_closed_rounds_stay_as_they_were(tmp_path: Path) -> None:
@@ -165,11 +177,13 @@ async def test_every_answer_has_the_headers_and_only_get_is_answered(tmp_path: P
     home = founded(tmp_path / "a")
     async with running(home) as daemon:
         await until(lambda: daemon.merging.ready)
-        for path in (*PATHS, "/nowhere", "/api/rounds?from=x"):
+        for path in (*PATHS, "/nowhere", "/api/rounds?from=x", "/api/rounds?to=-1"):
             if path == "/api/events":
                 continue
             status, headers, _ = await get(home, path)
-            assert status == {"/nowhere": 404, "/api/rounds?from=x": 400}.get(path, 200), path
+            assert status == {"/nowhere": 404, "/api/rounds?from=x": 400, "/api/rounds?to=-1": 400}.get(
+                path, 200
+            ), path
             assert "default-src 'none'" in headers["Content-Security-Policy"]
             assert headers["X-Content-Type-Options"] == "nosniff"
             assert headers["Referrer-Policy"] == "no-referrer"
