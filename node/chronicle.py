@@ -1,7 +1,7 @@
 """What happened, round by round: for those who watch, and after a round is closed for good.
 
 The ledger forgets what is closed; this keeps a line for each delta of the latest rounds, and `chroniclestore`
-of more. It is fed from the records as they come and from the merges, and nothing of the protocol depends on it.
+of more. It is fed from the records as they come and from the merges; nothing of the protocol depends on it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

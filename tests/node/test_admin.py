@@ -181,9 +181,7 @@ async def test_every_answer_has_the_headers_and_only_get_is_answered(tmp_path: P
             if path == "/api/events":
                 continue
             status, headers, _ = await get(home, path)
-            assert status == {"/nowhere": 404, "/api/rounds?from=x": 400, "/api/rounds?to=-1": 400}.get(
-                path, 200
-            ), path
+            assert status == (404 if path == "/nowhere" else 400 if "?" in path else 200), path
             assert "default-src 'none'" in headers["Content-Security-Policy"]
             assert headers["X-Content-Type-Options"] == "nosniff"
             assert headers["Referrer-Policy"] == "no-referrer"
