@@ -39,30 +39,43 @@ function showAlone({ members, node, swarm }) {
   setText(byId("graph-empty-command"), address ? `gossamer node --join ${address} --swarm-id ${String(swarm.id).slice(0, 12)}` : "");
 }
 
-function showRounds({ fresh, from }) {
+function showRounds({ fresh, from, to }) {
   const { rounds } = stream;
   const none = rounds.list.length === 0;
   setHidden(byId("rounds-empty"), !none);
   setHidden(byId("strips"), none);
   setText(byId("rounds-empty"), stream.complete ? "No round has a delta yet. The first appears when a node has finished its first window of inner steps." : "");
   setText(byId("rounds-summary"), none ? "" : `${whole(rounds.first)} to ${whole(rounds.last)}, ${plural(rounds.deltas, "delta")}${stream.complete ? "" : ", older ones are loading …"}`);
-  matrix.forget(from);
-  if (stream.state) matrix.update(stream.state);
+  matrix.forget(from, to);
+  if (stream.state) {
+    matrix.update(stream.state);
+    header.update(stream.state, rounds);
+  }
   for (const strip of strips) strip.refresh();
   threads.show(fresh);
 }
 
-const HINT = matchMedia("(hover: none)").matches
+const touched = matchMedia("(hover: none)").matches;
+setText(byId("graph-hint"), touched ? "Touch a node for its figures." : "Point at a node, or use the arrow keys.");
+const HINT = touched
   ? "Touch a round for its figures, drag to move."
   : "Point at a round for its figures. Drag to move, Ctrl and wheel to zoom; arrow keys, + and − work in the contributions.";
 const SPANS = [[32, "32"], [128, "128"], [1024, "1,024"], [Infinity, "All"]];
 const pressSpan = choice(byId("span"), SPANS.map(([n, label]) => [n, label, n === Infinity ? "All rounds kept" : `The latest ${label} rounds`]), timeline.span, (span) => timeline.show(span));
 choice(byId("axis"), [[false, "by round"], [true, "by tokens"]], false, (byTokens) => timeline.setByTokens(byTokens));
-legend(byId("loss-keys"), [["line swarm", "swarm, weighted by tokens"], ["line accent", "this node"], ["diamond good", "held-out, while this page is open"]]);
+const SCALES = ["linear", "log"];
+const setScale = (scale) => curves[0].setLog(scale === "log");
+choice(byId("scale"), [["linear", "linear"], ["log", "log", "Where a loss is 0 or less the scale stays linear"]], remembered("scale", SCALES), (scale) => {
+  remember("scale", scale);
+  setScale(scale);
+});
+setScale(remembered("scale", SCALES));
+legend(byId("loss-keys"), [["line thick swarm", "swarm, weighted by tokens"], ["line accent", "this node"], ["diamond good", "held-out, while this page is open"]]);
 legend(byId("matrix-keys"), [["cell accent", "merged"], ["cell warn", "late"], ["cell clip", "clipped"], ["cell frame bad", "void"]]);
 legend(byId("graph-legend"), [
-  ["dot accent", "alive, larger is faster"], ["dot warn dashed", "suspect"], ["dot hollow bad", "down"], ["dot hollow faint", "left"],
+  ["dot accent", "alive, larger is faster"], ["dot warn dashed", "suspect"], ["dot hollow bad crossed", "down"], ["dot hollow faint", "left"],
   ["dot hollow accent", "does not train"], ["dot accent self", "this node"], ["dot accent differs", "≠ replica differs"],
+  ["line accent", "own link"], ["line thread", "others' link"],
 ], "li");
 
 stream.addEventListener("state", showState);
@@ -80,7 +93,7 @@ startTheme(() => {
 });
 showEvents([]);
 setText(byId("readout"), HINT);
-showRounds({ fresh: [], from: 0 });
+showRounds({ fresh: [], from: 0, to: Infinity });
 stream.start();
 
 // What tests and the curious may read; nothing here changes the page.

@@ -160,7 +160,7 @@ async def _tab(session: aiohttp.ClientSession, port: int) -> AsyncIterator[Page]
         page = Page(socket)
         reading = asyncio.create_task(page.read())
         try:
-            for domain in ("Page", "Runtime", "Log", "Network"):
+            for domain in ("Page", "Runtime", "Log", "Network", "Performance"):
                 await page.send(f"{domain}.enable")
             yield page
         finally:

@@ -75,8 +75,11 @@ class PageServer:
         return web.json_response(self.swarm.snapshot())
 
     async def _rounds(self, request: web.Request) -> web.Response:
-        rounds = self.swarm.rounds_from(int(request.query.get("from", "0")))
-        return web.Response(text=json.dumps(rounds, separators=(",", ":")), content_type="application/json")
+        first, last = int(request.query.get("from", "0")), int(request.query.get("to", "2147483647"))
+        told = json.dumps(self.swarm.rounds_between(first, last), separators=(",", ":"))
+        response = web.Response(text=told, content_type="application/json", zlib_executor_size=1 << 16)
+        response.enable_compression()
+        return response
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(
