@@ -15,6 +15,7 @@ from gossamer.node import feed
 from gossamer.node.admin_state import admin_state
 from gossamer.node.chronicle import Chronicle, Round, as_json
 from gossamer.node.chroniclestore import ChronicleStore
+from gossamer.node.happenings import Happenings
 from gossamer.node.link import PeerLink
 from gossamer.node.notices import Notices
 from gossamer.node.rates import Rates
@@ -48,6 +49,7 @@ class Watching:
         self.notices = Notices()
         self.rates = Rates()
         self.vitals = Vitals()
+        self.happenings = Happenings()
         self.feed = feed.Feed()
         self.disk_free: int | None = None
         """Bytes free where the node's folder is; None before the first look."""
@@ -135,6 +137,8 @@ class Watching:
         self._settle()
         self.rates.look(self._daemon.links.values(), time.monotonic())
         self.vitals.look(self._look(late_s))
+        core = self._daemon.core
+        self.happenings.look(core.roster.members(), core.sealing.claims)
         self._publish(ticks)
 
     def _settle(self) -> None:

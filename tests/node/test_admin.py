@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,23 @@ async def test_what_happened_is_known_after_a_restart(
         assert (await get(home, "/api/rounds?to=1"))[2]["rounds"] == before["rounds"][:1]
         plain = await get(home, "/api/rounds", headers={"Accept-Encoding": "identity"})
         assert plain[2] == before and "Content-Encoding" not in plain[1]
+
+
+async def test_our_delta_is_not_void_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        written = threading.Event()
+        add = daemon.records.add
+        monkeypatch.setattr(daemon.records, "add", lambda *a, **kw: (written.wait(10), add(*a, **kw)))
+        publishing = asyncio.create_task(publish(home, link, 1))
+        await until(lambda: daemon.writer._waiting or not daemon.writer._idle.is_set())
+        daemon.merging.on_judged(1, (), None)  # as when another's delta of the round is merged
+        written.set()
+        await publishing
+        (line,) = (await get(home, "/api/rounds"))[2]["rounds"]
+        assert [entry[5] for entry in line[6]] == [OWN]
 
 
 async def test_closed_rounds_stay_as_they_were(tmp_path: Path) -> None:
