@@ -137,7 +137,7 @@ def _row(daemon: "Daemon", node_id: bytes, row: PeerBody) -> dict[str, Any]:
         "round": max(row.round, daemon.core.ledger.last_round(node_id)),
         "tokens": row.tokens,
         "tokens_per_s": row.tokens_per_s,
-        "loss": row.loss,
+        "loss": row.loss or None,
         "device": row.device,
         "version": row.version,
         "addresses": list(row.addresses),

@@ -18,6 +18,7 @@ class Curve extends Strip {
     const top = 8, bottom = height - 8, place = log ? Math.log : (value) => value;
     const y = (value) => bottom - ((place(value) - place(low)) / (place(high) - place(low))) * (bottom - top);
     this.shown = end - begin;
+    this.y = y;
     this.vertical = { low, high, log };
     this.#paintAxis(context, scale, log ? logTicks(low, high, this.marks) : ticks(low, high, this.marks), y);
     for (const ink of this.inks) this.#paintSeries(context, ink, this.#columns(ink.field, scale, width), scale, y);
@@ -26,6 +27,13 @@ class Curve extends Strip {
 
   horizontal(width) {
     return this.timeline.scale(width);
+  }
+
+  /** Where a round's values are drawn: {field: [x, y]}. */
+  placeOf(number) {
+    const round = this.timeline.rounds.at(number);
+    const x = this.horizontal(this.canvas.clientWidth).middle(number, round);
+    return Object.fromEntries(this.inks.map(({ field }) => [field, [x, this.y(round[field])]]));
   }
 
   #bounds(begin, end) {

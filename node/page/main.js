@@ -105,9 +105,11 @@ Object.defineProperty(window, "gossamer", {
     get rounds() { return { count: stream.rounds.list.length, first: stream.rounds.first, last: stream.rounds.last, deltas: stream.rounds.deltas }; },
     get notices() { return structuredClone(stream.notices); },
     get view() { return { range: timeline.range, byTokens: timeline.byTokens, cursor: timeline.cursor, row: timeline.row }; },
-    get graph() { return { nodes: threads.graph.nodes.map(({ id, x, y, radius, member }) => ({ id, x, y, radius, health: member.health })), edges: threads.graph.edges.length }; },
+    get graph() { return { nodes: threads.graph.nodes.map(({ id, x, y, radius, member }) => ({ id, x, y, radius, health: member.health })), edges: threads.graph.edges.map(({ a, b }) => [a.id, b.id]) }; },
     get curves() { return curves.map((curve) => ({ id: curve.canvas.id, rounds: curve.shown, ...curve.vertical })); },
+    place: (curve, round) => curves[curve].placeOf(round),
     get matrix() { return { ...matrix.shown }; },
+    cell: (member, round) => matrix.centerOf(member, round),
     get frames() { return frames.figures; },
   }),
 });

@@ -149,6 +149,12 @@ class Matrix extends Strip {
     return more;
   }
 
+  /** Where a member's cell of a round is drawn: [x, y]. */
+  centerOf(id, round) {
+    const scale = this.timeline.scale(this.canvas.clientWidth);
+    return [scale.middle(round), (this.#order.indexOf(id) + 0.5) * this.rowHeight - this.#rows.scrollTop];
+  }
+
   rowAt(y) {
     return this.#order[Math.floor((y + this.#rows.scrollTop) / this.rowHeight)] ?? null;
   }
