@@ -7,14 +7,12 @@ import hashlib
 import re
 from collections.abc import AsyncIterator
 from importlib import resources
-from typing import Any
-from urllib.parse import urlsplit
 
-import pytest
 import pytest_asyncio
 
 from gossamer.node import page as node_page
-from tests.node.browser import Page, browser, find_browser
+from tests.node.browser import BROWSER, Page, browser, in_browser
+from tests.node.page_reader import curve_goes_through, edges_of, has_cell, is_inked, quiet, shown, text
 from tests.node.page_server import PageServer
 from tests.node.recorded_swarm import CLIPPED, LATE, VOID, Recorded
 
@@ -57,41 +55,12 @@ def test_text_never_becomes_markup():
 
 # --- in a browser ---------------------------------------------------------------------------------
 
-BROWSER = find_browser()
-in_browser = pytest.mark.skipif(
-    BROWSER is None, reason="no Chromium here; GOSSAMER_TEST_BROWSER may name one"
-)
-
 
 @pytest_asyncio.fixture
 async def tab() -> AsyncIterator[Page]:
     assert BROWSER is not None
     async with browser(BROWSER) as page:
         yield page
-
-
-async def shown(tab: Page, url: str, **how: int) -> None:
-    """Opens the page and waits until it knows all that the server has, and has drawn it."""
-    await tab.open(url, **how)
-    await tab.until("gossamer.complete && gossamer.connection === 'live'")
-    await tab.drawn()
-
-
-async def text(tab: Page, selector: str) -> str:
-    found: str = await tab.evaluate(f"document.querySelector({selector!r}).innerText")
-    return found
-
-
-def edges_of(graph: dict[str, Any]) -> set[frozenset[str]]:
-    """The pairs of node ids between which a thread is drawn."""
-    return {frozenset(pair) for pair in graph["edges"]}
-
-
-def quiet(tab: Page, url: str) -> None:
-    """No complaint, and no request to anybody but the node."""
-    assert not tab.complaints
-    hosts = {urlsplit(asked).netloc for asked in tab.requests if asked.startswith(("http", "ws"))}
-    assert hosts == {urlsplit(url).netloc}
 
 
 @in_browser
@@ -124,6 +93,33 @@ async def test_four_nodes(tab):
         curve = (await tab.evaluate("gossamer.curves"))[0]
         assert curve["low"] < min(losses) and curve["high"] > max(losses)
         assert "node-2 joined the swarm" in await text(tab, "#events")
+        quiet(tab, url)
+
+
+@in_browser
+async def test_what_is_drawn_is_what_the_node_says(tab):
+    server = PageServer(Recorded(4, 60))
+    async with server.serving() as url:
+        await shown(tab, url, height=2600)
+        rows, ids = server.swarm.rows, server.swarm.ids
+        for scale in (0, 1):
+            await tab.evaluate(f"document.querySelectorAll('#scale button')[{scale}].click()")
+            await tab.drawn()
+            assert (await tab.evaluate("gossamer.curves"))[0]["log"] == bool(scale)
+            for row in rows[::7]:
+                assert await curve_goes_through(tab, 0, "#loss", "loss", "swarm", row[0])
+                assert await curve_goes_through(tab, 1, "#agreement", "agreement", "swarm", row[0])
+        await tab.until("gossamer.matrix.complete")
+        for row in rows[:16]:
+            there = {ids[delta[0]]: delta[5] for delta in row[6]}
+            for member in ids:
+                if not there.get(member, 0) & VOID:  # a void one is a frame
+                    assert await has_cell(tab, member, row[0]) == (member in there)
+                if there.get(member, 0) & LATE:
+                    x, y = await tab.evaluate(f"gossamer.cell({member!r}, {row[0]})")
+                    assert await is_inked(tab, "#matrix", "warn", x, y)
+        await shown(tab, url)
+        assert (await tab.evaluate("gossamer.curves"))[0]["log"], "the scale is remembered"
         quiet(tab, url)
 
 
@@ -248,7 +244,6 @@ async def test_a_phone_does_not_scroll_sideways(tab):
 
 
 @in_browser
-@pytest.mark.slow
 async def test_64_nodes_and_10000_rounds(tab, record_property):
     server = PageServer(Recorded(64, 10_000))
     async with server.serving() as url:
