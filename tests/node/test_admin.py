@@ -19,6 +19,7 @@ from gossamer.node.admin_client import AdminClient, admin_of, find_admin
 from gossamer.node.chronicle import OWN
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from tests.node.daemons import facts, founded, get, joining, publish, report, running, training
+from tests.node.recorded_swarm import Recorded
 from tests.node.trainer_side import until
 
 PATHS = ("/", "/api/state", "/api/rounds", "/api/events", "/status", "/healthz", "/metrics")
@@ -34,6 +35,13 @@ async def events_until(address: str, name: str, condition: Any = lambda data: Tr
             if event[0] == name and condition(event[1]):
                 return seen
     raise AssertionError("the server ended first")
+
+
+def shape(value: Any) -> Any:
+    """Which keys there are, at every depth; of a list, those of its last item."""
+    if isinstance(value, dict):
+        return {key: shape(inner) for key, inner in value.items()}
+    return [shape(value[-1])] if isinstance(value, list) and value and isinstance(value[-1], dict) else None
 
 
 # -- what it tells
@@ -74,6 +82,7 @@ async def test_the_state_of_two_nodes_that_train(tmp_path: Path) -> None:
             assert state["now"]["loss"] == 2.0 and state["now"]["val_loss"] == 2.5
             assert state["swarm"]["averaging"] == ["mean", "rda"] and state["swarm"]["pace"] == "30 steps"
             assert other["conduct"]["judged"] == 1 and other["role"] == "train"
+            assert shape(state) == shape(Recorded(4, 60).snapshot()), "what the page's tests make up"
             _, _, rounds = await get(first, "/api/rounds?from=1")
             (line,) = rounds["rounds"]
             assert line[0] == 1 and line[2:5] == [3.0, 200, 200] and -1 <= line[5] <= 1
