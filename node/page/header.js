@@ -26,15 +26,16 @@ class Header {
     setAttribute(chip, "data-state", node.state);
     document.title = `${swarm.name || "Gossamer"}: round ${whole(now.round)}${known(now.loss) ? `, loss ${lossText(now.loss)}` : ""}`;
     this.#show(state, rounds);
-    this.#progress(node, now);
+    this.#progress(state);
     setText(byId("footer"), `Gossamer ${node.version ?? ""}, swarm ${shortId(swarm.id)}, node ${shortId(node.id)}, up ${duration(node.uptime_s)}, folder ${node.folder ?? UNKNOWN}`);
   }
 
   #show({ now, node, links, members }, rounds) {
     const behind = now.rounds_behind ? `, ${plural(now.rounds_behind, "round")} to merge` : "";
-    const at = node.trains ? [whole(now.round), `swarm at ${whole(now.clock)}`] : [whole(now.clock), "of the swarm"];
+    const heard = (x) => (x || node.state !== "joining" ? x : null); // a joiner's zeros mean that it has heard of none
+    const at = node.trains ? [whole(heard(now.round)), `swarm at ${whole(heard(now.clock))}`] : [whole(heard(now.clock)), "of the swarm"];
     this.#set("round", "Round", at[0], at[1] + behind);
-    this.#set("tokens", "Tokens", amount(now.swarm_tokens), ownTokens(node, now));
+    this.#set("tokens", "Tokens", amount(heard(now.swarm_tokens)), ownTokens(node, now));
     this.#set("speed", "Tokens per second", amount(now.swarm_tokens_per_s), node.trains ? speedInWords(now) : "of the whole swarm");
     const newest = rounds.list.at(-1);
     const own = known(now.loss);
@@ -62,7 +63,7 @@ class Header {
       differ ? "bad" : apart || unknown ? "" : "good", known(agree.digest) ? `digest ${agree.digest}` : "");
   }
 
-  #progress(node, now) {
+  #progress({ node, now, links }) {
     const joining = node.state === "joining" || node.state === "starting";
     setHidden(byId("progress"), !joining);
     if (!joining) return;
@@ -76,6 +77,8 @@ class Header {
       setText(byId("progress-text"), `Fetching the model: ${whole(have)} of ${plural(total, "chunk")}, checked one by one.`);
     } else if (node.state === "starting") {
       setText(byId("progress-text"), "Up to date with the swarm. The trainer is starting.");
+    } else if (!links.length) {
+      setText(byId("progress-text"), "Looking for the swarm: no node has answered yet.");
     } else {
       const missing = now.payloads_missing ? `, ${plural(now.payloads_missing, "payload")} still to come` : "";
       setText(byId("progress-text"), `Catching up with the swarm: ${plural(now.records ?? 0, "record")} known${missing}.`);
@@ -140,8 +143,7 @@ function startTheme(changed) {
   const button = byId("theme");
   const apply = (theme) => {
     document.documentElement.dataset.theme = theme;
-    setText(button, theme[0].toUpperCase() + theme.slice(1));
-    setAttribute(button, "aria-label", `Colours: ${theme}`);
+    setText(button, `Colours: ${theme}`);
     changed();
   };
   let theme = remembered("theme", THEMES);

@@ -25,6 +25,7 @@ function showState() {
   members.update([...state.members].sort(memberOrder));
   links.update(state.links);
   setText(byId("members-summary"), plural(state.members.length, "member") + (state.swarm.admission === "open" ? ", open to anybody" : state.swarm.admission === "invited" ? ", by invitation" : ""));
+  setHidden(byId("links-table"), !state.links.length);
   setText(byId("links-summary"), state.links.length ? plural(state.links.length, "link") : "none: this node is not connected to any other");
   showAlone(state);
 }
@@ -34,8 +35,8 @@ function showAlone({ members, node, swarm }) {
   const alone = members.length < 2;
   setHidden(byId("graph-empty"), !alone);
   if (!alone) return;
-  const address = node.addresses?.[0];
-  setText(byId("graph-empty-text"), address ? "Nobody else is here yet. Another machine joins with" : "Nobody else is known yet.");
+  const address = node.state === "joining" ? null : node.addresses?.[0];
+  setText(byId("graph-empty-text"), address ? "Nobody else is here yet. Another machine joins with" : "No other node has answered yet.");
   setText(byId("graph-empty-command"), address ? `gossamer node --join ${address} --swarm-id ${String(swarm.id).slice(0, 12)}` : "");
 }
 
@@ -43,7 +44,7 @@ function showRounds({ fresh, from, to }) {
   const { rounds } = stream;
   const none = rounds.list.length === 0;
   setHidden(byId("rounds-empty"), !none);
-  setHidden(byId("strips"), none);
+  for (const part of ["strips", "tools", "readout"]) setHidden(byId(part), none);
   setText(byId("rounds-empty"), stream.complete ? "No round has a delta yet. The first appears when a node has finished its first window of inner steps." : "");
   setText(byId("rounds-summary"), none ? "" : `${whole(rounds.first)} to ${whole(rounds.last)}, ${plural(rounds.deltas, "delta")}${stream.complete ? "" : ", older ones are loading …"}`);
   matrix.forget(from, to);
