@@ -40,11 +40,19 @@ class PageServer:
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", port)
         await site.start()
+        beating = asyncio.create_task(self._beat())
         try:
             yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
         finally:
+            beating.cancel()
             self.drop()
             await runner.cleanup()
+
+    async def _beat(self) -> None:
+        """The state each second: a page that hears nothing for a while believes the node to be lost."""
+        while True:
+            await asyncio.sleep(1)
+            self.publish("state", self.swarm.snapshot())
 
     def publish(self, event: str, data: object) -> None:
         frame = f"event: {event}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
