@@ -20,7 +20,9 @@ class Curve extends Strip {
     this.shown = end - begin;
     this.y = y;
     this.vertical = { low, high, log };
-    this.#paintAxis(context, scale, log ? logTicks(low, high, this.marks) : ticks(low, high, this.marks), y);
+    const marks = (log ? logTicks : ticks)(low, high, this.marks);
+    const step = marks.length > 1 ? marks[1] - marks[0] : 1;
+    this.#paintAxis(context, scale, marks, y, (mark) => (log ? String(Number(mark.toPrecision(4))) : this.format(mark, step)));
     for (const ink of this.inks) this.#paintSeries(context, ink, this.#columns(ink.field, scale, width), scale, y);
     this.paintMore?.(context, scale, y, low, high);
   }
@@ -55,17 +57,16 @@ class Curve extends Strip {
     return [this.least ?? low - pad, high + pad];
   }
 
-  #paintAxis(context, scale, marks, y) {
+  #paintAxis(context, scale, marks, y, text) {
     context.font = font(11);
     context.textAlign = "right";
     context.textBaseline = "middle";
-    const step = marks.length > 1 ? marks[1] - marks[0] : Math.abs(marks[0]) || 1;
     for (const mark of marks) {
       const at = Math.round(y(mark));
       context.fillStyle = colours.line;
       context.fillRect(scale.left, at, scale.right - scale.left, 1);
       context.fillStyle = colours.muted;
-      context.fillText(this.format(mark, step), scale.left - 10, at);
+      context.fillText(text(mark), scale.left - 10, at);
     }
   }
 
@@ -118,7 +119,7 @@ class LossCurve extends Curve {
   constructor(timeline, frames, stream) {
     super(byId("loss"), timeline, frames, {
       inks: [{ field: "own", colour: "accent", width: 1.1 }, { field: "loss", colour: "swarm", width: 1.8 }],
-      format: (value, step) => value.toFixed(decimals(Math.min(step, Math.abs(value) || step))),
+      format: (value, step) => value.toFixed(decimals(step)),
       marks: 5,
     });
     this.stream = stream;
