@@ -3,7 +3,7 @@
 ========================== ==============================================================================
 ``GET /``                  the page
 ``GET /api/state``         what `admin_state` says, JSON
-``GET /api/rounds?from=R`` what happened round by round from R on, JSON
+``GET /api/rounds``        what happened round by round, ``?from=`` one ``&to=`` another, JSON
 ``GET /api/events``        server-sent events: state, rounds, notice
 ``GET /status``            what ``/gossamer/1/status`` says, JSON, with the same query
 ``GET /healthz``           200 if the node does what it is for, else 503, with the reason as JSON
@@ -32,6 +32,7 @@ from gossamer.node.metrics import registry_of
 from gossamer.node.options import ADMIN_OFF
 from gossamer.node.page import document, policy
 from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.limits import ROUND_MAX
 
 if TYPE_CHECKING:
     from gossamer.node.daemon import Daemon
@@ -53,6 +54,9 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 """What keeps a browser from doing harm with what it gets here."""
+
+COMPRESSED_INLINE_MAX = 1 << 16
+"""Bytes; more is compressed in a thread, so that the event loop goes on."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -206,10 +210,11 @@ class AdminServer:
         return _json(self._watching.state())
 
     async def _serve_rounds(self, request: web.Request) -> web.Response:
-        first = request.query.get("from", "0")
-        if not (first.isascii() and first.isdecimal() and len(first) <= 10):
-            raise web.HTTPBadRequest(text="from: the number of a round")
-        return _json(await self._watching.rounds(int(first)))
+        first, last = _round_in(request, "from", 0), _round_in(request, "to", ROUND_MAX)
+        told = await self._watching.rounds(first, last)
+        response = _json(told)
+        response.enable_compression()  # of 1,000 rounds with 64 members in 0.1 s, in a thread
+        return response
 
     async def _serve_events(self, request: web.Request) -> web.StreamResponse:
         return await self._watching.feed.serve(request, self._watching.opening(), HEADERS)
@@ -226,12 +231,22 @@ class AdminServer:
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 
 
+def _round_in(request: web.Request, name: str, default: int) -> int:
+    """A round that the query names."""
+    text = request.query.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10):
+        raise web.HTTPBadRequest(text=f"{name}: the number of a round")
+    return int(text)
+
+
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
 def _json(body: bytes, status: int = 200) -> web.Response:
-    return web.Response(body=body, status=status, content_type="application/json")
+    return web.Response(
+        body=body, status=status, content_type="application/json", zlib_executor_size=COMPRESSED_INLINE_MAX
+    )
 
 
 def _host_of(header: str) -> str:

@@ -265,7 +265,8 @@ class Daemon:
                     self.links.send(effect.link, effect.message)
                 case fx.Store():
                     self.writer.add(effect.delta, own=effect.own)
-                    self.watching.heard(effect.delta)
+                    if not effect.own:  # ours, once it is stored: until then it counts nowhere
+                        self.watching.heard(effect.delta)
                 case fx.StoreCredential():
                     self.admitting.keep(effect)
                 case fx.Expelled():

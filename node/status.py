@@ -93,6 +93,7 @@ def _member(member: Member, ledger: Ledger, conduct: Summary) -> dict[str, Any]:
         "tokens_per_s": row.tokens_per_s,
         "loss": row.loss,
         "addresses": list(row.addresses),
+        "dialled": [prefix.hex() for prefix in row.dialled],
         "conduct": asdict(conduct),
     }
 
