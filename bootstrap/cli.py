@@ -50,7 +50,21 @@ ManifestPath = Annotated[
 OwnerKey = Annotated[
     Path | None, typer.Option("--owner-key", help="The owner's key. Default: beside the manifest.")
 ]
-Preset = Annotated[str, typer.Option(help="Size of the built-in GPT: tiny, small, medium or 124m.")]
+TaskName = Annotated[
+    str,
+    typer.Option(
+        "--task",
+        metavar="NAME|FILE.py:CLASS",
+        help="What is trained: text, or a task of your own, whose file is run.",
+    ),
+]
+TaskSettings = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="KEY=VALUE", help="An option of the task; may be given several times."),
+]
+Preset = Annotated[
+    str | None, typer.Option(help="Size of the built-in GPT: tiny, small, medium or 124m. Default: tiny.")
+]
 Codec = Annotated[str, typer.Option(help=f"How deltas are compressed: {', '.join(CODECS)}.")]
 Averaging = Annotated[
     str,
@@ -85,8 +99,9 @@ def _gossamer() -> None:
 def init(
     path: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Where to write it, for example my.toml.")],
     name: Annotated[str, typer.Option(help="What to call the swarm.")] = "",
-    task: Annotated[str, typer.Option(help="What is trained.")] = "text",
-    preset: Preset = "tiny",
+    task: TaskName = "text",
+    option: TaskSettings = None,
+    preset: Preset = None,
     codec: Codec = "int4",
     every_steps: EverySteps = 30,
     every_seconds: EverySeconds = 0.0,
@@ -94,25 +109,45 @@ def init(
     fragments: Fragments = 1,
     seed: Seed = 0,
     horizon_tokens: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=0, help="Tokens over which the learning rate falls to a tenth; 0 keeps it constant."
+            min=0,
+            help="Of text: tokens over which the learning rate falls to a tenth; 0 keeps it constant.",
         ),
-    ] = 0,
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="PATH",
+            help="Go on from existing weights: a safetensors file, or a folder as transformers writes it.",
+        ),
+    ] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Files or folders to try a task of your own out on.")
+    ] = None,
+    trial: Annotated[
+        bool, typer.Option("--trial/--no-trial", help="Try a task of your own out for one step.")
+    ] = True,
     invited: Annotated[
         bool, typer.Option("--invited", help="Let in only nodes that an owner has invited.")
     ] = False,
     owner_key: OwnerKey = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
     """Write a manifest, and print the swarm's id. Edit it before the swarm begins, never after.
 
     With --invited it also makes an owner's key, beside the manifest: keep it to yourself.
-    """
-    from gossamer.bootstrap import manifests
 
-    if path.exists() and not force:
-        raise ConfigError(f"{path} exists; choose another name or replace it with --force")
+    With --from, or a task of your own, it also writes the first parameters beside the manifest, for the
+    bootstrap peer.
+    """
+    from gossamer.bootstrap import genesis_file, manifests
+
+    first = genesis_file.beside(path)
+    for file in (path, first):
+        if file.exists() and not force:
+            raise ConfigError(f"{file} exists; choose another name or replace it with --force")
     owner = None
     new_key = path.with_suffix(owners.SUFFIX) if invited and owner_key is None else None
     if owner_key is not None:
@@ -120,10 +155,14 @@ def init(
     elif new_key is not None:
         owner = owners.create_owner(new_key)
     try:
-        manifest, _ = manifests.create(
+        manifest, phi = manifests.create(
             name=name or path.stem,
             task=task,
-            options={"preset": preset, "horizon_tokens": horizon_tokens},
+            options=_given(preset=preset, horizon_tokens=horizon_tokens),
+            settings=option or (),
+            weights=weights,
+            data=data or (),
+            trial=trial,
             codec=codec,
             every_steps=every_steps,
             every_seconds=every_seconds,
@@ -133,15 +172,27 @@ def init(
             owners=(owner.public_key.hex(),) if owner else (),
             invited=invited,
         )
+        has_first = weights is not None or bool(manifest.task.source)
+        if has_first:
+            genesis_file.write(manifest, phi, first)
         manifests.write(manifest, path)
     except LocalError:
         if new_key is not None:  # it owns nothing, and would be in the way of the next try
             new_key.unlink()
         raise
     typer.echo(f"wrote {path}: swarm {manifest.swarm_id.hex()}")
+    if has_first:
+        typer.echo(f"wrote {first}: the first parameters, which gossamer bootstrap takes from there")
+    else:
+        first.unlink(missing_ok=True)  # of the manifest that was replaced
     if new_key is not None:
         typer.echo(f"wrote {new_key}: the owner's key, which no node needs; back it up")
     typer.echo(f"next, on a machine that the others can reach:  gossamer bootstrap {path}")
+
+
+def _given(**options: str | int | None) -> dict[str, str | int | float | bool]:
+    """Those options of the task that have a flag of their own, and were given."""
+    return {key: value for key, value in options.items() if value is not None}
 
 
 @app.command("invite", rich_help_panel="Begin")
@@ -269,7 +320,7 @@ def bootstrap(
     home.adopt(manifest)
     if not addresses:
         try:
-            ensure_genesis(home, manifest)
+            ensure_genesis(home, manifest, path)
         except ConfigError:
             if is_new:  # or the folder would refuse the manifest once it has been put right
                 home.manifest_path.unlink()
@@ -318,7 +369,9 @@ def _tell_how_to_join(home: Home, manifest: Manifest, addresses: list[str]) -> N
     if manifest.admission.mode == "invited":
         typer.echo(f"invite others with  gossamer invite NODE_ID --join {contact}", err=True)
     else:
-        typer.echo(f"others join with  gossamer node --join {contact}", err=True)
+        stem, _, class_name = manifest.task.name.partition(":")
+        task = f" --task {stem}.py:{class_name}" if manifest.task.source else ""
+        typer.echo(f"others join with  gossamer node --join {contact}{task}", err=True)
 
 
 @app.command(rich_help_panel="Begin")
@@ -327,7 +380,9 @@ def swarm(
         int, typer.Option(min=1, max=64, help="Training nodes, each a process with its own key.")
     ] = 4,
     rounds: Annotated[int, typer.Option(min=1, max=1_000_000, help="Rounds to train.")] = 40,
-    preset: Preset = "tiny",
+    task: TaskName = "text",
+    option: TaskSettings = None,
+    preset: Preset = None,
     data: Annotated[
         list[str] | None, typer.Option(help="Files or folders of text; default: Python's standard library.")
     ] = None,
@@ -359,7 +414,9 @@ def swarm(
     options = SwarmOptions(
         nodes=nodes,
         rounds=rounds,
-        preset=preset,
+        task=task,
+        options=_given(preset=preset),
+        settings=tuple(option or ()),
         data=tuple(data or ()),
         codec=codec,
         every_steps=every_steps,

@@ -15,7 +15,6 @@ from gossamer.node.address import parse_address
 from gossamer.node.askers import asker_for
 from gossamer.node.client import fetch_status
 from gossamer.node.entering import (
-    check_trainable,
     checked_advertise,
     checked_join,
     enter_invited,
@@ -25,6 +24,7 @@ from gossamer.node.entering import (
 )
 from gossamer.node.home import Home
 from gossamer.node.options import ADMIN_OFF, DaemonOptions, TrainerOptions
+from gossamer.node.own_task import check_trainable, remember_task
 from gossamer.node.status import one_line
 from gossamer.node.supervisor import Supervisor
 from gossamer.node.verify import verify as verify_replicas
@@ -77,6 +77,15 @@ AdminAddress = Annotated[
         " 7780; off for nowhere.",
     ),
 ]
+OwnTask = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        metavar="FILE.py:CLASS",
+        help="The file with the swarm's task, where that does not come with Gossamer. Its code is run here;"
+        " --dir remembers it.",
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Log more, and show tracebacks.")]
 LogJson = Annotated[bool, typer.Option("--log-json", help="Log JSON objects, one a line.")]
 
@@ -102,6 +111,7 @@ def node(
     data: Annotated[
         list[str] | None, typer.Option(help="Files or folders to train on; default: the task's own.")
     ] = None,
+    task: OwnTask = None,
     listen: Listen = "0.0.0.0:0",
     advertise: Advertise = None,
     name: Name = "",
@@ -136,6 +146,8 @@ def node(
         home = enter_swarm(addresses, folder, swarm_id, plaintext)
         kept = home.invitation()
         observe = observe or (kept is not None and kept.grant.role is Role.OBSERVE)
+    if task is not None:
+        remember_task(home, task)
     if not observe:
         check_trainable(home)
     supervisor = Supervisor(
@@ -257,12 +269,17 @@ def generate(
     length: Annotated[int, typer.Option(min=1, max=1_000_000, help="Characters to write.")] = 400,
     temperature: Annotated[float, typer.Option(min=0, max=10)] = 0.7,
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    task: OwnTask = None,
 ) -> None:
     """Continue a prompt with the model in a node's folder."""
-    from gossamer.node.generate import generate as pieces
+    from gossamer.node.generate import generate as generate_text
 
+    home = Home(folder)
+    if task is not None:
+        remember_task(home, task)
+    pieces = generate_text(home, prompt, length, temperature=temperature, seed=seed)
     typer.echo(prompt, nl=False)
-    for piece in pieces(Home(folder), prompt, length, temperature=temperature, seed=seed):
+    for piece in pieces:
         typer.echo(
             "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in piece),
             nl=False,

@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from gossamer.models.errors import TaskError
-from gossamer.models.registry import build_task
 from gossamer.models.task import named_tensors
+from gossamer.node import own_task
 from gossamer.node.home import Home
+from gossamer.node.outer import check_fits
 from gossamer.node.restore import replay
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import Ints, to_float
@@ -33,9 +34,18 @@ def generate(home: Home, prompt: str, length: int, *, temperature: float, seed: 
     """
     manifest, merger = replay(home)
     try:
-        task = build_task(manifest.task.name, manifest.task.options, ())
+        task = own_task.build(home, manifest)
         model = task.build_model(manifest.task.seed)
+        check_fits(dict(named_tensors(model)), manifest)
         load_into(model, manifest, merger.phi)
-        return task.sample(model, prompt, length, temperature=temperature, seed=seed)
+        pieces = task.sample(model, prompt, length, temperature=temperature, seed=seed)
     except TaskError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(str(error)) from error
+    return _told(pieces)
+
+
+def _told(pieces: Iterator[str]) -> Iterator[str]:
+    try:
+        yield from pieces
+    except TaskError as error:
+        raise ConfigError(str(error)) from error
