@@ -180,9 +180,12 @@ class Guarded(Task):
         return explained(self.file, f"in {method}")
 
     def _guarded(self, method: str, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """What `begin` returns, item by item."""
+        """What `begin` returns, which is called at once, item by item."""
         with self._explained(method):
             items = iter(begin())
+        return self._each(method, items)
+
+    def _each(self, method: str, items: Iterator[Any]) -> Iterator[Any]:
         while True:
             with self._explained(method):
                 try:

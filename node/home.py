@@ -165,7 +165,7 @@ class Home:
             raise StorageError(f"cannot write {self.invitation_path}: {error.strerror}") from None
 
     def task(self) -> str | None:
-        """The task's file and class, as ``--task`` was given them; None if it was not. Raises StorageError."""
+        """The task's file and class, as ``--task`` named them; None if it never did. Raises StorageError."""
         try:
             return self.task_path.read_text("utf-8")
         except FileNotFoundError:

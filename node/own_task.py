@@ -1,7 +1,8 @@
 """Which task a node runs: one that comes with Gossamer, or one in a file that its owner has named, once.
 
-A manifest says what is trained by name only, and what it names is never looked for: code of somebody's own runs
-here because the person at this machine gave its file to `gossamer node --task`, which the folder remembers.
+A manifest says what is trained by name only, and that name is never looked up on this machine: code of
+somebody's own runs here because the person at it gave its file to `gossamer node --task`, which the folder
+remembers.
 """
 
 import logging
@@ -99,6 +100,6 @@ def _what_to_type(manifest: Manifest) -> str:
         )
     stem, class_name = name.split(":")
     return (
-        f"swarm {swarm!r} trains {name!r}, a task of its owner's own: get its file from them, read it, and say"
-        f" where it is with --task {stem}.py:{class_name}; or hold a replica with --observe"
+        f"swarm {swarm!r} trains {name!r}, a task of its owner's own: get its file from them, read it, and"
+        f" say where it is with --task {stem}.py:{class_name}; or hold a replica with --observe"
     )

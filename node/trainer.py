@@ -3,9 +3,9 @@
 Started beside its daemon as ``python -m gossamer.node.trainer``; a user's own script with a `Peer` in it
 takes the same place.
 
-A mistake in a task that shows before the first step is for a person to mend: exit status 2, and the node stops.
-One that shows later may pass (a file out of reach, another process that took the memory): exit status 1, and
-the trainer is started again while the daemon goes on.
+A mistake in a task that shows before the first step is for a person to mend: exit status 2, and the node
+stops. One that shows later may pass (a file out of reach, another process that took the memory): exit
+status 1, and the trainer is started again while the daemon goes on.
 """
 
 import logging
@@ -92,7 +92,7 @@ class Trainer:
         if self.peer.resumed:
             log.info("resumed after %d inner steps", self.peer.progress.steps)
         steps = self.peer.progress.steps
-        # A task that draws from torch's own generator draws other numbers on each node, and after each restart.
+        # A task that draws from torch's own generator draws others on each node, and after each restart.
         torch.manual_seed(stream.derived_seed(f"torch after {steps} steps"))
         batches = self._task.batches(replace(stream, skip_batches=steps))
         if self.peer.clock == 0 and self._options.evaluate_every:

@@ -55,9 +55,9 @@ def test_a_good_task_takes_its_step_on_a_model_of_its_own(task_folder: Path) -> 
         (
             LOSS,
             "return model(inputs).mean() * 0 + model[0].weight.sub(model[0].weight).sqrt().sum()",
-            "gradient",
+            "the gradient of '0.weight' is not finite",
         ),
-        ("lr: float = 0.1", "lr: float = 3e38", "the value after one step of '0.weight' is not finite"),
+        ("lr: float = 0.1", "lr: float = 3e38", "the value after one step of "),
         (LOSS, "x = model(inputs).exp(); x.add_(1); return x.mean()", "in the backward pass: RuntimeError"),
         ("torch.optim.SGD(", "torch.optim.LBFGS(", "own_line.py, in the optimizer's step: TypeError"),
         ("inputs = torch.eye(8)", "inputs = torch.eye(7)", "in evaluate: RuntimeError"),

@@ -185,9 +185,9 @@ def test_text_in_pieces(task_folder: Path) -> None:
 def test_only_a_guarded_tasks_steps_are_explained(task_folder: Path) -> None:
     task = load(task_folder)
     assert isinstance(task, Guarded)
-    with pytest.raises(TaskError, match=r"^own_line\.py, in the backward pass: RuntimeError: out of memory$"):
-        with explaining(task, "in the backward pass"):
-            raise RuntimeError("out of memory")
+    said = r"^own_line\.py, in the backward pass: RuntimeError: out of memory$"
+    with pytest.raises(TaskError, match=said), explaining(task, "in the backward pass"):
+        raise RuntimeError("out of memory")
     with (
         pytest.raises(RuntimeError, match="out of memory"),
         explaining(ByteTextTask(), "in the backward pass"),
