@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gossamer.bootstrap import owners
+from gossamer.models.task_file import flag_for, is_own_name
 from gossamer.node import logs
 from gossamer.node.address import WILDCARDS, format_address, parse_address
 from gossamer.node.cli import (
@@ -134,6 +135,7 @@ def init(
     ] = False,
     owner_key: OwnerKey = None,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,  # `main` looks for it
 ) -> None:
     """Write a manifest, and print the swarm's id. Edit it before the swarm begins, never after.
 
@@ -369,9 +371,9 @@ def _tell_how_to_join(home: Home, manifest: Manifest, addresses: list[str]) -> N
     if manifest.admission.mode == "invited":
         typer.echo(f"invite others with  gossamer invite NODE_ID --join {contact}", err=True)
     else:
-        stem, _, class_name = manifest.task.name.partition(":")
-        task = f" --task {stem}.py:{class_name}" if manifest.task.source else ""
-        typer.echo(f"others join with  gossamer node --join {contact}{task}", err=True)
+        task = manifest.task.name
+        flag = f" {flag_for(task)}" if is_own_name(task) else ""
+        typer.echo(f"others join with  gossamer node --join {contact}{flag}", err=True)
 
 
 @app.command(rich_help_panel="Begin")

@@ -70,7 +70,9 @@ class TaskKind:
             TaskError: as `task`.
         """
         parsed: Any = parse_options(self.options, self.name, options)
-        return dataclasses.asdict(parsed.resolved() if hasattr(parsed, "resolved") else parsed)
+        values = dataclasses.asdict(parsed.resolved() if hasattr(parsed, "resolved") else parsed)
+        parsed = parse_options(self.options, self.name, values)  # somebody's defaults may be of other types
+        return dataclasses.asdict(parsed)
 
     def read(self, settings: Iterable[str]) -> dict[str, OptionValue]:
         """Options as a command line has them, each ``key=value``.

@@ -86,7 +86,8 @@ class Task(abc.ABC):
         """A new model on the CPU, in train mode and float32; the same parameters for the same seed.
 
         Must not disturb torch's global generator: draw from a generator of your own, or wrap the
-        construction in `torch.random.fork_rng()` and seed inside.
+        construction in `torch.random.fork_rng()` and seed inside. (For a task in a file of one's own, see
+        `task_file`, that is done: it just draws.)
         """
 
     @abc.abstractmethod
@@ -96,6 +97,8 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def batches(self, stream: DataStream) -> Iterator[Batch]:
         """Training batches without end, beginning after `stream.skip_batches` of them.
+
+        (A task in a file of one's own may end after a pass over the data: it is called for the next.)
 
         Raises:
             TaskError: this node's data is missing or unusable; at the latest on the first `next`.

@@ -60,6 +60,12 @@ def is_own_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def flag_for(name: str) -> str:
+    """What to type for a manifest's task that is in a file, supposing that lies in this folder."""
+    stem, class_name = name.split(":")
+    return f"--task {stem}.py:{class_name}"
+
+
 def names_file(text: str) -> bool:
     """Whether a command line's --task is a file, not a task that comes with Gossamer."""
     return ":" in text or text.endswith(".py")

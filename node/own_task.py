@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import TaskKind, find_kind, task_names
-from gossamer.models.task_file import TaskFile, is_own_name, load, parse_task_file
+from gossamer.models.task_file import TaskFile, flag_for, is_own_name, load, parse_task_file
 from gossamer.node.home import Home
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import Manifest
@@ -98,8 +98,7 @@ def _what_to_type(manifest: Manifest) -> str:
             f"swarm {swarm!r} trains {name!r}, which is a script of its own: join with Peer.attach in that"
             " script (docs/your-model.md), or hold a replica with --observe"
         )
-    stem, class_name = name.split(":")
     return (
         f"swarm {swarm!r} trains {name!r}, a task of its owner's own: get its file from them, read it, and"
-        f" say where it is with --task {stem}.py:{class_name}; or hold a replica with --observe"
+        f" say where it is with {flag_for(name)}; or hold a replica with --observe"
     )

@@ -5,7 +5,7 @@ takes the same place.
 
 A mistake in a task that shows before the first step is for a person to mend: exit status 2, and the node
 stops. One that shows later may pass (a file out of reach, another process that took the memory): exit
-status 1, and the trainer is started again while the daemon goes on.
+status 1, and the trainer is started again, with pauses, for as long as it takes; the daemon goes on.
 """
 
 import logging
@@ -187,8 +187,8 @@ def main() -> int:
         trainer.peer.close()
     except (LocalError, TaskError) as error:
         log.error("%s", error, exc_info=error if options.debug else None)
-        may_pass = isinstance(error, TaskError) and ending.trainer is not None and ending.trainer.stepped
-        return FAILURE if may_pass else USER_ERROR
+        has_worked = options.restarted or (ending.trainer is not None and ending.trainer.stepped)
+        return FAILURE if isinstance(error, TaskError) and has_worked else USER_ERROR
     return 0
 
 

@@ -123,10 +123,11 @@ def test_without_scikit_learn_the_digits_say_what_is_missing(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed")
+@pytest.mark.timeout(300)
 def test_the_task_of_digits(tmp_path: Path) -> None:
     """As its first lines say: a manifest, a bootstrap peer, and nodes that are told where the task lies."""
     task = f"{EXAMPLES / 'digits_task.py'}:Digits"
-    made = gossamer("init", tmp_path / "digits.toml", "--task", task, "--every-steps", 20)
+    made = gossamer("init", tmp_path / "digits.toml", "--task", task, "--every-steps", 20, timeout=120)
     assert made.returncode == 0, made.stderr
     peer = BootstrapPeer(tmp_path / "digits.toml", tmp_path / "boot")
     try:

@@ -154,6 +154,15 @@ def test_options_that_the_task_refuses(task_folder: Path) -> None:
         kind.task({"width": 65})
 
 
+def test_defaults_of_another_type(task_folder: Path) -> None:
+    assert kind_of(write_task(task_folder, "lr: float = 0.1", "lr: float = 1")).resolve({})["lr"] == 1.0
+    kind = kind_of(write_task(task_folder, "width: int = 8", "width: int = 8.5"))
+    with pytest.raises(
+        TaskError, match=r"option 'width' of task 'own_line:Line' must be a whole number, not 8\.5"
+    ):
+        kind.resolve({})
+
+
 def test_a_task_without_options(task_folder: Path) -> None:
     class_ = GOOD[GOOD.index("    @dataclass") : GOOD.index("    def build_model")]
     text = write_task(task_folder, class_, "")
