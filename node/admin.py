@@ -59,6 +59,17 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger("gossamer.admin")
 
 
+def check_token(option: str, host: str, token: str) -> None:
+    """Raise ConfigError for a token that is too short, or missing where other machines can ask."""
+    if token and len(token) < TOKEN_MIN:
+        raise ConfigError(f"{TOKEN_VARIABLE} is too short: give it {TOKEN_MIN} characters or more")
+    if not is_loopback(host) and not token:
+        raise ConfigError(
+            f"--admin {option} can be reached from other machines: set {TOKEN_VARIABLE} to a secret of"
+            f" {TOKEN_MIN} characters or more that who looks must give, or stay on 127.0.0.1"
+        )
+
+
 class AdminServer:
     """Serves one daemon's pages."""
 
@@ -73,18 +84,12 @@ class AdminServer:
         self._registry = registry_of(daemon)
         self._page, self._page_policy = document(), policy()
         self._runner: web.AppRunner | None = None
-        if token and len(token) < TOKEN_MIN:
-            raise ConfigError(f"{TOKEN_VARIABLE} is too short: give it {TOKEN_MIN} characters or more")
-        if not is_loopback(self._host) and not token:
-            raise ConfigError(
-                f"--admin {option} can be reached from other machines: set {TOKEN_VARIABLE} to a secret of"
-                f" {TOKEN_MIN} characters or more that who looks must give, or stay on 127.0.0.1"
-            )
+        check_token(option, self._host, token)
 
-    async def start(self, last: str | None = None) -> str | None:
+    async def start(self, last: int = 0) -> str | None:
         """Listen and return the address, None if switched off. Raises ConfigError if that cannot be.
 
-        Of many free ports the one of the address used `last` is taken, so that open pages find us again.
+        Of many free ports the one used `last` is taken, so that open pages find us again.
         """
         if self._is_off:
             return None
@@ -103,7 +108,7 @@ class AdminServer:
             app, access_log=None, handle_signals=False, shutdown_timeout=1.0, keepalive_timeout=30.0
         )
         await self._runner.setup()
-        port = await self._listen(self._runner, _port_of(last))
+        port = await self._listen(self._runner, last)
         address = format_address(self._host, port)
         log.info("watch this node at http://%s/", address)
         return address
@@ -241,11 +246,3 @@ def _is_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _port_of(address: str | None) -> int:
-    """The port of an address that a file says was ours; 0 for none."""
-    try:
-        return parse_address(address or "")[1]
-    except ConfigError:
-        return 0

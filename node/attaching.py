@@ -180,16 +180,14 @@ def _enter(
     if given is not None and swarm_id is not None and not given.swarm_id.hex().startswith(swarm_id.lower()):
         raise ConfigError(f"the manifest describes swarm {given.swarm_id.hex()[:12]}, not {swarm_id}")
     if invitation is not None:
-        home = enter_invited(invitation, addresses, folder, plaintext)
-    elif given is not None:
-        home = new_home(folder, given.swarm_id)
-    elif addresses or folder is not None:
-        return enter_swarm(addresses, folder.absolute() if folder else None, swarm_id, plaintext)
-    else:
-        raise ConfigError("which swarm? Give Peer.attach a manifest, a node's folder, or join=[ADDRESS]")
+        return enter_invited(invitation, addresses, folder, plaintext, given)
     if given is not None:
+        home = new_home(folder, given.swarm_id)
         home.adopt(given)
-    return home
+        return home
+    if addresses or folder is not None:
+        return enter_swarm(addresses, folder.absolute() if folder else None, swarm_id, plaintext)
+    raise ConfigError("which swarm? Give Peer.attach a manifest, a node's folder, or join=[ADDRESS]")
 
 
 def _found_if_first(

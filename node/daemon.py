@@ -16,7 +16,7 @@ from typing import Any
 
 from gossamer.node import __version__, control, lifeline, logs
 from gossamer.node.acquaintances import Acquaintances, whom_to_join
-from gossamer.node.address import WILDCARDS, format_address, parse_address
+from gossamer.node.address import WILDCARDS, format_address, parse_address, port_of
 from gossamer.node.admin import TOKEN_VARIABLE, AdminServer
 from gossamer.node.admitting import Admitting
 from gossamer.node.archive import Archive
@@ -152,8 +152,9 @@ class Daemon:
             self.admitting.check_own()
             await self.watching.restore()
             self.carry_out(effects)
-            bound = await self.transport.start(host, port)
-            admin = await self.admin.start(last=(self.home.read_daemon() or {}).get("admin"))
+            before = self.home.read_daemon() or {}
+            bound = await self.transport.start(host, port, last=port_of(before.get("address")))
+            admin = await self.admin.start(last=port_of(before.get("admin")))
             async with asyncio.TaskGroup() as self._tasks:
                 lasting = [
                     self._tasks.create_task(work, name=name)
@@ -335,7 +336,7 @@ def _first(error: BaseException) -> BaseException:
 def main() -> int:
     """Run a daemon from its one JSON argument; exit status 2 for a mistake that a person can mend."""
     options = DaemonOptions.from_json(sys.argv[1])
-    logs.configure(debug=options.debug, as_json=options.log_json)
+    logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
     os.umask(0o077)  # SQLite makes files of its own
     try:
         daemon = Daemon(options)

@@ -90,15 +90,29 @@ def enter_swarm(join: tuple[str, ...], folder: Path | None, swarm_id: str | None
 
 
 def enter_invited(
-    invitation: Invitation, join: tuple[str, ...], folder: Path | None, plaintext: bool
+    invitation: Invitation,
+    join: tuple[str, ...],
+    folder: Path | None,
+    plaintext: bool,
+    manifest: Manifest | None = None,
 ) -> Home:
-    """The folder of the swarm that we were invited to. Raises ConfigError or UnreachableError."""
+    """The folder of the swarm that we were invited to; without its `manifest` we fetch that.
+
+    Raises ConfigError or UnreachableError.
+    """
+    if manifest is not None and manifest.swarm_id != invitation.swarm_id:
+        raise ConfigError(
+            f"the invitation is for swarm {invitation.swarm_id.hex()[:12]}, and the manifest describes swarm"
+            f" {manifest.swarm_id.hex()[:12]}"
+        )
     home = new_home(folder, invitation.swarm_id)
     known = home.manifest()
     if known is not None and known.swarm_id != invitation.swarm_id:
         raise ConfigError(f"{home.root} belongs to another swarm than the invitation; choose another --dir")
     home.keep_invitation(invitation)
-    if known is None:
+    if known is None and manifest is not None:
+        home.adopt(manifest)
+    elif known is None:
         if not join:
             raise ConfigError("the invitation names no address; give a node of the swarm with --join ADDRESS")
         contacts = tuple(map(parse_contact, join))

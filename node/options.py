@@ -44,6 +44,7 @@ class DaemonOptions(_Options):
     first free port from 7780 of loopback."""
     debug: bool = False
     log_json: bool = False
+    log_level: str = "info"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,3 +63,4 @@ class TrainerOptions(_Options):
     """Whether it ran before and died: what goes wrong now may pass, as it had worked."""
     debug: bool = False
     log_json: bool = False
+    log_level: str = "info"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gossamer.models.errors import TaskError
-from gossamer.models.registry import TaskKind, find_kind, task_names
+from gossamer.models.registry import find_kind, task_names
 from gossamer.models.task_file import TaskFile, flag_for, is_own_name, load, parse_task_file
 from gossamer.node.home import Home
 from gossamer.protocol.errors import ConfigError
@@ -26,69 +26,70 @@ log = logging.getLogger("gossamer.node")
 def remember_task(home: Home, text: str) -> None:
     """Keep which file holds the swarm's task, as the command line names it.
 
-    A file that is not the one that the manifest was written with is used all the same, and the log says so.
     Raises ConfigError if the swarm trains something else, or StorageError.
     """
-    manifest = home.manifest()
-    if manifest is None:
-        raise ConfigError(f"{home.root} is not the folder of a node; give one with --dir")
-    swarm, name = manifest.swarm.name, manifest.task.name
-    if name in task_names():
-        raise ConfigError(f"swarm {swarm!r} trains {name!r}, which comes with Gossamer: leave --task out")
-    try:
-        file = parse_task_file(text)
-    except TaskError as error:
-        raise ConfigError(f"--task: {error}") from None
-    if file.name != name:
-        raise ConfigError(
-            f"swarm {swarm!r} trains {name!r}, and {text} is {file.name!r}: give the file of that"
-        )
-    home.keep_task(str(file))
+    home.keep_task(str(task_file(_manifest(home), text)))
 
 
 def check_trainable(home: Home) -> None:
-    """Raise ConfigError if the swarm's task is not one of ours, and no file of it is known here."""
-    manifest = home.manifest()
-    assert manifest is not None
-    if manifest.task.name in task_names():
-        return
-    file = _remembered(home, manifest)
-    source = _source(file)
-    if manifest.task.source and source != manifest.task.source:
-        log.warning(
-            "%s is not the file that the manifest was written with (%s, not %s): if that was not intended,"
-            " take the other",
-            file.path,
-            source[:12],
-            manifest.task.source[:12],
-        )
+    """Raise ConfigError if the swarm's task is not one of ours, and no file of it is known here.
+
+    A file that is not the one that the manifest was written with will do, and the log says so.
+    """
+    manifest = _manifest(home)
+    if manifest.task.name not in task_names():
+        difference = difference_of(manifest, task_file(manifest, home.task()))
+        if difference:
+            log.warning("%s", difference)
 
 
 def build(home: Home, manifest: Manifest, data: Sequence[Path] = ()) -> "Task":
     """The swarm's task, with this node's data. Raises ConfigError, or TaskError for a mistake in it."""
-    return _kind(home, manifest).task(manifest.task.options, data)
-
-
-def _kind(home: Home, manifest: Manifest) -> TaskKind:
     name = manifest.task.name
-    return find_kind(name) if name in task_names() else load(_remembered(home, manifest))
+    kind = find_kind(name) if name in task_names() else load(task_file(manifest, home.task()))
+    return kind.task(manifest.task.options, data)
 
 
-def _remembered(home: Home, manifest: Manifest) -> TaskFile:
-    text = home.task()
+def task_file(manifest: Manifest, text: str | None) -> TaskFile:
+    """Where the swarm's task is, as a person at this machine has said; None if they have not.
+
+    Raises ConfigError: they have not, or named something else, or it is not there.
+    """
+    swarm, name = manifest.swarm.name, manifest.task.name
+    if name in task_names():
+        raise ConfigError(f"swarm {swarm!r} trains {name!r}, which comes with Gossamer: leave --task out")
     if text is None:
         raise ConfigError(_what_to_type(manifest))
     try:
-        return parse_task_file(text)
+        file = parse_task_file(text)
     except TaskError as error:
-        raise ConfigError(f"the task that {home.root} remembers: {error}, and give --task again") from None
+        raise ConfigError(f"the swarm's task: {error}; --task says where it is") from None
+    if file.name != name:
+        raise ConfigError(
+            f"swarm {swarm!r} trains {name!r}, and {text} is {file.name!r}: give the file of that"
+        )
+    return file
 
 
-def _source(file: TaskFile) -> str:
+def difference_of(manifest: Manifest, file: TaskFile) -> str:
+    """What to say if the file is not the one that the manifest was written with. Raises ConfigError."""
     try:
-        return file.source()
+        source = file.source()
     except TaskError as error:
         raise ConfigError(str(error)) from None
+    if manifest.task.source in ("", source):
+        return ""
+    return (
+        f"{file.path} is not the file that the manifest was written with ({source[:12]}, not"
+        f" {manifest.task.source[:12]}): if that was not intended, take the other"
+    )
+
+
+def _manifest(home: Home) -> Manifest:
+    manifest = home.manifest()
+    if manifest is None:
+        raise ConfigError(f"{home.root} is not the folder of a node; give one with --dir")
+    return manifest
 
 
 def _what_to_type(manifest: Manifest) -> str:

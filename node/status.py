@@ -53,7 +53,7 @@ def describe(daemon: "Daemon", digests: tuple[bytes, bytes] | None) -> dict[str,
         ],
         "members": [
             _member(member, core.ledger, daemon.merging.conduct.of(member.peer.node_id))
-            for member in core.roster.members()
+            for member in sorted(core.roster.members(), key=_place)
         ],
         "conduct": asdict(daemon.merging.conduct.of(core.identity.node_id)),
         "agreement": daemon.merging.conduct.agreement,
@@ -74,6 +74,11 @@ def describe(daemon: "Daemon", digests: tuple[bytes, bytes] | None) -> dict[str,
     if digests is not None:
         status["merged_digest"], status["phi_digest"] = (digest.hex() for digest in digests)
     return status
+
+
+def _place(member: Member) -> tuple[str, bytes]:
+    """Members are listed by name."""
+    return member.peer.body.name, member.peer.node_id
 
 
 def _member(member: Member, ledger: Ledger, conduct: Summary) -> dict[str, Any]:

@@ -174,7 +174,7 @@ class _Ending:
 def main() -> int:
     """Run a trainer from its one JSON argument; returns its exit status."""
     options = TrainerOptions.from_json(sys.argv[1])
-    logs.configure(debug=options.debug, as_json=options.log_json)
+    logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
     ending = _Ending()
     signal.signal(signal.SIGTERM, ending.terminate)
     lifeline.watch(ending.node_is_gone)

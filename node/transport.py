@@ -110,8 +110,11 @@ class Transport:
 
     # -- life
 
-    async def start(self, host: str, port: int) -> int:
-        """Listen and return the port. Raises ConfigError if that cannot be."""
+    async def start(self, host: str, port: int, last: int = 0) -> int:
+        """Listen and return the port. Raises ConfigError if that cannot be.
+
+        For port 0 the `last` one is taken again if it is free: others look for us there.
+        """
         if not self._server_ssl and not is_loopback(host):
             raise ConfigError(f"plaintext is for loopback only; listen on 127.0.0.1, not {host}, or use TLS")
         self.door = Door(self._protocol, self._server_ssl, self._policing)
@@ -125,7 +128,7 @@ class Transport:
         )
         await self._runner.setup()
         try:
-            bound_host, bound_port = await self.door.open(host, port)
+            bound_host, bound_port = await self._open(self.door, host, (port or last, port))
         except OSError as error:
             await self._runner.cleanup()
             where = format_address(host, port)
@@ -137,6 +140,15 @@ class Transport:
             timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S),
         )
         return bound_port
+
+    async def _open(self, door: Door, host: str, ports: tuple[int, int]) -> tuple[str, int]:
+        wanted, otherwise = ports
+        try:
+            return await door.open(host, wanted)
+        except OSError:
+            if wanted == otherwise:
+                raise
+            return await door.open(host, otherwise)
 
     def _application(self, door: Door) -> web.Application:
         """All routes, behind the door."""

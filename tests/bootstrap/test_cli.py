@@ -84,6 +84,7 @@ def entries(folder: Path) -> set[str]:
         (["swarm", "--rounds", 0], "--rounds"),
         (["swarm", "--every-steps", -1], "--every-steps"),
         (["swarm", "--seed", -1], "--seed"),
+        (["swarm", "--seed", 2**62 + 1], "--seed"),
         (["swarm", "--frobnicate"], "--frobnicate"),
         (["swarm", "--codec", "zip"], "zip"),
         (["swarm", "--preset", "huge"], "huge"),
@@ -382,7 +383,7 @@ def test_an_init_that_fails_leaves_no_key(run: Run, tmp_path: Path) -> None:
     ("args", "part"),
     [
         (["invite", "xyz"], "64 hex digits"),
-        (["invite", NODE_ID, "--role", "rule"], "--role is train or observe"),
+        (["invite", NODE_ID, "--role", "rule"], "'rule' is none of train, observe"),
         (["invite", NODE_ID, "--days", -1], "--days"),
         (["invite", NODE_ID, "--days", 99_999], "--days"),
         (["invite", NODE_ID, "--join", "nowhere"], "nowhere"),

@@ -118,8 +118,11 @@ class Hosts:
         return n
 
     def _on_host(self, n: int, command: str) -> None:
-        enter = self._enter(self._hosts[n - 1].pid)
-        subprocess.run([*enter, "sh", "-c", command], check=True, env=_env())
+        subprocess.run([*self.on(n), "sh", "-c", command], check=True, env=_env())
+
+    def on(self, n: int) -> list[str]:
+        """What to put before a command that is to run on a host."""
+        return self._enter(self._hosts[n - 1].pid)
 
     def shape(self, n: int, rate: str) -> None:
         """Limit what a host sends."""
@@ -136,7 +139,7 @@ class Hosts:
         """Run ``python -m module args`` on a host."""
         with open(log, "ab") as stderr:
             process = subprocess.Popen(
-                [*self._enter(self._hosts[n - 1].pid), sys.executable, "-m", module, *args],
+                [*self.on(n), sys.executable, "-m", module, *args],
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
                 env=_env(),

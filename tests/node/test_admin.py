@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from gossamer.node import feed as feeds
+from gossamer.node.address import port_of
 from gossamer.node.admin import TOKEN_VARIABLE, AdminServer
 from gossamer.node.admin_client import AdminClient, admin_of, find_admin
 from gossamer.node.chronicle import OWN
@@ -251,7 +252,7 @@ async def test_nodes_of_one_machine_share_out_ports_and_keep_theirs(tmp_path: Pa
             await two.stop()
             again = AdminServer(daemon, "")
             try:
-                assert await again.start(last=second) == second
+                assert await again.start(last=port_of(second)) == second
             finally:
                 await again.stop()
         finally:

@@ -30,3 +30,13 @@ def test_an_invitation_to_another_swarm_leaves_the_folders_own(tmp_path: Path) -
     with pytest.raises(ConfigError, match="belongs to another swarm"):
         enter_invited(elsewhere, (), tmp_path, plaintext=True)
     assert home.invitation() == here
+
+
+def test_a_founder_brings_the_manifest_along(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.create()
+    here = invite(OWNER, HERE.swarm_id, home.identity().node_id, role=Role.TRAIN, days=1, contacts=())
+    with pytest.raises(ConfigError, match="the manifest describes swarm"):
+        enter_invited(here, (), tmp_path, plaintext=True, manifest=ELSEWHERE)
+    assert home.manifest() is None and home.invitation() is None
+    assert enter_invited(here, (), tmp_path, plaintext=True, manifest=HERE).manifest() == HERE

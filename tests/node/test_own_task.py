@@ -11,6 +11,7 @@ import pytest
 from gossamer.bootstrap import manifests
 from gossamer.models.errors import TaskError
 from gossamer.node import own_task
+from gossamer.node.check_manifest import check_manifest
 from gossamer.node.home import Home
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import Manifest, from_values
@@ -105,10 +106,10 @@ def test_a_task_that_comes_with_gossamer_needs_no_file(text: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("missing.py:Line", "--task: there is no file missing.py"),
+        ("missing.py:Line", "the swarm's task: there is no file missing.py"),
         ("own_line.py:Lime", "trains 'own_line:Line', and own_line.py:Lime is 'own_line:Lime'"),
         ("other.py:Line", "trains 'own_line:Line', and other.py:Line is 'other:Line'"),
-        ("own_line", "--task: a task of your own is FILE.py:CLASS"),
+        ("own_line", "the swarm's task: a task of your own is FILE.py:CLASS"),
     ],
 )
 def test_another_task_than_the_swarms_is_not_remembered(
@@ -137,7 +138,9 @@ def test_a_file_that_was_changed_is_said_and_used(
 def test_a_file_that_is_gone_is_said_where_it_was(home: Home, text: str, task_folder: Path) -> None:
     own_task.remember_task(home, text)
     (task_folder / "own_line.py").unlink()
-    with pytest.raises(ConfigError, match=r"remembers: there is no file .*own_line\.py: .*give --task again"):
+    with pytest.raises(
+        ConfigError, match=r"task: there is no file .*own_line\.py: .*--task says where it is"
+    ):
         own_task.check_trainable(home)
 
 
@@ -147,3 +150,18 @@ def test_a_mistake_in_the_file_is_the_tasks(home: Home, text: str, task_folder: 
     own_task.check_trainable(home)
     with pytest.raises(TaskError, match=r"own_line\.py:10, importing it: SyntaxError"):
         own_task.build(home, of(home))
+
+
+def test_a_check_of_the_settings_says_the_same(home: Home, text: str, task_folder: Path) -> None:
+    def said(**known: Any) -> list[tuple[str, str]]:
+        findings = check_manifest(of(home), **known)
+        return [(f.level, f.text) for f in findings if f.subject.startswith("task")]
+
+    ((level, line),) = said()
+    assert level == "ok" and "nodes that train need --task" in line
+    ((level, line),) = said(trains=True)
+    assert level == "error" and "--task own_line.py:Line" in line
+    assert said(trains=True, task=text) == []
+    write_task(task_folder, "# HERE", "# a comment")
+    ((level, line),) = said(trains=True, task=text)
+    assert level == "warning" and "is not the file" in line
