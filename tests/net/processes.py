@@ -229,7 +229,7 @@ class Node:
         return (gossamer_status(address) if address else None) or {}
 
     def wait_published(self, round_: int) -> None:
-        wait_for(lambda: self.status().get("round", 0) >= round_, 60, f"round {round_} published")
+        wait_for(lambda: self.status().get("round", 0) >= round_, 120, f"round {round_} published")
 
     def errors(self) -> list[str]:
         """The lines that say what is wrong."""

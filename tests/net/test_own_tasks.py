@@ -18,7 +18,7 @@ from tests.net.processes import (
     wait_for,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 LOSS = "return (model(inputs) - targets).square().mean()"
 
@@ -62,7 +62,7 @@ def test_two_nodes_train_and_a_restart_needs_no_flag(base: Path, address: str) -
     assert "is not the file" not in first.log
     assert first.stop() == 0
     again = Node(base, "one", "--rounds", 1)
-    wait_for(lambda: "resumed after" in again.log, 60, "training goes on")
+    wait_for(lambda: "resumed after" in again.log, 120, "training goes on")
     assert second.stop() == 0 and again.stop() == 0
     for node in (first, second, again):
         assert node.errors() == []
@@ -91,7 +91,7 @@ def test_a_mistake_before_the_first_step_stops_the_node(
     base: Path, address: str, old: str, new: str, message: str
 ) -> None:
     node = Node(base, "wrong", "--join", address, "--task", write_task(base, old, new))
-    assert node.process.wait(60) == 2
+    assert node.process.wait(120) == 2
     (said,) = node.errors()
     assert message in said
 
@@ -103,7 +103,7 @@ def test_a_mistake_later_is_said_each_time_and_tried_again(base: Path, address: 
     node = Node(base, "late", "--join", address, "--task", text)
     node.wait_published(2)
     down.touch()
-    wait_for(lambda: node.log.count("starting it again") == 2, 60, "the trainer ended, and the next one too")
+    wait_for(lambda: node.log.count("starting it again") == 2, 120, "the trainer ended, and the next one too")
     assert len(node.errors()) == 2 and all("own_line.py:39, in " in error for error in node.errors())
     down.unlink()
     node.wait_published(node.status()["round"] + 2)
