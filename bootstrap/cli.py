@@ -11,6 +11,7 @@ import typer
 
 from gossamer.bootstrap import owners
 from gossamer.models.registry import task_names
+from gossamer.models.task_file import flag_for, is_own_name
 from gossamer.node import logs, option_values
 from gossamer.node.address import WILDCARDS, format_address, parse_address
 from gossamer.node.cli import (
@@ -53,10 +54,23 @@ ManifestPath = Annotated[
 OwnerKey = Annotated[
     Path | None, typer.Option("--owner-key", help="The owner's key. Default: beside the manifest.")
 ]
-Preset = Annotated[
+TaskName = Annotated[
     str,
     typer.Option(
-        help="Size of the built-in GPT: tiny, small, medium or 124m.",
+        "--task",
+        metavar="NAME|FILE.py:CLASS",
+        help="What is trained: text, or a task of your own, whose file is run.",
+        autocompletion=lambda: list(task_names()),
+    ),
+]
+TaskSettings = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="KEY=VALUE", help="An option of the task; may be given several times."),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        help="Size of the built-in GPT: tiny, small, medium or 124m. Default: tiny.",
         autocompletion=lambda: ["tiny", "small", "medium", "124m"],
     ),
 ]
@@ -117,10 +131,9 @@ def _gossamer() -> None:
 def init(
     path: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Where to write it, for example my.toml.")],
     name: Annotated[str, typer.Option(help="What to call the swarm.")] = "",
-    task: Annotated[
-        str, typer.Option(help="What is trained.", autocompletion=lambda: list(task_names()))
-    ] = "text",
-    preset: Preset = "tiny",
+    task: TaskName = "text",
+    option: TaskSettings = None,
+    preset: Preset = None,
     codec: Codec = "int4",
     every_steps: EverySteps = 30,
     every_seconds: EverySeconds = 0.0,
@@ -128,16 +141,32 @@ def init(
     fragments: Fragments = 1,
     seed: Seed = 0,
     horizon_tokens: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=0, help="Tokens over which the learning rate falls to a tenth; 0 keeps it constant."
+            min=0,
+            help="Of text: tokens over which the learning rate falls to a tenth; 0 keeps it constant.",
         ),
-    ] = 0,
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="PATH",
+            help="Go on from existing weights: a safetensors file, or a folder as transformers writes it.",
+        ),
+    ] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Files or folders to try a task of your own out on.")
+    ] = None,
+    trial: Annotated[
+        bool, typer.Option("--trial/--no-trial", help="Try a task of your own out for one step.")
+    ] = True,
     invited: Annotated[
         bool, typer.Option("--invited", help="Let in only nodes that an owner has invited.")
     ] = False,
     owner_key: OwnerKey = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,  # `main` looks for it
 ) -> None:
     """Write a new swarm's manifest: what its nodes agree on.
 
@@ -148,13 +177,20 @@ def init(
         gossamer init my.toml
         gossamer init my.toml --preset small --codec topk --fragments 4
         gossamer init my.toml --every-seconds 60 --invited
+        gossamer init my.toml --task my_task.py:MyTask --option width=64
+        gossamer init my.toml --from model.safetensors
+
+    With --from, or a task of your own, it also writes the first parameters beside the manifest, for the
+    bootstrap peer.
 
     Then look it over with gossamer config check, and run gossamer bootstrap with it.
     """
-    from gossamer.bootstrap import manifests
+    from gossamer.bootstrap import genesis_file, manifests
 
-    if path.exists() and not force:
-        raise ConfigError(f"{path} exists; choose another name or replace it with --force")
+    first = genesis_file.beside(path)
+    for file in (path, first):
+        if file.exists() and not force:
+            raise ConfigError(f"{file} exists; choose another name or replace it with --force")
     owner = None
     new_key = path.with_suffix(owners.SUFFIX) if invited and owner_key is None else None
     if owner_key is not None:
@@ -162,10 +198,14 @@ def init(
     elif new_key is not None:
         owner = owners.create_owner(new_key)
     try:
-        manifest, _ = manifests.create(
+        manifest, phi = manifests.create(
             name=name or path.stem,
             task=task,
-            options={"preset": preset, "horizon_tokens": horizon_tokens},
+            options=_given(preset=preset, horizon_tokens=horizon_tokens),
+            settings=option or (),
+            weights=weights,
+            data=data or (),
+            trial=trial,
             codec=codec,
             every_steps=every_steps,
             every_seconds=every_seconds,
@@ -175,15 +215,27 @@ def init(
             owners=(owner.public_key.hex(),) if owner else (),
             invited=invited,
         )
+        has_first = weights is not None or bool(manifest.task.source)
+        if has_first:
+            genesis_file.write(manifest, phi, first)
         manifests.write(manifest, path)
     except LocalError:
         if new_key is not None:  # it owns nothing, and would be in the way of the next try
             new_key.unlink()
         raise
     typer.echo(f"wrote {path}: swarm {manifest.swarm_id.hex()}")
+    if has_first:
+        typer.echo(f"wrote {first}: the first parameters, which gossamer bootstrap takes from there")
+    else:
+        first.unlink(missing_ok=True)  # of the manifest that was replaced
     if new_key is not None:
         typer.echo(f"wrote {new_key}: the owner's key, which no node needs; back it up")
     typer.echo(f"next, on a machine that the others can reach:  gossamer bootstrap {path}")
+
+
+def _given(**options: str | int | None) -> dict[str, str | int | float | bool]:
+    """Those options of the task that have a flag of their own, and were given."""
+    return {key: value for key, value in options.items() if value is not None}
 
 
 @app.command("invite", rich_help_panel="Begin")
@@ -341,7 +393,7 @@ def bootstrap(
     home.adopt(manifest)
     if not addresses:
         try:
-            ensure_genesis(home, manifest)
+            ensure_genesis(home, manifest, path)
         except ConfigError:
             if is_new:  # or the folder would refuse the manifest once it has been put right
                 home.manifest_path.unlink()
@@ -391,7 +443,9 @@ def _tell_how_to_join(home: Home, manifest: Manifest, addresses: list[str]) -> N
     if manifest.admission.mode == "invited":
         typer.echo(f"invite others with  gossamer invite NODE_ID --join {contact}", err=True)
     else:
-        typer.echo(f"others join with  gossamer node --join {contact}", err=True)
+        task = manifest.task.name
+        flag = f" {flag_for(task)}" if is_own_name(task) else ""
+        typer.echo(f"others join with  gossamer node --join {contact}{flag}", err=True)
 
 
 @app.command(rich_help_panel="Begin")
@@ -400,7 +454,9 @@ def swarm(
         int, typer.Option(min=1, max=64, help="Training nodes, each a process with its own key.")
     ] = 4,
     rounds: Annotated[int, typer.Option(min=1, max=1_000_000, help="Rounds to train.")] = 40,
-    preset: Preset = "tiny",
+    task: TaskName = "text",
+    option: TaskSettings = None,
+    preset: Preset = None,
     data: Data = None,
     codec: Codec = "int4",
     every_steps: EverySteps = 30,
@@ -437,7 +493,9 @@ def swarm(
     options = SwarmOptions(
         nodes=nodes,
         rounds=rounds,
-        preset=preset,
+        task=task,
+        options=_given(preset=preset),
+        settings=tuple(option or ()),
         data=tuple(map(str, data or ())),
         codec=codec,
         every_steps=every_steps,

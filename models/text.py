@@ -94,10 +94,12 @@ class TextOptions:
 class ByteTextTask(Task):
     """Next-byte prediction. A batch is `(inputs_BL, targets_BL)`, int64 on the CPU; a token is a byte."""
 
+    Options = TextOptions
+    options: TextOptions
+
     def __init__(self, options: TextOptions | None = None, data: Sequence[Path] = ()) -> None:
         """`data`: this node's files and folders; empty for the source of Python's standard library."""
-        self.options = (options or TextOptions()).resolved()
-        self.data = tuple(path.expanduser() for path in data)
+        super().__init__((options or TextOptions()).resolved(), [path.expanduser() for path in data])
         self.config: GPTConfig = dataclasses.replace(
             PRESETS[self.options.preset], context=self.options.context
         )

@@ -1,12 +1,15 @@
 """What a manifest's values are like: allowed all of them, and yet some are seldom meant."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import resolve_options, task_names
+from gossamer.models.task_file import is_own_name
+from gossamer.node import own_task
 from gossamer.node.findings import Finding, error, ok, warning
 from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payload import payload_bytes_max
 
@@ -17,26 +20,35 @@ SNAPSHOTS = 5
 _BELOW_FOUR_BITS = ("int2", "topk")
 
 
-def check_manifest(manifest: Manifest, *, trains: bool = False) -> Iterator[Finding]:
-    """Say what the swarm is, and what of it is odd; `trains` says whether `gossamer node` is to train it."""
+def check_manifest(manifest: Manifest, *, trains: bool = False, task: str | None = None) -> Iterator[Finding]:
+    """Say what the swarm is, and what of it is odd.
+
+    `trains` says whether `gossamer node` is to train it; `task` is what its --task says, or said once.
+    """
     numel = manifest.plan().numel
     yield ok(
         "manifest",
         f"swarm {manifest.swarm.name!r} ({manifest.swarm_id.hex()[:12]}): {manifest.task.name},"
         f" {numel / 1e6:.3g} M parameters, {manifest.admission.mode}",
     )
-    yield from _check_task(manifest, error if trains else warning)
+    yield from _check_task(manifest, trains, task)
     for field, text in (*_odd_merging(manifest), *_odd_pace(manifest), *_odd_history(manifest)):
         yield warning(field, text)
 
 
-def _check_task(manifest: Manifest, foreign: Callable[[str, str], Finding]) -> Iterator[Finding]:
+def _check_task(manifest: Manifest, trains: bool, task: str | None) -> Iterator[Finding]:
     name = manifest.task.name
     if name not in task_names():
-        yield foreign(
-            "task.name",
-            f"{name!r} is no task of Gossamer: join with Peer.attach in a script, or --observe",
-        )
+        if is_own_name(name) and not trains:
+            yield ok("task.name", f"{name!r} is in a file of somebody's own: nodes that train need --task")
+            return
+        try:
+            difference = own_task.difference_of(manifest, own_task.task_file(manifest, task))
+        except ConfigError as problem:
+            yield (error if trains else warning)("task.name", str(problem))
+            return
+        if difference:
+            yield warning("task.source", difference)
         return
     try:
         resolve_options(name, manifest.task.options)

@@ -51,13 +51,21 @@ class NodeCheck:
             yield from self._swarm()
         yield from self._folder()
         if self.manifest is not None:
-            yield from check_manifest(self.manifest, trains=self._trains)
+            yield from check_manifest(self.manifest, trains=self._trains, task=self._task())
         yield from self._machine()
 
     @property
     def _trains(self) -> bool:
         invited_to = self.invitation.grant.role if self.invitation else Role.TRAIN
         return not self.is_bootstrap and not self.params.get("observe") and invited_to is Role.TRAIN
+
+    def _task(self) -> str | None:
+        """Which file holds the swarm's task, as given or remembered."""
+        given: str | None = self.params.get("task")
+        try:
+            return given or (self.home.task() if self.home is not None else None)
+        except LocalError:
+            return None
 
     @property
     def _named_swarm(self) -> bytes | None:

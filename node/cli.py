@@ -17,7 +17,6 @@ from gossamer.node.askers import asker_for
 from gossamer.node.client import fetch_status
 from gossamer.node.command import App
 from gossamer.node.entering import (
-    check_trainable,
     checked_advertise,
     checked_join,
     enter_invited,
@@ -27,6 +26,7 @@ from gossamer.node.entering import (
     own_id,
 )
 from gossamer.node.options import DaemonOptions, TrainerOptions
+from gossamer.node.own_task import check_trainable, remember_task
 from gossamer.node.status import one_line
 from gossamer.node.supervisor import Supervisor
 from gossamer.node.verify import verify as verify_replicas
@@ -116,6 +116,15 @@ Used = Annotated[
         autocompletion=option_values.node_folders,
     ),
 ]
+OwnTask = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        metavar="FILE.py:CLASS",
+        help="The file with the swarm's task, where that does not come with Gossamer. Its code is run here;"
+        " --dir remembers it.",
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks.")]
 LogLevel = Annotated[
     str,
@@ -136,6 +145,7 @@ def node(
         str | None, typer.Option(help="Refuse any other swarm than this (its id or the beginning of it).")
     ] = None,
     data: Data = None,
+    task: OwnTask = None,
     listen: Listen = "0.0.0.0:0",
     advertise: Advertise = None,
     name: Name = "",
@@ -190,6 +200,8 @@ def node(
         home = enter_swarm(addresses, folder, swarm_id, plaintext)
         kept = home.invitation()
         observe = observe or (kept is not None and kept.grant.role is Role.OBSERVE)
+    if task is not None:
+        remember_task(home, task)
     if not observe:
         check_trainable(home)
     supervisor = Supervisor(
@@ -355,6 +367,7 @@ def generate(
         float, typer.Option(min=0, max=10, help="0 takes the likeliest byte always; more is more varied.")
     ] = 0.7,
     seed: Annotated[int, typer.Option(min=0, help="Another one gives another text.")] = 0,
+    task: OwnTask = None,
 ) -> None:
     """Continue a prompt with the model in a node's folder.
 
@@ -363,12 +376,15 @@ def generate(
         gossamer generate --prompt "def "
         gossamer generate --dir d0 --length 2000 --temperature 0.3 --seed 7
     """
+    home = node_in(folder)
+    if task is not None:
+        remember_task(home, task)
     # One byte is many small steps. Beside a trainer on the same cores, threads that spin between them wait
     # longer than they work. It has to be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from gossamer.node.generate import generate as write_text
 
-    pieces = write_text(node_in(folder), prompt, length, temperature=temperature, seed=seed)
+    pieces = write_text(home, prompt, length, temperature=temperature, seed=seed)
     try:
         typer.echo(prompt, nl=False)
         for piece in pieces:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gossamer.models.registry import task_names
 from gossamer.node.address import parse_address, parse_contact
 from gossamer.node.askers import asker_of, nodes_root
 from gossamer.node.client import fetch_manifest
@@ -148,13 +147,3 @@ def own_id(folder: Path | None) -> str:
     home = Home(folder or nodes_root())
     home.create()
     return home.identity().node_id.hex()
-
-
-def check_trainable(home: Home) -> None:
-    """Raise ConfigError if the swarm's task is not one of ours but a script of somebody's own."""
-    manifest = home.manifest()
-    if manifest is not None and manifest.task.name not in task_names():
-        raise ConfigError(
-            f"swarm {manifest.swarm.name!r} trains {manifest.task.name!r}, which is a script of its own: join"
-            " with Peer.attach in that script (docs/your-model.md), or hold a replica with --observe"
-        )

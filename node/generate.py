@@ -6,9 +6,12 @@ import torch
 from torch import nn
 
 from gossamer.models.errors import TaskError
-from gossamer.models.registry import build_task, task_names
+from gossamer.models.registry import task_names
 from gossamer.models.task import named_tensors
+from gossamer.models.task_file import is_own_name
+from gossamer.node import own_task
 from gossamer.node.home import Home
+from gossamer.node.outer import check_fits
 from gossamer.node.restore import manifest_of, replay
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import Ints, to_float
@@ -29,16 +32,26 @@ def generate(home: Home, prompt: str, length: int, *, temperature: float, seed: 
     Raises ConfigError or StorageError.
     """
     manifest = manifest_of(home)
-    if manifest.task.name not in task_names():
+    name = manifest.task.name
+    if name not in task_names() and not is_own_name(name):
         raise ConfigError(
-            f"swarm {manifest.swarm.name!r} trains {manifest.task.name!r}, a script of its own, and only that"
+            f"swarm {manifest.swarm.name!r} trains {name!r}, a script of its own, and only that"
             " can run the model; gossamer export writes it for other programs"
         )
     _, merger = replay(home)
     try:
-        task = build_task(manifest.task.name, manifest.task.options, ())
+        task = own_task.build(home, manifest)
         model = task.build_model(manifest.task.seed)
+        check_fits(dict(named_tensors(model)), manifest)
         load_into(model, manifest, merger.phi)
-        return task.sample(model, prompt, length, temperature=temperature, seed=seed)
+        pieces = task.sample(model, prompt, length, temperature=temperature, seed=seed)
     except TaskError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(str(error)) from error
+    return _told(pieces)
+
+
+def _told(pieces: Iterator[str]) -> Iterator[str]:
+    try:
+        yield from pieces
+    except TaskError as error:
+        raise ConfigError(str(error)) from error

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.models.errors import TaskError
-from gossamer.models.registry import build_task, task_names
+from gossamer.models.registry import task_names
+from gossamer.node import own_task
 from gossamer.node.home import Home
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.manifest import Manifest
@@ -34,9 +35,9 @@ def files_beside(home: Home, manifest: Manifest, dtype: str) -> dict[str, bytes]
         )
     if home.pretrained_path.is_dir():
         files = _kept_files(home.pretrained_path)
-    elif manifest.task.name in task_names():
+    elif manifest.task.name in task_names() or home.task() is not None:
         try:
-            files = build_task(manifest.task.name, manifest.task.options, ()).pretrained_files()
+            files = own_task.build(home, manifest).pretrained_files()
         except TaskError as error:
             raise ConfigError(str(error)) from None
     else:

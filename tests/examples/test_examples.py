@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 
 from gossamer.node.home import Home
-from tests.net.processes import assert_all_gone, gossamer_status, processes_naming, wait_for
+from tests.net.processes import (
+    BootstrapPeer,
+    Node,
+    assert_all_gone,
+    gossamer,
+    gossamer_status,
+    processes_naming,
+    wait_for,
+)
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -112,3 +120,29 @@ def test_without_scikit_learn_the_digits_say_what_is_missing(tmp_path: Path) -> 
     assert done.stderr.strip().splitlines() == [
         "digits.py needs scikit-learn for its images: pip install scikit-learn"
     ]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed")
+@pytest.mark.timeout(300)
+def test_the_task_of_digits(tmp_path: Path) -> None:
+    """As its first lines say: a manifest, a bootstrap peer, and nodes that are told where the task lies."""
+    task = f"{EXAMPLES / 'digits_task.py'}:Digits"
+    made = gossamer("init", tmp_path / "digits.toml", "--task", task, "--every-steps", 20, timeout=120)
+    assert made.returncode == 0, made.stderr
+    peer = BootstrapPeer(tmp_path / "digits.toml", tmp_path / "boot")
+    try:
+        addresses = [peer.wait_listening()]
+        options = ["--join", addresses[0], "--task", task, "--rounds", 6]
+        nodes = [Node(tmp_path, name, *options) for name in ("one", "two")]
+        for node in nodes:
+            wait_for(lambda node=node: node.status().get("state") == "finished", 90, "the last round")
+            addresses.append(str(node.address()))
+        verified = gossamer("verify", *addresses)
+        assert verified.returncode == 0 and "identical" in verified.stdout, verified.stdout
+        losses = [node.status()["trainer"]["val_loss"] for node in nodes]
+        assert max(losses) < 1.5, "it begins at log(10), which is 2.3"
+        assert [node.stop() for node in nodes] == [0, 0] and peer.stop() == 0
+        assert_all_gone(tmp_path, 5)
+    finally:
+        for process in processes_naming(tmp_path):
+            process.kill()
