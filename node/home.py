@@ -10,6 +10,7 @@
     D/chronicle.sqlite    what happened round by round, for those who watch
     D/chunks/ab/abcd...   payload and snapshot chunks by hash
     D/trainer.safetensors residuals, momenta and inner optimizer of our own trainer
+    D/pretrained/         what a Hugging Face model has besides weights: configuration, tokenizer
     D/peers.json          members met, to find the swarm again
     D/incarnation         counts our starts, in milliseconds of Unix time
     D/daemon.json         where the running daemon answers
@@ -93,6 +94,7 @@ class Home:
         self.peers_path = root / "peers.json"
         self.incarnation_path = root / "incarnation"
         self.checkpoint_path = root / "trainer.safetensors"
+        self.pretrained_path = root / "pretrained"
         self._lock = -1
 
     def create(self) -> None:

@@ -1,0 +1,235 @@
+"""`gossamer.node.adapters.transformers`: real trainings by `Trainer`, with a peer that only remembers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import AdamW
+
+from gossamer.node.schedules import linear
+from gossamer.protocol.errors import ConfigError
+from tests.node.adapters.fake_peer import Fakes
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from transformers import EarlyStoppingCallback, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments  # noqa: E402
+
+from gossamer.node.adapters.transformers import GossamerCallback  # noqa: E402
+
+LENGTH = 8
+
+
+def small_llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=LENGTH,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config)
+
+
+class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """Rows of one length, of which more and more is no padding: 2, 3, 4, ... tokens."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        ids = (torch.arange(LENGTH) + index) % 16
+        mask = (torch.arange(LENGTH) < 2 + index % 7).long()
+        return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+def trainer_of(
+    folder: Path, swarm: GossamerCallback, *, model: Any = None, callbacks: Any = (), **options: Any
+) -> Trainer:
+    plan = {
+        "output_dir": str(folder / "out"),
+        "use_cpu": True,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "train_sampling_strategy": "sequential",
+        "save_strategy": "no",
+        "learning_rate": 1e-2,
+        **options,
+    }
+    return Trainer(
+        model or small_llama(),
+        TrainingArguments(**plan),
+        train_dataset=Rows(10),
+        eval_dataset=Rows(2),
+        callbacks=[*callbacks, swarm],
+    )
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
+    return Fakes(monkeypatch)
+
+
+def test_each_step_of_the_optimizer_is_told_once_with_its_tokens_and_its_loss(
+    fakes: Fakes, tmp_path: Path
+) -> None:
+    fakes.folder = tmp_path
+    trainer = trainer_of(tmp_path, GossamerCallback(name="one"), max_steps=4)
+    trainer.train()
+    told = fakes.peer.steps
+    assert [tokens for tokens, _ in told] == [2 + 3 + 4 + 5, 6 + 7 + 8 + 2, 3 + 4, 2 + 3 + 4 + 5]
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [loss for _, loss in told] == pytest.approx([entry["loss"] for entry in logged])
+    assert [entry["gossamer/round"] for entry in logged] == [1, 2, 3, 4]
+    (optimizer,) = fakes.peer.optimizers
+    assert type(optimizer) is AdamW, "as it is without what Accelerate wraps around it"
+    assert fakes.peer.ends == ["finish", "leave"]
+    assert all((parameter == 1).all() for parameter in trainer.model.parameters()), "the swarm's own model"
+    kept = json.loads((tmp_path / "pretrained" / "config.json").read_text())
+    assert kept["architectures"] == ["LlamaForCausalLM"] and kept["hidden_size"] == 8
+    assert sorted(path.name for path in (tmp_path / "pretrained").iterdir()) == [
+        "config.json",
+        "generation_config.json",
+    ]
+
+
+def test_it_stops_with_the_node_and_does_not_mistake_the_best_model_for_progress(
+    fakes: Fakes, tmp_path: Path
+) -> None:
+    fakes.stop_after = 3
+    swarm = GossamerCallback(name="one", schedule=linear(1000))
+    every_step = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    trainer = trainer_of(tmp_path, swarm, max_steps=9, load_best_model_at_end=True, **every_step)
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert fakes.peer.ends == ["finish", "leave"]
+    evaluated = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert len(evaluated) == 3 and min(evaluated) == evaluated[1], "the last one is that of all ones"
+    assert trainer.state.best_global_step == 2
+    assert any((parameter != 1).any() for parameter in trainer.model.parameters()), "the best one is back"
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
+    assert rates == pytest.approx([1e-2, 1e-2, 0.9e-2]), "by the swarm's tokens as of the step before"
+
+
+@pytest.mark.slow
+def test_a_loss_that_the_model_does_not_return_is_the_one_last_logged(fakes: Fakes, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, GossamerCallback(finish=False), max_steps=3, label_smoothing_factor=0.1)
+    trainer.train()
+    logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    first, *others = [loss for _, loss in fakes.peer.steps]
+    assert math.isnan(first) and others == pytest.approx(logged[:-1])
+    assert fakes.peer.ends == ["leave"]
+
+
+@pytest.mark.slow
+def test_training_again_after_an_error(fakes: Fakes, tmp_path: Path) -> None:
+    def fails(batch: Any) -> int:
+        if len(fakes.made) == 1 and len(fakes.peer.steps) == 1:
+            raise RuntimeError("as asked")
+        return 5
+
+    swarm = GossamerCallback(tokens=fails)
+    trainer = trainer_of(tmp_path, swarm, max_steps=2)
+    with pytest.raises(RuntimeError, match="as asked"):
+        trainer.train()
+    assert fakes.peer.ends == []
+    trainer.train()
+    first, second = fakes.made
+    assert first.ends == ["abandon"]
+    assert [tokens for tokens, _ in second.steps] == [10, 10], "counted once: no hook was left behind"
+    with pytest.raises(RuntimeError, match="in the with"), swarm:
+        raise RuntimeError("in the with")
+    assert second.ends == ["finish", "leave", "RuntimeError"]
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_no_schedule_can_steer(fakes: Fakes, tmp_path: Path) -> None:
+    swarm = GossamerCallback(schedule=linear(1000))
+    trainer = trainer_of(
+        tmp_path, swarm, max_steps=2, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="epoch"
+    )
+    with pytest.raises(ConfigError, match="cannot steer a ReduceLROnPlateau"):
+        trainer.train()
+    assert not fakes.made, "before anything was started"
+
+
+def test_an_argument_that_attach_does_not_have() -> None:
+    with pytest.raises(TypeError, match="jion"):
+        GossamerCallback(jion=["host:1"])  # type: ignore[call-arg]
+
+
+@pytest.mark.slow
+def test_without_transformers_one_line_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "transformers.py").write_text("raise ImportError('no transformers here')")
+    done = subprocess.run(
+        [sys.executable, "-c", "import gossamer.node.adapters.transformers"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "gossamer.protocol.errors.ConfigError: no transformers here: the adapter needs it;"
+        " run: pip install 'gossamer[hf]'"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bf16": True},
+        {"torch_compile": True, "torch_compile_backend": "eager"},
+        {"activation_checkpointing": True},
+        {"optim": "adafactor"},
+        {"optim": "sgd", "max_grad_norm": 0.0},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_whatever_the_trainer_does(fakes: Fakes, tmp_path: Path, options: dict[str, Any]) -> None:
+    trainer = trainer_of(tmp_path, GossamerCallback(), max_steps=6, **options)
+    trainer.train()
+    assert [tokens for tokens, _ in fakes.peer.steps] == [14, 23, 7] * 2
+    logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert [loss for _, loss in fakes.peer.steps] == pytest.approx(logged)
+    assert logged[-3] < logged[0]
+
+
+@pytest.mark.slow
+def test_an_early_stop_by_somebody_else(fakes: Fakes, tmp_path: Path) -> None:
+    trainer = trainer_of(
+        tmp_path,
+        GossamerCallback(),
+        callbacks=[EarlyStoppingCallback(early_stopping_patience=1)],
+        max_steps=50,
+        learning_rate=0.0,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+    )
+    trainer.train()
+    assert trainer.state.global_step < 50
+    assert fakes.peer.ends == ["finish", "leave"]
+    assert any((parameter != 1).any() for parameter in trainer.model.parameters()), "the best one is back"
