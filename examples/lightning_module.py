@@ -64,7 +64,7 @@ def main() -> None:
     torch.manual_seed(0)
     module = Bytes()
     if "LOCAL_RANK" not in os.environ and not options.manifest.exists():  # in the first process only
-        manifests.write(manifests.describe(module, name="bytes", every_seconds=1.0), options.manifest)
+        manifests.write(manifests.describe(module, name="bytes", every_steps=20), options.manifest)
     torch.seed()  # every node goes through the text in another order
 
     text = load_corpus([], CONTEXT)

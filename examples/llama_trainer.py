@@ -68,18 +68,18 @@ def main() -> None:
     model = build_model(len(tokenizer))
     plan = TrainingArguments(
         output_dir="llama",
+        use_cpu=not torch.cuda.is_available(),
         max_steps=10_000,
         per_device_train_batch_size=8,
         gradient_accumulation_steps=2,
         learning_rate=3e-3,
         logging_steps=20,
-        dataloader_pin_memory=torch.cuda.is_available(),
         save_strategy="no",
         report_to="none",
         data_seed=secrets.randbelow(2**32),  # every node goes through the text in another order
     )
     if plan.process_index == 0 and not options.manifest.exists():
-        manifests.write(manifests.describe(model, name="llama", every_seconds=1.0), options.manifest)
+        manifests.write(manifests.describe(model, name="llama", every_steps=20), options.manifest)
 
     swarm = GossamerCallback(
         manifest=options.manifest,

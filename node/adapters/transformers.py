@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.hooks import RemovableHandle
@@ -54,8 +55,7 @@ class GossamerCallback(Membership, TrainerCallback):
     ) -> None:
         """Become a node. Raises what `Peer.attach` does."""
         model, optimizer, rates = kwargs["model"], kwargs["optimizer"], kwargs["lr_scheduler"]
-        if args.deepspeed:
-            raise ConfigError("DeepSpeed keeps the parameters to itself; train with DistributedDataParallel")
+        _check(args)
         if self._schedule is not None and not isinstance(rates, LambdaLR):
             raise ConfigError(
                 f"schedule= cannot steer a {type(rates).__name__}; choose lr_scheduler_type='constant'"
@@ -129,6 +129,17 @@ class GossamerCallback(Membership, TrainerCallback):
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
+
+
+def _check(args: TrainingArguments) -> None:
+    """Raise ConfigError where the trainer's processes are not one trainer of the parameters they hold."""
+    if args.deepspeed:
+        raise ConfigError("DeepSpeed keeps the parameters to itself; train with DistributedDataParallel")
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() != args.world_size:
+        raise ConfigError(
+            f"torchrun started {dist.get_world_size()} ranks, and each trains on its own; without GPUs,"
+            " TrainingArguments(use_cpu=True) makes them one"
+        )
 
 
 def _loss_of(outputs: Any) -> Tensor | None:

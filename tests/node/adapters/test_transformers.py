@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -10,19 +11,32 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 from torch.optim import AdamW
 
+from gossamer.bootstrap.manifests import describe
+from gossamer.node.genesis import parameters
+from gossamer.node.peer import Peer
 from gossamer.node.schedules import linear
 from gossamer.protocol.errors import ConfigError
 from tests.node.adapters.fake_peer import Fakes
+from tests.node.trainer_side import daemon_at, link_to
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from transformers import EarlyStoppingCallback, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    EarlyStoppingCallback,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
 
 from gossamer.node.adapters.transformers import GossamerCallback  # noqa: E402
 
@@ -41,6 +55,18 @@ def small_llama() -> LlamaForCausalLM:
         tie_word_embeddings=True,
     )
     return LlamaForCausalLM(config)
+
+
+class LowRank(nn.Module):
+    """What low-rank adaptation adds to a layer's output, here on top of it."""
+
+    def __init__(self, width: int, rank: int) -> None:
+        super().__init__()
+        self.down = nn.Parameter(torch.randn(rank, width))
+        self.up = nn.Parameter(torch.zeros(width, rank))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + hidden @ self.down.T @ self.up.T
 
 
 class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
@@ -130,6 +156,19 @@ def test_it_stops_with_the_node_and_does_not_mistake_the_best_model_for_progress
 
 
 @pytest.mark.slow
+def test_what_is_kept_and_the_weights_make_a_pretrained_model(fakes: Fakes, tmp_path: Path) -> None:
+    fakes.folder = tmp_path
+    trainer = trainer_of(tmp_path, GossamerCallback(), max_steps=1)
+    trainer.train()
+    weights = {name: p.detach() for name, p in trainer.model.named_parameters()}
+    save_file(weights, tmp_path / "pretrained" / "model.safetensors", {"format": "pt"})
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "pretrained")
+    assert type(loaded) is LlamaForCausalLM
+    ids = torch.arange(LENGTH).unsqueeze(0)
+    assert torch.equal(loaded(ids).logits, trainer.model.eval()(ids).logits)
+
+
+@pytest.mark.slow
 def test_a_loss_that_the_model_does_not_return_is_the_one_last_logged(fakes: Fakes, tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, GossamerCallback(finish=False), max_steps=3, label_smoothing_factor=0.1)
     trainer.train()
@@ -192,6 +231,40 @@ def test_without_transformers_one_line_says_what_to_install(tmp_path: Path) -> N
         "gossamer.protocol.errors.ConfigError: no transformers here: the adapter needs it;"
         " run: pip install 'gossamer[hf]'"
     )
+
+
+async def test_adapters_on_a_frozen_model_are_all_that_is_shared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A real peer: the head is tied to the embedding, and of the layer only a low-rank part is trained."""
+    model = small_llama()
+    model.model.layers[0].requires_grad_(False)
+    projection = model.model.layers[0].self_attn
+    projection.q_proj = nn.Sequential(projection.q_proj, LowRank(8, 2))
+    frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
+    manifest = describe(model, name="t", codec="exact", every_steps=2)
+    assert {spec.name: spec.averaging for spec in manifest.layout.tensors} == {
+        "model.embed_tokens.weight": "mean",
+        "model.norm.weight": "mean",
+        "model.layers.0.self_attn.q_proj.1.up": "rda",
+        "model.layers.0.self_attn.q_proj.1.down": "rda",
+    }
+    phi = parameters(model, manifest.plan())
+    async with daemon_at(tmp_path, manifest) as daemon, link_to(daemon) as link:
+
+        def attach(model: nn.Module, optimizers: Any) -> Peer:
+            peer = Peer(model, optimizers, manifest, link, checkpoint=tmp_path / "c")
+            assert peer.begin()
+            return peer
+
+        monkeypatch.setattr(Peer, "attach", attach)
+        await daemon.offer(0, phi)
+        trainer = trainer_of(tmp_path, GossamerCallback(finish=False), model=model, max_steps=3)
+        await asyncio.to_thread(trainer.train)
+        assert daemon.seen[:1] == [1], "a delta after two steps"
+    assert all(torch.equal(dict(model.named_parameters())[name], was) for name, was in frozen.items())
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert not np.array_equal(parameters(model, manifest.plan()), phi)
 
 
 @pytest.mark.slow
