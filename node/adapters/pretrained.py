@@ -27,8 +27,9 @@ def keep_pretrained(home: Home, model: nn.Module, processor: Any = None) -> None
     if not hasattr(configuration, "save_pretrained"):
         return
     configuration = copy.deepcopy(configuration)
-    # As the model's own `save_pretrained` would say; FSDP2 gives the class another name.
-    configuration.architectures = [type(model).__name__.removeprefix("FSDP")]
+    # As the model's own `save_pretrained` would say. torch.compile wraps it, FSDP2 renames its class.
+    architecture = type(getattr(model, "_orig_mod", model)).__name__
+    configuration.architectures = [architecture.removeprefix("FSDP")]
     parts = [configuration, getattr(model, "generation_config", None), processor]
     try:
         with TemporaryDirectory(dir=home.root, prefix=".pretrained-") as aside:

@@ -50,7 +50,7 @@ def run(base: Path, text: str, *runner: str) -> str:
         env=environment(base),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
         stdin=subprocess.DEVNULL,
     )
@@ -84,7 +84,7 @@ def test_the_page_has_nothing_that_is_not_run() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_every_block_runs(tmp_path: Path) -> None:
     plain = [text for info, text in blocks() if info == "python"]
     (ranks,) = [text for info, text in blocks() if info == "python torchrun"]

@@ -22,7 +22,9 @@ from tests.net.processes import assert_all_gone, gossamer, gossamer_status, proc
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+PATIENCE_S = 120
 
 
 class Script:
@@ -60,7 +62,7 @@ class Script:
     def end(self) -> str:
         """SIGTERM; returns what it has said."""
         self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(30)
+        status = self.process.wait(PATIENCE_S)
         said = self.log.read_text()
         assert status == 0, said
         assert "Traceback" not in said
@@ -72,7 +74,7 @@ def two_of(base: Path, script: str) -> Iterator[tuple[Script, Script]]:
     """A founder and one who joined it."""
     scripts = [Script(base, script, "one")]
     try:
-        address = str(wait_for(scripts[0].address, 60, "the founder's daemon listening"))
+        address = str(wait_for(scripts[0].address, PATIENCE_S, "the founder's daemon listening"))
         scripts.append(Script(base, script, "two", "--join", address))
         yield scripts[0], scripts[1]
         assert_all_gone(base, 5)
@@ -93,7 +95,7 @@ def assert_identical(one: Script, two: Script) -> None:
 def test_the_plain_loop(tmp_path: Path) -> None:
     with two_of(tmp_path, "plain_loop.py") as (one, two):
         for script in (one, two):
-            wait_for(lambda script=script: script.has_said("round "), 60, "a round published")
+            wait_for(lambda script=script: script.has_said("round "), PATIENCE_S, "a round published")
         assert_identical(one, two)
         for said in (one.end(), two.end()):
             assert "sum of parameters" in said
@@ -107,7 +109,6 @@ needs_lightning = pytest.mark.skipif(
 )
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "script",
     [
@@ -119,7 +120,7 @@ def test_the_trainers_of_frameworks_train_one_model(tmp_path: Path, script: str)
     with two_of(tmp_path, script) as (one, two):
         for node in (one, two):
             # Before training it is 5.5 nats a byte and more.
-            wait_for(lambda node=node: node.loss() < 4, 120, "a node that has learnt")
+            wait_for(lambda node=node: node.loss() < 4, PATIENCE_S, "a node that has learnt")
         assert_identical(one, two)
         said = [one.end(), two.end()]
         if script == "llama_trainer.py":  # Lightning ends at SIGTERM by itself
@@ -131,7 +132,6 @@ RANKS = 2
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("script", "options", "runner"),
     [
@@ -146,7 +146,7 @@ def test_the_ranks_of_a_frameworks_trainer_are_one_node(
 ) -> None:
     try:
         node = Script(tmp_path, script, "one", "--rounds", "4", *options, runner=runner)
-        assert node.process.wait(200) == 0, node.log.read_text()
+        assert node.process.wait(2 * PATIENCE_S) == 0, node.log.read_text()
         losses = held_out_by_each(node.log.read_text())
         assert len(losses) == RANKS and losses[0] == losses[1]
         assert losses[0][1] < losses[0][0] - 0.5
@@ -187,8 +187,8 @@ def published(folder: Path) -> list[Delta]:
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed")
 def test_the_digits_are_learnt(tmp_path: Path) -> None:
     with two_of(tmp_path, "digits.py") as (one, two):
-        wait_for(lambda: two.has_said("accuracy before"), 60, "the second node has begun")
-        wait_for(lambda: (node_round(two) or 0) >= 6, 60, "the second node in a later round")
+        wait_for(lambda: two.has_said("accuracy before"), PATIENCE_S, "the second node has begun")
+        wait_for(lambda: (node_round(two) or 0) >= 6, PATIENCE_S, "the second node in a later round")
         assert_identical(one, two)
         for said in (one.end(), two.end()):
             assert float(said.rsplit("accuracy after", 1)[1].split(": ")[1]) > 0.8

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,12 @@ from transformers import (  # noqa: E402
     LlamaConfig,
     LlamaForCausalLM,
     Trainer,
+    TrainerControl,
+    TrainerState,
     TrainingArguments,
 )
 
+from gossamer.node.adapters import transformers as adapter  # noqa: E402
 from gossamer.node.adapters.transformers import GossamerCallback  # noqa: E402
 
 LENGTH = 8
@@ -208,6 +212,16 @@ def test_a_scheduler_that_no_schedule_can_steer(fakes: Fakes, tmp_path: Path) ->
     with pytest.raises(ConfigError, match="cannot steer a ReduceLROnPlateau"):
         trainer.train()
     assert not fakes.made, "before anything was started"
+
+
+def test_ranks_that_the_trainer_does_not_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As torchrun without GPUs and without `use_cpu`: each rank would train a model of its own."""
+    two = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: 2)
+    monkeypatch.setattr(adapter, "dist", two)
+    swarm, args = GossamerCallback(), TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    kept = dict.fromkeys(("model", "optimizer", "lr_scheduler"))
+    with pytest.raises(ConfigError, match="started 2 ranks, and each trains on its own"):
+        swarm.on_train_begin(args, TrainerState(), TrainerControl(), **kept)
 
 
 def test_an_argument_that_attach_does_not_have() -> None:
