@@ -1,8 +1,8 @@
 """What all adapters are: a place in the swarm for as long as a framework trains.
 
 A framework's callback inherits this, and calls it: `_attach` when training begins, `_count` with every
-micro-batch, `_step` after every step of the optimizer, `_leave` at the end. A training that an error ends is
-left to the `with`, to the next training, or to the end of the process.
+micro-batch, `_step` after every step of the optimizer, `_leave` or `_abandon` at the end. A training that an
+error ends is left to the `with`, to the next training, or to the end of the process.
 """
 
 import inspect
@@ -85,9 +85,8 @@ class Membership:
 
     def _attach(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Peer:
         """Become a node. One that an error left behind is stopped first. Raises what `Peer.attach` does."""
-        if self.peer is not None:
-            self.peer.abandon()
-            self.peer = None
+        self._abandon()
+        self.peer = None
         self._since = StepCount()
         self._has_left = False
         self.peer = Peer.attach(model, optimizers, **self._options)
@@ -106,13 +105,19 @@ class Membership:
         return self.peer.should_stop or self.peer.finished
 
     def _leave(self) -> None:
-        """Training is over: take over the swarm's own model, and leave. Only the first call does anything."""
+        """Take over the swarm's own model, and leave; nothing if it has left already."""
         if self.peer is None or self._has_left:
             return
         self._has_left = True
         if self._finishes:
             self.peer.finish()
         self.peer.leave()
+
+    def _abandon(self) -> None:
+        """Leave, and publish nothing more; nothing if it has left already."""
+        if self.peer is not None and not self._has_left:
+            self._has_left = True
+            self.peer.abandon()
 
     def _metrics(self) -> dict[str, Any]:
         """`Peer.metrics` for the framework's log."""

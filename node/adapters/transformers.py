@@ -101,9 +101,10 @@ class GossamerCallback(Membership, TrainerCallback):
     ) -> None:
         """Leave, where nothing has said before that training would end."""
         self._unhook()
-        if self.peer is not None and args.load_best_model_at_end:
-            self.peer.abandon()  # unless left already: what the model holds now is no progress of this window
-        self._leave()
+        if args.load_best_model_at_end:
+            self._abandon()  # what the model holds now is no progress of the open window
+        else:
+            self._leave()
 
     def _left_if_over(self, control: TrainerControl) -> TrainerControl:
         """Leave before the trainer evaluates and saves for the last time, or loads its best checkpoint."""

@@ -224,6 +224,14 @@ def test_ranks_that_the_trainer_does_not_use(monkeypatch: pytest.MonkeyPatch, tm
         swarm.on_train_begin(args, TrainerState(), TrainerControl(), **kept)
 
 
+def test_the_best_model_is_not_published_where_nothing_said_that_training_would_end(fakes: Fakes) -> None:
+    swarm, model = GossamerCallback(), nn.Linear(1, 1)
+    swarm._attach(model, [AdamW(model.parameters())])
+    ends_with_the_best = SimpleNamespace(load_best_model_at_end=True)
+    swarm.on_train_end(ends_with_the_best, TrainerState(), TrainerControl())
+    assert fakes.peer.ends == ["abandon"]
+
+
 def test_an_argument_that_attach_does_not_have() -> None:
     with pytest.raises(TypeError, match="jion"):
         GossamerCallback(jion=["host:1"])  # type: ignore[call-arg]
