@@ -103,6 +103,7 @@ def attach(
         team=team,
         beside=beside,
     )
+    peer.folder = home.root
     peer.contact = f"gossamer://{link.node_id.hex()}@{(home.read_daemon() or {}).get('address', '')}"
     return _begun(peer, _Waiting(peer, link, addresses))
 
@@ -135,13 +136,13 @@ def _heard(team: Ranks) -> bytes:
 
 def _begun(peer: Peer, waiting: "_Waiting | None") -> Peer:
     """Wait for the swarm's model."""
-    atexit.register(peer.leave)
+    atexit.register(peer.leave_at_exit)
     try:
         if not peer.begin(waiting):
             assert peer._beside is not None
             raise peer._beside.ending()
     except BaseException:
-        atexit.unregister(peer.leave)
+        atexit.unregister(peer.leave_at_exit)
         peer.close()
         raise
     return peer

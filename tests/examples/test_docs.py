@@ -53,7 +53,7 @@ def run(base: Path, text: str, *runner: str) -> str:
         env=environment(base),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
         stdin=subprocess.DEVNULL,
     )
@@ -102,7 +102,7 @@ def test_the_task_of_the_page_is_one(task_folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_every_block_runs(tmp_path: Path) -> None:
     plain = [text for info, text in blocks() if info == "python"]
     (ranks,) = [text for info, text in blocks() if info == "python torchrun"]
