@@ -1,4 +1,4 @@
-"""Every benchmark runs to its end on small sizes, and its figures can be kept and shown; none asserts a time."""
+"""Every benchmark runs to its end on small sizes; its figures can be kept and shown; no times asserted."""
 
 import json
 
