@@ -32,6 +32,7 @@ class Section:
 
 
 SECTIONS = (
+    Section("waiting", "The training loop never waits", (Benchmark("waiting", "benchmarks.waiting", 4.0),)),
     Section(
         "codecs",
         "Codecs and merging on one core",
@@ -40,6 +41,10 @@ SECTIONS = (
             Benchmark("merging", "benchmarks.merging", 1.0, usual=True),
         ),
     ),
+    Section(
+        "goodput", "Goodput under failures", (Benchmark("goodput", "benchmarks.goodput", 0.1, usual=True),)
+    ),
+    Section("scale", "Scale", (Benchmark("scale", "benchmarks.scale", 4.0),)),
     Section(
         "links",
         "Links and floods",
