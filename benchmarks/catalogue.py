@@ -44,7 +44,14 @@ SECTIONS = (
     Section(
         "goodput", "Goodput under failures", (Benchmark("goodput", "benchmarks.goodput", 0.1, usual=True),)
     ),
-    Section("scale", "Scale", (Benchmark("scale", "benchmarks.scale", 4.0),)),
+    Section(
+        "scale",
+        "Scale",
+        (
+            Benchmark("members", "benchmarks.members", 3.0),
+            Benchmark("parameters", "benchmarks.parameters", 1.0),
+        ),
+    ),
     Section(
         "links",
         "Links and floods",

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -159,13 +159,17 @@ def _swarm(size: Size, folder: Path, cores: list[int]) -> Iterator[_Loop]:
 def _all_stopped() -> Iterator[None]:
     """Stop every process below this one for a while."""
     others = psutil.Process().children(recursive=True)
-    for process in others:
-        process.send_signal(signal.SIGSTOP)
+    _signal(others, signal.SIGSTOP)
     try:
         yield
     finally:
-        for process in others:
-            process.send_signal(signal.SIGCONT)
+        _signal(others, signal.SIGCONT)
+
+
+def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # a short-lived child of a daemon
+            process.send_signal(number)
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
