@@ -1,6 +1,6 @@
 """Another node for `waiting`: it publishes as often as the swarm's clock moves, and computes next to nothing.
 
-Run as ``python -m benchmarks.companion PARAMETERS MANIFEST FOLDER ADDRESS SECONDS``; ends on SIGTERM.
+Run as ``python -m benchmarks.companion PARAMETERS MANIFEST FOLDER ADDRESS``; ends on SIGTERM.
 """
 
 import sys
@@ -12,9 +12,11 @@ import torch
 from benchmarks.waiting import build
 from gossamer.node import Peer
 
+LOOK_S = 0.02
+
 
 def main() -> None:
-    parameters, manifest, folder, address, step_s = sys.argv[1:]
+    parameters, manifest, folder, address = sys.argv[1:]
     torch.set_num_threads(1)
     model = build(int(parameters))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -27,13 +29,13 @@ def main() -> None:
         listen="127.0.0.1:0",
         plaintext=True,
     ) as peer:
-        tensors = list(model.parameters())
+        first = next(model.parameters())
         while not peer.should_stop:
-            time.sleep(float(step_s))
-            with torch.no_grad():
-                for tensor in tensors:
-                    tensor.add_(1e-4)
-            peer.step(tokens=1, loss=1.0)
+            time.sleep(LOOK_S)
+            if peer.clock > peer.round:  # it follows, and never leads
+                with torch.no_grad():
+                    first.add_(1e-4)
+                peer.step(tokens=1, loss=1.0)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Scale by members: what one node costs as its swarm grows.
 
 Whole swarms of real protocol cores in the simulator (`tests/sim`), calm, in virtual time. Processor time is
-that of the cores alone, every node checking every signature itself. Memory is the growth of the process, which
+that of the cores alone, every node checking every signature itself. Memory is the growth of a process that
 has all the nodes in it, their simulated disks, and messages on their way.
 """
 

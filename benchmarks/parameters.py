@@ -1,7 +1,7 @@
 """Scale by parameters: what the arrays of one node cost as its model grows.
 
-Real arrays, in 16 fragments: what publishing, merging and applying one fragment takes, on one core, and what of
-it is resident. Phi is a file mapped into memory, as large as it is; the trainer's arrays are those of one
+Real arrays, in 16 fragments: what publishing, merging and applying one fragment takes, on one core, and how
+much is resident. Phi is a file mapped into memory, as large as it is; the trainer's arrays are those of one
 fragment, for it works on one at a time. Each size runs in a process of its own.
 """
 

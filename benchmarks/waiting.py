@@ -103,21 +103,19 @@ class _Loop:
 def _measure(size: Size, cores: list[int], turns: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="gossamer-") as name, _swarm(size, Path(name), cores) as loop:
         alone, busy = [], []
+        loop.pauses.clear()
         for _ in range(turns):
             with _all_stopped():
                 loop.train(1, alone=True)
                 alone.append(loop.train(size.steps, alone=True) / size.steps)
-            loop.train(2, alone=False)
-            loop.pauses.clear()
-            rounds = loop.rounds
+            loop.train(2, alone=False)  # the others are at work again
             busy.append(loop.train(size.steps, alone=False) / size.steps)
-            rounds = loop.rounds - rounds
         pauses = sorted(loop.pauses)
     return {
         "parameters": size.parameters,
         "fragments": size.fragments,
         "steps": turns * size.steps,
-        "rounds_a_turn": rounds,
+        "rounds": loop.rounds,
         "alone_steps_per_s": 1 / median(alone),
         "busy_steps_per_s": 1 / median(busy),
         "ratio": median(a / b for a, b in zip(alone, busy, strict=True)),
@@ -138,8 +136,7 @@ def _swarm(size: Size, folder: Path, cores: list[int]) -> Iterator[_Loop]:
         model, optimizer, manifest=manifest, folder=folder / "one", listen="127.0.0.1:0", plaintext=True
     ) as peer:
         loop = _Loop(model, peer, optimizer)
-        step_s = loop.train(3, alone=True) / 3
-        arguments = [size.parameters, folder / "swarm.toml", folder / "two", peer.contact, step_s]
+        arguments = [size.parameters, folder / "swarm.toml", folder / "two", peer.contact]
         other = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.companion", *map(str, arguments)], stdout=subprocess.DEVNULL
         )
@@ -148,11 +145,16 @@ def _swarm(size: Size, folder: Path, cores: list[int]) -> Iterator[_Loop]:
             deadline = time.monotonic() + 120.0
             while not peer.metrics()["links"] and time.monotonic() < deadline and other.poll() is None:
                 loop.train(1, alone=False)
+            if not peer.metrics()["links"]:
+                raise RuntimeError("the other member of the swarm did not come")
             loop.train(WINDOW // 4, alone=False)
             yield loop
         finally:
             other.terminate()
-            other.wait(30)
+            with suppress(subprocess.TimeoutExpired):
+                other.wait(30)
+            other.kill()  # its daemon goes with it
+            other.wait()
 
 
 @contextmanager
