@@ -32,7 +32,7 @@ class Section:
 
 
 SECTIONS = (
-    Section("waiting", "The training loop never waits", (Benchmark("waiting", "benchmarks.waiting", 4.0),)),
+    Section("waiting", "The training loop never waits", (Benchmark("waiting", "benchmarks.waiting", 5.0),)),
     Section(
         "codecs",
         "Codecs and merging on one core",
@@ -48,7 +48,7 @@ SECTIONS = (
         "scale",
         "Scale",
         (
-            Benchmark("members", "benchmarks.members", 3.0),
+            Benchmark("members", "benchmarks.members", 2.5),
             Benchmark("parameters", "benchmarks.parameters", 1.0),
         ),
     ),

@@ -46,8 +46,8 @@ def row(parameters: int) -> dict[str, Any]:
     """One fragment of a model of so many parameters, once through a round."""
     torch.set_num_threads(1)
     resident = psutil.Process().memory_info().rss
-    side = min(2048, isqrt(parameters // FRAGMENTS))
-    layers = max(1, parameters // FRAGMENTS // side**2)
+    side = min(1024, isqrt(parameters // FRAGMENTS))
+    layers = round(parameters / FRAGMENTS / side**2)
     model = torch.nn.ModuleList(torch.nn.Linear(side, side, bias=False) for _ in range(layers))
     manifest = manifests.describe(model, name="scale", fragments=1)
     fragment = manifest.plan().fragments[0]

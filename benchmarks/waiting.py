@@ -49,7 +49,7 @@ class Size(NamedTuple):
 
 FULL = (Size(256, 16, 1, 192), Size(256, 16, 16, 192), Size(512, 40, 16, 48), Size(1024, 96, 16, 10))
 QUICK = (Size(64, 4, 4, 24),)
-TURNS = 4
+TURNS = 3
 
 
 def build(parameters: int) -> nn.Module:
