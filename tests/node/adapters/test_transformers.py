@@ -137,6 +137,7 @@ def test_each_step_of_the_optimizer_is_told_once_with_its_tokens_and_its_loss(
     assert kept["architectures"] == ["LlamaForCausalLM"] and kept["hidden_size"] == 8
     assert sorted(path.name for path in (tmp_path / "pretrained").iterdir()) == [
         "config.json",
+        "frozen.json",
         "generation_config.json",
     ]
 
