@@ -60,6 +60,15 @@ SECTIONS = (
             Benchmark("flood", "benchmarks.flood", 2.5),
         ),
     ),
+    Section(
+        "network",
+        "Spreading, joining and slow lines",
+        (
+            Benchmark("spread", "benchmarks.spread", 6.0),
+            Benchmark("joining", "benchmarks.joining", 4.0),
+            Benchmark("lines", "benchmarks.lines", 9.0),
+        ),
+    ),
 )
 
 OTHERS = (Benchmark("attacks", "benchmarks.attacks", 20.0),)

@@ -115,7 +115,7 @@ class Archive:
         if self._adopting is None:
             return None
         total = len(chunk_sizes(self._core.layout.snapshot_bytes))
-        return total - self._core.fetcher.missing_of(self._adopting.root), total
+        return total - len(self._core.fetcher.missing(self._adopting.root)), total
 
     # -- the worker
 

@@ -39,7 +39,7 @@ from gossamer.node.transfers import Transfers
 from gossamer.node.transport import Transport
 from gossamer.node.watching import Watching
 from gossamer.protocol import effects as fx
-from gossamer.protocol.chunks import chunk_sizes
+from gossamer.protocol.chunks import payload_chunk_sizes
 from gossamer.protocol.errors import ConfigError, LocalError
 from gossamer.protocol.identity import short
 from gossamer.protocol.presence import NodeInfo
@@ -126,7 +126,12 @@ class Daemon:
         self.acquaintances = Acquaintances(self.home, self.core)
         self.writer = RecordWriter(self.records, self.briefing.own_stored)
         self.transfers = Transfers(
-            self.chunks, self.transport, self.dispatch, self._refetch, self.policing.blame
+            self.chunks,
+            self.transport,
+            self.dispatch,
+            self._refetch,
+            self.policing.blame,
+            self.transport.uploads,
         )
         self.started = time.monotonic()
         self._tasks: asyncio.TaskGroup | None = None
@@ -312,7 +317,7 @@ class Daemon:
         log.warning("chunk %s was damaged on disk; fetching it again", short(blob))
         for delta in self.core.ledger:
             if blob in delta.body.chunks:
-                sizes = chunk_sizes(delta.body.payload_bytes)
+                sizes = payload_chunk_sizes(delta.body.payload_bytes)
                 self.dispatch(fx.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))
 
     # -- what others see

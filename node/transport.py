@@ -34,6 +34,7 @@ from gossamer.node.policing import Policing
 from gossamer.node.questions import Questions
 from gossamer.node.receiver import Admission, Receiver
 from gossamer.node.tls import Certificate, client_context, fingerprint_of
+from gossamer.node.uploads import Uploads
 from gossamer.protocol.errors import ConfigError, PeerError, RefusedError
 from gossamer.protocol.handshake import (
     HELLO_BYTES_MAX,
@@ -96,7 +97,8 @@ class Transport:
         self._admission = admission
         self._questions = questions
         self._policing = policing or Policing()
-        self._chunk_routes = ChunkRoutes(receiver, self._session_of, self._policing)
+        self.uploads = Uploads()
+        self._chunk_routes = ChunkRoutes(receiver, self._session_of, self._policing, self.uploads)
         self.door: Door | None = None
         self._numbers = count(1)
         self._sessions: dict[bytes, PeerLink] = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.protocol import limits
-from gossamer.protocol.chunks import HASH_BYTES, chunk_sizes
+from gossamer.protocol.chunks import HASH_BYTES, payload_chunk_sizes
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.envelope import Envelope, Kind
 from gossamer.protocol.errors import MalformedError
@@ -103,7 +103,7 @@ def parse_delta(envelope: Envelope, layout: Layout) -> Delta:
     fields.end()
     if (round_ - base) % fragments:
         raise MalformedError("delta: base is of another fragment than round")
-    if len(body.chunks) != len(chunk_sizes(body.payload_bytes)):
+    if len(body.chunks) != len(payload_chunk_sizes(body.payload_bytes)):
         raise MalformedError("delta: number of chunks does not fit the payload size")
     return Delta(record_id=envelope.record_id, author=envelope.author, body=body, data=envelope.data)
 

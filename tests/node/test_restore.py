@@ -18,7 +18,7 @@ from gossamer.node.home import Home
 from gossamer.node.merger import GENESIS
 from gossamer.node.recordstore import RecordStore
 from gossamer.node.restore import replay
-from gossamer.protocol.chunks import split
+from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.history import Claim
@@ -75,7 +75,7 @@ def test_records_are_folded_in_and_those_without_a_payload_left_out(
             delta, payload = random_delta(rng, identity(author), round_, of=manifest)
             store.add([delta], durable=False)
             if author < 2:
-                for blob, piece in zip(delta.body.chunks, split(payload), strict=True):
+                for blob, piece in zip(delta.body.chunks, split_payload(payload), strict=True):
                     chunks.put(blob, piece)
                 counted.append(contribution(delta, payload, layout))
         phi = phi - merge_round(counted, layout.of_round(round_), manifest.outer)

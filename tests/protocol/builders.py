@@ -11,7 +11,7 @@ from hashlib import sha256
 import numpy as np
 
 from gossamer.protocol.admission import NEVER, Role, grant_body, revocation_body
-from gossamer.protocol.chunks import chunk_hashes
+from gossamer.protocol.chunks import chunk_hashes, payload_chunk_bytes
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.envelope import Kind, open_envelope, seal
 from gossamer.protocol.errors import PeerError
@@ -86,7 +86,7 @@ def body_of(payload: bytes, codec: str, round_: int, fragments: int, **changes: 
         loss=2.5,
         codec=codec,
         payload_bytes=len(payload),
-        chunks=chunk_hashes(payload),
+        chunks=chunk_hashes(payload, payload_chunk_bytes(len(payload))),
         previous=NO_RECORD,
     )
     return replace(body, **changes)
