@@ -281,12 +281,13 @@ class Fetcher:
         want.holders -= doubted
         if blob in want.parts:
             want.parts[blob] -= doubted
-        free = self._free(want.holders - resting, load)
+        most = limits.FETCHES_PER_LINK_MAX
+        free = self._free(want.holders - resting, load, most)
         if blob in want.parts:
             free += self._free(want.parts[blob] - want.holders - resting, load, limits.PARTS_PER_LINK_MAX)
         if not free and now >= max(want.since, want.is_told_of_since) + limits.FETCH_RETRY_S:
             guesses = [link for link in self._links if link not in self._spared]
-            free = [link for link in self._free(guesses, load) if link not in resting]
+            free = [link for link in self._free(guesses, load, most) if link not in resting]
         if not free:
             return None
         offset = self._rng.randrange(len(free))
@@ -297,7 +298,5 @@ class Fetcher:
         return failure is not None and failure.until > now
 
     @staticmethod
-    def _free(
-        candidates: Iterable[int], load: dict[int, int], most: int = limits.FETCHES_PER_LINK_MAX
-    ) -> list[int]:
+    def _free(candidates: Iterable[int], load: dict[int, int], most: int) -> list[int]:
         return sorted(link for link in candidates if load[link] < most)
