@@ -201,8 +201,9 @@ class Node(Process):
                 case fx.Adopt():
                     self.archive.adopt(effect.claim)
                 case fx.Blame():
-                    self._tell(f"blames {self.links.get(effect.link)}: {effect.reason}")
-                    self.stage.audit.blamed(self, self.links.get(effect.link), effect.reason)
+                    end = self.links.get(effect.link)
+                    self._tell(f"blames {end.peer.party if end else 'a peer'}: {effect.reason}")
+                    self.stage.audit.blamed(self, end, effect.reason)
                 case fx.Notice():
                     self._tell(effect.text)
 
