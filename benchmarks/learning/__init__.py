@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.learning.bytes_to_loss import TARGETS, bytes_until
-from benchmarks.learning.cases import Case, cases
+from benchmarks.learning.cases import cases
 from benchmarks.learning.curves import Curve, draw
 from benchmarks.learning.sweep import Results
 from benchmarks.learning.world import Point

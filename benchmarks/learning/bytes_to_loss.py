@@ -1,6 +1,7 @@
 """How many bytes a node publishes, or sends, until the model has reached a loss."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from benchmarks.learning.world import Point
 
@@ -13,7 +14,7 @@ def bytes_until(curve: Sequence[Point], target: float) -> tuple[float, float] | 
 
     Between two points of the curve, loss and bytes are taken to be on a straight line.
     """
-    for before, after in zip(curve, curve[1:], strict=False):
+    for before, after in pairwise(curve):
         if after.loss <= target:
             part = min(1.0, (before.loss - target) / (before.loss - after.loss))
             return (

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,9 @@ class Run:
     """One method with its settings, in one world. Nothing else has an influence on what comes out."""
 
     method: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    scale: Scale = Scale()
-    seed: int = 0
+    settings: dict[str, Any]
+    scale: Scale
+    seed: int
 
     @property
     def key(self) -> str:

@@ -5,7 +5,7 @@ steps one after another in this process, so nothing depends on the machine's spe
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -40,8 +40,14 @@ class Scale:
         return self.workers * self.windows * self.steps
 
     @property
+    def step_tokens(self) -> int:
+        """Of one inner step of one worker."""
+        return self.batch_size * self.context
+
+    @property
     def tokens(self) -> int:
-        return self.inner_steps * self.batch_size * self.context
+        """Of the whole run."""
+        return self.inner_steps * self.step_tokens
 
     def options(self) -> dict[str, str | int | float]:
         """As the task `text` takes them."""
@@ -98,7 +104,7 @@ class World:
 
     @property
     def tokens(self) -> int:
-        return self.steps * self.scale.batch_size * self.scale.context
+        return self.steps * self.scale.step_tokens
 
     @property
     def is_over(self) -> bool:
