@@ -1,45 +1,65 @@
-"""Runs the benchmarks, or those named, and prints their tables; ``--json FILE`` writes the raw figures.
+"""Runs the benchmarks, or those named, and prints their tables and goals.
 
-`attacks` trains for some twenty minutes, and `flood` for two: they run only when named.
+`python -m benchmarks report` instead writes docs/benchmarks.md and its plots from the figures recorded there.
 """
 
 import argparse
 import json
-import platform
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-import numpy as np
-
-from benchmarks import attacks, codecs, flood, merging, transport
-
-BENCHMARKS = {
-    "codecs": codecs,
-    "merging": merging,
-    "transport": transport,
-    "flood": flood,
-    "attacks": attacks,
-}
-USUAL = ("codecs", "merging", "transport")
+from benchmarks import machine, report
+from benchmarks.catalogue import Benchmark, benchmarks
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
-    parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds in all")
+    known = {benchmark.name: benchmark for benchmark in benchmarks()}
+    options = _options(known)
+    if options.names == ["report"]:
+        for missing in report.write():
+            print(missing, file=sys.stderr)
+        return
+    figures: dict[str, Any] = {"machine": machine.describe()}
+    for name in options.names or [benchmark.name for benchmark in known.values() if benchmark.usual]:
+        module = known[name].load()
+        figures[name] = module.run(quick=options.quick)
+        _show(module, figures[name])
+        if options.record:
+            report.record(name, figures[name])
+        if options.json is not None:
+            options.json.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
+
+
+def _options(known: dict[str, Benchmark]) -> argparse.Namespace:
+    lines = [
+        f"  {b.name:14} {b.minutes:4g} min{'' if b.usual else '  only when named'}" for b in known.values()
+    ]
+    parser = argparse.ArgumentParser(
+        prog="benchmarks",
+        description=__doc__,
+        epilog="benchmarks, and about how long a full run takes:\n" + "\n".join(lines),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of those below; or `report`")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that they run")
     parser.add_argument("--json", type=Path, help="write the raw figures here")
+    parser.add_argument("--record", action="store_true", help="write them to docs/benchmarks/NAME.json")
     options = parser.parse_args()
-    if unknown := set(options.names) - BENCHMARKS.keys():
+    if options.names != ["report"] and (unknown := set(options.names) - known.keys()):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
-    figures = {
-        "machine": {
-            "processor": platform.machine(),
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-        },
-        **{name: BENCHMARKS[name].run(quick=options.quick) for name in options.names or USUAL},
-    }
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2))
+    if options.quick and options.record:
+        parser.error("quick figures are not recorded: they show that a benchmark runs, and no more")
+    return options
+
+
+def _show(module: ModuleType, figures: Any) -> None:
+    for table in module.tables(figures) if hasattr(module, "tables") else ():
+        table.show()
+    for goal in getattr(module, "GOALS", ()):
+        verdict = "met   " if goal.is_met(figures) else "missed"
+        print(f"{verdict} {goal.what}: {goal.measured_text(figures)}; goal {goal.bound_text()}", flush=True)
 
 
 if __name__ == "__main__":

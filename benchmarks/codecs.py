@@ -1,56 +1,71 @@
 """Codecs: size, error and speed on one core, and what lz4 would add to them."""
 
+import time
 from typing import Any
 
 import lz4.block
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.goals import Goal
 from benchmarks.measure import best_of, copy_seconds, delta_like
+from benchmarks.tables import Table
 from gossamer.node.encoders import encode_tensor
 from gossamer.protocol.codecs import CODECS
 
 
 def run(*, quick: bool) -> list[dict[str, Any]]:
-    """Measure every codec on one tensor; prints a table and returns its rows."""
+    """Measure every codec on one tensor of fixed-point values, in memory copies of those: one row each."""
     torch.set_num_threads(1)
-    numel, repeats = (1 << 18, 2) if quick else (1 << 23, 5)
+    numel, repeats = (1 << 18, 2) if quick else (1 << 23, 7)
     values = delta_like(numel)
-    copy_s = copy_seconds(values, repeats)
-    rows = []
-    for name, codec in CODECS.items():
-        section = memoryview(codec.encode(values))
-        tensor = torch.from_numpy(values)
-        decoded = codec.decode(section, numel)
-        encode_s = best_of(lambda name=name, tensor=tensor: encode_tensor(name, tensor), repeats)
-        decode_s = best_of(lambda codec=codec, section=section: codec.decode(section, numel), repeats)
-        error = np.linalg.norm((decoded - values).astype(np.float64)) / np.linalg.norm(
-            values.astype(np.float64)
-        )
-        rows.append(
-            {
-                "codec": name,
-                "bits_per_parameter": 8 * len(section) / numel,
-                "lz4_size_ratio": len(lz4.block.compress(bytes(section))) / len(section),
-                "relative_error": float(error),
-                "encode_parameters_per_s": numel / encode_s,
-                "decode_parameters_per_s": numel / decode_s,
-                "encode_copies": encode_s / copy_s,
-                "decode_copies": decode_s / copy_s,
-            }
-        )
-    _show(rows, numel)
-    return rows
+    return [_row(name, values, copy_seconds(values, repeats), repeats) for name in CODECS]
 
 
-def _show(rows: list[dict[str, Any]], numel: int) -> None:
-    table = Table(title=f"codecs, {numel / 1e6:.1f} M parameters, one core", title_justify="left")
-    for column in ("codec", "bits", "after lz4", "error", "encode", "decode", "in memory copies"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(
+def _row(name: str, values: np.ndarray, copy_s: float, repeats: int) -> dict[str, Any]:
+    codec = CODECS[name]
+    section = memoryview(codec.encode(values))
+    decoded = codec.decode(section, values.size)
+    encode_s = _encode_seconds(name, values, "cpu", repeats)
+    decode_s = best_of(lambda: codec.decode(section, values.size), repeats)
+    wrong = np.linalg.norm((decoded - values).astype(np.float64)) / np.linalg.norm(values.astype(np.float64))
+    return {
+        "codec": name,
+        "parameters": values.size,
+        "bits_per_parameter": 8 * len(section) / values.size,
+        "lz4_size_ratio": len(lz4.block.compress(bytes(section))) / len(section),
+        "relative_error": float(wrong),
+        "encode_parameters_per_s": values.size / encode_s,
+        "decode_parameters_per_s": values.size / decode_s,
+        "encode_copies": encode_s / copy_s,
+        "decode_copies": decode_s / copy_s,
+        **_on_device(name, values, repeats),
+    }
+
+
+def _on_device(name: str, values: np.ndarray, repeats: int) -> dict[str, float]:
+    """Encoding on a CUDA device, where there is one; `exact` is for the CPU."""
+    if not torch.cuda.is_available() or name == "exact":
+        return {}
+    return {"cuda_encode_parameters_per_s": values.size / _encode_seconds(name, values, "cuda", repeats)}
+
+
+def _encode_seconds(name: str, values: np.ndarray, device: str, repeats: int) -> float:
+    tensor = torch.from_numpy(values).to(device)
+
+    def encode() -> None:
+        encode_tensor(name, tensor)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return best_of(encode, repeats, *([time.perf_counter] if device == "cuda" else []))
+
+
+def tables(rows: list[dict[str, Any]]) -> list[Table]:
+    """Everything measured, by codec."""
+    columns = ["codec", "bits", "after lz4", "error", "encode", "decode", "in memory copies"]
+    lines = [
+        [
             row["codec"],
             f"{row['bits_per_parameter']:.2f}",
             f"{row['lz4_size_ratio']:.0%}",
@@ -58,5 +73,32 @@ def _show(rows: list[dict[str, Any]], numel: int) -> None:
             f"{row['encode_parameters_per_s'] / 1e6:,.0f} M/s",
             f"{row['decode_parameters_per_s'] / 1e6:,.0f} M/s",
             f"{row['encode_copies']:.1f} / {row['decode_copies']:.1f}",
-        )
-    Console().print(table)
+        ]
+        for row in rows
+    ]
+    if any("cuda_encode_parameters_per_s" in row for row in rows):
+        columns.append("encode, CUDA")
+        for line, row in zip(lines, rows, strict=True):
+            line.append(f"{row.get('cuda_encode_parameters_per_s', 0) / 1e6:,.0f} M/s")
+    return [Table(f"codecs, {rows[0]['parameters'] / 1e6:.1f} M parameters, one core", columns, lines)]
+
+
+def _encode_speed(codec: str, rows: list[dict[str, Any]]) -> float:
+    found: float = next(row["encode_parameters_per_s"] for row in rows if row["codec"] == codec)
+    return found / 1e6
+
+
+GOALS = (
+    Goal(
+        what="encode int4 on one core",
+        at_least=300,
+        unit="M parameters/s",
+        measured=lambda rows: _encode_speed("int4", rows),
+    ),
+    Goal(
+        what="encode topk on one core",
+        at_least=60,
+        unit="M parameters/s",
+        measured=lambda rows: _encode_speed("topk", rows),
+    ),
+)

@@ -15,9 +15,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from benchmarks.tables import Table
 from gossamer.node.client import fetch_status
 from gossamer.node.home import Home
 from gossamer.protocol.limits import CPU_PER_NODE_BURST_S
@@ -57,7 +55,7 @@ class _Victim:
 
 
 def run(*, quick: bool) -> list[dict[str, Any]]:
-    """Measure in turns; prints a table and returns its rows."""
+    """Measure in turns; one row in peace and one in the flood."""
     seconds, turns = (3.0, 1) if quick else (6.0, 10)
     quiet, flooded = [], []
     with (
@@ -91,16 +89,15 @@ def run(*, quick: bool) -> list[dict[str, Any]]:
         }
         for name, measured in (("none", quiet), ("one member", flooded))
     ]
-    _show(rows)
     return rows
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
+def tables(rows: list[dict[str, Any]]) -> list[Table]:
+    """Steps a second and the daemon's processor time, in peace and in the flood."""
     ratio = rows[1]["steps_per_s"] / rows[0]["steps_per_s"]
-    table = Table(title=f"a node under a flood makes {ratio:.3f} of its steps", title_justify="left")
-    for column in ("flood", "inner steps", "daemon's share of a core"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        share = f"{row['daemon_core_share'] * 100:.1f} %"
-        table.add_row(row["flood"], f"{row['steps_per_s']:.1f}/s", share)
-    Console().print(table)
+    lines = [
+        (row["flood"], f"{row['steps_per_s']:.1f}/s", f"{row['daemon_core_share'] * 100:.1f} %")
+        for row in rows
+    ]
+    columns = ("flood", "inner steps", "daemon's share of a core")
+    return [Table(f"a node under a flood makes {ratio:.3f} of its steps", columns, lines)]

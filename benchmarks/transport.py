@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
+from benchmarks.tables import Table
 from gossamer.node.link import PeerLink
 from gossamer.node.questions import Questions
 from gossamer.node.tls import Certificate
@@ -141,7 +142,7 @@ async def _measure(ports: list[int], handshakes: int, chunks: int) -> list[dict[
 
 
 def run(*, quick: bool) -> list[dict[str, Any]]:
-    """Print a table, and return its rows."""
+    """Measure both channels in turns: one row each."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     server = context.Process(target=_serve, args=(theirs,), daemon=True)
@@ -151,8 +152,14 @@ def run(*, quick: bool) -> list[dict[str, Any]]:
     finally:
         ours.send("stop")
         server.join(10)
-    print("\nTransport: one handshake (connection, TLS, hello both ways); 1 MiB chunks over one link")
-    for row in rows:
-        rate = row["chunk_bytes_per_s"] / 1e6
-        print(f"  {row['channel']:10} handshake {row['handshake_ms']:6.1f} ms   {rate:7.0f} MB/s")
     return rows
+
+
+def tables(rows: list[dict[str, Any]]) -> list[Table]:
+    """Handshakes and chunks, by channel."""
+    lines = [
+        (row["channel"], f"{row['handshake_ms']:.1f} ms", f"{row['chunk_bytes_per_s'] / 1e6:,.0f} MB/s")
+        for row in rows
+    ]
+    title = "one handshake (connection, TLS, hello both ways); chunks of 1 MiB over one link"
+    return [Table(title, ("channel", "handshake", "chunks"), lines)]

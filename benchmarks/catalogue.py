@@ -1,0 +1,61 @@
+"""Which benchmarks there are, in the order of docs/benchmarks.md."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import NamedTuple
+
+
+class Benchmark(NamedTuple):
+    """One module."""
+
+    name: str
+    module: str
+    minutes: float
+    """Of a full run, on two cores."""
+    usual: bool = False
+    """Whether it runs without being named."""
+
+    def load(self) -> ModuleType:
+        """Import it: only what runs is imported, for some need torch, and some packages of the extras."""
+        return import_module(self.module)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of docs/benchmarks.md; its words are in docs/benchmarks/`name`.md."""
+
+    name: str
+    title: str
+    benchmarks: Sequence[Benchmark]
+
+
+SECTIONS = (
+    Section(
+        "codecs",
+        "Codecs and merging on one core",
+        (
+            Benchmark("codecs", "benchmarks.codecs", 0.5, usual=True),
+            Benchmark("merging", "benchmarks.merging", 1.0, usual=True),
+        ),
+    ),
+    Section(
+        "links",
+        "Links and floods",
+        (
+            Benchmark("transport", "benchmarks.transport", 0.2, usual=True),
+            Benchmark("flood", "benchmarks.flood", 2.5),
+        ),
+    ),
+)
+
+OTHERS = (Benchmark("attacks", "benchmarks.attacks", 20.0),)
+"""Those with a document of their own: docs/attacks.md."""
+
+
+def benchmarks() -> Iterator[Benchmark]:
+    """All of them."""
+    for section in SECTIONS:
+        yield from section.benchmarks
+    yield from OTHERS

@@ -1,0 +1,72 @@
+"""docs/benchmarks.md is what the recorded figures make it, and the report says what is missing."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import catalogue, report
+from benchmarks.goals import Goal, amount
+from benchmarks.tables import Table
+
+FIGURES = {"speed": 80.0, "size": 3}
+
+
+@pytest.fixture
+def docs(tmp_path, monkeypatch):
+    """A folder of documents with one benchmark recorded and one not."""
+    module = SimpleNamespace(
+        GOALS=(
+            Goal(what="fast", at_least=50, unit="M/s", measured=lambda f: f["speed"]),
+            Goal(what="small", at_most=2, measured=lambda f: f["size"], reason="it grew."),
+        ),
+        tables=lambda f: [Table("both", ("a", "b"), [("x", str(f["size"]))])],
+        plot=lambda f, folder: (folder / "here.svg").write_text("<svg/>"),
+    )
+    monkeypatch.setattr(catalogue.Benchmark, "load", lambda self: module)
+    pair = (catalogue.Benchmark("here", "", 1), catalogue.Benchmark("absent", "", 1))
+    monkeypatch.setattr(report, "SECTIONS", (catalogue.Section("part", "A part", pair),))
+    (tmp_path / "benchmarks").mkdir()
+    words = "Before, [see](../protocol.md).\n\n<!-- figures: here -->\n\nAfter.\n"
+    (tmp_path / "benchmarks" / "part.md").write_text(words)
+    report.record("here", FIGURES, tmp_path)
+    return tmp_path
+
+
+def test_the_document_has_goals_words_tables_and_plots(docs):
+    lacking = report.write(docs)
+    text = (docs / "benchmarks.md").read_text()
+    assert "| fast | at least 50 M/s | 80 M/s | met | `python -m benchmarks here` |" in text
+    assert "| small | at most 2 | 3 | **missed** |" in text and "* *small*: it grew." in text
+    assert "[see](protocol.md)" in text
+    order = [
+        text.index(part) for part in ("Before", "benchmarks/here.svg", "| x | 3 |", "After", "not measured")
+    ]
+    assert order == sorted(order)
+    assert len(lacking) == 1 and lacking[0].startswith("absent")
+
+
+def test_a_goal_missed_without_a_reason_is_said(docs, monkeypatch):
+    module = catalogue.Benchmark("here", "", 1).load()
+    module.GOALS = (Goal(what="small", at_most=2, measured=lambda f: f["size"]),)
+    assert any("reason" in line for line in report.write(docs))
+
+
+def test_a_record_names_the_machine_and_no_date(docs):
+    kept = json.loads((docs / "benchmarks" / "here.json").read_text())
+    assert kept["figures"] == FIGURES
+    assert {"processor", "cores", "python"} <= kept["machine"].keys()
+
+
+def test_amounts():
+    assert [amount(x, "s") for x in (1234.5, 12.345, 1.0, 0.99851, 0.0)] == [
+        "1,234 s",
+        "12.3 s",
+        "1 s",
+        "0.9985 s",
+        "0 s",
+    ]
+
+
+def test_the_published_document_is_up_to_date():
+    assert (report.DOCS / "benchmarks.md").read_text("utf-8") == report.compose()
