@@ -40,6 +40,7 @@ SECTIONS = (
             Benchmark("merging", "benchmarks.merging", 1.0, usual=True),
         ),
     ),
+    Section("learning", "Learning at equal tokens", (Benchmark("learning", "benchmarks.learning", 120.0),)),
     Section(
         "links",
         "Links and floods",

@@ -1,114 +1,162 @@
 """Learning at equal tokens: Gossamer beside data-parallel AdamW, DiLoCo, NoLoCo and one worker alone.
 
 All train the same model on the same data with the same inner optimizer, one worker after another in this
-process. A full run takes hours of one core. Finished runs are kept in docs/benchmarks/learning.json, and
-what is there is not trained again: remove the file to repeat everything.
+process. A full run takes hours of one core. Every run that ends is kept in benchmarks/out/learning.json, and
+is not trained again as long as that is there.
 """
 
-import tempfile
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.learning.bytes_to_loss import TARGETS, bytes_until
-from benchmarks.learning.cases import cases
-from benchmarks.learning.curves import Curve, draw
+from benchmarks.goals import Goal
+from benchmarks.learning.cases import (
+    CALM,
+    DATA_PARALLEL,
+    DEATHS,
+    INT4,
+    PARTED,
+    RIVALS,
+    SPEEDS,
+    THIRTY,
+    TOPK,
+    WEATHER,
+    cases,
+)
+from benchmarks.learning.figures import (
+    Rows,
+    by_case,
+    bytes_ratio,
+    final_loss,
+    loss_ratio,
+    mean_bytes_until,
+    mean_curve,
+    row_of,
+)
 from benchmarks.learning.sweep import Results
-from benchmarks.learning.world import Point
+from benchmarks.tables import Table
 
-FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
+KEPT = Path(__file__).parents[1] / "out" / "learning.json"
+
+TARGETS = (2.0, 1.8, 1.6)
+"""Losses to count bytes to, nats per byte."""
 
 
-def run(*, quick: bool) -> list[dict[str, Any]]:
-    """Train what is not in the results yet, or quickly everything at a size that teaches nothing.
+def run(*, quick: bool) -> Rows:
+    """Train everything that has not been trained, or quickly all at a size that teaches nothing.
 
-    Prints a line as each run ends and the tables, draws the plots, and returns a row for every run.
+    Prints a line as each run ends; returns a row for each.
     """
     torch.set_num_threads(1)
-    results = Results(None if quick else FOLDER / "learning.json")
+    results = Results(None if quick else KEPT)
     rows = []
     for case in cases(quick=quick):
         for training in case.runs():
-            outcome = results.of(training)
-            row = {
-                "group": case.group,
-                "case": case.label,
-                "seed": training.seed,
-                "loss": outcome.loss,
-                "curve": [list(point) for point in outcome.curve],
-                "cpu_s": outcome.cpu_s,
-            }
-            rows.append(row)
-            Console().print(f"{case.group}: {case.label}, seed {training.seed}: {outcome.loss:.3f}")
-    show(rows)
-    with tempfile.TemporaryDirectory() as aside:
-        plot(rows, Path(aside) if quick else FOLDER)
+            rows.append(row := row_of(case, training.seed, results.of(training)))
+            print(f"{case.group}: {case.label}, seed {training.seed}: {row['loss'][-1]:.3f}", flush=True)
     return rows
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """Print one table a group: the final loss, and bytes to some losses."""
+def tables(rows: Rows) -> list[Table]:
+    """One for each group."""
+    found = []
     for group in dict.fromkeys(row["group"] for row in rows):
-        table = Table(title=group, title_justify="left")
-        table.add_column("method")
-        for column in ("final loss", "seeds", "MB published a node", *(f"to {t}" for t in TARGETS)):
-            table.add_column(column, justify="right")
-        for label, same in _by_case(rows, group).items():
-            losses = [row["loss"] for row in same]
-            table.add_row(
-                label,
-                f"{sum(losses) / len(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})",
-                str(len(losses)),
-                f"{same[0]['curve'][-1][1] / 1e6:.2f}",
-                *(_megabytes([bytes_until(_points(row), t) for row in same]) for t in TARGETS),
-            )
-        Console(width=150).print(table)
-
-
-def plot(rows: list[dict[str, Any]], folder: Path) -> None:
-    """Draw loss over tokens and over bytes of the methods in a calm network, and loss in rough weather."""
-    folder.mkdir(parents=True, exist_ok=True)
-    groups = list(dict.fromkeys(row["group"] for row in rows))
-    for group, name in zip(groups, ("learning", "learning-weather"), strict=False):
-        curves = [_curve(label, same, 0, 1e-6) for label, same in _by_case(rows, group).items()]
-        draw(curves, folder / f"{name}.svg", x_label="tokens of all workers, millions")
-    curves = [
-        _curve(label, same, 1, 1e-6)
-        for label, same in _by_case(rows, groups[0]).items()
-        if same[0]["curve"][-1][1]
-    ]
-    draw(curves, folder / "learning-bytes.svg", x_label="MB published by a node", is_log=True)
-
-
-def _by_case(rows: list[dict[str, Any]], group: str) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        if row["group"] == group:
-            found.setdefault(row["case"], []).append(row)
+        columns = ["method", "final loss", "of seeds", "against the first", "MB published"]
+        columns += [f"MB to {target}" for target in TARGETS]
+        by_label = by_case(rows, group)
+        first = next(iter(by_label.values()))
+        lines = [_line(label, same, first) for label, same in by_label.items()]
+        found.append(Table(group, columns, lines))
     return found
 
 
-def _points(row: dict[str, Any]) -> list[Point]:
-    return [Point(*point) for point in row["curve"]]
-
-
-def _megabytes(found: list[tuple[float, float] | None]) -> str:
-    reached = [both[0] for both in found if both is not None]
-    return f"{median(reached) / 1e6:.2f}" if len(reached) == len(found) else "-"
-
-
-def _curve(label: str, rows: list[dict[str, Any]], column: int, unit: float) -> Curve:
-    """All seeds' curves as one; the first point is the untrained model's and is left out."""
-    by_point = list(zip(*(_points(row)[1:] for row in rows), strict=False))
-    losses = [[point.loss for point in same] for same in by_point]
-    return Curve(
+def _line(label: str, rows: Rows, first: Rows) -> list[str]:
+    losses = [row["loss"][-1] for row in rows]
+    reached = [mean_bytes_until(rows, target) for target in TARGETS]
+    return [
         label,
-        [unit * sum(point[column] for point in same) / len(same) for same in by_point],
-        [min(same) for same in losses],
-        [sum(same) / len(same) for same in losses],
-        [max(same) for same in losses],
-    )
+        f"{final_loss(rows):.4f}",
+        f"{min(losses):.4f} to {max(losses):.4f}" if len(losses) > 1 else "one",
+        f"{100 * (loss_ratio(rows, first) - 1):+.1f} %",
+        f"{rows[0]['published'][-1] / 1e6:.2f}",
+        *("-" if some is None else f"{some / 1e6:.2f}" for some in reached),
+    ]
+
+
+def plot(rows: Rows, folder: Path) -> None:
+    """Loss over tokens and over bytes, and loss over tokens in rough weather."""
+    from benchmarks import plots
+
+    for group, name in ((CALM, "learning"), (WEATHER, "learning-weather")):
+        figure, (axes,) = plots.axes(height=4.0)
+        for label, same in by_case(rows, group).items():
+            tokens, loss = mean_curve(same, "tokens")
+            axes.plot([t / 1e6 for t in tokens], loss, label=label)
+        axes.set(xlabel="tokens of all workers, millions", ylabel="held-out loss, nats per byte")
+        axes.legend()
+        plots.save(figure, folder / f"{name}.svg")
+    figure, (axes,) = plots.axes(height=4.0)
+    for label, same in by_case(rows, THIRTY).items():
+        published, loss = mean_curve(same, "published")
+        axes.plot([p / 1e6 for p in published], loss, label=label)
+    axes.set(xlabel="MB published by a node", ylabel="held-out loss, nats per byte", xscale="log")
+    axes.legend()
+    plots.save(figure, folder / "learning-bytes.svg")
+
+
+def _against_rivals(rows: Rows) -> float:
+    """By how many percent the final loss is above the best rival's."""
+    calm = by_case(rows, CALM)
+    return max(100 * (loss_ratio(calm[INT4], calm[rival]) - 1) for rival in RIVALS)
+
+
+def _against_calm(rows: Rows, label: str) -> float:
+    """By how many percent the final loss is above that of the calm run."""
+    weather = by_case(rows, WEATHER)
+    return 100 * (loss_ratio(weather[label], next(iter(weather.values()))) - 1)
+
+
+def _fewer_bytes(rows: Rows, label: str, target: float) -> float:
+    """How many times fewer bytes a node published than with data-parallel AdamW."""
+    thirty = by_case(rows, THIRTY)
+    return bytes_ratio(thirty[label], thirty[DATA_PARALLEL], target)
+
+
+GOALS = (
+    Goal(
+        what="int4, final loss against the best of DiLoCo and NoLoCo, same tokens",
+        at_most=0.0,
+        unit="% above",
+        measured=_against_rivals,
+    ),
+    Goal(
+        what="two halves for half the run, loss against calm",
+        at_most=1.0,
+        unit="% above",
+        measured=lambda rows: _against_calm(rows, PARTED),
+    ),
+    Goal(
+        what="speeds 1, 1, 1/2, 1/4, loss against calm",
+        at_most=1.0,
+        unit="% above",
+        measured=lambda rows: _against_calm(rows, SPEEDS),
+    ),
+    Goal(
+        what="5 % of nodes die a window, loss against calm",
+        at_most=1.0,
+        unit="% above",
+        measured=lambda rows: _against_calm(rows, DEATHS),
+    ),
+    Goal(
+        what="int4, windows of 30: bytes published to a loss of 1.6, data-parallel fp32 against it",
+        at_least=400,
+        unit="times",
+        measured=lambda rows: _fewer_bytes(rows, INT4, 1.6),
+    ),
+    Goal(
+        what="top-k, windows of 30: bytes published to a loss of 1.6, data-parallel fp32 against it",
+        at_least=5000,
+        unit="times",
+        measured=lambda rows: _fewer_bytes(rows, TOPK, 1.6),
+    ),
+)

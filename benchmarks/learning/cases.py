@@ -9,9 +9,26 @@ from benchmarks.learning.world import Scale
 from gossamer.bootstrap.manifests import outer_defaults
 
 FULL = Scale()
+LONGER = Scale(windows=67, steps=30)
+"""As many steps in windows of 30, which manifests have by default."""
 QUICK = Scale(workers=2, windows=4, steps=2, context=16, batch_size=2, eval_windows=8, points=4)
 
 SEEDS = (0, 1, 2)
+
+CALM = "4 workers, windows of 20 steps"
+WEATHER = "Gossamer, int4, in rough weather"
+THIRTY = "4 workers, windows of 30 steps"
+
+DATA_PARALLEL = "data-parallel AdamW"
+INT4 = "Gossamer, int4"
+TOPK = "Gossamer, top-k"
+RIVALS = ("DiLoCo, tuned", "DiLoCo, as published", "NoLoCo, as published")
+
+PARTED = "two halves for half the run"
+SPEEDS = "speeds 1, 1, 1/2, 1/4"
+DEATHS = "5 % die a window"
+
+TUNED_DILOCO = {"lr": 0.7, "momentum": 0.7}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,29 +61,20 @@ def cases(*, quick: bool) -> list[Case]:
     return [replace(case, scale=QUICK, seeds=(0,)) for case in CASES]
 
 
-CALM = "4 workers, windows of 20 steps"
-WEATHER = "Gossamer, int4, in rough weather"
-
 CASES = [
-    Case(group=CALM, label="data-parallel AdamW", method="data-parallel"),
-    Case(group=CALM, label="Gossamer, int4", method="gossamer", settings=gossamer()),
-    Case(group=CALM, label="Gossamer, top-k", method="gossamer", settings=gossamer("topk")),
-    Case(group=CALM, label="DiLoCo, tuned", method="diloco", settings={"lr": 0.7, "momentum": 0.7}),
-    Case(group=CALM, label="DiLoCo, as published", method="diloco"),
-    Case(group=CALM, label="NoLoCo, as published", method="noloco"),
-    Case(group=CALM, label="one worker alone", method="alone"),
+    Case(group=CALM, label=DATA_PARALLEL, method="data-parallel"),
+    Case(group=CALM, label=INT4, method="gossamer", settings=gossamer()),
+    Case(group=CALM, label=TOPK, method="gossamer", settings=gossamer("topk")),
+    Case(group=CALM, label=RIVALS[0], method="diloco", settings=TUNED_DILOCO),
+    Case(group=CALM, label=RIVALS[1], method="diloco", seeds=(0,)),
+    Case(group=CALM, label=RIVALS[2], method="noloco", seeds=(0,)),
+    Case(group=CALM, label="one worker alone", method="alone", seeds=(0,)),
     Case(group=WEATHER, label="calm", method="gossamer", settings=gossamer()),
-    Case(
-        group=WEATHER,
-        label="two halves for half the run",
-        method="gossamer",
-        settings=gossamer(parted=[0.25, 0.75]),
-    ),
-    Case(
-        group=WEATHER,
-        label="speeds 1, 1, 1/2, 1/4",
-        method="gossamer",
-        settings=gossamer(speeds=[1.0, 1.0, 0.5, 0.25]),
-    ),
-    Case(group=WEATHER, label="5 % die a window", method="gossamer", settings=gossamer(deaths=0.05)),
+    Case(group=WEATHER, label=PARTED, method="gossamer", settings=gossamer(parted=[0.25, 0.75])),
+    Case(group=WEATHER, label=SPEEDS, method="gossamer", settings=gossamer(speeds=[1.0, 1.0, 0.5, 0.25])),
+    Case(group=WEATHER, label=DEATHS, method="gossamer", settings=gossamer(deaths=0.05)),
+    Case(group=THIRTY, label=DATA_PARALLEL, method="data-parallel", seeds=(0,)),
+    Case(group=THIRTY, label=INT4, method="gossamer", settings=gossamer(), scale=LONGER, seeds=(0,)),
+    Case(group=THIRTY, label=TOPK, method="gossamer", settings=gossamer("topk"), scale=LONGER, seeds=(0,)),
+    Case(group=THIRTY, label=RIVALS[0], method="diloco", settings=TUNED_DILOCO, scale=LONGER, seeds=(0,)),
 ]

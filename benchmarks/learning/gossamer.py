@@ -65,7 +65,7 @@ class Swarm:
         self._history = History(manifest)
         self._pace = Pace(manifest.pace, manifest.layout.fragments)
         self._random = np.random.default_rng((world.seed, 5))
-        self._travelling: list[tuple[int, int, Record]] = []
+        self.travelling: list[tuple[int, int, Record]] = []
         """When it arrives, at whom, what."""
         self._tick = 0
         self.observer = Replica(self._history, phi)
@@ -119,10 +119,10 @@ class Swarm:
 
     def _apply(self, node: Node) -> None:
         """Merge what has arrived, and move the model along."""
-        for due, to, record in self._travelling:
+        for due, to, record in self.travelling:
             if to == node.worker.number and due <= self._tick:
                 node.replica.hear(record)
-        self._travelling = [t for t in self._travelling if t[1] != node.worker.number or t[0] > self._tick]
+        self.travelling = [t for t in self.travelling if t[1] != node.worker.number or t[0] > self._tick]
         for index in sorted(node.replica.merge()):
             node.outer.apply(index, node.replica.view(index), node.replica.merged_round(index))
 
@@ -156,7 +156,7 @@ class Swarm:
         node.replica.hear(record)
         for other in self.nodes:
             if other is not node:
-                self._travelling.append((self._arrival(node, other), other.worker.number, record))
+                self.travelling.append((self._arrival(node, other), other.worker.number, record))
 
     def _arrival(self, one: Node, other: Node) -> int:
         leaves = self._part_of_run(self._weather.parted[1]) if self._are_apart(one, other) else self._tick

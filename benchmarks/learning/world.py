@@ -6,11 +6,13 @@ steps one after another in this process, so nothing depends on the machine's spe
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from gossamer.models.corpus import Corpus, load_corpus
 from gossamer.models.task import Batch, DataStream, named_tensors
 from gossamer.models.text import ByteTextTask, TextOptions
 
@@ -87,12 +89,19 @@ class Worker:
         return [parameter for _, parameter in named_tensors(self.model)]
 
 
+@cache
+def _corpus(context: int) -> Corpus:
+    """The default corpus, read once."""
+    return load_corpus((), context)
+
+
 class World:
     """What is the same for all methods."""
 
     def __init__(self, scale: Scale, seed: int) -> None:
         self.scale, self.seed = scale, seed
         self.task = ByteTextTask(TextOptions(**scale.options()))  # type: ignore[arg-type]
+        self.task.corpus = _corpus(scale.context)
         self.steps = 0
         """Inner steps taken so far, by all workers."""
         self._judge = self.task.build_model(seed)

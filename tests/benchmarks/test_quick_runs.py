@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import catalogue
 
-SLOW = {"attacks", "flood"}
+SLOW = {"attacks", "flood", "learning"}
 """Those that take more than some 3 s."""
 
 BENCHMARKS = [
