@@ -181,16 +181,15 @@ class Swarm:
         return [by_name[spec.name] for spec in self._manifest.layout.tensors]
 
 
-def found(
+def genesis(
     world: World,
     *,
     codec: str = "int4",
     fragments: int = 1,
     averaging: str = "rda",
     outer: dict[str, float] | None = None,
-    weather: dict[str, Any] | None = None,
-) -> Swarm:
-    """A swarm; `outer` is what differs from what manifests are written with, `weather` from calm."""
+) -> tuple[Manifest, Ints]:
+    """A swarm's manifest and Phi_0; `outer` is what differs from what manifests are written with."""
     manifest, phi = manifests.create(
         name="learning",
         task="text",
@@ -202,8 +201,13 @@ def found(
         seed=world.seed,
         averaging=averaging,
     )
-    manifest = manifest.model_copy(update={"outer": manifest.outer.model_copy(update=outer or {})})
-    return Swarm(world, manifest, phi, Weather(**(weather or {})))
+    changed = manifest.outer.model_copy(update=outer or {})
+    return manifest.model_copy(update={"outer": changed}), phi
+
+
+def found(world: World, *, weather: dict[str, Any] | None = None, **settings: Any) -> Swarm:
+    """A swarm; `weather` is what differs from calm, the rest as for `genesis`."""
+    return Swarm(world, *genesis(world, **settings), Weather(**(weather or {})))
 
 
 def train(world: World, **settings: Any) -> Iterator[Point]:

@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning import alone, data_parallel, diloco, gossamer, noloco
+from benchmarks.learning import alone, data_parallel, diloco, gossamer, noloco, processes
 from benchmarks.learning.world import Point, Scale, World
 from gossamer.protocol.errors import DivergedError
 
@@ -18,6 +18,7 @@ METHODS = {
     "noloco": noloco.train,
     "alone": alone.train,
     "gossamer": gossamer.train,
+    "processes": processes.train,
 }
 
 DIVERGED = 99.0

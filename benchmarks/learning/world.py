@@ -59,6 +59,7 @@ class Scale:
             "batch_size": self.batch_size,
             "lr": self.lr,
             "horizon_tokens": self.tokens if self.decays else 0,
+            "eval_batches": max(1, self.eval_windows // self.batch_size),
         }
 
 

@@ -64,7 +64,7 @@ def test_halves_do_not_hear_each_other_until_they_are_healed():
     assert one.replica.last_round(3) > 0 and other.replica.last_round(0) > 0
 
 
-@pytest.mark.parametrize("method", sweep.METHODS)
+@pytest.mark.parametrize("method", sorted(sweep.METHODS.keys() - {"processes"}))
 def test_all_methods_use_the_same_tokens_and_repeat_exactly(method):
     training = Run(method=method, settings={}, scale=SMALL, seed=3)
     outcome = sweep.train(training)
