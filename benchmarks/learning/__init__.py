@@ -61,8 +61,8 @@ def tables(rows: Rows) -> list[Table]:
     """One for each group."""
     found = []
     for group in dict.fromkeys(row["group"] for row in rows):
-        columns = ["method", "final loss", "of seeds", "against the first", "MB published"]
-        columns += [f"MB to {target}" for target in TARGETS]
+        columns = ["method", "final loss", "of seeds", "against the first", "MB published", "MB sent"]
+        columns += [f"MB published to {target}" for target in TARGETS]
         by_label = by_case(rows, group)
         first = next(iter(by_label.values()))
         lines = [_line(label, same, first) for label, same in by_label.items()]
@@ -79,6 +79,7 @@ def _line(label: str, rows: Rows, first: Rows) -> list[str]:
         f"{min(losses):.4f} to {max(losses):.4f}" if len(losses) > 1 else "one",
         f"{100 * (loss_ratio(rows, first) - 1):+.1f} %",
         f"{rows[0]['published'][-1] / 1e6:.2f}",
+        f"{rows[0]['sent'] / 1e6:.2f}",
         *("-" if some is None else f"{some / 1e6:.2f}" for some in reached),
     ]
 

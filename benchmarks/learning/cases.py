@@ -11,6 +11,9 @@ from gossamer.bootstrap.manifests import outer_defaults
 FULL = Scale()
 LONGER = Scale(windows=67, steps=30)
 """As many steps in windows of 30, which manifests have by default."""
+HALF = Scale(windows=50, points=10, eval_windows=64)
+QUARTER = Scale(windows=25, points=5, eval_windows=64)
+CLOSER = Scale(windows=25, points=5)
 QUICK = Scale(workers=2, windows=4, steps=2, context=16, batch_size=2, eval_windows=8, points=4)
 
 SEEDS = (0, 1, 2)
@@ -18,7 +21,9 @@ SEEDS = (0, 1, 2)
 CALM = "4 workers, windows of 20 steps"
 WEATHER = "Gossamer, int4, in rough weather"
 THIRTY = "4 workers, windows of 30 steps"
-TRIED = "Tried with one seed, after 25 windows of 20 steps"
+TRIED = "Tried with one seed, outer learning rate / momentum"
+TRIED_HALF = "Tried first: 50 windows, evaluated on 4 kB"
+TRIED_QUARTER = "Tried first: 25 windows, evaluated on 4 kB"
 REAL = "Gossamer, int4, simulated and for real"
 
 DATA_PARALLEL = "data-parallel AdamW"
@@ -30,7 +35,33 @@ PARTED = "two halves for half the run"
 SPEEDS = "speeds 1, 1, 1/2, 1/4"
 DEATHS = "5 % die a window"
 
-TUNED_DILOCO = {"lr": 0.7, "momentum": 0.7}
+BEFORE: dict[str, Any] = {
+    "codec": "int4",
+    "outer": {"learning_rate": 0.5, "momentum": 0.7, "ef_decay": 1.0},
+}
+BEFORE_TOPK: dict[str, Any] = {
+    "codec": "topk",
+    "outer": {"learning_rate": 1.0, "momentum": 0.0, "ef_decay": 0.9},
+}
+"""What manifests were written with before this was measured."""
+
+TOPK_TRIED = (
+    (2.0, 0.9, 4),
+    (3.0, 0.9, 4),
+    (2.5, 0.95, 4),
+    (2.5, 0.8, 4),
+    (2.5, 0.6, 4),
+    (2.0, 0.7, 4),
+    (1.0, 0.9, 2),
+    (2.5, 0.8, 2),
+    (1.0, 0.9, 1),
+    (2.5, 0.8, 1),
+)
+"""Outer learning rate, decay of the residual, workers."""
+
+PUBLISHED_DILOCO = {"lr": 0.7, "momentum": 0.9}
+PUBLISHED_NOLOCO = {"lr": 0.7, "momentum": 0.5}
+TUNED_DILOCO = {"lr": 0.7, "momentum": 0.5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +88,11 @@ def gossamer(codec: str = "int4", outer: dict[str, float] | None = None, **weath
 
 
 def cases(*, quick: bool) -> list[Case]:
-    """All that are run; quickly, each with one seed at a size that teaches nothing, and no processes."""
-    if not quick:
-        return CASES
-    return [replace(case, scale=QUICK, seeds=(0,)) for case in CASES if case.method != "processes"]
-
-
-OLD = {"learning_rate": 0.5, "momentum": 0.7, "ef_decay": 1.0}
-OLD_TOPK = {"learning_rate": 1.0, "momentum": 0.0, "ef_decay": 0.9}
-"""What manifests were written with before this was measured."""
+    """All that are run; quickly only what is compared, with one seed and at a size that teaches nothing."""
+    compared = [*_calm(), *_weather(), *_thirty()]
+    if quick:
+        return [replace(case, scale=QUICK, seeds=(0,)) for case in compared]
+    return [*compared, *_real(), *_tried()]
 
 
 def _calm() -> Iterator[Case]:
@@ -73,17 +100,23 @@ def _calm() -> Iterator[Case]:
     yield Case(group=CALM, label=INT4, method="gossamer", settings=gossamer())
     yield Case(group=CALM, label=TOPK, method="gossamer", settings=gossamer("topk"))
     yield Case(group=CALM, label=RIVALS[0], method="diloco", settings=TUNED_DILOCO)
-    yield Case(group=CALM, label=RIVALS[1], method="diloco", seeds=(0,))
-    yield Case(group=CALM, label=RIVALS[2], method="noloco", seeds=(0,))
+    yield Case(group=CALM, label=RIVALS[1], method="diloco", settings=PUBLISHED_DILOCO, seeds=(0,))
+    yield Case(group=CALM, label=RIVALS[2], method="noloco", settings=PUBLISHED_NOLOCO, seeds=(0,))
     yield Case(group=CALM, label="one worker alone", method="alone", seeds=(0,))
+    yield Case(group=CALM, label="Gossamer, int4, settings before", method="gossamer", settings=BEFORE)
+    settings = BEFORE_TOPK
+    label = "Gossamer, top-k, settings before"
+    yield Case(group=CALM, label=label, method="gossamer", settings=settings, seeds=(0,))
 
 
 def _weather() -> Iterator[Case]:
     yield Case(group=WEATHER, label="calm", method="gossamer", settings=gossamer())
-    yield Case(group=WEATHER, label=PARTED, method="gossamer", settings=gossamer(parted=[0.25, 0.75]))
-    speeds = gossamer(speeds=[1.0, 1.0, 0.5, 0.25])
-    yield Case(group=WEATHER, label=SPEEDS, method="gossamer", settings=speeds)
-    yield Case(group=WEATHER, label=DEATHS, method="gossamer", settings=gossamer(deaths=0.05))
+    for label, weather in (
+        (PARTED, {"parted": [0.25, 0.75]}),
+        (SPEEDS, {"speeds": [1.0, 1.0, 0.5, 0.25]}),
+        (DEATHS, {"deaths": 0.05}),
+    ):
+        yield Case(group=WEATHER, label=label, method="gossamer", settings=gossamer(**weather), seeds=(0,))
 
 
 def _thirty() -> Iterator[Case]:
@@ -102,33 +135,31 @@ def _real() -> Iterator[Case]:
 
 
 def _tried() -> Iterator[Case]:
-    """A quarter of a run each: what the settings above were chosen from."""
+    """What settings were chosen from, with one seed each: coarsely, and then closer with whole runs."""
 
-    def case(label: str, method: str, settings: dict[str, Any], **scale: Any) -> Case:
-        short = replace(FULL, windows=25, points=5, **scale)
-        return Case(group=TRIED, label=label, method=method, settings=settings, scale=short, seeds=(0,))
+    def case(
+        group: str, label: str, settings: dict[str, Any], scale: Scale, method: str = "gossamer"
+    ) -> Case:
+        return Case(group=group, label=label, method=method, settings=settings, scale=scale, seeds=(0,))
 
-    yield case("data-parallel, inner lr 1e-3", "data-parallel", {})
     for lr in (5e-4, 2e-3):
-        yield case(f"data-parallel, inner lr {lr:g}", "data-parallel", {}, lr=lr)
-    for lr, momentum in ((0.7, 0.3), (0.7, 0.5), (0.7, 0.7), (1.0, 0.5)):
-        yield case(f"DiLoCo, {lr} / {momentum}", "diloco", {"lr": lr, "momentum": momentum})
-    for lr, momentum in ((0.7, 0.5), (0.7, 0.3), (0.5, 0.5)):
-        yield case(f"NoLoCo, {lr} / {momentum}", "noloco", {"lr": lr, "momentum": momentum})
-    for lr, momentum in ((0.5, 0.4), (0.5, 0.5), (0.5, 0.6), (0.5, 0.7), (0.6, 0.4), (0.6, 0.5)):
-        settings = gossamer(outer={"learning_rate": lr, "momentum": momentum})
-        yield case(f"int4, {lr} / {momentum}", "gossamer", settings)
-    for fragments in (4, 8):
-        yield case(f"int4, {fragments} fragments", "gossamer", {**gossamer(), "fragments": fragments})
-    yield case("int4, not late", "gossamer", gossamer(late=0))
-    for lr, decay in ((1.0, 0.9), (2.0, 0.8), (2.5, 0.8), (2.5, 0.9), (3.0, 0.8)):
+        scale = replace(HALF, lr=lr)
+        yield case(TRIED_HALF, f"data-parallel, inner lr {lr:g}", {}, scale, "data-parallel")
+    for lr, momentum in ((0.7, 0.7), (0.7, 0.5), (1.0, 0.0)):
+        settings = {**gossamer(outer={"learning_rate": lr, "momentum": momentum}), "averaging": "mean"}
+        yield case(TRIED_HALF, f"int4, mean, {lr} / {momentum}", settings, HALF)
+    yield case(TRIED_HALF, "int4, 0.5 / 0.5", gossamer(outer={"learning_rate": 0.5}), HALF)
+    for lr, decay, workers in TOPK_TRIED:
         settings = gossamer("topk", outer={"learning_rate": lr, "ef_decay": decay})
-        yield case(f"top-k, lr {lr}, decay {decay}", "gossamer", settings)
-    for workers in (1, 2):
-        for lr, decay in ((1.0, 0.9), (2.5, 0.8)):
-            settings = gossamer("topk", outer={"learning_rate": lr, "ef_decay": decay})
-            label = f"top-k, lr {lr}, decay {decay}, {workers} worker{'s' * (workers > 1)}"
-            yield case(label, "gossamer", settings, workers=workers)
-
-
-CASES = [*_calm(), *_weather(), *_thirty(), *_real(), *_tried()]
+        label = f"top-k, {lr}, decay {decay}, {workers} worker{'s' * (workers > 1)}"
+        yield case(TRIED_QUARTER, label, settings, replace(QUARTER, workers=workers))
+    for lr, momentum in ((0.7, 0.5), (0.7, 0.7), (1.0, 0.5)):
+        settings = {"lr": lr, "momentum": momentum}
+        yield case(TRIED, f"DiLoCo, {lr} / {momentum}, 25 windows", settings, CLOSER, "diloco")
+    for lr, momentum in ((0.3, 0.5), (0.4, 0.4), (0.5, 0.5)):
+        settings = gossamer(outer={"learning_rate": lr, "momentum": momentum})
+        yield case(TRIED, f"int4, {lr} / {momentum}", settings, FULL)
+    halves = gossamer(outer={"learning_rate": 0.5})
+    yield case(TRIED, "int4, 0.5 / 0.5, 4 fragments", {**halves, "fragments": 4}, FULL)
+    mean = {**gossamer(outer={"learning_rate": 0.7}), "averaging": "mean"}
+    yield case(TRIED, "int4, mean, 0.7 / 0.5", mean, FULL)

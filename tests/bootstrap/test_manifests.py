@@ -84,7 +84,7 @@ def test_comments_and_layout_do_not_matter_and_values_do(tmp_path: Path) -> None
     lines = [line.split("  #")[0] for line in text.splitlines() if not line.startswith("#")]
     path.write_text("\n\n".join(lines))
     assert manifests.read(path).swarm_id == written.swarm_id
-    path.write_text(text.replace("learning_rate = 0.5", "learning_rate = 0.25"))
+    path.write_text(text.replace("learning_rate = 0.4", "learning_rate = 0.25"))
     edited = manifests.read(path)
     assert edited.outer.learning_rate == 0.25 and edited.swarm_id != written.swarm_id
 
