@@ -12,6 +12,7 @@ import torch
 from benchmarks.goals import Goal
 from benchmarks.learning.cases import (
     CALM,
+    COMPARED,
     DATA_PARALLEL,
     DEATHS,
     INT4,
@@ -58,30 +59,39 @@ def run(*, quick: bool) -> Rows:
 
 
 def tables(rows: Rows) -> list[Table]:
-    """One for each group."""
+    """One for each group: with distances and bytes for what is compared, and losses alone for the rest."""
     found = []
     for group in dict.fromkeys(row["group"] for row in rows):
-        columns = ["method", "final loss", "of seeds", "against the first", "MB published", "MB sent"]
-        columns += [f"MB published to {target}" for target in TARGETS]
         by_label = by_case(rows, group)
+        if group not in COMPARED:
+            lines = [[label, *_losses(same)] for label, same in by_label.items()]
+            found.append(Table(group, ["", "loss", "of seeds"], lines))
+            continue
+        columns = ["method", "loss", "of seeds", "against the first", "MB published", "MB sent"]
+        columns += [f"MB to {target}" for target in TARGETS]
         first = next(iter(by_label.values()))
-        lines = [_line(label, same, first) for label, same in by_label.items()]
-        found.append(Table(group, columns, lines))
+        found.append(
+            Table(group, columns, [_compared(label, same, first) for label, same in by_label.items()])
+        )
     return found
 
 
-def _line(label: str, rows: Rows, first: Rows) -> list[str]:
-    losses = [row["loss"][-1] for row in rows]
+def _compared(label: str, rows: Rows, first: Rows) -> list[str]:
     reached = [mean_bytes_until(rows, target) for target in TARGETS]
     return [
         label,
-        f"{final_loss(rows):.4f}",
-        f"{min(losses):.4f} to {max(losses):.4f}" if len(losses) > 1 else "one",
+        *_losses(rows),
         f"{100 * (loss_ratio(rows, first) - 1):+.1f} %",
-        f"{rows[0]['published'][-1] / 1e6:.2f}",
-        f"{rows[0]['sent'] / 1e6:.2f}",
-        *("-" if some is None else f"{some / 1e6:.2f}" for some in reached),
+        f"{rows[0]['published'][-1] / 1e6:,.2f}",
+        f"{rows[0]['sent'] / 1e6:,.2f}",
+        *("-" if some is None else f"{some / 1e6:,.2f}" for some in reached),
     ]
+
+
+def _losses(rows: Rows) -> list[str]:
+    """The mean over seeds, and each seed's."""
+    losses = [row["loss"][-1] for row in rows]
+    return [f"{final_loss(rows):.3f}", ", ".join(f"{loss:.3f}" for loss in losses)]
 
 
 def plot(rows: Rows, folder: Path) -> None:
@@ -94,14 +104,14 @@ def plot(rows: Rows, folder: Path) -> None:
             tokens, loss = mean_curve(same, "tokens")
             axes.plot([t / 1e6 for t in tokens], loss, label=label)
         axes.set(xlabel="tokens of all workers, millions", ylabel="held-out loss, nats per byte")
-        axes.legend()
+        axes.legend(frameon=False, labelcolor=plots.INK)
         plots.save(figure, folder / f"{name}.svg")
     figure, (axes,) = plots.axes(height=4.0)
     for label, same in by_case(rows, THIRTY).items():
         published, loss = mean_curve(same, "published")
         axes.plot([p / 1e6 for p in published], loss, label=label)
     axes.set(xlabel="MB published by a node", ylabel="held-out loss, nats per byte", xscale="log")
-    axes.legend()
+    axes.legend(frameon=False, labelcolor=plots.INK)
     plots.save(figure, folder / "learning-bytes.svg")
 
 

@@ -21,9 +21,12 @@ SEEDS = (0, 1, 2)
 CALM = "4 workers, windows of 20 steps"
 WEATHER = "Gossamer, int4, in rough weather"
 THIRTY = "4 workers, windows of 30 steps"
-TRIED = "Tried with one seed, outer learning rate / momentum"
+EARLIER = "Outer settings that manifests had before, and now"
+TRIED = "Tried with one seed: int4, outer learning rate / momentum"
+TRIED_DILOCO = "Tried with one seed: DiLoCo, 25 windows, outer learning rate / momentum"
 TRIED_HALF = "Tried first: 50 windows, evaluated on 4 kB"
 TRIED_QUARTER = "Tried first: 25 windows, evaluated on 4 kB"
+COMPARED = (CALM, WEATHER, THIRTY)
 REAL = "Gossamer, int4, simulated and for real"
 
 DATA_PARALLEL = "data-parallel AdamW"
@@ -92,7 +95,7 @@ def cases(*, quick: bool) -> list[Case]:
     compared = [*_calm(), *_weather(), *_thirty()]
     if quick:
         return [replace(case, scale=QUICK, seeds=(0,)) for case in compared]
-    return [*compared, *_real(), *_tried()]
+    return [*compared, *_real(), *_before(), *_tried()]
 
 
 def _calm() -> Iterator[Case]:
@@ -103,10 +106,6 @@ def _calm() -> Iterator[Case]:
     yield Case(group=CALM, label=RIVALS[1], method="diloco", settings=PUBLISHED_DILOCO, seeds=(0,))
     yield Case(group=CALM, label=RIVALS[2], method="noloco", settings=PUBLISHED_NOLOCO, seeds=(0,))
     yield Case(group=CALM, label="one worker alone", method="alone", seeds=(0,))
-    yield Case(group=CALM, label="Gossamer, int4, settings before", method="gossamer", settings=BEFORE)
-    settings = BEFORE_TOPK
-    label = "Gossamer, top-k, settings before"
-    yield Case(group=CALM, label=label, method="gossamer", settings=settings, seeds=(0,))
 
 
 def _weather() -> Iterator[Case]:
@@ -121,12 +120,18 @@ def _weather() -> Iterator[Case]:
 
 def _thirty() -> Iterator[Case]:
     yield Case(group=THIRTY, label=DATA_PARALLEL, method="data-parallel", seeds=(0,))
-    for label, method, settings in (
-        (INT4, "gossamer", gossamer()),
-        (TOPK, "gossamer", gossamer("topk")),
-        (RIVALS[0], "diloco", TUNED_DILOCO),
+    for label, settings in ((INT4, gossamer()), (TOPK, gossamer("topk"))):
+        yield Case(group=THIRTY, label=label, method="gossamer", settings=settings, scale=LONGER, seeds=(0,))
+
+
+def _before() -> Iterator[Case]:
+    for label, settings, seeds in (
+        ("int4 before, 0.5 / 0.7", BEFORE, SEEDS),
+        ("int4 now, 0.4 / 0.5", gossamer(), SEEDS),
+        ("top-k before, 1.0, decay 0.9", BEFORE_TOPK, (0,)),
+        ("top-k now, 2.5, decay 0.8", gossamer("topk"), SEEDS),
     ):
-        yield Case(group=THIRTY, label=label, method=method, settings=settings, scale=LONGER, seeds=(0,))
+        yield Case(group=EARLIER, label=label, method="gossamer", settings=settings, seeds=seeds)
 
 
 def _real() -> Iterator[Case]:
@@ -155,11 +160,11 @@ def _tried() -> Iterator[Case]:
         yield case(TRIED_QUARTER, label, settings, replace(QUARTER, workers=workers))
     for lr, momentum in ((0.7, 0.5), (0.7, 0.7), (1.0, 0.5)):
         settings = {"lr": lr, "momentum": momentum}
-        yield case(TRIED, f"DiLoCo, {lr} / {momentum}, 25 windows", settings, CLOSER, "diloco")
-    for lr, momentum in ((0.3, 0.5), (0.4, 0.4), (0.5, 0.5)):
+        yield case(TRIED_DILOCO, f"{lr} / {momentum}", settings, CLOSER, "diloco")
+    for lr, momentum in ((0.3, 0.5), (0.4, 0.4), (0.4, 0.5), (0.5, 0.5)):
         settings = gossamer(outer={"learning_rate": lr, "momentum": momentum})
-        yield case(TRIED, f"int4, {lr} / {momentum}", settings, FULL)
+        yield case(TRIED, f"{lr} / {momentum}", settings, FULL)
     halves = gossamer(outer={"learning_rate": 0.5})
-    yield case(TRIED, "int4, 0.5 / 0.5, 4 fragments", {**halves, "fragments": 4}, FULL)
+    yield case(TRIED, "0.5 / 0.5, 4 fragments", {**halves, "fragments": 4}, FULL)
     mean = {**gossamer(outer={"learning_rate": 0.7}), "averaging": "mean"}
-    yield case(TRIED, "int4, mean, 0.7 / 0.5", mean, FULL)
+    yield case(TRIED, "0.7 / 0.5, averaged by mean", mean, FULL)
