@@ -10,6 +10,7 @@ ARGS        ?=
 SEEDS       ?= 20
 INPUTS      ?= 100000
 MINUTES     ?= 1
+WORKERS     ?= auto
 TARGETS     ?=
 PACKAGES    := gossamer.protocol gossamer.node gossamer.models gossamer.bootstrap
 
@@ -23,8 +24,8 @@ help: ## this list
 swarm: $(STAMP) ## train with a local swarm of 4 processes; ARGS="--nodes 6" for others
 	@$(BIN)/gossamer swarm $(ARGS)
 
-test: $(STAMP) ## the tests, without the slow ones; ARGS="-k merge" for some
-	@$(BIN)/python -m pytest -q $(ARGS)
+test: $(STAMP) ## the tests, without the slow ones; ARGS="-k merge" for some, WORKERS=0 in one process
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 $(ARGS)
 
 test-slow: $(STAMP) ## the slow tests: real processes, faults, whole runs
 	@$(BIN)/python -m pytest -q -m slow $(ARGS)

@@ -24,6 +24,9 @@ def main() -> None:
     figures: dict[str, Any] = {"machine": machine.describe()}
     for name in options.names or [benchmark.name for benchmark in known.values() if benchmark.usual]:
         module = known[name].load()
+        if (reason := getattr(module, "why_not", lambda: None)()) is not None:
+            print(f"{name}: not possible here: {reason}", file=sys.stderr)
+            continue
         figures[name] = module.run(quick=options.quick)
         _show(module, figures[name])
         if options.record:

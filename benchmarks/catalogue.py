@@ -32,6 +32,7 @@ class Section:
 
 
 SECTIONS = (
+    Section("waiting", "The training loop never waits", (Benchmark("waiting", "benchmarks.waiting", 5.0),)),
     Section(
         "codecs",
         "Codecs and merging on one core",
@@ -40,13 +41,33 @@ SECTIONS = (
             Benchmark("merging", "benchmarks.merging", 1.0, usual=True),
         ),
     ),
-    Section("learning", "Learning at equal tokens", (Benchmark("learning", "benchmarks.learning", 120.0),)),
+    Section("learning", "Learning at equal tokens", (Benchmark("learning", "benchmarks.learning", 100.0),)),
+    Section(
+        "goodput", "Goodput under failures", (Benchmark("goodput", "benchmarks.goodput", 0.1, usual=True),)
+    ),
+    Section(
+        "scale",
+        "Scale",
+        (
+            Benchmark("members", "benchmarks.members", 2.5),
+            Benchmark("parameters", "benchmarks.parameters", 1.0),
+        ),
+    ),
     Section(
         "links",
         "Links and floods",
         (
             Benchmark("transport", "benchmarks.transport", 0.2, usual=True),
             Benchmark("flood", "benchmarks.flood", 2.5),
+        ),
+    ),
+    Section(
+        "network",
+        "Spreading, joining and slow lines",
+        (
+            Benchmark("spread", "benchmarks.spread", 6.0),
+            Benchmark("joining", "benchmarks.joining", 4.0),
+            Benchmark("lines", "benchmarks.lines", 9.0),
         ),
     ),
 )

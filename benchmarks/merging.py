@@ -1,39 +1,81 @@
-"""Merge: parameter-records a second on one core, by rule and codec, and what judging members adds."""
+"""Merge: parameter-records a second on one core, by rule and codec; and the memory it takes on the way."""
 
+import tracemalloc
 from typing import Any
+
+import numpy as np
+import torch
 
 from benchmarks.goals import Goal
 from benchmarks.measure import best_of, copy_seconds, delta_like
 from benchmarks.tables import Table
+from gossamer.node.encoders import encode_tensor
 from gossamer.protocol.conduct import figures
-from gossamer.protocol.layout import TensorSpec, plan
+from gossamer.protocol.layout import Fragment, TensorSpec, plan
 from gossamer.protocol.manifest import Outer
-from gossamer.protocol.merge import Contribution, RoundMerge, measure, merge_round
-from gossamer.protocol.payload import Payload, encode_payload
+from gossamer.protocol.merge import Contribution, RoundMerge, measure
+from gossamer.protocol.payload import Payload
 from gossamer.protocol.rules import RULES
 
 RECORDS = 8
+CODECS = ("int8", "int4", "topk")
 
 
-def run(*, quick: bool) -> list[dict[str, Any]]:
-    """Measure merges of 8 records, norms included, by rule and codec: one row each."""
-    side, repeats = (256, 2) if quick else (2048, 5)
-    return [_row(rule, codec, side, repeats) for rule in RULES for codec in ("int8", "int4", "topk")]
+def run(*, quick: bool) -> dict[str, list[dict[str, Any]]]:
+    """Measure merges of 8 records: speed, norms included, by rule and codec; memory by codec."""
+    torch.set_num_threads(1)
+    side, repeats = (256, 2) if quick else (2048, 7)
+    model = transformer(128, 2, 1000) if quick else transformer(768, 12, 32_000)
+    return {
+        "speed": [_speed(rule, codec, side, repeats) for rule in RULES for codec in CODECS],
+        "memory": [_memory(codec, model) for codec in CODECS],
+    }
 
 
-def _row(rule: str, codec: str, side: int, repeats: int) -> dict[str, Any]:
-    fragment = plan([TensorSpec("w", (side, side), rule)], 1).fragments[0]
-    copy_s = copy_seconds(delta_like(fragment.numel), repeats)
-    contributions = []
-    for author in range(RECORDS):
-        data = encode_payload(codec, fragment, [delta_like(fragment.numel, author)])
+def transformer(width: int, layers: int, vocabulary: int) -> Fragment:
+    """The tensors of a Llama-shaped model, in one fragment: embeddings by `mean`, matrices by `rda`."""
+    matrices = {"q": (width, width), "k": (width, width), "v": (width, width), "o": (width, width)}
+    matrices |= {"gate": (3 * width, width), "up": (3 * width, width), "down": (width, 3 * width)}
+    specs = [
+        TensorSpec(f"{layer:02}.{name}", shape, "rda")
+        for layer in range(layers)
+        for name, shape in matrices.items()
+    ]
+    return plan([TensorSpec("embedding", (vocabulary, width), "mean"), *specs], 1).fragments[0]
+
+
+def _contributions(codec: str, fragment: Fragment, deltas: int) -> list[Contribution]:
+    """8 records, made of so many different deltas."""
+    found = []
+    for seed in range(deltas):
+        noise = delta_like(max(slot.numel for slot in fragment.slots), seed)
+        tensors = [torch.from_numpy(noise[: slot.numel]) for slot in fragment.slots]
+        data = b"".join(encode_tensor(codec, tensor)[0].numpy().tobytes() for tensor in tensors)
         payload = Payload(codec, fragment, data)
-        norms, sample = measure(payload)
-        contributions.append(Contribution(bytes([author]) * 32, 1000, 10, 0, norms, payload.tensor, sample))
+        found.append((payload, measure(payload)))
+    return [
+        Contribution(bytes([author]) * 32, 1000, 10, 0, measures.norms, payload.section, measures.sample)
+        for author in range(RECORDS)
+        for payload, measures in [found[author % deltas]]
+    ]
+
+
+def _merge(contributions: list[Contribution], fragment: Fragment, phi: np.ndarray) -> None:
+    """As `node.merger` does it: from Phi in place, tensor by tensor."""
     merge = RoundMerge(contributions, fragment, Outer())
-    merge_s = best_of(lambda: merge_round(contributions, fragment, Outer()), repeats)
-    measure_s = best_of(lambda: measure(payload), repeats)
-    total_s = merge_s + RECORDS * measure_s
+    for index, slot in enumerate(fragment.slots):
+        merge.subtract(index, phi[slot.span])
+
+
+def _speed(rule: str, codec: str, side: int, repeats: int) -> dict[str, Any]:
+    fragment = plan([TensorSpec("w", (side, side), rule)], 1).fragments[0]
+    phi = delta_like(fragment.numel)
+    copy_s = copy_seconds(phi, repeats)
+    contributions = _contributions(codec, fragment, RECORDS)
+    data = encode_tensor(codec, torch.from_numpy(phi))[0].numpy().tobytes()
+    payload, merge = Payload(codec, fragment, data), RoundMerge(contributions, fragment, Outer())
+    merge_s = best_of(lambda: _merge(contributions, fragment, phi), repeats)
+    total_s = merge_s + RECORDS * best_of(lambda: measure(payload), repeats)
     return {
         "rule": rule,
         "codec": codec,
@@ -45,9 +87,29 @@ def _row(rule: str, codec: str, side: int, repeats: int) -> dict[str, Any]:
     }
 
 
-def tables(rows: list[dict[str, Any]]) -> list[Table]:
-    """Speed, by rule and codec."""
-    lines = [
+def _memory(codec: str, fragment: Fragment) -> dict[str, Any]:
+    """The most that a merge of a whole model allocates at a time, next to Phi's 4 bytes a parameter."""
+    phi = np.zeros(fragment.numel, dtype=np.int32)
+    contributions = _contributions(codec, fragment, 1)
+    section_bytes = sum(len(contributions[0].tensor(i)) for i in range(len(fragment.slots)))
+    tracemalloc.start()
+    try:
+        _merge(contributions, fragment, phi)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return {
+        "codec": codec,
+        "parameters": fragment.numel,
+        "largest_matrix_share": max(s.numel for s in fragment.slots[1:]) / fragment.numel,
+        "peak_share": peak / phi.nbytes,
+        "payloads_share": RECORDS * section_bytes / phi.nbytes,
+    }
+
+
+def tables(found: dict[str, list[dict[str, Any]]]) -> list[Table]:
+    """Speed by rule and codec, memory by codec."""
+    speed = [
         (
             row["rule"],
             row["codec"],
@@ -55,18 +117,31 @@ def tables(rows: list[dict[str, Any]]) -> list[Table]:
             f"{row['copies_per_record']:.1f}",
             f"{row['figures_share']:.1%}",
         )
-        for row in rows
+        for row in found["speed"]
     ]
-    columns = ("rule", "codec", "parameter-records", "memory copies a record", "judging members adds")
-    title = f"merge of {RECORDS} records of {rows[0]['parameters'] / 1e6:.1f} M parameters, one core"
-    return [Table(title, columns, lines, words=2)]
+    memory = [
+        (row["codec"], f"{row['peak_share']:.1%}", f"{row['payloads_share']:.0%}") for row in found["memory"]
+    ]
+    parameters = found["speed"][0]["parameters"] / 1e6
+    whole = found["memory"][0]["parameters"] / 1e6
+    return [
+        Table(
+            f"merge of {RECORDS} records of {parameters:.1f} M parameters, one core, norms included",
+            ("rule", "codec", "parameter-records", "memory copies a record", "judging members adds"),
+            speed,
+            words=2,
+        ),
+        Table(
+            f"memory in a merge of {RECORDS} records, transformer of {whole:.1f} M parameters, against Phi",
+            ("codec", "merge at its peak", "their payloads, in one fragment"),
+            memory,
+        ),
+    ]
 
 
-def _speed(rule: str, codec: str, rows: list[dict[str, Any]]) -> float:
-    found: float = next(
-        row["parameter_records_per_s"] for row in rows if (row["rule"], row["codec"]) == (rule, codec)
-    )
-    return found / 1e6
+def _million_per_s(rule: str, codec: str, found: dict[str, Any]) -> float:
+    row = next(row for row in found["speed"] if (row["rule"], row["codec"]) == (rule, codec))
+    return float(row["parameter_records_per_s"]) / 1e6
 
 
 GOALS = (
@@ -74,12 +149,18 @@ GOALS = (
         what="merge 8 records of int4 (rda) on one core",
         at_least=250,
         unit="M parameter-records/s",
-        measured=lambda rows: _speed("rda", "int4", rows),
+        measured=lambda found: _million_per_s("rda", "int4", found),
     ),
     Goal(
         what="merge 8 records of topk (rda) on one core",
         at_least=1000,
         unit="M parameter-records/s",
-        measured=lambda rows: _speed("rda", "topk", rows),
+        measured=lambda found: _million_per_s("rda", "topk", found),
+    ),
+    Goal(
+        what="memory of a merge beside the payloads, against the model",
+        at_most=10,
+        unit="%",
+        measured=lambda found: 100 * max(row["peak_share"] for row in found["memory"]),
     ),
 )

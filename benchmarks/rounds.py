@@ -76,7 +76,7 @@ class Swarm:
             [self._contribution(worker, number) for worker in self.workers], fragment, self.manifest.outer
         )
         for index, slot in enumerate(fragment.slots):
-            self.phi[slot.span] -= merge.tensor(index)
+            merge.subtract(index, self.phi[slot.span])
         check_healthy(self.phi, "Phi")
         for worker in self.workers:
             worker.outer.apply(fragment.index, self.phi, number)
@@ -105,7 +105,7 @@ class Swarm:
             steps=window.steps * lie.steps,
             staleness=0,
             norms=norms,
-            tensor=payload.tensor,
+            tensor=payload.section,
             sample=sample,
         )
 

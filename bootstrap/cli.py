@@ -1,6 +1,7 @@
 """The `gossamer` command: how swarms begin, and everything that `gossamer.node.cli` offers."""
 
 import asyncio
+import logging
 import sys
 import traceback
 from pathlib import Path
@@ -9,21 +10,24 @@ from typing import Annotated, Any
 import typer
 
 from gossamer.bootstrap import owners
-from gossamer.node import logs
+from gossamer.models.registry import task_names
+from gossamer.models.task_file import flag_for, is_own_name
+from gossamer.node import logs, option_values
 from gossamer.node.address import WILDCARDS, format_address, parse_address
 from gossamer.node.cli import (
     AdminAddress,
     Advertise,
+    Data,
     Debug,
     Dir,
     Invite,
     Join,
     Listen,
     LogJson,
+    LogLevel,
     Name,
     Plaintext,
     app,
-    checked_admin,
 )
 from gossamer.node.client import Asker, deliver, fetch_status
 from gossamer.node.entering import checked_advertise, checked_join, default_folder, given_invitation
@@ -50,11 +54,36 @@ ManifestPath = Annotated[
 OwnerKey = Annotated[
     Path | None, typer.Option("--owner-key", help="The owner's key. Default: beside the manifest.")
 ]
-Preset = Annotated[str, typer.Option(help="Size of the built-in GPT: tiny, small, medium or 124m.")]
-Codec = Annotated[str, typer.Option(help=f"How deltas are compressed: {', '.join(CODECS)}.")]
+TaskName = Annotated[
+    str,
+    typer.Option(
+        "--task",
+        metavar="NAME|FILE.py:CLASS",
+        help="What is trained: text, or a task of your own, whose file is run.",
+        autocompletion=lambda: list(task_names()),
+    ),
+]
+TaskSettings = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="KEY=VALUE", help="An option of the task; may be given several times."),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        help="Size of the built-in GPT: tiny, small, medium or 124m. Default: tiny.",
+        autocompletion=lambda: ["tiny", "small", "medium", "124m"],
+    ),
+]
+Codec = Annotated[
+    str,
+    typer.Option(help=f"How deltas are compressed: {', '.join(CODECS)}.", **option_values.one_of(CODECS)),
+]
 Averaging = Annotated[
     str,
-    typer.Option(help=f"How deltas of weight matrices are averaged: {', '.join(RULES)} (of all tensors)."),
+    typer.Option(
+        help=f"How deltas of weight matrices are averaged: {', '.join(RULES)} (of all tensors).",
+        **option_values.one_of(RULES),
+    ),
 ]
 EverySteps = Annotated[
     int, typer.Option(min=1, max=1_000_000, help="Inner steps of a window, between two deltas of a fragment.")
@@ -66,7 +95,12 @@ Fragments = Annotated[
     int, typer.Option(min=1, max=256, help="Parts the model is split into; they take turns.")
 ]
 Seed = Annotated[
-    int, typer.Option(min=0, max=2**62, help="Of the first parameters and the order of the data.")
+    int,
+    typer.Option(
+        min=0,
+        help="Of the first parameters and the order of the data.",
+        callback=option_values.at_most(2**62),
+    ),
 ]
 
 
@@ -74,10 +108,22 @@ Seed = Annotated[
 def _gossamer() -> None:
     """Train one PyTorch model on many machines, with no server in the middle.
 
-    Try it on this machine:  gossamer swarm
+    See it work on this machine, with four nodes and real text:
 
-    For real:  gossamer init my.toml  and  gossamer bootstrap my.toml  on one machine,
-    then  gossamer node --join HOST:PORT  on every other.
+        gossamer swarm
+
+    For real: write down what is trained, and let one machine be where the others join.
+
+        gossamer init my.toml
+        gossamer bootstrap my.toml
+
+    On every machine that trains, with the address of that one; then watch it, and use the model.
+
+        gossamer node --join 192.168.1.5:7700
+        gossamer top
+        gossamer generate --prompt "def "
+
+    Nodes may come, go and crash as they like. Each command explains itself: gossamer node --help.
     """
 
 
@@ -85,8 +131,9 @@ def _gossamer() -> None:
 def init(
     path: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Where to write it, for example my.toml.")],
     name: Annotated[str, typer.Option(help="What to call the swarm.")] = "",
-    task: Annotated[str, typer.Option(help="What is trained.")] = "text",
-    preset: Preset = "tiny",
+    task: TaskName = "text",
+    option: TaskSettings = None,
+    preset: Preset = None,
     codec: Codec = "int4",
     every_steps: EverySteps = 30,
     every_seconds: EverySeconds = 0.0,
@@ -94,25 +141,56 @@ def init(
     fragments: Fragments = 1,
     seed: Seed = 0,
     horizon_tokens: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=0, help="Tokens over which the learning rate falls to a tenth; 0 keeps it constant."
+            min=0,
+            help="Of text: tokens over which the learning rate falls to a tenth; 0 keeps it constant.",
         ),
-    ] = 0,
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="PATH",
+            help="Go on from existing weights: a safetensors file, or a folder as transformers writes it.",
+        ),
+    ] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Files or folders to try a task of your own out on.")
+    ] = None,
+    trial: Annotated[
+        bool, typer.Option("--trial/--no-trial", help="Try a task of your own out for one step.")
+    ] = True,
     invited: Annotated[
         bool, typer.Option("--invited", help="Let in only nodes that an owner has invited.")
     ] = False,
     owner_key: OwnerKey = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,  # `main` looks for it
 ) -> None:
-    """Write a manifest, and print the swarm's id. Edit it before the swarm begins, never after.
+    """Write a new swarm's manifest: what its nodes agree on.
 
-    With --invited it also makes an owner's key, beside the manifest: keep it to yourself.
+    It builds the model once, and prints the swarm's id, which is a hash of all that is written. So edit the
+    file before the swarm begins, and never after. With --invited it also makes an owner's key, beside the
+    manifest: keep it to yourself.
+
+        gossamer init my.toml
+        gossamer init my.toml --preset small --codec topk --fragments 4
+        gossamer init my.toml --every-seconds 60 --invited
+        gossamer init my.toml --task my_task.py:MyTask --option width=64
+        gossamer init my.toml --from model.safetensors
+
+    With --from, or a task of your own, it also writes the first parameters beside the manifest, for the
+    bootstrap peer.
+
+    Then look it over with gossamer config check, and run gossamer bootstrap with it.
     """
-    from gossamer.bootstrap import manifests
+    from gossamer.bootstrap import genesis_file, manifests
 
-    if path.exists() and not force:
-        raise ConfigError(f"{path} exists; choose another name or replace it with --force")
+    first = genesis_file.beside(path)
+    for file in (path, first):
+        if file.exists() and not force:
+            raise ConfigError(f"{file} exists; choose another name or replace it with --force")
     owner = None
     new_key = path.with_suffix(owners.SUFFIX) if invited and owner_key is None else None
     if owner_key is not None:
@@ -120,10 +198,14 @@ def init(
     elif new_key is not None:
         owner = owners.create_owner(new_key)
     try:
-        manifest, _ = manifests.create(
+        manifest, phi = manifests.create(
             name=name or path.stem,
             task=task,
-            options={"preset": preset, "horizon_tokens": horizon_tokens},
+            options=_given(preset=preset, horizon_tokens=horizon_tokens),
+            settings=option or (),
+            weights=weights,
+            data=data or (),
+            trial=trial,
             codec=codec,
             every_steps=every_steps,
             every_seconds=every_seconds,
@@ -133,15 +215,27 @@ def init(
             owners=(owner.public_key.hex(),) if owner else (),
             invited=invited,
         )
+        has_first = weights is not None or bool(manifest.task.source)
+        if has_first:
+            genesis_file.write(manifest, phi, first)
         manifests.write(manifest, path)
     except LocalError:
         if new_key is not None:  # it owns nothing, and would be in the way of the next try
             new_key.unlink()
         raise
     typer.echo(f"wrote {path}: swarm {manifest.swarm_id.hex()}")
+    if has_first:
+        typer.echo(f"wrote {first}: the first parameters, which gossamer bootstrap takes from there")
+    else:
+        first.unlink(missing_ok=True)  # of the manifest that was replaced
     if new_key is not None:
         typer.echo(f"wrote {new_key}: the owner's key, which no node needs; back it up")
     typer.echo(f"next, on a machine that the others can reach:  gossamer bootstrap {path}")
+
+
+def _given(**options: str | int | None) -> dict[str, str | int | float | bool]:
+    """Those options of the task that have a flag of their own, and were given."""
+    return {key: value for key, value in options.items() if value is not None}
 
 
 @app.command("invite", rich_help_panel="Begin")
@@ -149,25 +243,38 @@ def invite_node(
     node_id: Annotated[str, typer.Argument(metavar="NODE_ID", help="As gossamer id prints it there.")],
     days: Annotated[float, typer.Option(min=0, max=36_500, help="How long it holds; 0 for ever.")] = 30,
     role: Annotated[
-        str, typer.Option(help="train, or observe: hold and serve a replica, publish nothing.")
+        str,
+        typer.Option(
+            help="train, or observe: hold and serve a replica, publish nothing.",
+            **option_values.one_of(_ROLES),
+        ),
     ] = "train",
     join: Join = None,
     tell: Annotated[
         list[str] | None,
         typer.Option(
-            "--tell", metavar="ADDRESS", help="Hand it to this running node too, to renew one before it ends."
+            "--tell",
+            metavar="ADDRESS",
+            help="Hand it to this running node too, to renew one before it ends.",
+            **option_values.contacts(),
         ),
     ] = None,
     manifest_path: ManifestPath = None,
     owner_key: OwnerKey = None,
     plaintext: Plaintext = False,
 ) -> None:
-    """Let a node in: print an invitation for it, to be sent there by mail or chat; it is no secret.
+    """Let a node in: print an invitation for it.
 
-    Example: gossamer invite 3f9a... --join gossamer://NODE_ID@my.host:7700
+    Send the line there by mail or chat; it is no secret, since only that node can use it. NODE_ID is what
+    gossamer id prints there. Run it where the manifest and the owner's key are.
+
+        gossamer invite NODE_ID --join my.host:7700
+        gossamer invite NODE_ID --days 0 --role observe --join my.host:7700
+
+    Renew an invitation while its node runs, by telling any running node:
+
+        gossamer invite NODE_ID --days 30 --tell my.host:7700
     """
-    if role not in _ROLES:
-        raise ConfigError(f"--role is train or observe, not {role!r}")
     manifest, owner = _owned(manifest_path, owner_key)
     invitation = owners.invite(
         owner,
@@ -188,7 +295,13 @@ def invite_node(
 def revoke(
     node_id: Annotated[str, typer.Argument(metavar="NODE_ID", help="The node to put out, for good.")],
     to: Annotated[
-        list[str], typer.Option("--to", metavar="ADDRESS", help="A running node, which tells the others.")
+        list[str],
+        typer.Option(
+            "--to",
+            metavar="ADDRESS",
+            help="A running node, which tells the others.",
+            **option_values.contacts(),
+        ),
     ],
     after_round: Annotated[
         int | None,
@@ -199,9 +312,12 @@ def revoke(
     owner_key: OwnerKey = None,
     plaintext: Plaintext = False,
 ) -> None:
-    """Put a node out of the swarm: its links are cut and its later deltas are void, everywhere, for good.
+    """Put a node out of the swarm, everywhere and for good.
 
-    Example: gossamer revoke 3f9a... --to my.host:7700 --reason "key stolen"
+    Its links are cut, and its deltas after the swarm's round now are void. Run it where the manifest and the
+    owner's key are.
+
+        gossamer revoke NODE_ID --to my.host:7700 --reason "key stolen"
     """
     manifest, owner = _owned(manifest_path, owner_key)
     target = owners.node_id_from(node_id)
@@ -252,15 +368,23 @@ def bootstrap(
     admin: AdminAddress = "",
     debug: Debug = False,
     log_json: LogJson = False,
+    log_level: LogLevel = logs.INFO,
 ) -> None:
-    """Run a bootstrap peer: a full replica without a trainer, where others can join.
+    """Run a bootstrap peer: a replica where others can join.
 
-    Where members are invited, it invites itself if the owner's key lies beside the manifest.
+    It does not train, holds all there is, and serves it to newcomers. The first one of a swarm begins its
+    history; any further one, and any node, can be joined through as well. Where members are invited, it
+    invites itself if the owner's key lies beside the manifest.
+
+    The first, on a machine that others reach as my.host; then a second one elsewhere:
+
+        gossamer bootstrap my.toml --advertise my.host:7700
+        gossamer bootstrap my.toml --join my.host:7700
     """
     from gossamer.bootstrap import manifests
     from gossamer.bootstrap.genesis import ensure_genesis
 
-    logs.configure(debug=debug, as_json=log_json)
+    logs.configure(level=log_level, debug=debug, as_json=log_json)
     manifest = manifests.read(path)
     home = Home((folder or default_folder(manifest.swarm_id, "-bootstrap")).absolute())
     addresses = checked_join(join)
@@ -269,7 +393,7 @@ def bootstrap(
     home.adopt(manifest)
     if not addresses:
         try:
-            ensure_genesis(home, manifest)
+            ensure_genesis(home, manifest, path)
         except ConfigError:
             if is_new:  # or the folder would refuse the manifest once it has been put right
                 home.manifest_path.unlink()
@@ -285,9 +409,10 @@ def bootstrap(
             name=name,
             trains=False,
             plaintext=plaintext,
-            admin=checked_admin(admin),
+            admin=admin,
             debug=debug,
             log_json=log_json,
+            log_level=log_level,
         ),
         None,
     )
@@ -318,7 +443,9 @@ def _tell_how_to_join(home: Home, manifest: Manifest, addresses: list[str]) -> N
     if manifest.admission.mode == "invited":
         typer.echo(f"invite others with  gossamer invite NODE_ID --join {contact}", err=True)
     else:
-        typer.echo(f"others join with  gossamer node --join {contact}", err=True)
+        task = manifest.task.name
+        flag = f" {flag_for(task)}" if is_own_name(task) else ""
+        typer.echo(f"others join with  gossamer node --join {contact}{flag}", err=True)
 
 
 @app.command(rich_help_panel="Begin")
@@ -327,10 +454,10 @@ def swarm(
         int, typer.Option(min=1, max=64, help="Training nodes, each a process with its own key.")
     ] = 4,
     rounds: Annotated[int, typer.Option(min=1, max=1_000_000, help="Rounds to train.")] = 40,
-    preset: Preset = "tiny",
-    data: Annotated[
-        list[str] | None, typer.Option(help="Files or folders of text; default: Python's standard library.")
-    ] = None,
+    task: TaskName = "text",
+    option: TaskSettings = None,
+    preset: Preset = None,
+    data: Data = None,
     codec: Codec = "int4",
     every_steps: EverySteps = 30,
     fragments: Fragments = 1,
@@ -349,18 +476,27 @@ def swarm(
     plaintext: Plaintext = False,
     debug: Debug = False,
 ) -> None:
-    """Try it: a local swarm of real node processes, trained and checked before your eyes.
+    """Try it: a local swarm, trained before your eyes.
 
-    Example: gossamer swarm --nodes 6 --rounds 60 --codec topk
-    Nothing stops it: gossamer swarm --chaos
+    It starts a bootstrap peer and nodes as real processes, trains on Python's own source, shows losses and
+    rounds as they go, and checks at the end that all hold the same model.
+
+        gossamer swarm
+        gossamer swarm --nodes 6 --rounds 60 --codec topk
+
+    With a kill, a late joiner, a split network and a dead bootstrap peer on the way:
+
+        gossamer swarm --chaos
     """
     from gossamer.bootstrap.swarm import SwarmOptions, run_swarm
 
     options = SwarmOptions(
         nodes=nodes,
         rounds=rounds,
-        preset=preset,
-        data=tuple(data or ()),
+        task=task,
+        options=_given(preset=preset),
+        settings=tuple(option or ()),
+        data=tuple(map(str, data or ())),
         codec=codec,
         every_steps=every_steps,
         fragments=fragments,
@@ -380,16 +516,23 @@ def main() -> None:
         status = app(standalone_mode=False, prog_name="gossamer")
     except typer.TyperException as error:
         if error.format_message():  # empty where nothing was asked, and help has been printed
-            print(f"gossamer: {error.format_message()} (see gossamer --help)", file=sys.stderr)
+            print(f"gossamer: {_usage_error(error)}", file=sys.stderr)
         status = USER_ERROR
     except LocalError as error:
-        if "--debug" in sys.argv:
+        if "--debug" in sys.argv or logging.getLogger().isEnabledFor(logging.DEBUG):
             traceback.print_exc()
         print(f"gossamer: {error}", file=sys.stderr)
         status = USER_ERROR
     except (typer.Abort, KeyboardInterrupt):
         status = 130
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _usage_error(error: typer.TyperException) -> str:
+    """One line: what is wrong, what may have been meant, and where to read on."""
+    known, ctx = getattr(error, "possibilities", None), getattr(error, "ctx", None)
+    said = f"{error.args[0]}; did you mean {known[0]}?" if known else error.format_message()
+    return f"{' '.join(said.split())} (see {ctx.command_path if ctx else 'gossamer'} --help)"
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
-from gossamer.node import genesis
+from gossamer.bootstrap import genesis_file
+from gossamer.models.registry import task_names
+from gossamer.models.task_file import is_own_name
+from gossamer.node import genesis, snapshots
 from gossamer.node.chunkstore import ChunkStore
 from gossamer.node.home import Home
 from gossamer.node.recordstore import RecordStore
-from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.manifest import Manifest
 
 
@@ -21,14 +25,37 @@ def _has_snapshot(home: Home, manifest: Manifest) -> bool:
         store.close()
 
 
-def ensure_genesis(home: Home, manifest: Manifest) -> None:
-    """Rebuild Phi_0 from the seed if it is not in the folder, in a process that may import torch.
+def ensure_genesis(home: Home, manifest: Manifest, manifest_path: Path) -> None:
+    """Put Phi_0 into the folder if it is not there: from the file beside the manifest, or from the seed.
 
-    A folder that holds a later snapshot needs it no more. Raises StorageError, or ConfigError with that
-    process's own explanation.
+    A folder that holds a later snapshot needs it no more. Raises StorageError, or ConfigError with an
+    explanation.
     """
-    if _has_snapshot(home, manifest) or genesis.is_stored(manifest, ChunkStore(home.chunks_path)):
+    chunks = ChunkStore(home.chunks_path)
+    if _has_snapshot(home, manifest) or genesis.is_stored(manifest, chunks):
         return
+    file = genesis_file.beside(manifest_path)
+    if file.exists():
+        try:
+            snapshots.store(genesis_file.read(manifest, file), chunks)
+        except OSError as error:
+            raise StorageError(f"cannot write to {home.chunks_path}: {error.strerror}") from None
+    elif manifest.task.name in task_names():
+        _rebuild(home)
+    elif is_own_name(manifest.task.name):
+        raise ConfigError(
+            f"there is no {file}: gossamer init wrote it with the manifest, and it holds the swarm's first"
+            " parameters; put it there, or join a node that has them (--join)"
+        )
+    else:
+        raise ConfigError(
+            f"swarm {manifest.swarm.name!r} trains {manifest.task.name!r}, a script of its own, which alone"
+            " can build its first parameters: found it with Peer.attach in that script, then join it (--join)"
+        )
+
+
+def _rebuild(home: Home) -> None:
+    """In a process that may import torch. Raises ConfigError with that process's own explanation."""
     result = subprocess.run(
         [sys.executable, "-m", "gossamer.node.genesis", str(home.root)],
         capture_output=True,

@@ -65,6 +65,8 @@ class LocalSwarm:
         args += ["--swarm-id", self._manifest.swarm_id.hex(), "--rounds", str(options.rounds)]
         args += ["--threads", str(threads_each(options.nodes)), "--device", "cpu"]
         args += ["--evaluate-every", str(max(1, options.rounds // EVALUATIONS))]
+        if self._manifest.task.source:
+            args += ["--task", options.task]
         for path in options.data:
             args += ["--data", str(Path(path).absolute())]
         return NodeProcess(name, self._folder / name, args + self._common, {})
@@ -182,6 +184,8 @@ class LocalSwarm:
 
     def _sample(self) -> str:
         """A few lines from the first node's model. A failure to write is no failure to train."""
+        if self._manifest.task.source:
+            return ""
         from gossamer.node.generate import generate
 
         try:

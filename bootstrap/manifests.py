@@ -1,12 +1,13 @@
 """Writing a manifest: a task's model is built once, and everything nodes must agree on is written down."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gossamer.models.errors import TaskError
-from gossamer.models.registry import OptionValue, build_task, resolve_options
+from gossamer.models.registry import OptionValue
+from gossamer.models.task_file import kind_of
 from gossamer.node import genesis, snapshots
 from gossamer.node.entering import read_manifest
 from gossamer.node.home import write_atomically
@@ -17,6 +18,8 @@ from gossamer.protocol.manifest import Manifest, from_values
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from gossamer.models.task import Task
 
 CUSTOM = "custom"
 """The task of a swarm that is trained by scripts of people's own."""
@@ -55,8 +58,17 @@ def create(
     averaging: str = "rda",
     owners: tuple[str, ...] = (),
     invited: bool = False,
+    settings: Sequence[str] = (),
+    weights: Path | None = None,
+    data: Sequence[Path] = (),
+    trial: bool = True,
 ) -> tuple[Manifest, Ints]:
     """Build the task's model from `seed` and describe the swarm that trains it.
+
+    `task` is what a person at this machine names: a task that comes with Gossamer, or ``FILE.py:CLASS``. That
+    file is run, and tried out for one step on `data`, unless there is to be no `trial`. `settings` are
+    options, too, as a command line has them (``key=value``). `weights` has other first parameters than
+    those that follow from the seed (see `weights.load_weights`).
 
     `averaging` is the rule for weight matrices. What the task averages by `mean` stays so, unless the rule
     is `centered-clip`, which then is that of all tensors: a defence with a gap is none. `owners` are public
@@ -68,19 +80,26 @@ def create(
     from gossamer.models.task import named_tensors  # torch: not for a bootstrap peer, which only reads
 
     try:
-        resolved = resolve_options(task, options)
-        built = build_task(task, resolved)
+        kind = kind_of(task)
+        resolved = kind.resolve({**options, **kind.read(settings)})
+        built = kind.task(resolved, data)
         model = built.build_model(seed)
+        if kind.source and trial:
+            _try_out(built, seed, model)
+        rules = {
+            tensor_name: _rule(averaging, built.averaging(model, tensor_name, parameter))
+            for tensor_name, parameter in named_tensors(model)
+        }
     except TaskError as error:
-        raise ConfigError(str(error)) from None
-    rules = {
-        tensor_name: _rule(averaging, built.averaging(model, tensor_name, parameter))
-        for tensor_name, parameter in named_tensors(model)
-    }
+        raise ConfigError(str(error)) from error
+    if weights is not None:
+        from gossamer.bootstrap.weights import load_weights
+
+        load_weights(model, weights)
     return _describe(
         model,
         rules,
-        {"name": task, "seed": seed, "options": resolved},
+        {"name": kind.name, "seed": seed, "source": kind.source, "options": resolved},
         name=name,
         codec=codec,
         every_steps=every_steps,
@@ -89,6 +108,18 @@ def create(
         owners=owners,
         invited=invited,
     )
+
+
+def _try_out(task: "Task", seed: int, model: "nn.Module") -> None:
+    """Raise TaskError for the first thing in a task of somebody's own that does not work."""
+    from gossamer.models import checking
+
+    again = checking.build_again(task, seed, model)
+    try:
+        batch = checking.first_batch(task)
+    except TaskError as error:
+        raise TaskError(f"{error} (to try the task out, init needs data: --data, or --no-trial)") from error
+    checking.try_step(task, again, batch)
 
 
 def describe(
@@ -211,6 +242,10 @@ def _toml(manifest: Manifest) -> str:
         f"    [{_value(spec.name)}, {list(spec.shape)}, {_value(spec.averaging)}],"
         for spec in manifest.layout.tensors
     )
+    # Only tasks of somebody's own have one.
+    source_line = (
+        f"source = {_value(manifest.task.source)}  # of their file\n" if manifest.task.source else ""
+    )
     owners = ", ".join(_value(owner) for owner in manifest.admission.owners)
     return f"""\
 # A Gossamer swarm. Everything here is agreed on by all its nodes: change any value, and it is another swarm.
@@ -222,7 +257,7 @@ created = {manifest.swarm.created}  # Unix seconds
 [task]
 name = {_value(manifest.task.name)}
 seed = {manifest.task.seed}
-
+{source_line}
 [task.options]
 {option_lines}
 

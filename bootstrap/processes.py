@@ -13,12 +13,19 @@ import psutil
 from gossamer.node.client import fetch_status
 from gossamer.node.home import Home
 from gossamer.node.lifeline import Child
+from gossamer.node.settings import CONFIG_VARIABLE
 from gossamer.protocol.errors import LocalError, UnreachableError
 
 START_TIMEOUT_S = 60.0
 ASK_TIMEOUT_S = 3.0
 STOP_S = 4.5
 POLL_S = 0.05
+
+
+def _no_settings() -> dict[str, str]:
+    """Unsets what this machine's own nodes are set to; an empty variable is as good as none."""
+    prefixes = (CONFIG_VARIABLE, "GOSSAMER_NODE_", "GOSSAMER_BOOTSTRAP_")
+    return dict.fromkeys((name for name in os.environ if name.startswith(prefixes)), "")
 
 
 @dataclass(slots=True)
@@ -40,7 +47,9 @@ class NodeProcess:
         Home(self.folder).daemon_path.unlink(missing_ok=True)
         self.killed = False
         with open(self.log_path, "ab") as log:
-            self.child = Child("gossamer.bootstrap.cli", self.args, env=self.env, stderr=log.fileno())
+            self.child = Child(
+                "gossamer.bootstrap.cli", self.args, env={**_no_settings(), **self.env}, stderr=log.fileno()
+            )
 
     @property
     def log_path(self) -> Path:

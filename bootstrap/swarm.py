@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from gossamer.bootstrap.display import show_summary
 from gossamer.bootstrap.local_swarm import LocalSwarm
 from gossamer.models.corpus import load_corpus
 from gossamer.models.errors import TaskError
-from gossamer.models.registry import resolve_options
+from gossamer.models.registry import OptionValue, find_kind
 from gossamer.node import snapshots
 from gossamer.node.chunkstore import ChunkStore
 from gossamer.node.home import Home, write_atomically
@@ -35,7 +36,10 @@ class SwarmOptions:
 
     nodes: int
     rounds: int
-    preset: str
+    task: str
+    """The name of a task that comes with Gossamer, or ``FILE.py:CLASS``."""
+    options: Mapping[str, OptionValue]
+    settings: tuple[str, ...]
     data: tuple[str, ...]
     codec: str
     every_steps: int
@@ -88,28 +92,36 @@ def _check_writable(path: Path) -> None:
 
 
 def _plan(options: SwarmOptions) -> tuple[Manifest, Ints]:
-    """The manifest for this run, with a learning rate schedule that ends with it."""
+    """The manifest for this run, and Phi_0. Raises ConfigError."""
     for path in options.data:
         if not Path(path).exists():
             raise ConfigError(f"--data {path}: there is no such file or folder")
 
-    try:
-        task = resolve_options("text", {"preset": options.preset})
-        load_corpus([Path(path) for path in options.data], int(task["context"]))
-    except TaskError as error:
-        raise ConfigError(str(error)) from None
-    steps = options.rounds * options.every_steps / options.fragments * options.nodes
-    tokens = int(steps * int(task["batch_size"]) * int(task["context"]))
     return manifests.create(
         name="local",
-        task="text",
-        options={"preset": options.preset, "horizon_tokens": tokens},
+        task=options.task,
+        options={**_text_options(options), **options.options} if options.task == "text" else options.options,
+        settings=options.settings,
+        data=[Path(path) for path in options.data],
         codec=options.codec,
         every_steps=options.every_steps,
         every_seconds=0.0,
         fragments=options.fragments,
         seed=options.seed,
     )
+
+
+def _text_options(options: SwarmOptions) -> dict[str, OptionValue]:
+    """A learning rate schedule that ends with the run. Raises ConfigError, also for data that is no text."""
+    try:
+        kind = find_kind("text")
+        task = kind.resolve({**options.options, **kind.read(options.settings)})
+        load_corpus([Path(path) for path in options.data], int(task["context"]))
+    except TaskError as error:
+        raise ConfigError(str(error)) from None
+    steps = options.rounds * options.every_steps / options.fragments * options.nodes
+    tokens = int(steps * int(task["batch_size"]) * int(task["context"]))
+    return {"horizon_tokens": tokens}
 
 
 def _folder(options: SwarmOptions) -> tuple[Path, bool]:

@@ -6,9 +6,20 @@
 Bugs (a wrong shape, a broken invariant) raise the usual built-in errors instead.
 """
 
+MESSAGE_LENGTH_MAX = 300
+
 
 class TaskError(ValueError):
     """A mistake in a task, its options or its data, which the user can put right.
 
     The message is one line that names what is wrong and says what to do; show it as it is.
     """
+
+
+def in_one_line(error: BaseException) -> str:
+    """What somebody else's error says, for a message of ours: on one line, printable, not too long."""
+    words = " ".join(str(error).split())
+    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)
+    if len(text) > MESSAGE_LENGTH_MAX:
+        text = f"{text[:MESSAGE_LENGTH_MAX]} ..."
+    return text or type(error).__name__

@@ -3,6 +3,9 @@
 Every option is checked here by name and type and by the task's own options class for its range, so that
 a typing error in a manifest is one clear line before anything is built. Importing this file is cheap;
 torch is first imported when a task is asked for.
+
+Only tasks that come with Gossamer have a name here, so that a manifest from the network can never choose
+the code that a node runs. A file of one's own is named by its owner, see `task_file`.
 """
 
 from __future__ import annotations
@@ -12,9 +15,9 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, get_type_hints
 
-from gossamer.models.errors import TaskError
+from gossamer.models.errors import TaskError, in_one_line
 
 if TYPE_CHECKING:
     from gossamer.models.task import Task
@@ -22,32 +25,78 @@ if TYPE_CHECKING:
 OptionValue = str | int | float | bool
 """What TOML, msgpack and a command line can all hold."""
 
-_Options = TypeVar("_Options", bound="TaskOptions")
 _WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+_TRUTH = {"true": True, "false": False}
 
 
 class TaskOptions(Protocol):
-    """A frozen dataclass of `OptionValue` fields, all with defaults, that refuses impossible values."""
+    """A frozen dataclass of `OptionValue` fields, all with defaults, that refuses impossible values.
+
+    If it has a method `resolved`, that returns the same with every value written out that only stands for
+    a default.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
-    def resolved(self) -> Self:
-        """The same with every value written out that only stands for a default."""
-        ...
+
+_Options = TypeVar("_Options", bound=TaskOptions)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TaskKind:
-    """A kind of task: its options and its constructor."""
+    """A kind of task: what manifests call it, its options and its constructor."""
 
+    name: str
     options: type[TaskOptions]
     build: Callable[[Any, Sequence[Path]], Task]
+    source: str = ""
+    """For a task in a file of one's own: SHA-256 of that file, in hex."""
+
+    def task(self, options: Mapping[str, OptionValue], data: Sequence[Path] = ()) -> Task:
+        """A task of this kind. `data` are this node's own files and folders; empty means its default.
+
+        Raises:
+            TaskError: an unknown option, a value of the wrong type or out of range. The data is looked
+                at only when it is first needed, so mistakes in it are raised there.
+        """
+        return self.build(parse_options(self.options, self.name, options), data)
+
+    def resolve(self, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
+        """All options, checked, with defaults filled in.
+
+        This is what a manifest should record: a swarm outlives the defaults of the version it began with.
+
+        Raises:
+            TaskError: as `task`.
+        """
+        parsed: Any = parse_options(self.options, self.name, options)
+        values = dataclasses.asdict(parsed.resolved() if hasattr(parsed, "resolved") else parsed)
+        parsed = parse_options(self.options, self.name, values)  # somebody's defaults may be of other types
+        return dataclasses.asdict(parsed)
+
+    def read(self, settings: Iterable[str]) -> dict[str, OptionValue]:
+        """Options as a command line has them, each ``key=value``.
+
+        Raises:
+            TaskError: no ``=``, an unknown or repeated key, or a value that is none of its type.
+        """
+        types = _types(self.options)
+        values: dict[str, OptionValue] = {}
+        for setting in settings:
+            key, equals, text = setting.partition("=")
+            if not equals:
+                raise TaskError(f"option {setting!r} has no value: write it as {setting}=VALUE")
+            _check_key(self.name, key, types)
+            if key in values:
+                raise TaskError(f"option {key!r} is given twice: say it once")
+            values[key] = _from_text(self.name, key, text, types[key])
+        return values
 
 
 def _text() -> TaskKind:
     from gossamer.models.text import ByteTextTask, TextOptions
 
-    return TaskKind(TextOptions, ByteTextTask)
+    return TaskKind("text", TextOptions, ByteTextTask)
 
 
 _KINDS: dict[str, Callable[[], TaskKind]] = {"text": _text}
@@ -58,26 +107,21 @@ def task_names() -> tuple[str, ...]:
     return tuple(sorted(_KINDS))
 
 
-def build_task(name: str, options: Mapping[str, OptionValue], data: Sequence[Path] = ()) -> Task:
-    """The task of that name. `data` are this node's own files and folders; empty means the task's default.
+def find_kind(name: str) -> TaskKind:
+    """The task of that name. Raises TaskError for an unknown one."""
+    if name not in _KINDS:
+        raise TaskError(f"there is no task {name!r}; {choices(name, _KINDS)}")
+    return _KINDS[name]()
 
-    Raises:
-        TaskError: unknown name or option, a value of the wrong type or out of range. The data is looked
-            at only when it is first needed, so mistakes in it are raised there.
-    """
-    kind = _kind(name)
-    return kind.build(parse_options(kind.options, name, options), data)
+
+def build_task(name: str, options: Mapping[str, OptionValue], data: Sequence[Path] = ()) -> Task:
+    """The task of that name, see `TaskKind.task`. Raises TaskError, also for an unknown name."""
+    return find_kind(name).task(options, data)
 
 
 def resolve_options(name: str, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-    """All options of a task, checked, with defaults filled in.
-
-    This is what a manifest should record: a swarm outlives the defaults of the version it began with.
-
-    Raises:
-        TaskError: as `build_task`.
-    """
-    return dataclasses.asdict(parse_options(_kind(name).options, name, options).resolved())
+    """All options of the task of that name, see `TaskKind.resolve`. Raises TaskError."""
+    return find_kind(name).resolve(options)
 
 
 def parse_options(cls: type[_Options], task: str, options: Mapping[str, OptionValue]) -> _Options:
@@ -86,13 +130,37 @@ def parse_options(cls: type[_Options], task: str, options: Mapping[str, OptionVa
     Raises:
         TaskError: unknown option, wrong type, NaN or infinity, or refused by `cls` itself.
     """
-    types = get_type_hints(cls)
+    types = _types(cls)
     values: dict[str, OptionValue] = {}
     for key, value in options.items():
-        if key not in types:
-            raise TaskError(f"task {task!r} has no option {key!r}; {_choices(key, types)}")
+        _check_key(task, key, types)
         values[key] = _convert(task, key, value, types[key])
-    return cls(**values)
+    try:
+        return cls(**values)
+    except TaskError:
+        raise
+    except Exception as error:
+        raise TaskError(f"task {task!r} refuses its options: {in_one_line(error)}") from error
+
+
+def choices(wrong: str, valid: Iterable[str]) -> str:
+    """What to choose from, the likeliest first: the end of an error message."""
+    names = sorted(valid)
+    near = difflib.get_close_matches(wrong, names, n=1)
+    guess = f"did you mean {near[0]!r}? " if near else ""
+    return f"{guess}choose from {', '.join(names)}"
+
+
+def _types(cls: type[TaskOptions]) -> dict[str, type]:
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _check_key(task: str, key: str, types: Mapping[str, type]) -> None:
+    if not types:
+        raise TaskError(f"task {task!r} has no option {key!r}, nor any other")
+    if key not in types:
+        raise TaskError(f"task {task!r} has no option {key!r}; {choices(key, types)}")
 
 
 def _convert(task: str, key: str, value: OptionValue, wanted: type) -> OptionValue:
@@ -106,14 +174,13 @@ def _convert(task: str, key: str, value: OptionValue, wanted: type) -> OptionVal
     return value
 
 
-def _kind(name: str) -> TaskKind:
-    if name not in _KINDS:
-        raise TaskError(f"there is no task {name!r}; {_choices(name, _KINDS)}")
-    return _KINDS[name]()
-
-
-def _choices(wrong: str, valid: Iterable[str]) -> str:
-    names = sorted(valid)
-    near = difflib.get_close_matches(wrong, names, n=1)
-    guess = f"did you mean {near[0]!r}? " if near else ""
-    return f"{guess}choose from {', '.join(names)}"
+def _from_text(task: str, key: str, text: str, wanted: type) -> OptionValue:
+    value: OptionValue = text
+    try:
+        if wanted is bool:
+            value = _TRUTH[text.lower()]
+        elif wanted is not str:
+            value = wanted(text)
+    except (ValueError, KeyError):
+        pass  # `_convert` says what it must be
+    return _convert(task, key, value, wanted)

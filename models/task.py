@@ -14,9 +14,10 @@ from __future__ import annotations
 import abc
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -59,15 +60,34 @@ class DataStream:
         return np.random.default_rng((self.derived_seed(), epoch))
 
 
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """The options of a task that has none."""
+
+
 class Task(abc.ABC):
-    """What a swarm trains. Subclass it, or use one from `gossamer.models.registry`."""
+    """What a swarm trains. Subclass it, or use one from `gossamer.models.registry`.
+
+    A subclass in a file of one's own is loaded by `gossamer.models.task_file`, and called with its options
+    and this node's data, as `__init__` here is.
+    """
+
+    Options: ClassVar[Any] = NoOptions
+    """What all nodes agree on besides the model's code: a frozen dataclass whose fields are str, int, float
+    or bool and have defaults. It may refuse values with a `ValueError` in `__post_init__`."""
+
+    def __init__(self, options: Any = None, data: Sequence[Path] = ()) -> None:
+        """`data`: this node's own files and folders, as `gossamer node --data` names them."""
+        self.options: Any = self.Options() if options is None else options
+        self.data = tuple(data)
 
     @abc.abstractmethod
     def build_model(self, seed: int) -> nn.Module:
         """A new model on the CPU, in train mode and float32; the same parameters for the same seed.
 
         Must not disturb torch's global generator: draw from a generator of your own, or wrap the
-        construction in `torch.random.fork_rng()` and seed inside.
+        construction in `torch.random.fork_rng()` and seed inside. (For a task in a file of one's own, see
+        `task_file`, that is done: it just draws.)
         """
 
     @abc.abstractmethod
@@ -77,6 +97,8 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def batches(self, stream: DataStream) -> Iterator[Batch]:
         """Training batches without end, beginning after `stream.skip_batches` of them.
+
+        (A task in a file of one's own may end after a pass over the data: it is called for the next.)
 
         Raises:
             TaskError: this node's data is missing or unusable; at the latest on the first `next`.
@@ -128,6 +150,17 @@ class Task(abc.ABC):
             TaskError: at the call, when this task has no text to give or an argument is impossible.
         """
         raise TaskError(f"{type(self).__name__} does not generate text; choose a language-modelling task")
+
+    def pretrained_files(self) -> dict[str, bytes]:
+        """What a Hugging Face folder of the model holds beside its weights: files by name.
+
+        The weights are written under the names of `named_tensors`; `config.json` has to describe a model
+        whose parameters are called so.
+
+        Raises:
+            TaskError: when no model of `transformers` is like this one.
+        """
+        raise TaskError(f"{type(self).__name__} has no Hugging Face form; export to a .safetensors file")
 
 
 def default_averaging(model: nn.Module, parameter: Tensor) -> str:

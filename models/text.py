@@ -22,6 +22,7 @@ from gossamer.models.corpus import Corpus, load_corpus
 from gossamer.models.errors import TaskError
 from gossamer.models.generate import decode_characters, generate_bytes
 from gossamer.models.gpt import GPT, PRESETS, GPTConfig
+from gossamer.models.llama_format import llama_files
 from gossamer.models.task import Batch, DataStream, Task, evaluating, named_tensors
 from gossamer.models.windows import held_out_windows, training_windows
 
@@ -93,10 +94,12 @@ class TextOptions:
 class ByteTextTask(Task):
     """Next-byte prediction. A batch is `(inputs_BL, targets_BL)`, int64 on the CPU; a token is a byte."""
 
+    Options = TextOptions
+    options: TextOptions
+
     def __init__(self, options: TextOptions | None = None, data: Sequence[Path] = ()) -> None:
         """`data`: this node's files and folders; empty for the source of Python's standard library."""
-        self.options = (options or TextOptions()).resolved()
-        self.data = tuple(path.expanduser() for path in data)
+        super().__init__((options or TextOptions()).resolved(), [path.expanduser() for path in data])
         self.config: GPTConfig = dataclasses.replace(
             PRESETS[self.options.preset], context=self.options.context
         )
@@ -182,3 +185,6 @@ class ByteTextTask(Task):
             seed=seed,
         )
         return decode_characters(data, length)
+
+    def pretrained_files(self) -> dict[str, bytes]:
+        return llama_files(self.config)

@@ -26,6 +26,14 @@ def parse_address(text: str, *, port_min: int = 1) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def port_of(address: object) -> int:
+    """The port of an address that a file says was ours; 0 for anything else."""
+    try:
+        return parse_address(address)[1] if isinstance(address, str) else 0
+    except ConfigError:
+        return 0
+
+
 def _is_v6(host: str) -> bool:
     if not _V6.fullmatch(host):
         return False

@@ -3,7 +3,7 @@
 ========================== ==============================================================================
 ``GET /``                  the page
 ``GET /api/state``         what `admin_state` says, JSON
-``GET /api/rounds?from=R`` what happened round by round from R on, JSON
+``GET /api/rounds``        what happened round by round, ``?from=`` one ``&to=`` another, JSON
 ``GET /api/events``        server-sent events: state, rounds, notice
 ``GET /status``            what ``/gossamer/1/status`` says, JSON, with the same query
 ``GET /healthz``           200 if the node does what it is for, else 503, with the reason as JSON
@@ -32,6 +32,7 @@ from gossamer.node.metrics import registry_of
 from gossamer.node.options import ADMIN_OFF
 from gossamer.node.page import document, policy
 from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.limits import ROUND_MAX
 
 if TYPE_CHECKING:
     from gossamer.node.daemon import Daemon
@@ -54,9 +55,23 @@ HEADERS = {
 }
 """What keeps a browser from doing harm with what it gets here."""
 
+COMPRESSED_INLINE_MAX = 1 << 16
+"""Bytes; more is compressed in a thread, so that the event loop goes on."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger("gossamer.admin")
+
+
+def check_token(option: str, host: str, token: str) -> None:
+    """Raise ConfigError for a token that is too short, or missing where other machines can ask."""
+    if token and len(token) < TOKEN_MIN:
+        raise ConfigError(f"{TOKEN_VARIABLE} is too short: give it {TOKEN_MIN} characters or more")
+    if not is_loopback(host) and not token:
+        raise ConfigError(
+            f"--admin {option} can be reached from other machines: set {TOKEN_VARIABLE} to a secret of"
+            f" {TOKEN_MIN} characters or more that who looks must give, or stay on 127.0.0.1"
+        )
 
 
 class AdminServer:
@@ -73,18 +88,12 @@ class AdminServer:
         self._registry = registry_of(daemon)
         self._page, self._page_policy = document(), policy()
         self._runner: web.AppRunner | None = None
-        if token and len(token) < TOKEN_MIN:
-            raise ConfigError(f"{TOKEN_VARIABLE} is too short: give it {TOKEN_MIN} characters or more")
-        if not is_loopback(self._host) and not token:
-            raise ConfigError(
-                f"--admin {option} can be reached from other machines: set {TOKEN_VARIABLE} to a secret of"
-                f" {TOKEN_MIN} characters or more that who looks must give, or stay on 127.0.0.1"
-            )
+        check_token(option, self._host, token)
 
-    async def start(self, last: str | None = None) -> str | None:
+    async def start(self, last: int = 0) -> str | None:
         """Listen and return the address, None if switched off. Raises ConfigError if that cannot be.
 
-        Of many free ports the one of the address used `last` is taken, so that open pages find us again.
+        Of many free ports the one used `last` is taken, so that open pages find us again.
         """
         if self._is_off:
             return None
@@ -103,7 +112,7 @@ class AdminServer:
             app, access_log=None, handle_signals=False, shutdown_timeout=1.0, keepalive_timeout=30.0
         )
         await self._runner.setup()
-        port = await self._listen(self._runner, _port_of(last))
+        port = await self._listen(self._runner, last)
         address = format_address(self._host, port)
         log.info("watch this node at http://%s/", address)
         return address
@@ -201,10 +210,11 @@ class AdminServer:
         return _json(self._watching.state())
 
     async def _serve_rounds(self, request: web.Request) -> web.Response:
-        first = request.query.get("from", "0")
-        if not (first.isascii() and first.isdecimal() and len(first) <= 10):
-            raise web.HTTPBadRequest(text="from: the number of a round")
-        return _json(await self._watching.rounds(int(first)))
+        first, last = _round_in(request, "from", 0), _round_in(request, "to", ROUND_MAX)
+        told = await self._watching.rounds(first, last)
+        response = _json(told)
+        response.enable_compression()  # of 1,000 rounds with 64 members in 0.1 s, in a thread
+        return response
 
     async def _serve_events(self, request: web.Request) -> web.StreamResponse:
         return await self._watching.feed.serve(request, self._watching.opening(), HEADERS)
@@ -221,12 +231,22 @@ class AdminServer:
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 
 
+def _round_in(request: web.Request, name: str, default: int) -> int:
+    """A round that the query names."""
+    text = request.query.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10):
+        raise web.HTTPBadRequest(text=f"{name}: the number of a round")
+    return int(text)
+
+
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
 def _json(body: bytes, status: int = 200) -> web.Response:
-    return web.Response(body=body, status=status, content_type="application/json")
+    return web.Response(
+        body=body, status=status, content_type="application/json", zlib_executor_size=COMPRESSED_INLINE_MAX
+    )
 
 
 def _host_of(header: str) -> str:
@@ -241,11 +261,3 @@ def _is_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _port_of(address: str | None) -> int:
-    """The port of an address that a file says was ours; 0 for none."""
-    try:
-        return parse_address(address or "")[1]
-    except ConfigError:
-        return 0

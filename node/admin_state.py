@@ -8,10 +8,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gossamer.node import __version__
+from gossamer.node.known_links import LIVE, known_links
+from gossamer.node.replicas import Comparison, compare, summary
 from gossamer.node.status import state_of
 from gossamer.protocol.admission import Role
 from gossamer.protocol.conduct import Summary
-from gossamer.protocol.history import Claim
 from gossamer.protocol.records import PeerBody
 from gossamer.protocol.roster import Health, Member
 
@@ -22,20 +23,17 @@ if TYPE_CHECKING:
 def admin_state(daemon: "Daemon") -> dict[str, Any]:
     """What is shown of a node, its swarm and its members."""
     others = daemon.core.roster.members()
-    shared = _shared_round(daemon.core.sealing.claims, others)
-    members = [_itself(daemon), *(_member(daemon, member, shared) for member in others)]
-    places = {member["id"]: place for place, member in enumerate(members)}
-    linked = sorted(
-        {places[node_id] for link in daemon.links.values() if (node_id := link.node_id.hex()) in places}
-    )
+    claims = daemon.core.sealing.claims
+    found = [compare(claims, m.peer.body.claims) if m.health in LIVE else None for m in others]
+    members = [_itself(daemon), *(_member(daemon, m, f) for m, f in zip(others, found, strict=True))]
     return {
         "time": round(time.time(), 3),
         "swarm": _swarm(daemon),
         "node": _node(daemon),
-        "now": {**_now(daemon, members), **_agreement(daemon, members, shared)},
+        "now": {**_now(daemon, members), "agree": summary(claims, found)},
         "members": members,
         "links": _links(daemon),
-        "edges": [[0, place] for place in linked if place],
+        "edges": known_links((link.node_id for link in daemon.links.values()), others),
     }
 
 
@@ -74,7 +72,7 @@ def _node(daemon: "Daemon") -> dict[str, Any]:
 
 def _now(daemon: "Daemon", members: list[dict[str, Any]]) -> dict[str, Any]:
     core, report = daemon.core, daemon.port.report
-    training = [m for m in members if m["trains"] and m["health"] in (Health.ALIVE, Health.SUSPECT)]
+    training = [m for m in members if m["trains"] and m["health"] in LIVE]
     fetching = daemon.archive.progress()
     return {
         "round": core.own_last,
@@ -103,64 +101,29 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _agreement(daemon: "Daemon", members: list[dict[str, Any]], shared: int | None) -> dict[str, Any]:
-    """Do the others hold the same model, as far as they claim?"""
-    claims = daemon.core.sealing.claims
-    said = [m["claim"] for m in members if m["claim"] is not None and not m["self"]]
-    return {
-        "phi_digest": claims[0].root.hex() if claims else None,
-        "agree": {"same": said.count("same"), "of": len(said), "round": shared},
-    }
-
-
-def _shared_round(ours: tuple[Claim, ...], members: list[Member]) -> int | None:
-    """The newest round for which we and others hold a snapshot: most of them if there is such a round.
-
-    Snapshots of a round do not appear everywhere at once; the first to have one is no swarm yet.
-    """
-    theirs = [{claim.round for claim in m.peer.body.claims} for m in members if _is_live(m)]
-    counts = {claim.round: sum(claim.round in rounds for rounds in theirs) for claim in ours}
-    claimed = [round_ for round_, count in counts.items() if count]
-    usual = [round_ for round_ in claimed if 2 * counts[round_] >= sum(map(bool, theirs))]
-    return max(usual or claimed, default=None)
-
-
-def _is_live(member: Member) -> bool:
-    return member.health in (Health.ALIVE, Health.SUSPECT)
-
-
-def _claim(ours: tuple[Claim, ...], theirs: tuple[Claim, ...], round_: int | None) -> str | None:
-    """Whether a member claims the same snapshot of a round as we do; None if it claims none."""
-    own = next((claim for claim in ours if claim.round == round_), None)
-    other = next((claim for claim in theirs if claim.round == round_), None)
-    if own is None or other is None:
-        return None
-    return "same" if own == other else "other"
-
-
 def _itself(daemon: "Daemon") -> dict[str, Any]:
     report = daemon.port.report
     row = _row(daemon, daemon.identity.node_id, daemon.core.own_row)
     if report is not None:  # newer than what the row tells others
         row.update(tokens=report.tokens, device=report.device)
-    claims = daemon.core.sealing.claims
     return {
         **row,
         "health": Health.ALIVE.value,
         "self": True,
         "heard_s": 0.0,
-        "claim": "same" if claims else None,
+        "claim": None,
+        "claim_round": None,
     }
 
 
-def _member(daemon: "Daemon", member: Member, shared: int | None) -> dict[str, Any]:
-    row = member.peer.body
+def _member(daemon: "Daemon", member: Member, found: Comparison | None) -> dict[str, Any]:
     return {
-        **_row(daemon, member.peer.node_id, row),
+        **_row(daemon, member.peer.node_id, member.peer.body),
         "health": member.health.value,
         "self": False,
         "heard_s": round(max(0.0, time.monotonic() - member.heard), 1),
-        "claim": _claim(daemon.core.sealing.claims, row.claims, shared) if _is_live(member) else None,
+        "claim": found.likeness.value if found else None,
+        "claim_round": found.round if found else None,
     }
 
 
@@ -174,7 +137,7 @@ def _row(daemon: "Daemon", node_id: bytes, row: PeerBody) -> dict[str, Any]:
         "round": max(row.round, daemon.core.ledger.last_round(node_id)),
         "tokens": row.tokens,
         "tokens_per_s": row.tokens_per_s,
-        "loss": row.loss,
+        "loss": row.loss or None,
         "device": row.device,
         "version": row.version,
         "addresses": list(row.addresses),

@@ -115,7 +115,7 @@ class Archive:
         if self._adopting is None:
             return None
         total = len(chunk_sizes(self._core.layout.snapshot_bytes))
-        return total - self._core.fetcher.missing_of(self._adopting.root), total
+        return total - len(self._core.fetcher.missing(self._adopting.root)), total
 
     # -- the worker
 
@@ -193,9 +193,7 @@ class Archive:
         total = len(chunk_sizes(self._core.layout.snapshot_bytes))
         if now - self._told_at > PROGRESS_S and claim.root in self._chunks:
             self._told_at = now
-            done = total - lacking
-            bar = "#" * (20 * done // total)
-            log.info("fetching the model of round %d [%-20s] %d of %d MiB", claim.round, bar, done, total)
+            log.info("fetching the model of round %d: %d of %d MiB", claim.round, total - lacking, total)
 
     async def _seal(self, round_: int) -> None:
         """Write the snapshot of everything merged up to a round, and claim it."""

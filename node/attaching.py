@@ -103,6 +103,7 @@ def attach(
         team=team,
         beside=beside,
     )
+    peer.folder = home.root
     peer.contact = f"gossamer://{link.node_id.hex()}@{(home.read_daemon() or {}).get('address', '')}"
     return _begun(peer, _Waiting(peer, link, addresses))
 
@@ -135,13 +136,13 @@ def _heard(team: Ranks) -> bytes:
 
 def _begun(peer: Peer, waiting: "_Waiting | None") -> Peer:
     """Wait for the swarm's model."""
-    atexit.register(peer.leave)
+    atexit.register(peer.leave_at_exit)
     try:
         if not peer.begin(waiting):
             assert peer._beside is not None
             raise peer._beside.ending()
     except BaseException:
-        atexit.unregister(peer.leave)
+        atexit.unregister(peer.leave_at_exit)
         peer.close()
         raise
     return peer
@@ -180,16 +181,14 @@ def _enter(
     if given is not None and swarm_id is not None and not given.swarm_id.hex().startswith(swarm_id.lower()):
         raise ConfigError(f"the manifest describes swarm {given.swarm_id.hex()[:12]}, not {swarm_id}")
     if invitation is not None:
-        home = enter_invited(invitation, addresses, folder, plaintext)
-    elif given is not None:
-        home = new_home(folder, given.swarm_id)
-    elif addresses or folder is not None:
-        return enter_swarm(addresses, folder.absolute() if folder else None, swarm_id, plaintext)
-    else:
-        raise ConfigError("which swarm? Give Peer.attach a manifest, a node's folder, or join=[ADDRESS]")
+        return enter_invited(invitation, addresses, folder, plaintext, given)
     if given is not None:
+        home = new_home(folder, given.swarm_id)
         home.adopt(given)
-    return home
+        return home
+    if addresses or folder is not None:
+        return enter_swarm(addresses, folder.absolute() if folder else None, swarm_id, plaintext)
+    raise ConfigError("which swarm? Give Peer.attach a manifest, a node's folder, or join=[ADDRESS]")
 
 
 def _found_if_first(

@@ -52,6 +52,7 @@ class Briefing:
     def own_stored(self, delta: Delta) -> None:
         """Our delta is durable: now the core may speak of it, and the trainer go on."""
         self._daemon.dispatch(fx.Stored(delta))
+        self._daemon.watching.heard(delta)
         self.acknowledge(control.Published(delta.round))
 
     def acknowledge(self, message: control.Published) -> None:

@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,15 @@ from gossamer.node.home import write_atomically
 from gossamer.node.outer import OuterLoop
 
 FREQUENT_BYTES = 64 * 1024 * 1024
-"""A state up to this size is saved often, a larger one now and then: copying it takes time from training."""
+"""A state up to this size is saved often, a larger one now and then: copying and writing it takes time."""
 
 FREQUENT_S = 5.0
 SELDOM_S = 60.0
+
+SHARE_BYTES = 2 * 1024 * 1024
+SHARES = 64
+"""A state is copied over at most 64 inner steps, at least 2 MiB at each, which take about a millisecond."""
+
 VERSION = "1"
 
 log = logging.getLogger("gossamer.checkpoint")
@@ -82,27 +87,66 @@ def _kinds(optimizers: Sequence[torch.optim.Optimizer]) -> str:
     )
 
 
+class StateCopy:
+    """What a checkpoint holds, copied to the CPU in shares, so that no inner step is held up by all of it.
+
+    A fragment's residual and momentum are copied at one time, with the round that they belong to. The inner
+    optimizer's tensors may be some steps apart from each other, which does no harm.
+    """
+
+    def __init__(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        inner, self._plain = _optimizer_state(optimizers)
+        self._kinds = _kinds(optimizers) if optimizers else ""
+        self._outer = outer
+        self._rounds = [0] * len(outer.fragments)
+        self._left: list[tuple[int | None, dict[str, Tensor]]] = [(None, {n: t}) for n, t in inner.items()]
+        for index, state in enumerate(outer.fragments):
+            found = {}
+            for i, slot in enumerate(state.fragment.slots):
+                found[f"residual/{slot.spec.name}"] = state.residual[i]
+                found[f"momentum/{slot.spec.name}"] = state.momentum[i]
+            self._left.append((index, found))
+        self._share = max(SHARE_BYTES, sum(_nbytes(tensors) for _, tensors in self._left) // SHARES)
+        self.tensors: dict[str, Tensor] = {}
+        """What has been copied, by name."""
+
+    def advance(self, *, to_end: bool = False) -> bool:
+        """Copy the next share, or all that is left; returns whether nothing is."""
+        copied = 0
+        while self._left and (to_end or copied < self._share):
+            index, tensors = self._left.pop()
+            copied += _nbytes(tensors)
+            for name, tensor in tensors.items():
+                self.tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
+            if index is not None:
+                self._rounds[index] = self._outer.fragments[index].last_published
+        return not self._left
+
+    def metadata(self, progress: Progress) -> dict[str, str]:
+        """What goes with the tensors, as text."""
+        metadata = {
+            "version": VERSION,
+            "steps": str(progress.steps),
+            "tokens": str(progress.tokens),
+            "rounds": json.dumps(self._rounds),
+        }
+        if self._plain is not None and self._kinds:
+            metadata["inner"] = json.dumps(self._plain)
+            metadata["optimizers"] = self._kinds
+        return metadata
+
+
+def _nbytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
 def collect(
     outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], progress: Progress
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Copy everything to the CPU: tensors by name, and text metadata."""
-    tensors, plain = _optimizer_state(optimizers)
-    for state in outer.fragments:
-        for i, slot in enumerate(state.fragment.slots):
-            tensors[f"residual/{slot.spec.name}"] = state.residual[i]
-            tensors[f"momentum/{slot.spec.name}"] = state.momentum[i]
-    metadata = {
-        "version": VERSION,
-        "steps": str(progress.steps),
-        "tokens": str(progress.tokens),
-        "rounds": json.dumps([state.last_published for state in outer.fragments]),
-    }
-    if plain is not None and optimizers:
-        metadata["inner"] = json.dumps(plain)
-        metadata["optimizers"] = _kinds(optimizers)
-    return {
-        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
-    }, metadata
+    """Copy everything to the CPU at once: tensors by name, and text metadata."""
+    copy = StateCopy(outer, optimizers)
+    copy.advance(to_end=True)
+    return copy.tensors, copy.metadata(progress)
 
 
 class CheckpointWriter:

@@ -1,7 +1,7 @@
 """What happened, round by round: for those who watch, and after a round is closed for good.
 
-The ledger forgets what is closed; this keeps a line for each delta of the latest rounds. It is fed from the
-records as they come and from the merges, and nothing of the protocol depends on it.
+The ledger forgets what is closed; this keeps a line for each delta of the latest rounds, and `chroniclestore`
+of more. It is fed from the records as they come and from the merges; nothing of the protocol depends on it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -78,12 +78,13 @@ class Chronicle:
         self._changed: set[int] = set()
         self._unsaved: set[int] = set()
         self.begins_after = 0
-        """Rounds up to this one have been dropped."""
+        """Rounds up to this one have been dropped here; the store may have them."""
 
     # -- what happens
 
-    def restore(self, rounds: Iterable[Round]) -> None:
-        """Take over what an earlier run kept."""
+    def restore(self, rounds: Iterable[Round], begins_after: int = 0) -> None:
+        """Take over what an earlier run kept, after the round up to which only the store has any."""
+        self.begins_after = begins_after
         for row in rounds:
             self._rounds[row.number] = row
             self._entries += len(row.entries)
@@ -161,6 +162,10 @@ class Chronicle:
     def since(self, round_: int) -> list[Round]:
         """All rounds kept from one on, ascending."""
         return [self._rounds[number] for number in sorted(self._rounds) if number >= round_]
+
+    def oldest(self) -> int | None:
+        """The oldest round kept here; None if there is none."""
+        return min(self._rounds, default=None)
 
     def at(self, round_: int) -> Round | None:
         return self._rounds.get(round_)

@@ -1,4 +1,7 @@
-"""The chronicle on disk: one small SQLite file, written in batches. Losing it loses nothing but memories."""
+"""The chronicle on disk: one SQLite file, written in batches. Losing it loses nothing but memories.
+
+It reaches further back than what is kept in memory: those who look at old rounds are few, and can wait.
+"""
 
 import logging
 import sqlite3
@@ -14,10 +17,23 @@ from gossamer.protocol.wire import pack, unpack
 ENTRIES_BYTES_MAX = 1 << 20
 """Of one round: 1,024 entries of under 100 bytes."""
 
+STORED_BYTES_MAX = 1 << 26
+"""Of all rounds together: 10,000 with 64 members each are 35 MB."""
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (
     round INTEGER PRIMARY KEY, seen REAL NOT NULL, swarm_tokens INTEGER, agreement REAL,
     entries BLOB NOT NULL  -- msgpack: [[author, tokens, steps, staleness, loss, flags], ...]
+);
+"""
+
+_COLUMNS = "round, seen, swarm_tokens, agreement, entries"
+_DROP_OLDEST = """
+DELETE FROM rounds WHERE round <= (
+    SELECT max(round) FROM (
+        SELECT round, count(*) OVER newest AS rounds, sum(length(entries)) OVER newest AS bytes
+        FROM rounds WINDOW newest AS (ORDER BY round DESC)
+    ) WHERE rounds > ? OR bytes > ?
 );
 """
 
@@ -33,8 +49,11 @@ class ChronicleStore:
         self._lock = threading.Lock()
         self._db: sqlite3.Connection | None = None
 
-    def load(self) -> list[Round]:
-        """The rounds kept, ascending. A file that is damaged is begun anew."""
+    def load(self) -> tuple[list[Round], int]:
+        """The newest rounds, as many as are kept in memory, ascending; and the newest one left out, or 0.
+
+        A file that is damaged is begun anew.
+        """
         with self._lock:
             try:
                 return self._load()
@@ -42,22 +61,37 @@ class ChronicleStore:
                 log.warning("what happened before is not known: cannot read %s (%s)", self._path, error)
                 if _is_damage(error):
                     self._begin_anew()
-                return []
+                return [], 0
 
-    def _load(self) -> list[Round]:
+    def _load(self) -> tuple[list[Round], int]:
         found: list[Round] = []
         entries = 0
-        rows = self._open().execute(
-            "SELECT round, seen, swarm_tokens, agreement, entries FROM rounds ORDER BY round DESC LIMIT ?",
-            (ROUNDS_MAX,),
-        )
-        for number, seen, swarm_tokens, agreement, packed in rows:
-            row = Round(number, seen, swarm_tokens, agreement, _unpack(packed))
+        for values in self._open().execute(f"SELECT {_COLUMNS} FROM rounds ORDER BY round DESC"):
+            row = _round_of(values)
             entries += len(row.entries)
-            if entries > ENTRIES_MAX and found:
-                break
+            if len(found) == ROUNDS_MAX or (entries > ENTRIES_MAX and found):
+                return found[::-1], row.number
             found.append(row)
-        return found[::-1]
+        return found[::-1], 0
+
+    def between(self, first: int, last: int) -> list[Round]:
+        """The rounds kept from one to another, ascending; none if they cannot be read."""
+        query = f"SELECT {_COLUMNS} FROM rounds WHERE round BETWEEN ? AND ? ORDER BY round"
+        with self._lock:
+            try:
+                return [_round_of(values) for values in self._open().execute(query, (first, last))]
+            except (sqlite3.Error, MalformedError, TypeError, ValueError) as error:
+                log.debug("cannot read %s: %s", self._path, error)
+                return []
+
+    def oldest(self) -> int | None:
+        """The oldest round kept; None if there is none, or it cannot be read."""
+        with self._lock:
+            try:
+                (found,) = self._open().execute("SELECT min(round) FROM rounds").fetchone()
+            except sqlite3.Error:
+                return None
+        return None if found is None else int(found)
 
     def _open(self) -> sqlite3.Connection:
         if self._db is None:
@@ -73,8 +107,8 @@ class ChronicleStore:
             with suppress(OSError):
                 self._path.with_name(self._path.name + suffix).unlink()
 
-    def save(self, rounds: Iterable[Round], begins_after: int) -> None:
-        """Write rounds, and drop those up to `begins_after`. Raises StorageError."""
+    def save(self, rounds: Iterable[Round]) -> None:
+        """Write rounds, and drop the oldest beyond what is kept. Raises StorageError."""
         rows = [
             (row.number, row.seen, _bounded(row.swarm_tokens), row.agreement, _pack(row)) for row in rounds
         ]
@@ -84,7 +118,7 @@ class ChronicleStore:
                 db.execute("BEGIN IMMEDIATE")
                 try:
                     db.executemany("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?)", rows)
-                    db.execute("DELETE FROM rounds WHERE round <= ?", (begins_after,))
+                    db.execute(_DROP_OLDEST, (ROUNDS_MAX, STORED_BYTES_MAX))
                     db.execute("COMMIT")
                 except BaseException:
                     if db.in_transaction:  # a full disk has rolled back already
@@ -111,12 +145,17 @@ def _is_damage(error: Exception) -> bool:
     return not is_operational or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
 
 
+def _round_of(values: tuple[int, float, int | None, float | None, bytes]) -> Round:
+    """Raises MalformedError, TypeError or ValueError."""
+    number, seen, swarm_tokens, agreement, packed = values
+    return Round(number, seen, swarm_tokens, agreement, _unpack(packed))
+
+
 def _pack(row: Round) -> bytes:
     return pack([list(entry) for entry in row.entries])
 
 
 def _unpack(packed: bytes) -> tuple[Entry, ...]:
-    """Raises MalformedError, TypeError or ValueError."""
     value = unpack(packed, ENTRIES_BYTES_MAX)
     if not isinstance(value, list):
         raise ValueError("entries that are no list")

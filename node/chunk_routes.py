@@ -14,6 +14,7 @@ from aiohttp import web
 from gossamer.node.link import PeerLink
 from gossamer.node.policing import Policing
 from gossamer.node.receiver import Receiver
+from gossamer.node.uploads import Uploads
 from gossamer.protocol.errors import PayloadError, PeerError, RefusedError
 from gossamer.protocol.greylist import Offence
 from gossamer.protocol.identity import short
@@ -46,18 +47,33 @@ class ChunkRoutes:
     """The server's side. `session_of` gives the link that a request belongs to, or raises HTTPForbidden."""
 
     def __init__(
-        self, receiver: Receiver, session_of: Callable[[web.Request], PeerLink], policing: Policing
+        self,
+        receiver: Receiver,
+        session_of: Callable[[web.Request], PeerLink],
+        policing: Policing,
+        uploads: Uploads,
     ) -> None:
         self._receiver = receiver
         self._session_of = session_of
         self._policing = policing
+        self._uploads = uploads
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """A peer gets a chunk."""
+        """A peer gets a chunk, unless it is not here or we are busy."""
         link = self._session_of(request)
-        data = await self._receiver.read_chunk(bytes.fromhex(request.match_info["hash"]))
-        if data is None:
-            raise web.HTTPNotFound(text="not here")
+        blob = bytes.fromhex(request.match_info["hash"])
+        if not self._uploads.begin():
+            raise web.HTTPServiceUnavailable(text="busy")
+        try:
+            async with link.serving:
+                data = await self._receiver.read_chunk(blob)
+                if data is None:
+                    raise web.HTTPNotFound(text="not here")
+                return await self._send(request, link, data)
+        finally:
+            self._uploads.end()
+
+    async def _send(self, request: web.Request, link: PeerLink, data: bytes) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
         response.content_length = len(data)
         await response.prepare(request)

@@ -26,11 +26,16 @@ class MissingChunkError(StorageError):
 class ChunkStore:
     """Content-addressed files under one folder. Blocking: call it from a worker thread."""
 
-    def __init__(self, root: Path) -> None:
-        """Open or create the folder. Raises StorageError."""
+    def __init__(self, root: Path, *, read_only: bool = False) -> None:
+        """Open or create the folder; `read_only` leaves it as it is, for those who only look at a node's.
+
+        Raises StorageError.
+        """
         self._root = root
+        self._read_only = read_only
         try:
-            self._root.mkdir(mode=0o700, exist_ok=True)
+            if not read_only:
+                self._root.mkdir(mode=0o700, exist_ok=True)
             self._known = {
                 bytes.fromhex(file.name)
                 for folder in os.scandir(root)
@@ -38,7 +43,8 @@ class ChunkStore:
                 for file in os.scandir(folder)
                 if _HASH_NAME.fullmatch(file.name)
             }
-            remove_unfinished(root.glob("*/.*-*"))
+            if not read_only:
+                remove_unfinished(root.glob("*/.*-*"))
         except OSError as error:
             raise StorageError(f"cannot use {root}: {error.strerror}") from None
 
@@ -78,7 +84,7 @@ class ChunkStore:
         except OSError:
             data = b""
         if sha256(data).digest() != blob:
-            self._known.discard(blob)
-            self._path(blob).unlink(missing_ok=True)
+            if not self._read_only:
+                self.drop(blob)
             raise MissingChunkError(blob)
         return data

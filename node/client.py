@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 
 from gossamer.node.address import Contact, parse_address, parse_contact
+from gossamer.node.clocks import offset_of
 from gossamer.node.questions import ASK_HEADER, NONCE_HEADER, PROOF_HEADER
 from gossamer.node.tls import client_context, fingerprint_of
 from gossamer.node.transport import PREFIX
@@ -39,6 +40,13 @@ class Asker:
     credential: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    body: bytes
+    clock_offset_s: float | None
+    """By how many seconds the other's clock is ahead of ours, if it says."""
+
+
 async def _ask(
     contact: Contact,
     path: str,
@@ -47,7 +55,7 @@ async def _ask(
     plaintext: bool,
     asker: Asker | None = None,
     put: bytes | None = None,
-) -> bytes:
+) -> _Answer:
     """One request; pinned to the contact's node id where that is known, signed where somebody asks."""
     address = contact.address
     scheme = "http" if plaintext else "https"
@@ -74,6 +82,7 @@ async def _ask(
             ) as response:
                 _check_who_answers(contact, response.headers.get(PROOF_HEADER, ""), binding, nonce)
                 await _check_status(address, response)
+                offset_s = offset_of(response.headers.get("Date"), time.time())
                 body = await _read(response, bytes_max + 1)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise UnreachableError(
@@ -81,7 +90,7 @@ async def _ask(
         ) from None
     if len(body) > bytes_max:
         raise UnreachableError(f"{address} sends more than a node would")
-    return body
+    return _Answer(body, offset_s)
 
 
 async def _certificate_at(address: str) -> bytes:
@@ -140,10 +149,10 @@ def fetch_manifest(
     problems: list[UnreachableError] = []
     for contact in contacts:
         try:
-            data = asyncio.run(
+            answer = asyncio.run(
                 _ask(contact, "manifest", MANIFEST_BYTES_MAX, plaintext=plaintext, asker=asker)
             )
-            manifest = from_canonical(data)
+            manifest = from_canonical(answer.body)
         except UnreachableError as error:
             problems.append(error)
             continue
@@ -172,8 +181,19 @@ async def fetch_status(
     query = (["digest=1"] if digest else []) + ([f"up_to={up_to}"] if up_to is not None else [])
     path = "status" + ("?" + "&".join(query) if query else "")
     contact = parse_contact(address)
-    body = await _ask(contact, path, STATUS_BYTES_MAX, plaintext=plaintext, asker=asker)
-    return parse_status(address, body)
+    answer = await _ask(contact, path, STATUS_BYTES_MAX, plaintext=plaintext, asker=asker)
+    return parse_status(address, answer.body)
+
+
+async def probe_status(
+    contact: Contact, *, plaintext: bool = False, asker: Asker | None = None
+) -> tuple[dict[str, Any], float | None]:
+    """A node's status, and by how many seconds its clock is ahead of ours, if it says.
+
+    Raises UnreachableError or ConfigError.
+    """
+    answer = await _ask(contact, "status", STATUS_BYTES_MAX, plaintext=plaintext, asker=asker)
+    return parse_status(contact.address, answer.body), answer.clock_offset_s
 
 
 async def deliver(address: str, credential: bytes, *, plaintext: bool = False) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from gossamer.node import __version__, control, lifeline, logs
 from gossamer.node.acquaintances import Acquaintances, whom_to_join
-from gossamer.node.address import WILDCARDS, format_address, parse_address
+from gossamer.node.address import WILDCARDS, format_address, parse_address, port_of
 from gossamer.node.admin import TOKEN_VARIABLE, AdminServer
 from gossamer.node.admitting import Admitting
 from gossamer.node.archive import Archive
@@ -39,7 +39,7 @@ from gossamer.node.transfers import Transfers
 from gossamer.node.transport import Transport
 from gossamer.node.watching import Watching
 from gossamer.protocol import effects as fx
-from gossamer.protocol.chunks import chunk_sizes
+from gossamer.protocol.chunks import payload_chunk_sizes
 from gossamer.protocol.errors import ConfigError, LocalError
 from gossamer.protocol.identity import short
 from gossamer.protocol.presence import NodeInfo
@@ -126,7 +126,12 @@ class Daemon:
         self.acquaintances = Acquaintances(self.home, self.core)
         self.writer = RecordWriter(self.records, self.briefing.own_stored)
         self.transfers = Transfers(
-            self.chunks, self.transport, self.dispatch, self._refetch, self.policing.blame
+            self.chunks,
+            self.transport,
+            self.dispatch,
+            self._refetch,
+            self.policing.blame,
+            self.transport.uploads,
         )
         self.started = time.monotonic()
         self._tasks: asyncio.TaskGroup | None = None
@@ -152,8 +157,9 @@ class Daemon:
             self.admitting.check_own()
             await self.watching.restore()
             self.carry_out(effects)
-            bound = await self.transport.start(host, port)
-            admin = await self.admin.start(last=(self.home.read_daemon() or {}).get("admin"))
+            before = self.home.read_daemon() or {}
+            bound = await self.transport.start(host, port, last=port_of(before.get("address")))
+            admin = await self.admin.start(last=port_of(before.get("admin")))
             async with asyncio.TaskGroup() as self._tasks:
                 lasting = [
                     self._tasks.create_task(work, name=name)
@@ -264,7 +270,8 @@ class Daemon:
                     self.links.send(effect.link, effect.message)
                 case fx.Store():
                     self.writer.add(effect.delta, own=effect.own)
-                    self.watching.heard(effect.delta)
+                    if not effect.own:  # ours, once it is stored: until then it counts nowhere
+                        self.watching.heard(effect.delta)
                 case fx.StoreCredential():
                     self.admitting.keep(effect)
                 case fx.Expelled():
@@ -310,7 +317,7 @@ class Daemon:
         log.warning("chunk %s was damaged on disk; fetching it again", short(blob))
         for delta in self.core.ledger:
             if blob in delta.body.chunks:
-                sizes = chunk_sizes(delta.body.payload_bytes)
+                sizes = payload_chunk_sizes(delta.body.payload_bytes)
                 self.dispatch(fx.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))
 
     # -- what others see
@@ -335,7 +342,7 @@ def _first(error: BaseException) -> BaseException:
 def main() -> int:
     """Run a daemon from its one JSON argument; exit status 2 for a mistake that a person can mend."""
     options = DaemonOptions.from_json(sys.argv[1])
-    logs.configure(debug=options.debug, as_json=options.log_json)
+    logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
     os.umask(0o077)  # SQLite makes files of its own
     try:
         daemon = Daemon(options)

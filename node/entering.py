@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gossamer.models.registry import task_names
 from gossamer.node.address import parse_address, parse_contact
 from gossamer.node.askers import asker_of, nodes_root
 from gossamer.node.client import fetch_manifest
@@ -91,15 +90,29 @@ def enter_swarm(join: tuple[str, ...], folder: Path | None, swarm_id: str | None
 
 
 def enter_invited(
-    invitation: Invitation, join: tuple[str, ...], folder: Path | None, plaintext: bool
+    invitation: Invitation,
+    join: tuple[str, ...],
+    folder: Path | None,
+    plaintext: bool,
+    manifest: Manifest | None = None,
 ) -> Home:
-    """The folder of the swarm that we were invited to. Raises ConfigError or UnreachableError."""
+    """The folder of the swarm that we were invited to; without its `manifest` we fetch that.
+
+    Raises ConfigError or UnreachableError.
+    """
+    if manifest is not None and manifest.swarm_id != invitation.swarm_id:
+        raise ConfigError(
+            f"the invitation is for swarm {invitation.swarm_id.hex()[:12]}, and the manifest describes swarm"
+            f" {manifest.swarm_id.hex()[:12]}"
+        )
     home = new_home(folder, invitation.swarm_id)
     known = home.manifest()
     if known is not None and known.swarm_id != invitation.swarm_id:
         raise ConfigError(f"{home.root} belongs to another swarm than the invitation; choose another --dir")
     home.keep_invitation(invitation)
-    if known is None:
+    if known is None and manifest is not None:
+        home.adopt(manifest)
+    elif known is None:
         if not join:
             raise ConfigError("the invitation names no address; give a node of the swarm with --join ADDRESS")
         contacts = tuple(map(parse_contact, join))
@@ -117,18 +130,20 @@ def new_home(folder: Path | None, swarm_id: bytes) -> Home:
     return home
 
 
+def node_in(folder: Path | None) -> Home:
+    """The node in a folder; without one, that of the only swarm of this machine. Raises ConfigError."""
+    if folder is not None:
+        return Home(folder)
+    found = {path.parent: path.read_bytes() for path in sorted(nodes_root().glob("*/manifest"))}
+    if not found:
+        raise ConfigError(f"there is no node in {nodes_root()}; give one's folder with --dir")
+    if len(set(found.values())) > 1:
+        raise ConfigError(f"which node? Give one of {', '.join(f'--dir {where}' for where in found)}")
+    return Home(next(iter(found)))  # any will do: they hold one model
+
+
 def own_id(folder: Path | None) -> str:
     """Id of the node in a folder, or of this machine's node; a key is made if there is none."""
     home = Home(folder or nodes_root())
     home.create()
     return home.identity().node_id.hex()
-
-
-def check_trainable(home: Home) -> None:
-    """Raise ConfigError if the swarm's task is not one of ours but a script of somebody's own."""
-    manifest = home.manifest()
-    if manifest is not None and manifest.task.name not in task_names():
-        raise ConfigError(
-            f"swarm {manifest.swarm.name!r} trains {manifest.task.name!r}, which is a script of its own: join"
-            " with Peer.attach in that script (docs/your-model.md), or hold a replica with --observe"
-        )

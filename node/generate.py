@@ -6,10 +6,13 @@ import torch
 from torch import nn
 
 from gossamer.models.errors import TaskError
-from gossamer.models.registry import build_task
+from gossamer.models.registry import task_names
 from gossamer.models.task import named_tensors
+from gossamer.models.task_file import is_own_name
+from gossamer.node import own_task
 from gossamer.node.home import Home
-from gossamer.node.restore import replay
+from gossamer.node.outer import check_fits
+from gossamer.node.restore import manifest_of, replay
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import Ints, to_float
 from gossamer.protocol.manifest import Manifest
@@ -19,11 +22,8 @@ def load_into(model: nn.Module, manifest: Manifest, phi: Ints) -> None:
     """Set a model's parameters to Phi, int32[numel] in snapshot order."""
     by_name = dict(named_tensors(model))
     with torch.no_grad():
-        for fragment in manifest.plan().fragments:
-            for slot in fragment.slots:
-                start = fragment.offset + slot.offset
-                values = to_float(phi[start : start + slot.numel]).reshape(slot.spec.shape)
-                by_name[slot.spec.name].copy_(torch.from_numpy(values))
+        for spec, span in manifest.plan().tensors():
+            by_name[spec.name].copy_(torch.from_numpy(to_float(phi[span]).reshape(spec.shape)))
 
 
 def generate(home: Home, prompt: str, length: int, *, temperature: float, seed: int) -> Iterator[str]:
@@ -31,11 +31,27 @@ def generate(home: Home, prompt: str, length: int, *, temperature: float, seed: 
 
     Raises ConfigError or StorageError.
     """
-    manifest, merger = replay(home)
+    manifest = manifest_of(home)
+    name = manifest.task.name
+    if name not in task_names() and not is_own_name(name):
+        raise ConfigError(
+            f"swarm {manifest.swarm.name!r} trains {name!r}, a script of its own, and only that"
+            " can run the model; gossamer export writes it for other programs"
+        )
+    _, merger = replay(home)
     try:
-        task = build_task(manifest.task.name, manifest.task.options, ())
+        task = own_task.build(home, manifest)
         model = task.build_model(manifest.task.seed)
+        check_fits(dict(named_tensors(model)), manifest)
         load_into(model, manifest, merger.phi)
-        return task.sample(model, prompt, length, temperature=temperature, seed=seed)
+        pieces = task.sample(model, prompt, length, temperature=temperature, seed=seed)
     except TaskError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(str(error)) from error
+    return _told(pieces)
+
+
+def _told(pieces: Iterator[str]) -> Iterator[str]:
+    try:
+        yield from pieces
+    except TaskError as error:
+        raise ConfigError(str(error)) from error

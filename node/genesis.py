@@ -77,13 +77,8 @@ def rebuild(manifest: Manifest, chunks: ChunkStore) -> None:
     Raises ConfigError if their digest is not the manifest's.
     """
     from gossamer.models.errors import TaskError
-    from gossamer.models.registry import build_task, task_names
+    from gossamer.models.registry import build_task
 
-    if manifest.task.name not in task_names():
-        raise ConfigError(
-            f"swarm {manifest.swarm.name!r} trains {manifest.task.name!r}, a script of its own, which alone"
-            " can build its first parameters: found it with Peer.attach in that script, then join it (--join)"
-        )
     try:
         model = build_task(manifest.task.name, manifest.task.options, ()).build_model(manifest.task.seed)
         phi = parameters(model, manifest.plan())
@@ -92,7 +87,8 @@ def rebuild(manifest: Manifest, chunks: ChunkStore) -> None:
     if snapshots.digest(phi) != manifest.genesis.root:
         raise ConfigError(
             "this machine's torch makes other first parameters than the manifest states; join a node that has"
-            " them (--join), or write the manifest anew with this version"
+            " them (--join), or write the manifest anew with this version. If it was written with --from, put"
+            " the .genesis.safetensors that came with it beside it"
         )
     snapshots.store(phi, chunks)
 

@@ -6,10 +6,12 @@
     D/tls.pem             the TLS certificate and its key, made at the first start
     D/manifest            the manifest's canonical bytes
     D/invitation          what an owner of the swarm gave us, where it lets in invited nodes only
+    D/task                which file holds the swarm's task, where that does not come with Gossamer
     D/ledger.sqlite       signed records
     D/chronicle.sqlite    what happened round by round, for those who watch
     D/chunks/ab/abcd...   payload and snapshot chunks by hash
     D/trainer.safetensors residuals, momenta and inner optimizer of our own trainer
+    D/pretrained/         what a Hugging Face model has besides weights: configuration, tokenizer
     D/peers.json          members met, to find the swarm again
     D/incarnation         counts our starts, in milliseconds of Unix time
     D/daemon.json         where the running daemon answers
@@ -86,6 +88,7 @@ class Home:
         self.tls_path = root / "tls.pem"
         self.manifest_path = root / "manifest"
         self.invitation_path = root / "invitation"
+        self.task_path = root / "task"
         self.ledger_path = root / "ledger.sqlite"
         self.chronicle_path = root / "chronicle.sqlite"
         self.chunks_path = root / "chunks"
@@ -93,6 +96,7 @@ class Home:
         self.peers_path = root / "peers.json"
         self.incarnation_path = root / "incarnation"
         self.checkpoint_path = root / "trainer.safetensors"
+        self.pretrained_path = root / "pretrained"
         self._lock = -1
 
     def create(self) -> None:
@@ -161,6 +165,22 @@ class Home:
             write_atomically(self.invitation_path, invitation.to_text().encode(), durable=True)
         except OSError as error:
             raise StorageError(f"cannot write {self.invitation_path}: {error.strerror}") from None
+
+    def task(self) -> str | None:
+        """The task's file and class, as ``--task`` named them; None if it never did. Raises StorageError."""
+        try:
+            return self.task_path.read_text("utf-8")
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise StorageError(f"cannot read {self.task_path} ({error}); give --task again") from None
+
+    def keep_task(self, text: str) -> None:
+        """Keep which file holds the task, for the next start. Raises StorageError."""
+        try:
+            write_atomically(self.task_path, text.encode())
+        except OSError as error:
+            raise StorageError(f"cannot write {self.task_path}: {error.strerror}") from None
 
     def manifest(self) -> Manifest | None:
         """The manifest kept here, None if there is none yet. Raises StorageError."""

@@ -57,6 +57,8 @@ class PeerLink:
         self.address = address
         self.pin = pin
         self.traffic = Traffic()
+        self.serving = asyncio.Lock()
+        """Held while a chunk goes out: the first of several is of use before all have crossed the line."""
         self.clock_offset_s: float | None = None
         """By how much the peer's clock is ahead of ours, if it has told."""
         self.dropped = 0

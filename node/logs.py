@@ -5,6 +5,9 @@ import logging
 import sys
 import time
 
+INFO = "info"
+LEVELS = ("debug", INFO, "warning", "error")
+
 
 class _Line(logging.Formatter):
     """``12:34:56 warning  text``, with control characters made visible."""
@@ -38,9 +41,11 @@ def handler(*, as_json: bool = False) -> logging.Handler:
     return handler
 
 
-def configure(*, debug: bool = False, as_json: bool = False) -> None:
-    """Send this process's log to standard error."""
-    level = logging.DEBUG if debug else logging.INFO
-    logging.basicConfig(level=level, handlers=[handler(as_json=as_json)], force=True)
+def configure(*, level: str = INFO, debug: bool = False, as_json: bool = False) -> None:
+    """Send this process's log to standard error, from a level on; all of it with `debug`."""
+    shown = handler(as_json=as_json)
+    shown.setLevel("DEBUG" if debug else level.upper())
+    # The level is the handler's: what a node tells its page, from info on, does not depend on it.
+    logging.basicConfig(level=min(shown.level, logging.INFO), handlers=[shown], force=True)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     logging.getLogger("aiohttp").setLevel(logging.WARNING)

@@ -11,8 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import sqrt
 
-import numpy as np
-
 from gossamer.node import snapshots
 from gossamer.node.chunkstore import ChunkStore
 from gossamer.protocol.conduct import RoundFigures, figures
@@ -84,7 +82,6 @@ class Merger:
         self._merged = dict(merged or {})
         self.base = base or GENESIS
         self._reach = {fragment.index: self._reach_of(fragment.index) for fragment in self._layout.fragments}
-        self._latest: dict[int, tuple[int, Ints]] = {}
         self._norms: dict[bytes, tuple[float, ...] | None] = {}
         self._samples: OrderedDict[bytes, Sample] = OrderedDict()
         self._payloads: OrderedDict[bytes, Payload] = OrderedDict()
@@ -112,17 +109,10 @@ class Merger:
         old = self._merged.get(round_, ())
         self.figures = None
         if new != old and round_ > self.base.round:
-            before = self._result(round_, fragment, old)
-            self.figures = None  # `before` may have been computed afresh
-            after = self._result(round_, fragment, new)
-            view = self.view(fragment)
-            if before is not None:
-                view += before
-            if after is not None:
-                view -= after
-                self._latest[fragment.index] = (round_, after)
+            before, after = self._round_merge(fragment, old), self._round_merge(fragment, new)
+            self._exchange(fragment, before, after)
             self._note(round_, old, new)
-            check_healthy(view, f"fragment {fragment.index}")
+            check_healthy(self.view(fragment), f"fragment {fragment.index}")
         return self.state(fragment)
 
     def are_outliers(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
@@ -143,6 +133,11 @@ class Merger:
     def state(self, fragment: Fragment) -> MergedState:
         """How far a fragment has been merged."""
         return MergedState(self.version, *self._reach[fragment.index])
+
+    @property
+    def newest_round(self) -> int:
+        """The highest round that is merged into any fragment."""
+        return max(merged for merged, _ in self._reach.values())
 
     def digest(self) -> bytes:
         """The replica's digest: the root of Phi's snapshot bytes."""
@@ -213,26 +208,35 @@ class Merger:
         own = [r for r in rounds if any(delta.author == self._own_id for delta in self._merged[r])]
         return max(rounds, default=floor), max(own, default=max(0, floor))
 
-    def _result(self, round_: int, fragment: Fragment, deltas: tuple[Delta, ...]) -> Ints | None:
-        """Merge(deltas), or None for no step at all."""
+    def _exchange(self, fragment: Fragment, before: RoundMerge | None, after: RoundMerge | None) -> None:
+        """``Phi += before - after``, tensor by tensor.
+
+        What was merged before is merged again to be taken back: it would cost as much memory as Phi to
+        remember it, and mostly it is our own delta alone.
+        """
+        phi = self.view(fragment)
+
+        def one(index: int) -> None:
+            tensor = phi[fragment.slots[index].span]
+            if before is not None:
+                before.subtract(index, tensor, back=True)
+            if after is not None:
+                after.subtract(index, tensor)
+
+        for _ in (self._pool.map if self._pool else map)(one, range(len(fragment.slots))):
+            pass
+
+    def _round_merge(self, fragment: Fragment, deltas: tuple[Delta, ...]) -> RoundMerge | None:
+        """The merge of a round's deltas, ready to be carried out; None if there are none."""
+        self.figures = None
         if not deltas:
             return None
-        latest = self._latest.get(fragment.index)
-        if latest is not None and latest[0] == round_ and deltas == self._merged.get(round_):
-            return latest[1]
         read = {delta.author: self._contribution(delta, fragment) for delta in deltas}
         contributions = [c for c in read.values() if c is not None]
         merge = RoundMerge(contributions, fragment, self._manifest.outer)
         self._note_usual(fragment, contributions)
         self.figures = figures(merge, void=[author for author, c in read.items() if c is None])
-        result = np.empty(fragment.numel, dtype=np.int32)
-
-        def one(index: int) -> None:
-            result[fragment.slots[index].span] = merge.tensor(index)
-
-        for _ in (self._pool.map if self._pool else map)(one, range(len(fragment.slots))):
-            pass
-        return result
+        return merge
 
     def _note_usual(self, fragment: Fragment, contributions: list[Contribution]) -> None:
         """Remember what was usual in a round; a single delta is taken for that only if it is our own."""
@@ -260,7 +264,7 @@ class Merger:
             steps=delta.body.steps,
             staleness=delta.staleness(len(self._layout.fragments)),
             norms=norms,
-            tensor=payload.tensor,
+            tensor=payload.section,
             sample=self._samples.get(delta.record_id),
         )
 

@@ -189,7 +189,7 @@ class Merging:
         self._dirty.add(round_)
         self._held_back.add(round_)
         names = ", ".join(short(delta.author) for delta in deltas)
-        log.warning("%s: a delta far longer than usual; round %d waits for those of others", names, round_)
+        log.info("%s: a delta far longer than usual; round %d waits for those of others", names, round_)
 
     def _note_new_trainer(self) -> None:
         if self._port.attachments != self._attachments:

@@ -44,6 +44,7 @@ class DaemonOptions(_Options):
     first free port from 7780 of loopback."""
     debug: bool = False
     log_json: bool = False
+    log_level: str = "info"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,5 +59,8 @@ class TrainerOptions(_Options):
     """Publish no round past this one and then stay to evaluate; 0 trains without end."""
     evaluate_every: int = 5
     """Evaluate after every so many own rounds; 0 never."""
+    restarted: bool = False
+    """Whether it ran before and died: what goes wrong now may pass, as it had worked."""
     debug: bool = False
     log_json: bool = False
+    log_level: str = "info"

@@ -166,7 +166,7 @@ class OuterLoop:
         length, decoded = encode_fragment(self._outer.codec, state.fragment, wanted, out)
         for i, sent in enumerate(decoded):
             torch.sub(wanted[i], sent, out=state.residual[i])
-            state.ref[i].sub_(sent.float().mul_(1.0 / ONE))
+            state.ref[i].sub_(sent.float(), alpha=1.0 / ONE)  # exact, as every power of two
             state.theta[i].copy_(state.ref[i])
         closed = state.window
         state.window = Window(base=max(round_, state.merged_round))
@@ -184,7 +184,8 @@ class OuterLoop:
             state.momentum[i].mul_(mu).add_(gradient)
             gradient = gradient.add_(state.momentum[i], alpha=mu)
         step = gradient.mul_(lr * ONE).round_()
-        if not torch.all(step.abs() < VALUE_LIMIT):
+        low, high = step.aminmax()  # one pass, and NaN if any value is
+        if not (low > -VALUE_LIMIT) & (high < VALUE_LIMIT):
             name = state.fragment.slots[i].spec.name
             raise DivergedError(f"tensor {name!r} is not finite or moved by over 64: lower the learning rate")
         residual = state.residual[i]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gossamer.models.task import named_tensors
 from gossamer.node import control
 from gossamer.node.beside import Beside
-from gossamer.node.checkpoint import CheckpointWriter, Progress, collect, restore
+from gossamer.node.checkpoint import CheckpointWriter, Progress, StateCopy, collect, restore
 from gossamer.node.daemon_link import DaemonLink, Offer
 from gossamer.node.home import Home
 from gossamer.node.outer import OuterLoop
@@ -57,6 +57,7 @@ class Peer(Standing):
         self._optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
         self._checkpoint_path = checkpoint
         self._checkpoint = CheckpointWriter(checkpoint)
+        self._copy: StateCopy | None = None
         self._outer = OuterLoop(self._team.bind(manifest.plan()), manifest)
         self._codec = manifest.outer.codec
         self._pace = Pace(manifest.pace, manifest.layout.fragments)
@@ -169,9 +170,7 @@ class Peer(Standing):
                 time.sleep(POLL_S)
                 if on_wait is not None:
                     on_wait()
-        restored = restore(
-            self._checkpoint_path, self._outer, self._optimizers if self._team.size == 1 else ()
-        )
+        restored = restore(self._checkpoint_path, self._outer, self._saved_optimizers)
         if restored is not None:
             self.progress, self.resumed = restored
         word = self._agree(done=DONE)
@@ -211,8 +210,7 @@ class Peer(Standing):
                 self._apply(offer)
             if round_ is not None:
                 self._publish(round_)
-        if round_ is not None and self._checkpoint.is_due():
-            self._save()
+        self._checkpoint_if_due(round_)
         self._inside = False
         self._outer_s += time.perf_counter() - begun
         self._after_step(before)
@@ -226,7 +224,8 @@ class Peer(Standing):
         with self._changing([], due):
             if due is not None:
                 self._publish(due)
-        self._save(wait=True)
+        self._copy = None
+        self._checkpoint.write(*collect(self._outer, self._saved_optimizers, self.progress), wait=True)
         self._link.wait_acknowledged(timeout_s)
 
     def drop_progress(self) -> None:
@@ -339,9 +338,17 @@ class Peer(Standing):
         self._steps_since = 0
         self._published_at = time.monotonic()
 
-    def _save(self, *, wait: bool = False) -> None:
-        optimizers = self._optimizers if self._team.size == 1 else ()
-        self._checkpoint.write(*collect(self._outer, optimizers, self.progress), wait=wait)
+    def _checkpoint_if_due(self, round_: int | None) -> None:
+        """Begin a checkpoint after a delta if one is due; copy a share of one that was begun."""
+        if self._copy is None and round_ is not None and self._checkpoint.is_due():
+            self._copy = StateCopy(self._outer, self._saved_optimizers)
+        if self._copy is not None and self._copy.advance():
+            self._checkpoint.write(self._copy.tensors, self._copy.metadata(self.progress))
+            self._copy = None
+
+    @property
+    def _saved_optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        return self._optimizers if self._team.size == 1 else ()
 
     def _take_offers(self) -> list[Offer]:
         offers = []

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
@@ -12,14 +13,22 @@ def peers_table(status: dict[str, Any]) -> Table:
     title = f"swarm {status['swarm']} as {_name(status)} sees it" + (
         f", agreement of the last round {agreement:.2f}" if agreement is not None else ""
     )
-    table = Table(title=escape(title), title_justify="left", caption_justify="left")
+    members = [_itself(status), *status["members"]]
+    verdicts = [f"{_name(m)}: {m['conduct']['verdict']}" for m in members if m["conduct"]["verdict"]]
+    table = Table(
+        title=escape(title),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        caption=escape("\n".join(verdicts)) or None,
+        caption_justify="left",
+    )
     for column in ("member", "health"):
-        table.add_column(column)
-    for column in ("round", "tokens", "tokens/s", "judged", "void", "stale", "capped", "clipped", "opposed"):
-        table.add_column(column, justify="right")
-    table.add_column("agrees", justify="right")
-    table.add_column("verdict")
-    for member in (_itself(status), *status["members"]):
+        table.add_column(column, no_wrap=True)
+    for column in ("round", "tokens", "tokens/s", "judged", "agrees"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("bad in")
+    for member in members:
         table.add_row(*_row(member))
     return table
 
@@ -49,21 +58,27 @@ def _row(member: dict[str, Any]) -> list[str]:
         escape(_name(member)),
         member["health"],
         str(member["round"]),
-        f"{member['tokens']:,}",
+        _compact(member["tokens"]),
         f"{member['tokens_per_s']:,.0f}",
         str(conduct["judged"]),
-        _count(conduct["void"]),
-        _count(conduct["stale"]),
-        _count(conduct["capped"], conduct["cap_factor"]),
-        _count(conduct["clipped"], conduct["clip_factor"]),
-        _count(conduct["opposed"]),
-        f"{agrees:+.2f}" if agrees is not None else "",
-        escape(conduct["verdict"] or ""),
+        f"{agrees:+.2f}" if agrees is not None else "-",
+        f"[red]{_faults(conduct)}[/]" if conduct["verdict"] else _faults(conduct),
     ]
 
 
-def _count(count: int, factor: float | None = None) -> str:
-    """ "18", or "18 by 9.8x"; nothing for none."""
-    if not count:
-        return ""
-    return f"{count} by {factor:,.1f}x" if factor is not None else str(count)
+def _faults(conduct: dict[str, Any]) -> str:
+    """In how many rounds its deltas were bad, and by how much: "void 1, clipped 18 by 9.8x"."""
+    factors = {"capped": conduct["cap_factor"], "clipped": conduct["clip_factor"]}
+    return ", ".join(
+        f"{fault} {conduct[fault]}" + (f" by {factors[fault]:,.1f}x" if factors.get(fault) else "")
+        for fault in ("void", "stale", "capped", "clipped", "opposed")
+        if conduct[fault]
+    )
+
+
+def _compact(count: int) -> str:
+    """A count in four characters or so: 950, 50.2k, 1.2M, 3.4G."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:,.1f}{unit}"
+    return str(count)

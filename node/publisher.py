@@ -8,7 +8,7 @@ from hashlib import sha256
 from gossamer.node import control
 from gossamer.node.chunkstore import ChunkStore
 from gossamer.protocol import effects as fx
-from gossamer.protocol.chunks import split
+from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.records import NO_RECORD, DeltaBody
 
 DISK_RETRY_S = 5.0
@@ -59,7 +59,7 @@ class Publisher:
 
     def _store(self, data: bytes) -> tuple[bytes, ...]:
         hashes = []
-        for piece in split(data):
+        for piece in split_payload(data):
             blob = sha256(piece).digest()
             self._chunks.put(blob, piece, durable=True)
             hashes.append(blob)

@@ -55,24 +55,36 @@ class StoredHistory:
 class RecordStore:
     """Blocking: call it from worker threads."""
 
-    def __init__(self, path: Path, swarm_id: bytes) -> None:
-        """Open or create the database. Raises StorageError if it is damaged or another swarm's."""
+    def __init__(self, path: Path, swarm_id: bytes, *, read_only: bool = False) -> None:
+        """Open or create the database; `read_only` leaves it as it is, for those who only look at a node's.
+
+        Raises StorageError if it is damaged or another swarm's.
+        """
         self._path = path
         self._swarm_id = swarm_id
+        self._read_only = read_only
         self._lock = threading.Lock()
         try:
-            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
+            self._db = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}",
+                uri=True,
+                check_same_thread=False,
+                isolation_level=None,
+                timeout=10,
+            )
         except _SQLITE_ERRORS as error:
             raise self._broken(error) from None
         try:
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.executescript(_SCHEMA)
+            if not read_only:
+                self._db.execute("PRAGMA journal_mode=WAL")
+                self._db.executescript(_SCHEMA)
             row = self._db.execute("SELECT id FROM swarm").fetchone()
-            if row is None:
-                self._db.execute("INSERT INTO swarm VALUES (?)", (swarm_id,))
-            elif row[0] != swarm_id:
+            if row is not None and row[0] != swarm_id:
                 raise StorageError(f"{path} belongs to another swarm; choose another --dir")
-            path.chmod(0o600)
+            if not read_only:
+                if row is None:
+                    self._db.execute("INSERT INTO swarm VALUES (?)", (swarm_id,))
+                path.chmod(0o600)
         except (*_SQLITE_ERRORS, OSError, StorageError) as error:
             self._db.close()
             raise error if isinstance(error, StorageError) else self._broken(error) from None
@@ -182,10 +194,24 @@ class RecordStore:
             base, row[3] if row else 0, tuple(Claim(*s) for s in snapshots), frozenset(r[0] for r in covered)
         )
 
+    @contextmanager
+    def one_state(self) -> Iterator[None]:
+        """What is loaded inside is of one moment, whatever a running daemon commits. Raises StorageError."""
+        try:
+            self._db.execute("BEGIN")
+        except _SQLITE_ERRORS as error:
+            raise self._broken(error) from None
+        try:
+            yield
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")  # of nothing: it only ends the reading
+
     def load(self, layout: Layout) -> list[Delta]:
         """Read everything back, in order of round, checking signatures again. Raises StorageError.
 
-        A row that does not verify is dropped: its record is fetched again from those who hold it.
+        A row that does not verify is left out and, unless read-only, dropped: its record is fetched again
+        from those who hold it.
         """
         found: list[Delta] = []
         broken: list[bytes] = []
@@ -199,9 +225,10 @@ class RecordStore:
                     found.append(parse_delta(open_envelope(envelope, self._swarm_id), layout))
                 except PeerError:
                     broken.append(record_id)
-            self._db.executemany(
-                "DELETE FROM deltas WHERE record_id = ?", [(record_id,) for record_id in broken]
-            )
+            if not self._read_only:
+                self._db.executemany(
+                    "DELETE FROM deltas WHERE record_id = ?", [(record_id,) for record_id in broken]
+                )
         except _SQLITE_ERRORS as error:
             raise self._broken(error) from None
         return found

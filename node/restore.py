@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from gossamer.node import snapshots
 from gossamer.node.chunkstore import ChunkStore, MissingChunkError
@@ -14,6 +15,9 @@ from gossamer.protocol.history import Claim
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.records import Delta
+
+ATTEMPTS_MAX = 8
+"""How often a reader begins again because the running daemon has moved on."""
 
 
 def restore_merger(
@@ -56,33 +60,102 @@ def is_held(delta: Delta, chunks: ChunkStore) -> bool:
     return all(blob in chunks for blob in delta.body.chunks)
 
 
-def replay(home: Home) -> tuple[Manifest, Merger]:
-    """Phi as a node's folder has it, also beside a running daemon. Raises ConfigError or StorageError."""
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What a folder's records were at one moment."""
+
+    history: StoredHistory
+    deltas: list[Delta]
+    credentials: list[bytes]
+
+
+def manifest_of(home: Home) -> Manifest:
+    """The manifest in a node's folder. Raises ConfigError if there is none, or StorageError."""
     manifest = home.manifest()
-    if manifest is None or not home.ledger_path.exists():
+    if manifest is None:
         raise ConfigError(f"{home.root} is not the folder of a node; give one with --dir")
-    chunks = ChunkStore(home.chunks_path)
-    store = RecordStore(home.ledger_path, manifest.swarm_id)
+    return manifest
+
+
+def replay(home: Home, *, sealed: bool = False) -> tuple[Manifest, Merger]:
+    """Phi as a node's folder has it: all that is merged by now, or with `sealed` the newest snapshot.
+
+    Only reads, also beside a running daemon. That one may drop chunks while they are read, and commits
+    before it does that it needs them no more; then the fold begins again with what it has committed.
+
+    Raises ConfigError or StorageError.
+    """
+    manifest = manifest_of(home)
+    read: StoredHistory | None = None
+    for _ in range(ATTEMPTS_MAX):
+        # Opened before the records are read: a payload that is dropped in between is then missed, not taken
+        # for one that never came.
+        chunks = _chunks_of(home)
+        stored = _read(home, manifest)
+        if stored.history == read:
+            raise StorageError(
+                f"the model in {home.root} is damaged; a running node fetches again what is missing: start it"
+            )
+        read = stored.history
+        with suppress(MissingChunkError):
+            merger = _fold(home, manifest, chunks, stored, sealed=sealed)
+            if merger is not None:
+                return manifest, merger
+    raise StorageError(
+        f"the node in {home.root} drops old snapshots faster than they can be read; stop it first"
+    )
+
+
+def _chunks_of(home: Home) -> ChunkStore:
+    """The chunks of a node's folder. Raises StorageError."""
+    if not home.chunks_path.exists():
+        raise _no_model(home)
+    return ChunkStore(home.chunks_path, read_only=True)
+
+
+def _read(home: Home, manifest: Manifest) -> _Stored:
+    """The records of a node's folder. Raises StorageError, also if there is no snapshot to begin with."""
+    if not home.ledger_path.exists():
+        raise _no_model(home)
+    store = RecordStore(home.ledger_path, manifest.swarm_id, read_only=True)
     try:
-        history = store.load_history()
-        deltas = store.load(manifest.plan())
-        credentials = store.load_credentials()
+        with store.one_state():
+            stored = _Stored(store.load_history(), store.load(manifest.plan()), store.load_credentials())
     finally:
         store.close()
-    merger, _ = restore_merger(manifest, chunks, history, deltas, home.identity().node_id)
-    if merger is None:
-        raise StorageError(f"{home.root} has no model yet; wait until the node has joined")
-    charter = _charter(home, manifest, credentials)
+    if not stored.history.claims:
+        raise _no_model(home)
+    return stored
+
+
+def _no_model(home: Home) -> StorageError:
+    return StorageError(f"{home.root} has no model yet; wait until the node has joined")
+
+
+def _fold(
+    home: Home, manifest: Manifest, chunks: ChunkStore, stored: _Stored, *, sealed: bool
+) -> Merger | None:
+    """The newest snapshot that is whole, and the records after it; None if there is no such snapshot.
+
+    Raises MissingChunkError or StorageError.
+    """
+    # Whose folder it is makes no difference to Phi.
+    merger, _ = restore_merger(manifest, chunks, stored.history, stored.deltas, own_id=bytes(32))
+    if merger is None or sealed:
+        return merger
+    charter = _charter(home, manifest, stored.credentials)
     ledger = Ledger()
-    ledger.close(history.base.round)
-    for delta in deltas:
+    ledger.close(stored.history.base.round)
+    for delta in stored.deltas:
         if charter.counts(delta.author, delta.round):
             ledger.add(delta)
-    for round_ in sorted({delta.round for delta in deltas}):  # those with nothing that counts, too
+    merged = set(merger.merged_ids())
+    for round_ in sorted({delta.round for delta in stored.deltas}):  # those with nothing that counts, too
         if round_ > ledger.horizon:
             break
-        merger.merge(round_, tuple(d for d in ledger.valid(round_) if is_held(d, chunks)))
-    return manifest, merger
+        valid = ledger.valid(round_)
+        merger.merge(round_, tuple(d for d in valid if d.record_id in merged or is_held(d, chunks)))
+    return merger
 
 
 def _charter(home: Home, manifest: Manifest, credentials: Sequence[bytes]) -> Charter:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from gossamer.node.address import parse_address
 from gossamer.node.home import Home
 from gossamer.node.lifeline import Child
-from gossamer.node.options import DaemonOptions
+from gossamer.node.options import DaemonOptions, TrainerOptions
 
 BACKOFF_MAX_S = 30.0
 STEADY_AFTER_S = 60.0
@@ -71,4 +71,16 @@ def daemon_service(options: DaemonOptions) -> Service:
         )
 
     service = Service("daemon", start)
+    return service
+
+
+def trainer_service(options: TrainerOptions) -> Service:
+    """A trainer. A restarted one is told so, see `TrainerOptions.restarted`."""
+    threads = {"OMP_NUM_THREADS": str(options.threads)} if options.threads else {}
+
+    def start() -> Child:
+        told = replace(options, restarted=service.failures > 0)
+        return Child("gossamer.node.trainer", [told.to_json()], env=threads)
+
+    service = Service("trainer", start)
     return service

@@ -7,8 +7,10 @@ that they decide alike whatever follows from it.
 import abc
 import atexit
 import os
+import sys
 import time
 from collections.abc import Callable, Sized
+from pathlib import Path
 from threading import Event
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
@@ -68,6 +70,8 @@ class Standing(abc.ABC):
         """Mean loss of the last window that was published."""
         self.contact = ""
         """Where others join an attached peer's node, from this machine; its first rank knows."""
+        self.folder: Path | None = None
+        """An attached peer's node's folder; its first rank knows."""
         self._started = time.perf_counter()
         self._outer_s = 0.0
         self._steps_run = 0
@@ -184,6 +188,15 @@ class Standing(abc.ABC):
         """Publish the open window, save, and stop the daemon; what leaving the `with` in good order does."""
         self._end(in_order=True)
 
+    def abandon(self) -> None:
+        """Stop the daemon and publish nothing more; what an exception in the `with` does."""
+        self._end(in_order=False)
+
+    def leave_at_exit(self) -> None:
+        """The process ends and nobody has left: do what the `with` would, for what has ended it."""
+        error = getattr(sys, "last_value", None)
+        self.__exit__(type(error) if error else None, error, None)
+
     @abc.abstractmethod
     def flush(self, timeout_s: float) -> None:
         """Publish the open window."""
@@ -213,7 +226,7 @@ class Standing(abc.ABC):
         if self._left or os.getpid() != self._pid:
             return
         self._left = True
-        atexit.unregister(self.leave)
+        atexit.unregister(self.leave_at_exit)
         try:
             if in_order and not self._inside:
                 self.flush(LEAVE_S)

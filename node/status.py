@@ -53,7 +53,7 @@ def describe(daemon: "Daemon", digests: tuple[bytes, bytes] | None) -> dict[str,
         ],
         "members": [
             _member(member, core.ledger, daemon.merging.conduct.of(member.peer.node_id))
-            for member in core.roster.members()
+            for member in sorted(core.roster.members(), key=_place)
         ],
         "conduct": asdict(daemon.merging.conduct.of(core.identity.node_id)),
         "agreement": daemon.merging.conduct.agreement,
@@ -76,6 +76,11 @@ def describe(daemon: "Daemon", digests: tuple[bytes, bytes] | None) -> dict[str,
     return status
 
 
+def _place(member: Member) -> tuple[str, bytes]:
+    """Members are listed by name."""
+    return member.peer.body.name, member.peer.node_id
+
+
 def _member(member: Member, ledger: Ledger, conduct: Summary) -> dict[str, Any]:
     row = member.peer.body
     return {
@@ -88,6 +93,7 @@ def _member(member: Member, ledger: Ledger, conduct: Summary) -> dict[str, Any]:
         "tokens_per_s": row.tokens_per_s,
         "loss": row.loss,
         "addresses": list(row.addresses),
+        "dialled": [prefix.hex() for prefix in row.dialled],
         "conduct": asdict(conduct),
     }
 

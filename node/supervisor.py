@@ -10,9 +10,8 @@ import threading
 import time
 
 from gossamer.node import lifeline
-from gossamer.node.lifeline import Child
 from gossamer.node.options import DaemonOptions, TrainerOptions
-from gossamer.node.service import Service, daemon_service
+from gossamer.node.service import daemon_service, trainer_service
 
 STOP_S = 4.0
 POLL_S = 0.1
@@ -25,10 +24,7 @@ class Supervisor:
         self._stop = threading.Event()
         self._services = [daemon_service(daemon)]
         if trainer is not None:
-            threads = {"OMP_NUM_THREADS": str(trainer.threads)} if trainer.threads else {}
-            self._services.append(
-                Service("trainer", lambda: Child("gossamer.node.trainer", [trainer.to_json()], env=threads))
-            )
+            self._services.append(trainer_service(trainer))
 
     def stop(self) -> None:
         """Ask the node to stop; `run` returns within 5 seconds."""

@@ -55,6 +55,7 @@ class Top:
         with Live(console=self._console, screen=True, auto_refresh=False) as self._live:
             self._draw()
             listening = asyncio.create_task(self._listen())
+            listening.add_done_callback(lambda _: self._over.set())  # it ends by a fault only
             try:
                 await self._over.wait()
             finally:

@@ -1,5 +1,6 @@
 """What `gossamer top` shows, as a function of what is known and of the size of the terminal."""
 
+import re
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
-CHART_ROWS_MAX = 10
+CHART_ROWS_MAX = 16
 ROUNDS_SHOWN = 400
 NOTICES_KEPT = 100
 WIDE = 120
@@ -18,6 +19,7 @@ WIDE = 120
 
 SORTS = ("name", "round", "tokens/s", "loss", "health")
 HEALTH_STYLES = {"alive": "green", "suspect": "yellow", "down": "red", "left": "dim"}
+MODEL_WORDS = {"same": "same", "other": "differs", "records": "merging"}
 LEVEL_STYLES = {"info": "", "warning": "yellow", "error": "red"}
 
 HELP = (
@@ -121,7 +123,8 @@ def _head(board: Board, choices: Choices) -> list[Text]:
     first = _line(
         (f"{clean(swarm['name'])} ", "bold"),
         (f"{swarm['id'][:12]}  ", "dim"),
-        (f"{count(swarm['parameters'])} parameters, {swarm['codec']}, {swarm['fragments']} fragment(s)", ""),
+        (f"{count(swarm['parameters'])} parameters, {swarm['codec']}, ", ""),
+        (_plural(swarm["fragments"], "fragment"), ""),
     )
     doing = (now["fetching"] and f" {now['fetching'][0]} of {now['fetching'][1]} MiB") or ""
     reach = {True: ", reachable", False: ", not dialled so far", None: ""}[node["reachable"]]
@@ -134,10 +137,12 @@ def _head(board: Board, choices: Choices) -> list[Text]:
     )
     agree = now["agree"]
     same = f"  model same as {agree['same']} of {agree['of']}" if agree["of"] else ""
+    behind = f"  behind {now['rounds_behind']}" if now["rounds_behind"] else ""
+    missing = f"  missing {now['payloads_missing']}" if now["payloads_missing"] else ""
     third = _line(
         (f"round {now['round']}", "bold"),
         (f" (swarm {now['clock']})", ""),
-        (f"  behind {now['rounds_behind']}, missing {now['payloads_missing']}", ""),
+        (behind + missing, "yellow"),
         (f"  tokens {count(now['swarm_tokens'])}", ""),
         (f"  {count(now['swarm_tokens_per_s'])}/s", "cyan"),
         (same, "red" if agree["same"] < agree["of"] else "green"),
@@ -148,7 +153,7 @@ def _head(board: Board, choices: Choices) -> list[Text]:
         (f"  steps {now['inner_steps']}  {count(now['tokens_per_s'])} tokens/s", ""),
         (f"  waiting {100 * now['wait_fraction']:.1f}%", ""),
         (f"  sealed {now['sealed_round'] if now['sealed_round'] is not None else '-'}", ""),
-        (f"  closed {now['closed_round']}", ""),
+        (f"  closed {now['closed_round']}" if now["closed_round"] else "", ""),
     )
     return [first, second, third, fourth]
 
@@ -163,7 +168,7 @@ def _members(members: list[dict[str, Any]], selected: int, rows: int, *, wide: b
         table.add_column(heading, no_wrap=True, justify="right")
     table.add_column("model", no_wrap=True)
     if wide:
-        table.add_column("device", no_wrap=True, overflow="ellipsis", ratio=2, max_width=18)
+        table.add_column("device", no_wrap=True, overflow="ellipsis", ratio=2, min_width=6, max_width=18)
         table.add_column("agrees", no_wrap=True, justify="right")
     first = window(len(members), selected, rows - 1)
     for place, member in list(enumerate(members))[first : first + max(0, rows - 1)]:
@@ -187,7 +192,7 @@ def _member_cells(member: dict[str, Any]) -> list[Text]:
         Text(count(member["tokens"])),
         Text(count(member["tokens_per_s"])),
         Text(_loss(member["loss"] or None)),
-        Text(member["claim"] or "", style="red" if member["claim"] == "other" else ""),
+        Text(MODEL_WORDS.get(member["claim"], ""), style="red" if member["claim"] == "other" else ""),
         Text(clean(member["device"])),
         Text(f"{agrees:+.2f}" if agrees is not None else ""),
     ]
@@ -268,7 +273,7 @@ def _help(height: int) -> Group:
     lines += [_line((f"  {keys:14}", "bold"), (what, "")) for keys, what in HELP]
     legend = (
         "* this node   ! its deltas are bad as a rule   → we dialled   ← it dialled",
-        "model: whether it claims the same snapshot as this node",
+        "model: whether it claims the same snapshot as this node; merging: of other records, as yet",
         "agrees: mean cosine of its deltas with those of the others",
         "the curve is the mean training loss of each round",
     )
@@ -281,7 +286,7 @@ def _help(height: int) -> Group:
 
 def sorted_members(members: list[dict[str, Any]], by: str) -> list[dict[str, Any]]:
     """Ourselves first, those that are gone last unless sorted by something else."""
-    names = {member["id"]: clean(member["name"]).lower() or member["id"] for member in members}
+    names = {member["id"]: _natural(clean(member["name"]).lower() or member["id"]) for member in members}
     keys: dict[str, Any] = {
         "name": lambda m: (not m["self"], names[m["id"]]),
         "round": lambda m: (-m["round"], names[m["id"]]),
@@ -290,6 +295,12 @@ def sorted_members(members: list[dict[str, Any]], by: str) -> list[dict[str, Any
         "health": lambda m: (list(HEALTH_STYLES).index(m["health"]), names[m["id"]]),
     }
     return sorted(members, key=keys[by])
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sorts node-2 before node-10."""
+    parts = re.split(r"([0-9]+)", name)
+    return [(int(part), "") if part.isascii() and part.isdecimal() else (-1, part) for part in parts]
 
 
 def window(count_: int, selected: int, rows: int) -> int:
@@ -341,6 +352,10 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes % 60:02d}m"
     return f"{minutes}m" if minutes else f"{seconds:.0f}s"
+
+
+def _plural(number: int, one: str) -> str:
+    return f"{number} {one}" if number == 1 else f"{number} {one}s"
 
 
 def _loss(value: float | None) -> str:

@@ -2,6 +2,10 @@
 
 Started beside its daemon as ``python -m gossamer.node.trainer``; a user's own script with a `Peer` in it
 takes the same place.
+
+A mistake in a task that shows before the first step is for a person to mend: exit status 2, and the node
+stops. One that shows later may pass (a file out of reach, another process that took the memory): exit
+status 1, and the trainer is started again, with pauses, for as long as it takes; the daemon goes on.
 """
 
 import logging
@@ -17,9 +21,9 @@ import torch
 from torch import nn
 
 from gossamer.models.errors import TaskError
-from gossamer.models.registry import build_task
+from gossamer.models.guarded import explaining
 from gossamer.models.task import DataStream, Task
-from gossamer.node import lifeline, logs
+from gossamer.node import lifeline, logs, own_task
 from gossamer.node.home import Home
 from gossamer.node.options import TrainerOptions
 from gossamer.node.peer import Peer
@@ -28,6 +32,8 @@ from gossamer.protocol.errors import ConfigError, LocalError
 from gossamer.protocol.manifest import Manifest
 
 LEAVE_S = 2.0
+FAILURE = 1
+USER_ERROR = 2
 
 log = logging.getLogger("gossamer.trainer")
 
@@ -51,8 +57,8 @@ class Trainer:
         self._options = options
         self._manifest = manifest
         self._device = choose_device(options.device)
-        self._task: Task = build_task(
-            manifest.task.name, manifest.task.options, tuple(Path(path) for path in options.data)
+        self._task: Task = own_task.build(
+            Home(options.folder), manifest, tuple(Path(path) for path in options.data)
         )
         self._model: nn.Module = self._task.build_model(manifest.task.seed).to(self._device)
         self._optimizer = self._task.build_optimizer(self._model)
@@ -65,6 +71,8 @@ class Trainer:
         self._val_loss: float | None = None
         self._val_loss_start: float | None = None
         self._evaluated_version = -1
+        self.stepped = False
+        """Whether this process has done an inner step, so that the task works in principle."""
         self._stopping = threading.Event()
 
     @property
@@ -83,7 +91,10 @@ class Trainer:
             return
         if self.peer.resumed:
             log.info("resumed after %d inner steps", self.peer.progress.steps)
-        batches = self._task.batches(replace(stream, skip_batches=self.peer.progress.steps))
+        steps = self.peer.progress.steps
+        # A task that draws from torch's own generator draws others on each node, and after each restart.
+        torch.manual_seed(stream.derived_seed(f"torch after {steps} steps"))
+        batches = self._task.batches(replace(stream, skip_batches=steps))
         if self.peer.clock == 0 and self._options.evaluate_every:
             self._val_loss_start = self._evaluate()
         self._state = "training"
@@ -100,10 +111,13 @@ class Trainer:
         for group, peak in zip(self._optimizer.param_groups, self._peak_rates, strict=True):
             group["lr"] = peak * scale
         loss = self._task.loss(self._model, batch)
-        loss.backward()
-        self._optimizer.step()
+        with explaining(self._task, "in the backward pass"):
+            loss.backward()
+        with explaining(self._task, "in the optimizer's step"):
+            self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         tokens = self._task.tokens(batch)
+        self.stepped = True
         published = self.peer.step(tokens, loss)
         every = self._options.evaluate_every
         if published is not None and every and published % every == 0 and not self.peer.finished:
@@ -158,9 +172,9 @@ class _Ending:
 
 
 def main() -> int:
-    """Run a trainer from its one JSON argument; exit status 2 for a mistake that a person can mend."""
+    """Run a trainer from its one JSON argument; returns its exit status."""
     options = TrainerOptions.from_json(sys.argv[1])
-    logs.configure(debug=options.debug, as_json=options.log_json)
+    logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
     ending = _Ending()
     signal.signal(signal.SIGTERM, ending.terminate)
     lifeline.watch(ending.node_is_gone)
@@ -173,7 +187,8 @@ def main() -> int:
         trainer.peer.close()
     except (LocalError, TaskError) as error:
         log.error("%s", error, exc_info=error if options.debug else None)
-        return 2
+        has_worked = options.restarted or (ending.trainer is not None and ending.trainer.stepped)
+        return FAILURE if isinstance(error, TaskError) and has_worked else USER_ERROR
     return 0
 
 

@@ -9,6 +9,7 @@ import aiohttp
 from gossamer.node.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.link import PeerLink
 from gossamer.node.transport import Transport
+from gossamer.node.uploads import Uploads
 from gossamer.protocol import effects as fx
 from gossamer.protocol.errors import PayloadError, PeerError
 from gossamer.protocol.greylist import Offence
@@ -31,12 +32,14 @@ class Transfers:
         dispatch: Callable[[fx.Event], object],
         on_damaged: Callable[[bytes], None],
         blame: Callable[[bytes, str, Offence], None],
+        uploads: Uploads,
     ) -> None:
         self._chunks = chunks
         self._transport = transport
         self._dispatch = dispatch
         self._on_damaged = on_damaged
         self._blame = blame
+        self._uploads = uploads
         self._asked: dict[int, asyncio.Queue[bytes]] = {}
 
     async def get(self, link: PeerLink, effect: fx.Get) -> None:
@@ -76,7 +79,7 @@ class Transfers:
     def asked(self, link: PeerLink, blob: bytes) -> None:
         """A peer that we dialled asks for a chunk: queue it, or decline."""
         queue = self._asked.get(link.number)
-        if queue is None or queue.full():
+        if queue is None or queue.full() or not self._uploads.begin():
             link.send(encode(Decline(blob)))
         else:
             queue.put_nowait(blob)
@@ -86,7 +89,11 @@ class Transfers:
         queue = self._asked[link.number] = asyncio.Queue(ASKS_PER_LINK_MAX)
         try:
             while True:
-                await self._put(link, await queue.get())
+                blob = await queue.get()
+                try:
+                    await self._put(link, blob)
+                finally:
+                    self._uploads.end()
         finally:
             del self._asked[link.number]
 

@@ -34,6 +34,7 @@ from gossamer.node.policing import Policing
 from gossamer.node.questions import Questions
 from gossamer.node.receiver import Admission, Receiver
 from gossamer.node.tls import Certificate, client_context, fingerprint_of
+from gossamer.node.uploads import Uploads
 from gossamer.protocol.errors import ConfigError, PeerError, RefusedError
 from gossamer.protocol.handshake import (
     HELLO_BYTES_MAX,
@@ -96,7 +97,8 @@ class Transport:
         self._admission = admission
         self._questions = questions
         self._policing = policing or Policing()
-        self._chunk_routes = ChunkRoutes(receiver, self._session_of, self._policing)
+        self.uploads = Uploads()
+        self._chunk_routes = ChunkRoutes(receiver, self._session_of, self._policing, self.uploads)
         self.door: Door | None = None
         self._numbers = count(1)
         self._sessions: dict[bytes, PeerLink] = {}
@@ -110,8 +112,11 @@ class Transport:
 
     # -- life
 
-    async def start(self, host: str, port: int) -> int:
-        """Listen and return the port. Raises ConfigError if that cannot be."""
+    async def start(self, host: str, port: int, last: int = 0) -> int:
+        """Listen and return the port. Raises ConfigError if that cannot be.
+
+        For port 0 the `last` one is taken again if it is free: others look for us there.
+        """
         if not self._server_ssl and not is_loopback(host):
             raise ConfigError(f"plaintext is for loopback only; listen on 127.0.0.1, not {host}, or use TLS")
         self.door = Door(self._protocol, self._server_ssl, self._policing)
@@ -125,7 +130,7 @@ class Transport:
         )
         await self._runner.setup()
         try:
-            bound_host, bound_port = await self.door.open(host, port)
+            bound_host, bound_port = await self._open(self.door, host, (port or last, port))
         except OSError as error:
             await self._runner.cleanup()
             where = format_address(host, port)
@@ -137,6 +142,15 @@ class Transport:
             timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S),
         )
         return bound_port
+
+    async def _open(self, door: Door, host: str, ports: tuple[int, int]) -> tuple[str, int]:
+        wanted, otherwise = ports
+        try:
+            return await door.open(host, wanted)
+        except OSError:
+            if wanted == otherwise:
+                raise
+            return await door.open(host, otherwise)
 
     def _application(self, door: Door) -> web.Application:
         """All routes, behind the door."""

@@ -15,6 +15,7 @@ from gossamer.node import feed
 from gossamer.node.admin_state import admin_state
 from gossamer.node.chronicle import Chronicle, Round, as_json
 from gossamer.node.chroniclestore import ChronicleStore
+from gossamer.node.happenings import Happenings
 from gossamer.node.link import PeerLink
 from gossamer.node.notices import Notices
 from gossamer.node.rates import Rates
@@ -48,6 +49,7 @@ class Watching:
         self.notices = Notices()
         self.rates = Rates()
         self.vitals = Vitals()
+        self.happenings = Happenings()
         self.feed = feed.Feed()
         self.disk_free: int | None = None
         """Bytes free where the node's folder is; None before the first look."""
@@ -57,7 +59,7 @@ class Watching:
         self._state: tuple[float, bytes] | None = None
         self._failed = False
         self._telling = asyncio.Lock()
-        """100,000 deltas take 0.4 s to serialise: not for several at once."""
+        """A thousand rounds of 64 members take 0.4 s to serialise: not for several at once."""
         daemon.merging.on_judged = self._merged
 
     # -- the daemon tells
@@ -65,7 +67,7 @@ class Watching:
     async def restore(self) -> None:
         """Read back what an earlier run kept, and what the ledger holds beyond that."""
         self.notices.begin()
-        self.chronicle.restore(await asyncio.to_thread(self._store.load))
+        self.chronicle.restore(*await asyncio.to_thread(self._store.load))
         for delta in self._daemon.core.ledger:
             self.heard(delta)
 
@@ -135,6 +137,8 @@ class Watching:
         self._settle()
         self.rates.look(self._daemon.links.values(), time.monotonic())
         self.vitals.look(self._look(late_s))
+        core = self._daemon.core
+        self.happenings.look(core.roster.members(), core.sealing.claims)
         self._publish(ticks)
 
     def _settle(self) -> None:
@@ -181,7 +185,7 @@ class Watching:
         if not rounds:
             return
         try:
-            await asyncio.to_thread(self._store.save, rounds, self.chronicle.begins_after)
+            await asyncio.to_thread(self._store.save, rounds)
         except StorageError as error:
             self.chronicle.not_saved(rounds)
             log.debug("%s", error)
@@ -219,12 +223,30 @@ class Watching:
             *(feed.event("notice", notice.to_json()) for notice in notices),
         ]
 
-    async def rounds(self, first: int) -> bytes:
-        """The rounds kept from one on, as JSON: in a thread, since they may be many."""
+    async def rounds(self, first: int, last: int) -> bytes:
+        """The rounds kept from one to another, as JSON, and the oldest kept of all.
+
+        What is no longer in memory comes from the disk. In a thread, since they may be many.
+        """
         self._settle()
         async with self._telling:
-            kept: list[Round] = self.chronicle.since(first)
-            return await asyncio.to_thread(lambda: feed.to_json(as_json(kept)))
+            kept = [row for row in self.chronicle.since(first) if row.number <= last]
+            oldest = self.chronicle.oldest()
+            return await asyncio.to_thread(
+                self._told, kept, oldest, first, min(last, self.chronicle.begins_after)
+            )
+
+    def _told(self, kept: list[Round], oldest: int | None, first: int, stored_last: int) -> bytes:
+        older = self._store.between(first, stored_last) if first <= stored_last else []
+        begins = [number for number in (oldest, self._store.oldest()) if number is not None]
+        return _serialised([*older, *kept], min(begins, default=None))
+
+
+def _serialised(rounds: list[Round], oldest: int | None) -> bytes:
+    """Line by line: one call for all would not let go of the interpreter, which the event loop needs, too."""
+    told = as_json(rounds)
+    authors, lines = feed.to_json(told["authors"]), b",".join(map(feed.to_json, told["rounds"]))
+    return b'{"oldest":%b,"authors":%b,"rounds":[%b]}' % (feed.to_json(oldest), authors, lines)
 
 
 def _free_at(path: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Content addressing: anything large is cut into chunks of 1 MiB, each known by its SHA-256.
+"""Content addressing: anything large is cut into chunks of at most 1 MiB, each known by its SHA-256.
 
 A *root* names a whole file by one hash: it is the SHA-256 of its chunk hashes written one after another,
 and that list is itself a blob (the *index*), so a file of any size can be fetched from strangers knowing
@@ -9,21 +9,37 @@ from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.limits import CHUNK_BYTES_MAX
+from gossamer.protocol.limits import CHUNK_BYTES_MAX, PAYLOAD_CHUNK_BYTES_MIN, PAYLOAD_CHUNKS_AIM
 
 HASH_BYTES = 32
 
 
-def split(data: memoryview | bytes) -> Iterable[memoryview]:
-    """Cut `data` into chunks of CHUNK_BYTES_MAX, the last one shorter. No copies."""
+def payload_chunk_bytes(total: int) -> int:
+    """Size of the chunks of a payload of `total` bytes: a power of two, for about 64 chunks.
+
+    A node can pass a chunk on only when it has all of it, so what goes through many hands goes in small ones.
+    """
+    size = PAYLOAD_CHUNK_BYTES_MIN
+    while size * PAYLOAD_CHUNKS_AIM < total and size < CHUNK_BYTES_MAX:
+        size *= 2
+    return size
+
+
+def split(data: memoryview | bytes, size: int = CHUNK_BYTES_MAX) -> Iterable[memoryview]:
+    """Cut `data` into chunks of `size`, the last one shorter. No copies."""
     view = memoryview(data).cast("B")
-    for start in range(0, len(view), CHUNK_BYTES_MAX):
-        yield view[start : start + CHUNK_BYTES_MAX]
+    for start in range(0, len(view), size):
+        yield view[start : start + size]
 
 
-def chunk_hashes(data: memoryview | bytes) -> tuple[bytes, ...]:
+def split_payload(data: memoryview | bytes) -> Iterable[memoryview]:
+    """Cut a payload into its chunks. No copies."""
+    return split(data, payload_chunk_bytes(len(data)))
+
+
+def chunk_hashes(data: memoryview | bytes, size: int = CHUNK_BYTES_MAX) -> tuple[bytes, ...]:
     """Return the SHA-256 of every chunk of `data`."""
-    return tuple(sha256(chunk).digest() for chunk in split(data))
+    return tuple(sha256(chunk).digest() for chunk in split(data, size))
 
 
 def root_of(hashes: Iterable[bytes]) -> bytes:
@@ -31,10 +47,15 @@ def root_of(hashes: Iterable[bytes]) -> bytes:
     return sha256(b"".join(hashes)).digest()
 
 
-def chunk_sizes(total: int) -> tuple[int, ...]:
-    """Return the sizes in bytes of the chunks of a file of `total` bytes."""
-    whole, rest = divmod(total, CHUNK_BYTES_MAX)
-    return (CHUNK_BYTES_MAX,) * whole + ((rest,) if rest else ())
+def chunk_sizes(total: int, size: int = CHUNK_BYTES_MAX) -> tuple[int, ...]:
+    """Return the sizes in bytes of the chunks of a file of `total` bytes, cut every `size`."""
+    whole, rest = divmod(total, size)
+    return (size,) * whole + ((rest,) if rest else ())
+
+
+def payload_chunk_sizes(total: int) -> tuple[int, ...]:
+    """Return the sizes in bytes of the chunks of a payload of `total` bytes."""
+    return chunk_sizes(total, payload_chunk_bytes(total))
 
 
 def parse_index(index: bytes, total: int) -> tuple[bytes, ...]:

@@ -2,12 +2,13 @@
 
 Bodies always travel in the direction in which a link was dialled, since that one is known to work: from a
 peer we dialled we `Get` a chunk; a peer that dialled us is `Ask`ed and puts it to us. Peers say what they
-hold; a hint may be missing or wrong, so after a moment any link is tried. Guesses give way to hints, and a
-link that failed one is spared others for a while: a payload that nobody has must not delay those that
-somebody has.
+hold, a payload or chunks of it; a hint may be missing or wrong, so after a moment any link is tried. Guesses
+give way to hints, and a link that failed one is spared others for a while: a payload that nobody has must not
+delay those that somebody has. Of a payload, the chunk that the fewest are known to hold comes first, so that
+neighbours have different ones to give to each other.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
@@ -24,6 +25,20 @@ class _Want:
     missing: dict[bytes, int]
     since: float
     holders: set[int] = field(default_factory=set)
+    """Of all of them."""
+    parts: dict[bytes, set[int]] = field(default_factory=dict)
+    """Of single ones."""
+    is_told_of_since: float = -inf
+    """When somebody last said that it holds another part: more is on its way to our neighbours."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody is known to hold some of it."""
+        return bool(self.holders) or any(self.parts.values())
+
+    def holders_of(self, blob: bytes) -> set[int]:
+        part = self.parts.get(blob)
+        return self.holders | part if part else self.holders
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +57,7 @@ class _Failure:
 
     @property
     def forgotten_at(self) -> float:
-        return self.until + self.wait
+        return self.until + max(self.wait, limits.FETCH_RETRY_S)
 
 
 class Fetcher:
@@ -53,6 +68,8 @@ class Fetcher:
         self._rng = rng
         self._links: dict[int, bool] = {}
         self._wants: dict[bytes, _Want] = {}
+        self._keys: dict[bytes, set[bytes]] = {}
+        """Of each missing chunk, the keys that it is wanted under."""
         self._flights: dict[bytes, _Flight] = {}
         # With the size, since a liar may list an honest chunk's hash with a size that it does not have.
         self._failed: dict[tuple[int, bytes, int], _Failure] = {}
@@ -71,6 +88,8 @@ class Fetcher:
         self._links.pop(link, None)
         for want in self._wants.values():
             want.holders.discard(link)
+            for part in want.parts.values():
+                part.discard(link)
         self._flights = {blob: flight for blob, flight in self._flights.items() if flight.link != link}
         self._failed = {pair: failure for pair, failure in self._failed.items() if pair[0] != link}
         self._spared.pop(link, None)
@@ -85,6 +104,21 @@ class Fetcher:
                 self._failed.pop((link, blob, size), None)
             self._changed = self._changed or not self._flights.keys() >= want.missing.keys()
 
+    def hint_part(self, link: int, key: bytes, blob: bytes) -> None:
+        """Note that the peer of a link holds one chunk of `key`."""
+        want = self._wants.get(key)
+        if want is not None and link in self._links and blob in want.missing:
+            part = want.parts.setdefault(blob, set())
+            if link not in part:
+                part.add(link)
+                want.is_told_of_since = self._now
+            self._failed.pop((link, blob, want.missing[blob]), None)
+            self._changed = self._changed or blob not in self._flights
+
+    def holders_of(self, key: bytes, blob: bytes) -> set[int]:
+        """Links whose peers said that they hold a chunk of `key` that is missing here."""
+        return self._wants[key].holders_of(blob)
+
     # -- wants
 
     def want(self, key: bytes, chunks: tuple[tuple[bytes, int], ...], now: float) -> list[Effect]:
@@ -92,22 +126,41 @@ class Fetcher:
         missing = {blob: size for blob, size in chunks if not self._has_chunk(blob)}
         if not missing:
             return [Fetched(key)]
-        self._wants.setdefault(key, _Want(missing, now))
+        if key not in self._wants:
+            self._wants[key] = _Want(missing, now)
+            for blob in missing:
+                self._keys.setdefault(blob, set()).add(key)
         self._changed = True
         return []
 
     def forget(self, key: bytes) -> None:
         """Stop wanting a key (its record became void)."""
-        self._wants.pop(key, None)
+        want = self._wants.pop(key, None)
+        for blob in want.missing if want else ():
+            self._no_longer(blob, key)
+
+    def _no_longer(self, blob: bytes, key: bytes) -> None:
+        keys = self._keys[blob]
+        keys.discard(key)
+        if not keys:
+            del self._keys[blob]
+
+    def keys_of(self, blob: bytes) -> tuple[bytes, ...]:
+        """The keys that a missing chunk is wanted under."""
+        return tuple(sorted(self._keys.get(blob, ())))
+
+    def wants(self, key: bytes) -> bool:
+        """Whether chunks are missing under a key."""
+        return key in self._wants
 
     def expected_size(self, blob: bytes) -> int | None:
         """Size of a chunk that is on its way, None for any other: nothing else may be put to us."""
         flight = self._flights.get(blob)
         return flight.size if flight is not None else None
 
-    def missing_of(self, key: bytes) -> int:
-        """How many chunks of a key are still to come."""
-        return len(self._wants[key].missing) if key in self._wants else 0
+    def missing(self, key: bytes) -> Collection[bytes]:
+        """The chunks of a key that are still to come."""
+        return self._wants[key].missing.keys() if key in self._wants else ()
 
     @property
     def pending(self) -> int:
@@ -118,7 +171,7 @@ class Fetcher:
         """Keys wanted by a time and not complete yet, less those that nobody is known to hold for long."""
         oldest = self._now - limits.ORPHAN_PATIENCE_S
         return sum(
-            1 for want in self._wants.values() if want.since <= by and (want.holders or want.since > oldest)
+            1 for want in self._wants.values() if want.since <= by and (want.is_held or want.since > oldest)
         )
 
     def arrived(self, blob: bytes) -> list[Effect]:
@@ -126,8 +179,11 @@ class Fetcher:
         self._flights.pop(blob, None)
         self._changed = True
         done: list[Effect] = []
-        for key, want in list(self._wants.items()):
-            if want.missing.pop(blob, None) is not None and not want.missing:
+        for key in sorted(self._keys.pop(blob, ())):
+            want = self._wants[key]
+            del want.missing[blob]
+            want.parts.pop(blob, None)
+            if not want.missing:
                 del self._wants[key]
                 done.append(Fetched(key))
         return done
@@ -138,7 +194,7 @@ class Fetcher:
         if flight is not None and flight.link == link:
             del self._flights[blob]
             before = self._failed.get((link, blob, flight.size))
-            wait = min(2 * before.wait, limits.FETCH_RETRY_MAX_S) if before else limits.FETCH_RETRY_S
+            wait = min(2 * before.wait, limits.FETCH_RETRY_MAX_S) if before else limits.FETCH_SOON_S
             self._failed[(link, blob, flight.size)] = _Failure(now + wait, wait)
             self._spared[link] = now + limits.FETCH_RETRY_S
             self._changed = True
@@ -176,20 +232,38 @@ class Fetcher:
         effects: list[Effect] = []
         most = min(limits.FETCHES_MAX, limits.FETCHES_PER_LINK_MAX * len(self._links))
         wants = self._wants.values()
-        for want in chain((w for w in wants if w.holders), (w for w in wants if not w.holders)):
-            for blob, size in want.missing.items():
+        for want in chain((w for w in wants if w.is_held), (w for w in wants if not w.is_held)):
+            for blob in self._rarest_first(want):
                 if len(self._flights) >= most:
                     return effects, retry_at  # whatever ends a transfer brings us back here
-                if blob in self._flights:
-                    continue
+                size = want.missing[blob]
                 link = self._choose(want, blob, load, now)
+                if link is None and retry_at == inf:
+                    retry_at = min(self._rested_at(now), now + limits.FETCH_RETRY_S)
                 if link is None:
-                    retry_at = now + limits.FETCH_RETRY_S
                     continue
                 load[link] += 1
                 self._flights[blob] = _Flight(link, size, now + self._patience(link, size))
                 effects.append(Get(link, blob, size) if self._links[link] else Send(link, Ask(blob)))
         return effects, retry_at
+
+    def _rested_at(self, now: float) -> float:
+        """When the next link may be asked again for what it failed."""
+        return min((f.until for f in self._failed.values() if f.until > now), default=inf)
+
+    def _rarest_first(self, want: _Want) -> Iterable[bytes]:
+        """Its chunks that are not under way; those that equally many have in a random order.
+
+        As they come where nobody has only parts: a snapshot has thousands, and no order is better.
+        """
+        open_ = (blob for blob in want.missing if blob not in self._flights)
+        if not want.parts:
+            return open_
+        blobs = list(open_)
+        for i in range(len(blobs) - 1, 0, -1):
+            j = self._rng.randrange(i + 1)
+            blobs[i], blobs[j] = blobs[j], blobs[i]
+        return sorted(blobs, key=lambda blob: len(want.parts.get(blob, ())))
 
     def _patience(self, link: int, size: int) -> float:
         """A peer sends one chunk after another, so those under way on its link come first."""
@@ -203,9 +277,14 @@ class Fetcher:
         resting = (
             {link for link in self._links if self._rests(link, blob, size, now)} if self._failed else set()
         )
-        want.holders -= resting
-        free = self._free(want.holders, load)
-        if not free and now >= want.since + limits.FETCH_RETRY_S:
+        doubted = {link for link in resting if self._failed[link, blob, size].wait >= limits.FETCH_RETRY_S}
+        want.holders -= doubted
+        if blob in want.parts:
+            want.parts[blob] -= doubted
+        free = self._free(want.holders - resting, load)
+        if blob in want.parts:
+            free += self._free(want.parts[blob] - want.holders - resting, load, limits.PARTS_PER_LINK_MAX)
+        if not free and now >= max(want.since, want.is_told_of_since) + limits.FETCH_RETRY_S:
             guesses = [link for link in self._links if link not in self._spared]
             free = [link for link in self._free(guesses, load) if link not in resting]
         if not free:
@@ -218,5 +297,7 @@ class Fetcher:
         return failure is not None and failure.until > now
 
     @staticmethod
-    def _free(candidates: Iterable[int], load: dict[int, int]) -> list[int]:
-        return sorted(link for link in candidates if load[link] < limits.FETCHES_PER_LINK_MAX)
+    def _free(
+        candidates: Iterable[int], load: dict[int, int], most: int = limits.FETCHES_PER_LINK_MAX
+    ) -> list[int]:
+        return sorted(link for link in candidates if load[link] < most)

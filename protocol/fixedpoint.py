@@ -19,8 +19,11 @@ VALUE_LIMIT = 1 << 30
 
 Ints = npt.NDArray[np.int32]
 
-_PIECE = 8192
-"""Values summed at once: they stay in cache, and BLAS does not spread so few over threads."""
+_ROW = 8192
+"""Values in one dot product: BLAS does not spread so few over threads."""
+
+_ROWS = 8
+"""Dot products at once: their values stay in cache."""
 
 
 def to_fixed(values: npt.NDArray[Any]) -> Ints:
@@ -47,22 +50,29 @@ def check_healthy(values: Ints, what: str) -> None:
 def sum_of_squares(values: Ints) -> int:
     """Return the exact sum of squares as a Python int.
 
-    Squares are summed by float64 dot products of pieces so small that every partial sum is an integer
+    Squares are summed by float64 dot products of rows so short that every partial sum is an integer
     below 2**53, which no order of summation can round.
     """
     flat = values.reshape(-1)
-    return sum(_piece_sum(flat[start : start + _PIECE]) for start in range(0, flat.size, _PIECE))
+    whole = flat.size // _ROW * _ROW
+    rows = flat[:whole].reshape(-1, _ROW)
+    found = sum(_sum_of_rows(rows[start : start + _ROWS]) for start in range(0, len(rows), _ROWS))
+    return found + (_sum_of_rows(flat[None, whole:]) if whole < flat.size else 0)
 
 
-def _piece_sum(piece: Ints) -> int:
-    peak = max(int(piece.max()), -int(piece.min()))
-    if piece.size * peak * peak < 1 << 53:
-        wide = piece.astype(np.float64)
-        return int(np.dot(wide, wide))
+def _sum_of_rows(rows: Ints) -> int:
+    peak = max(int(rows.max()), -int(rows.min()))
+    if _ROW * peak * peak < 1 << 53:
+        wide = rows.astype(np.float64)
+        return _dots(wide, wide)
     # A high and a low half of 16 bits each: their products are below 2**32, 2**13 of them below 2**53.
-    high = (piece >> 16).astype(np.float64)
-    low = (piece & 0xFFFF).astype(np.float64)
-    return (int(np.dot(high, high)) << 32) + (int(np.dot(high, low)) << 17) + int(np.dot(low, low))
+    high = (rows >> 16).astype(np.float64)
+    low = (rows & 0xFFFF).astype(np.float64)
+    return (_dots(high, high) << 32) + (_dots(high, low) << 17) + _dots(low, low)
+
+
+def _dots(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> int:
+    return sum(map(int, np.vecdot(left, right)))
 
 
 def norm(values: Ints) -> float:

@@ -50,6 +50,8 @@ class Gossip:
         self._awaited: dict[int, set[bytes]] = {}
         self._size_at_request: dict[int, int] = {}
         self._given: dict[int, list[bytes]] = {}
+        self._sought: dict[bytes, float] = {}
+        """Records that we were told of and have asked for, oldest first."""
         self._next_exchange = 0.0
         self.synced_once = False
         """Whether some peer's ledger has been found equal to ours, or all it had beyond ours arrived."""
@@ -172,6 +174,19 @@ class Gossip:
                 self._given[link] = given
                 effects += self.open_exchange(link)
         return effects
+
+    def heard_of(self, link: int, record_id: bytes, now: float) -> list[Effect]:
+        """A link's peer speaks of a record that we have not: a push of it did not reach us, or will soon.
+
+        It is asked for once a while, since it may be one that we refuse.
+        """
+        if record_id in self._sought and now < self._sought[record_id] + limits.ANTI_ENTROPY_INTERVAL_S:
+            return []
+        self._sought.pop(record_id, None)
+        self._sought[record_id] = now
+        if len(self._sought) > limits.IDS_PER_MESSAGE_MAX:
+            del self._sought[next(iter(self._sought))]
+        return [Send(link, Request((record_id,)))]
 
     def request(self, link: int, record_ids: Iterable[bytes]) -> list[Effect]:
         """Send the records that we have of those asked for."""

@@ -7,9 +7,11 @@ has to be merged anew.
 
 from collections.abc import Iterable
 
-from gossamer.protocol.chunks import chunk_sizes
-from gossamer.protocol.effects import Close, Effect, Fetched, Notice, Ready, Store
+from gossamer.protocol import limits
+from gossamer.protocol.chunks import payload_chunk_sizes
+from gossamer.protocol.effects import Close, Effect, Fetched, Notice, RandomSource, Ready, Store
 from gossamer.protocol.fetch import Fetcher
+from gossamer.protocol.gossip import sample
 from gossamer.protocol.identity import short
 from gossamer.protocol.ledger import Added, Ledger
 from gossamer.protocol.links import Links
@@ -20,11 +22,14 @@ from gossamer.protocol.records import Delta
 class Holdings:
     """Keeps the ledger, the fetching of payloads and the offers of them in step."""
 
-    def __init__(self, ledger: Ledger, links: Links, fetcher: Fetcher, offers: Offers) -> None:
+    def __init__(
+        self, ledger: Ledger, links: Links, fetcher: Fetcher, offers: Offers, rng: RandomSource
+    ) -> None:
         self._ledger = ledger
         self._links = links
         self._fetcher = fetcher
         self._offers = offers
+        self._rng = rng
         self._held: set[bytes] = set()
         self._revoked: list[Delta] = []
         """What revocations took out of the ledger. It stays on disk until its round closes: Phi may hold it
@@ -104,8 +109,31 @@ class Holdings:
         self._fetcher.hint(link, record_id)
         self._offers.heard(record_id, link)
 
+    def hint_parts(self, delta: Delta, places: Iterable[int], link: int) -> None:
+        """Note that a link's peer holds some chunks of a delta's payload."""
+        for place in places:
+            if place < len(delta.body.chunks):
+                self._fetcher.hint_part(link, delta.record_id, delta.body.chunks[place])
+                self._offers.heard_part(delta.record_id, place, link)
+
+    def lacks(self, record_id: bytes, link: int, now: float) -> None:
+        """Note that a link's peer knows a delta and has not its payload: it is told what is here of it."""
+        delta = self._ledger.get(record_id)
+        if delta is not None and self._fetcher.wants(record_id):
+            self._offers.promise(record_id, link)
+            missing = self._fetcher.missing(record_id)
+            for place, blob in enumerate(delta.body.chunks):
+                if blob not in missing:
+                    self._offers.part(record_id, place, {link}, now)
+
     def arrived(self, blob: bytes, now: float) -> list[Effect]:
-        """Note a stored chunk."""
+        """Note a stored chunk. Of a payload that has several, each is offered as it comes."""
+        for key in self._fetcher.keys_of(blob):
+            delta = self._ledger.get(key)
+            if delta is not None and len(delta.body.chunks) > 1:
+                links = {link.number for link in self._links.all()} - self._fetcher.holders_of(key, blob)
+                chosen = set(sample(links, limits.PART_FANOUT, self._rng))
+                self._offers.part(key, delta.body.chunks.index(blob), chosen, now)
         return self._complete(self._fetcher.arrived(blob), now)
 
     def need(self, key: bytes, chunks: tuple[tuple[bytes, int], ...], now: float) -> list[Effect]:
@@ -117,7 +145,7 @@ class Holdings:
         return self._complete(self._fetcher.want(key, chunks, now), now)
 
     def _want(self, delta: Delta, now: float) -> list[Effect]:
-        sizes = chunk_sizes(delta.body.payload_bytes)
+        sizes = payload_chunk_sizes(delta.body.payload_bytes)
         chunks = tuple(zip(delta.body.chunks, sizes, strict=True))
         return self._complete(self._fetcher.want(delta.record_id, chunks, now), now)
 

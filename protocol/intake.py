@@ -91,8 +91,13 @@ class Intake:
 
     def _note(self, record_id: bytes, held: bool, delivery: _Delivery) -> None:
         delivery.record_ids.append(record_id)
+        self._hint(record_id, held, delivery)
+
+    def _hint(self, record_id: bytes, held: bool, delivery: _Delivery) -> None:
         if held:
             self._holdings.hint(record_id, delivery.link)
+        else:
+            self._holdings.lacks(record_id, delivery.link, delivery.now)
 
     def _judge(self, data: bytes, held: bool, delivery: _Delivery) -> list[Effect]:
         """Take in a record if it is right, blame its sender if not."""
@@ -120,8 +125,7 @@ class Intake:
     def _delta(self, envelope: Envelope, held: bool, delivery: _Delivery) -> list[Effect]:
         delivery.record_ids.append(envelope.record_id)
         result = [] if envelope.record_id in self._ledger else self._new_delta(envelope, delivery)
-        if held:
-            self._holdings.hint(envelope.record_id, delivery.link)
+        self._hint(envelope.record_id, held, delivery)
         return result
 
     def _new_delta(self, envelope: Envelope, delivery: _Delivery) -> list[Effect]:

@@ -5,7 +5,7 @@ largest first into the lightest fragment, which every node computes alike. Withi
 the order of the manifest. A snapshot is the fragments' int32 values one after another.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
@@ -59,6 +59,13 @@ class Layout:
     @property
     def snapshot_bytes(self) -> int:
         return 4 * self.numel
+
+    def tensors(self) -> Iterator[tuple[TensorSpec, slice]]:
+        """Every tensor, and the elements of a snapshot that it is."""
+        for fragment in self.fragments:
+            for slot in fragment.slots:
+                start = fragment.offset + slot.offset
+                yield slot.spec, slice(start, start + slot.numel)
 
     def of_round(self, round_: int) -> Fragment:
         """The fragment that a round concerns."""

@@ -10,6 +10,13 @@ RECORD_BYTES_MAX = 64 * 1024
 CHUNK_BYTES_MAX = 1024 * 1024
 """Blobs are cut and hashed in pieces of this size: one hash check bounds what a liar can make us hold."""
 
+PAYLOAD_CHUNK_BYTES_MIN = 128 * 1024
+"""A payload is cut into smaller chunks than a snapshot, but not so small that requests for them weigh: a head
+is some 300 bytes each way, half a percent of this."""
+
+PAYLOAD_CHUNKS_AIM = 64
+"""Until chunks are CHUNK_BYTES_MAX long, a payload has no more of them than this: 2 KiB of its record."""
+
 PAYLOAD_CHUNKS_MAX = 1024
 """Chunks of one delta (1 GiB): one fragment of a 2 G parameter model at int4."""
 
@@ -103,6 +110,22 @@ OFFER_DELAY_S = 0.05
 """What became complete within this time is offered in one message, and not to links that offer it to us
 meanwhile. A payload that goes by way of others waits this long at each."""
 
+LINKS_TOLD_MAX = 12
+LINK_PREFIX_BYTES = 4
+"""Of the links that a node dialled its row names so many, by so much of the other's id, for displays: 20
+bytes with 5 of them, every 3 s. Of 1,024 members two begin alike once in 8,000 swarms."""
+
+PART_DELAY_S = 0.004
+"""A chunk of a payload that is not complete yet is offered after this time, together with others: it has less
+far to go than a payload, and all who wait for it wait for this at each that it goes through."""
+
+PART_FANOUT = 8
+"""Links that are offered a chunk of a payload that is not complete: a node with many links would be asked for
+it by all of them at once, and those that wait in its line would not turn to others."""
+
+DEAL_PATIENCE_S = 2.0
+"""A payload that was dealt out is offered to all whole when none of it was heard to spread for this long."""
+
 # --- membership ----------------------------------------------------------------------------------------
 HEARTBEAT_INTERVAL_S = 3.0
 ROWS_INTERVAL_S = 1.0
@@ -156,20 +179,31 @@ RESUME_PATIENCE_S = 15.0
 # --- fetching ------------------------------------------------------------------------------------------
 FETCHES_MAX = 16
 FETCHES_PER_LINK_MAX = 4
+PARTS_PER_LINK_MAX = 2
+"""A peer that has only parts of a payload is asked for fewer at a time: it is busy getting the rest, and soon
+others have them too."""
+
 FETCH_TIMEOUT_S = 60.0
 """A megabyte within a minute: about 140 kbit/s, the slowest holder worth waiting for."""
 
 FETCH_PATIENCE_S = 12.0
 """The part of it that does not depend on the size: a request that was lost costs a small chunk no more."""
 
+FETCH_SOON_S = 0.1
 FETCH_RETRY_S = 1.0
 FETCH_RETRY_MAX_S = 8.0
-"""A peer that failed a chunk is asked for it again after a moment, then after twice that, up to this, unless
-it says that it holds it: a payload that nobody has costs little while it is looked for."""
+"""A peer that failed a chunk, perhaps since it is busy, is asked for it again soon, then after twice that, up
+to this, unless it says that it holds it. A wait of FETCH_RETRY_S or more means that we no longer believe it:
+a payload that nobody has costs little while it is looked for."""
 
 ORPHAN_PATIENCE_S = 30.0
 """A payload that nobody is known to hold keeps a node from training this long and no longer: its author
 may have died before anyone had it."""
+
+UPLOADS_MAX = 16
+UPLOAD_COUNTS_S = 1.0
+"""Chunks under way from us to all links together; what is asked for beyond them is declined. Two MiB, as
+payloads of 10 M parameters are cut: a fifth of a second of 100 Mbit/s. What takes longer counts no more."""
 
 ASKS_PER_LINK_MAX = 64
 """Chunks a peer may have asked us to send and not yet received."""

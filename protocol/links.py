@@ -72,10 +72,13 @@ class Links:
         """Our link to a node, if there is one."""
         return next((link for link in self._links.values() if link.node_id == node_id), None)
 
+    def outbound(self) -> list[Link]:
+        """The links that we dialled, oldest first."""
+        return sorted((link for link in self._links.values() if link.outbound), key=lambda link: link.number)
+
     def anchors(self) -> list[tuple[str, bytes]]:
         """Address and node id of our oldest outbound links: whom to dial first in our next life."""
-        ours = sorted((link for link in self._links.values() if link.outbound), key=lambda link: link.number)
-        anchors = [(link.address, link.node_id) for link in ours if link.address is not None]
+        anchors = [(link.address, link.node_id) for link in self.outbound() if link.address is not None]
         return anchors[: limits.LINKS_OUTBOUND_MIN]
 
     def up(self, event: LinkUp, now: float) -> tuple[bool, list[Effect]]:
@@ -150,8 +153,7 @@ class Links:
 
     def _outbound_in(self, group: str | None) -> list[Link]:
         """Our outbound links into a network group, oldest first; None is no group."""
-        found = [link for link in self.all() if link.outbound and group is not None and link.group == group]
-        return sorted(found, key=lambda link: link.number)
+        return [link for link in self.outbound() if group is not None and link.group == group]
 
     def _replaces(self, event: LinkUp, old: Link) -> bool:
         """Of two links between a pair both ends keep the one that the smaller node id dialled.

@@ -18,7 +18,9 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
+    model_serializer,
     model_validator,
 )
 
@@ -93,7 +95,17 @@ class TaskSection(_Section):
 
     name: Text
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    source: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
+    """SHA-256 of the file with a task of somebody's own: nodes with another file are told. Empty for others,
+    and then no part of the canonical form."""
     options: dict[str, Option] = {}
+
+    @model_serializer(mode="wrap")
+    def _without_empty_source(self, serialised: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = serialised(self)
+        if not self.source:
+            del values["source"]
+        return values
 
 
 class Outer(_Section):

@@ -5,7 +5,7 @@ Python ints and IEEE doubles in that order, and arrays follow `rules.base`. Tens
 callers may merge them in any order and on any number of threads.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import fsum, inf, sqrt
 from typing import NamedTuple
@@ -13,11 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gossamer.protocol.fixedpoint import Ints, norm
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Outer
 from gossamer.protocol.payload import Payload
 from gossamer.protocol.rules import RULES, Deltas
+from gossamer.protocol.rules.base import PART, Step, Vector, combine, no_step, scaled, whole
 from gossamer.protocol.rules.clipping import median_low, shrink_to, usual_rate
 
 Sample = npt.NDArray[np.float32]
@@ -40,7 +41,7 @@ class Measures(NamedTuple):
 class Contribution:
     """One valid record as Merge sees it.
 
-    `tensor(i)` decodes the fragment's tensor `i`; `norms` are those of its tensors, and `sample` some of its
+    `tensor(i)` reads the fragment's tensor `i`; `norms` are those of its tensors, and `sample` some of its
     elements, see `measure`. The sample has no influence on the merge.
     """
 
@@ -49,7 +50,7 @@ class Contribution:
     steps: int
     staleness: int
     norms: Sequence[float]
-    tensor: Callable[[int], Ints]
+    tensor: Callable[[int], Vector]
     sample: Sample | None = None
 
 
@@ -87,10 +88,15 @@ def measure(payload: Payload) -> Measures:
     stride = -(-payload.numel // SAMPLE_MAX) | 1
     offset = 0
     for index in range(payload.tensors):
-        values = payload.tensor(index)
-        norms.append(norm(values))
-        picked.append(values[-offset % stride :: stride])
-        offset += values.size
+        section, squares = payload.section(index), 0
+        step = PART if section.in_parts else section.numel
+        for start in range(0, section.numel, step):
+            stop = min(start + step, section.numel)
+            found = section.survey(start, stop, slice(-(offset + start) % stride, None, stride))
+            squares += found.squares
+            picked.append(found.sample)
+        norms.append(sqrt(squares))
+        offset += section.numel
     return Measures(tuple(norms), np.concatenate(picked).astype(np.float32))
 
 
@@ -128,20 +134,31 @@ class RoundMerge:
 
     def tensor(self, index: int) -> Ints:
         """Merge the fragment's tensor `index`: int32[numel], to be subtracted from Phi."""
-        slot = self._fragment.slots[index]
+        return whole(self._steps(index), self._fragment.slots[index].numel)
+
+    def subtract(self, index: int, view: Ints, *, back: bool = False) -> None:
+        """Subtract what `tensor` gives from that tensor of Phi, int32[numel], or add it `back`.
+
+        Part by part, in little memory; nothing is raised on the way, since every payload has been measured.
+        """
+        for step in self._steps(index):
+            step.add_to(view, 1 if back else -1)
+
+    def _steps(self, index: int) -> Iterator[Step]:
+        """The merged tensor part by part; what is not yielded is 0."""
         if not self._counted:
-            return np.zeros(slot.numel, dtype=np.int32)
-        if len(self._counted) == 1:
-            return self._counted[0][1].tensor(index)
+            return no_step()
         norms = [c.norms[index] for _, c in self._counted]
         deltas = Deltas(
-            decode=lambda i: self._counted[i][1].tensor(index),
+            vectors=[c.tensor(index) for _, c in self._counted],
             weights=self._weights,
             norms=norms,
             shrink=self._shrink(norms),
             root_steps=self._root_steps,
         )
-        return RULES[slot.spec.averaging](deltas)
+        if len(self._counted) == 1:
+            return scaled(combine(deltas, [1]), 1.0)
+        return RULES[self._fragment.slots[index].spec.averaging](deltas)
 
     @property
     def contributions(self) -> list[Contribution]:

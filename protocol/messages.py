@@ -280,6 +280,26 @@ class Charter:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The sender now holds these chunks of a delta's payload, numbered from 0."""
+
+    code: ClassVar[int] = 14
+    record_id: bytes
+    places: tuple[int, ...]
+
+    def fields(self) -> list[Any]:
+        return [self.record_id, self.places]
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        record_id = fields.blob("record_id", HASH_BYTES)
+        places = fields.array("places", limits.PAYLOAD_CHUNKS_MAX)
+        if not all(type(place) is int and 0 <= place < limits.PAYLOAD_CHUNKS_MAX for place in places):
+            raise MalformedError("places: not the numbers of chunks")
+        return cls(record_id, tuple(places))
+
+
 _TYPES: dict[int, type[Message]] = {
     kind.code: kind
     for kind in (
@@ -296,6 +316,7 @@ _TYPES: dict[int, type[Message]] = {
         Ask,
         Decline,
         Charter,
+        Parts,
     )
 }
 

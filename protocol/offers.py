@@ -2,14 +2,15 @@
 
 Every record thus comes with its payload, or with the promise of one, and a payload spreads along the ways of
 its record, each of several. What became complete within a moment is offered in one message, and not to links
-that say meanwhile that they hold it too.
+that say meanwhile that they hold it too. A payload of several chunks does not wait until it is complete: each
+chunk is offered as it comes.
 """
 
 import math
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Send
-from gossamer.protocol.messages import Holding
+from gossamer.protocol.messages import Holding, Parts
 
 
 class Offers:
@@ -18,6 +19,8 @@ class Offers:
     def __init__(self) -> None:
         self._waiting: dict[bytes, set[int]] = {}
         self._complete: list[bytes] = []
+        self._parts: dict[tuple[bytes, int], set[int]] = {}
+        """Chunks to be offered (record id and place), and to whom."""
         self._due = math.inf
 
     def promise(self, record_id: bytes, link: int) -> None:
@@ -30,13 +33,24 @@ class Offers:
         if waiting is not None:
             waiting.discard(link)
 
+    def heard_part(self, record_id: bytes, place: int, link: int) -> None:
+        """A link's peer says that it holds a chunk."""
+        if (record_id, place) in self._parts:
+            self._parts[record_id, place].discard(link)
+
+    def part(self, record_id: bytes, place: int, links: set[int], now: float) -> None:
+        """A chunk of a payload is here; tell these links."""
+        if links:
+            self._parts.setdefault((record_id, place), set()).update(links)
+            self._due = min(self._due, now + limits.PART_DELAY_S)
+
     def complete(self, record_id: bytes, now: float) -> None:
         """A payload is here."""
         if not self._waiting.get(record_id):
             self._waiting.pop(record_id, None)
             return
         if not self._complete:
-            self._due = now + limits.OFFER_DELAY_S
+            self._due = min(self._due, now + limits.OFFER_DELAY_S)
         self._complete.append(record_id)
 
     def forget(self, record_id: bytes) -> None:
@@ -44,8 +58,8 @@ class Offers:
         self._waiting.pop(record_id, None)
 
     def link_down(self, link: int) -> None:
-        for waiting in self._waiting.values():
-            waiting.discard(link)
+        for links in (*self._waiting.values(), *self._parts.values()):
+            links.discard(link)
 
     def deadline(self) -> float:
         return self._due
@@ -54,11 +68,22 @@ class Offers:
         """Tell those who still wait."""
         if now < self._due:
             return []
+        result = [*self._offer_parts(), *self._offer_complete()]
+        self._complete, self._parts, self._due = [], {}, math.inf
+        return result
+
+    def _offer_parts(self) -> list[Effect]:
+        offered: dict[tuple[int, bytes], list[int]] = {}
+        for (record_id, place), links in self._parts.items():
+            for link in sorted(links):
+                offered.setdefault((link, record_id), []).append(place)
+        return [Send(link, Parts(record_id, tuple(places))) for (link, record_id), places in offered.items()]
+
+    def _offer_complete(self) -> list[Effect]:
         offered: dict[int, list[bytes]] = {}
         for record_id in self._complete:
             for link in sorted(self._waiting.pop(record_id, ())):
                 offered.setdefault(link, []).append(record_id)
-        self._complete, self._due = [], math.inf
         result: list[Effect] = []
         message = Holding(())
         for link, ids in offered.items():

@@ -7,6 +7,7 @@ memory and never holds a decoded delta whole.
 from collections.abc import Iterable
 
 from gossamer.protocol.codecs import CODECS, Codec
+from gossamer.protocol.codecs.base import Sums, Survey
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.layout import Fragment
@@ -21,6 +22,34 @@ def encode_payload(codec_name: str, fragment: Fragment, tensors: Iterable[Ints])
     """Encode the fragment's tensors (int32 fixed point, in its order) with the reference encoder."""
     codec = CODECS[codec_name]
     return b"".join(codec.encode(values) for _, values in zip(fragment.slots, tensors, strict=True))
+
+
+class Section:
+    """One tensor of a payload, decoded as it is asked for. Its methods raise PayloadError."""
+
+    __slots__ = ("_codec", "_data", "in_parts", "numel")
+
+    def __init__(self, codec: Codec, data: memoryview, numel: int) -> None:
+        self._codec = codec
+        self._data = data
+        self.numel = numel
+        self.in_parts = codec.in_parts
+
+    def __len__(self) -> int:
+        """Bytes of it."""
+        return len(self._data)
+
+    def decode(self, start: int = 0, stop: int | None = None) -> Ints:
+        """See `Codec.decode`."""
+        return self._codec.decode(self._data, self.numel, start, stop)
+
+    def accumulate(self, start: int, factor: int, sums: Sums) -> None:
+        """See `Codec.accumulate`."""
+        self._codec.accumulate(self._data, self.numel, start, factor, sums)
+
+    def survey(self, start: int, stop: int, sampling: slice) -> Survey:
+        """See `Codec.survey`."""
+        return self._codec.survey(self._data, self.numel, start, stop, sampling)
 
 
 class Payload:
@@ -55,4 +84,8 @@ class Payload:
 
     def tensor(self, index: int) -> Ints:
         """Decode the fragment's tensor `index` as int32[numel]. Raises PayloadError."""
-        return self._codec.decode(self._sections[index], self._fragment.slots[index].numel)
+        return self.section(index).decode()
+
+    def section(self, index: int) -> Section:
+        """The fragment's tensor `index`, to be decoded in parts."""
+        return Section(self._codec, self._sections[index], self._fragment.slots[index].numel)

@@ -1,5 +1,6 @@
 """What the coming and going of a link means to every machine that keeps something by link."""
 
+from gossamer.protocol.dealing import Dealing
 from gossamer.protocol.effects import Effect, Hangup, LinkUp, Send
 from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.fetch import Fetcher
@@ -26,6 +27,7 @@ class Peering:
         gossip: Gossip,
         fetcher: Fetcher,
         offers: Offers,
+        dealing: Dealing,
     ) -> None:
         self._links = links
         self._roster = roster
@@ -35,6 +37,7 @@ class Peering:
         self._gossip = gossip
         self._fetcher = fetcher
         self._offers = offers
+        self._dealing = dealing
 
     def up(self, event: LinkUp, now: float) -> list[Effect]:
         """Take up a link, perhaps in place of another, or turn it away."""
@@ -101,4 +104,4 @@ class Peering:
         self._vetting.link_down(number)
         self._fetcher.link_down(number)
         self._offers.link_down(number)
-        return self._membership.link_down(number, now)
+        return [*self._dealing.link_down(number), *self._membership.link_down(number, now)]

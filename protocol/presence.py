@@ -252,6 +252,7 @@ class Presence:
 
     def _sign(self) -> tuple[PeerBody, bytes]:
         own_last, claims = self._standing()
+        dialled = [link.node_id[: limits.LINK_PREFIX_BYTES] for link in self._links.outbound()]
         body = PeerBody(
             incarnation=self._incarnation,
             heartbeat=self._heartbeat,
@@ -268,6 +269,7 @@ class Presence:
             tokens_per_s=self._progress.tokens_per_s,
             loss=self._progress.loss,
             claims=claims[: limits.CLAIMS_MAX],
+            dialled=tuple(dialled[: limits.LINKS_TOLD_MAX]),
         )
         envelope = seal(self._identity, Kind.PEER, self._swarm_id, body.pack())
         try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.protocol import limits
-from gossamer.protocol.chunks import HASH_BYTES, chunk_sizes
+from gossamer.protocol.chunks import HASH_BYTES, payload_chunk_sizes
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.envelope import Envelope, Kind
 from gossamer.protocol.errors import MalformedError
@@ -103,7 +103,7 @@ def parse_delta(envelope: Envelope, layout: Layout) -> Delta:
     fields.end()
     if (round_ - base) % fragments:
         raise MalformedError("delta: base is of another fragment than round")
-    if len(body.chunks) != len(chunk_sizes(body.payload_bytes)):
+    if len(body.chunks) != len(payload_chunk_sizes(body.payload_bytes)):
         raise MalformedError("delta: number of chunks does not fit the payload size")
     return Delta(record_id=envelope.record_id, author=envelope.author, body=body, data=envelope.data)
 
@@ -132,6 +132,9 @@ class PeerBody:
     loss: float
     claims: tuple[Claim, ...] = ()
     """The snapshots it holds, newest first: what it attests of the sealed past, and can serve."""
+    dialled: tuple[bytes, ...] = ()
+    """How the ids of the nodes begin to which it has dialled a link, 4 bytes each: for displays. Each link is
+    told by one of its ends."""
 
     @property
     def age(self) -> tuple[int, int]:
@@ -156,6 +159,7 @@ class PeerBody:
                 self.tokens_per_s,
                 self.loss,
                 [(claim.round, claim.tokens, claim.digest, claim.root) for claim in self.claims],
+                b"".join(self.dialled),
             ]
         )
 
@@ -190,6 +194,7 @@ def parse_peer(envelope: Envelope) -> Peer:
         tokens_per_s=fields.number("tokens_per_s", 0.0, limits.TOKENS_PER_S_MAX),
         loss=fields.number("loss", -limits.LOSS_MAX, limits.LOSS_MAX),
         claims=tuple(_parse_claim(item) for item in fields.array("claims", limits.CLAIMS_MAX)),
+        dialled=_parse_dialled(fields.blob("dialled", 0, limits.LINKS_TOLD_MAX * limits.LINK_PREFIX_BYTES)),
     )
     fields.end()
     return Peer(node_id=envelope.author, body=body, data=envelope.data)
@@ -199,6 +204,13 @@ def _parse_fingerprint(value: bytes) -> bytes:
     if len(value) not in (0, HASH_BYTES):
         raise MalformedError("peer: field fingerprint is not 0 or 32 bytes")
     return value
+
+
+def _parse_dialled(value: bytes) -> tuple[bytes, ...]:
+    size = limits.LINK_PREFIX_BYTES
+    if len(value) % size:
+        raise MalformedError(f"peer: field dialled is not a multiple of {size} bytes")
+    return tuple(value[at : at + size] for at in range(0, len(value), size))
 
 
 def _parse_claim(value: Any) -> Claim:

@@ -16,6 +16,7 @@ from gossamer.protocol.author import Author
 from gossamer.protocol.catchup import CatchUp
 from gossamer.protocol.clock import SwarmClock
 from gossamer.protocol.credentials import Credentials
+from gossamer.protocol.dealing import Dealing
 from gossamer.protocol.effects import Effect, Event, RandomSource
 from gossamer.protocol.errors import PeerError, UnsupportedError
 from gossamer.protocol.fetch import Fetcher
@@ -63,7 +64,8 @@ class Replica:
         self.membership = Membership(self.roster, rng)
         self.offers = Offers()
         self.fetcher = Fetcher(has_chunk, rng)
-        self.holdings = Holdings(self.ledger, self.links, self.fetcher, self.offers)
+        self.dealing = Dealing(rng)
+        self.holdings = Holdings(self.ledger, self.links, self.fetcher, self.offers, rng)
         self.gossip = Gossip(self.ledger, self.holdings.holds, rng, self.offers.promise)
         self.sealing = Sealing(manifest, is_first=not info.bootstrap)
         self._author = Author(identity, self.swarm_id, self.layout, self.charter, self.ledger, self.holdings)
@@ -89,6 +91,7 @@ class Replica:
             self.gossip,
             self.fetcher,
             self.offers,
+            self.dealing,
         )
         self._credentials = Credentials(
             identity.node_id,
@@ -165,6 +168,7 @@ class Replica:
             self.vetting.deadline(),
             self.fetcher.deadline(),
             self.offers.deadline(),
+            self.dealing.deadline(),
             self.sealing.deadline(),
         )
 
@@ -220,7 +224,7 @@ class Replica:
             case fx.Publish():
                 return self._author.publish(event.body)
             case fx.Stored():
-                return self._stored(event.delta)
+                return self._stored(event.delta, now)
             case fx.ChunkArrived():
                 return self.holdings.arrived(event.blob, now)
             case fx.ChunkFailed():
@@ -259,6 +263,7 @@ class Replica:
             *self._peering.wake(now),
             *self.gossip.wake(now),
             *self.offers.wake(now),
+            *self.dealing.wake(now),
             *self._look_at_history(now),
         ]
 
@@ -292,10 +297,10 @@ class Replica:
             return result
         return result + self._peering.greet(event.link, outbound=event.outbound)
 
-    def _stored(self, delta: Delta) -> list[Effect]:
+    def _stored(self, delta: Delta, now: float) -> list[Effect]:
         result = self._author.stored(delta)
         self.presence.changed()
-        return [*result, *self.gossip.push([delta], source=None)]
+        return [*result, *self.dealing.deal(delta, {link.number for link in self.links.all()}, now)]
 
     # -- messages
 
@@ -316,10 +321,9 @@ class Replica:
             case msg.Records():
                 return self._intake.received(link, message, now)
             case msg.Holding():
-                self._author.heard(message.record_ids)
-                for record_id in message.record_ids:
-                    self.holdings.hint(record_id, link)
-                return []
+                return self._holding(link, message)
+            case msg.Parts():
+                return self._parts(link, message, now)
             case msg.Compare():
                 return self.gossip.compare(link, message)
             case msg.Inventory():
@@ -346,6 +350,21 @@ class Replica:
             case msg.Charter():
                 return self.vetting.exchange(link, message)
         return [fx.Blame(link, "message without a handler", Offence.NONSENSE)]
+
+    def _holding(self, link: int, message: msg.Holding) -> list[Effect]:
+        self._author.heard(message.record_ids)
+        result: list[Effect] = []
+        for record_id in message.record_ids:
+            self.holdings.hint(record_id, link)
+            result += self.dealing.heard(record_id, link)
+        return result
+
+    def _parts(self, link: int, message: msg.Parts, now: float) -> list[Effect]:
+        delta = self.ledger.get(message.record_id)
+        if delta is None:
+            return self.gossip.heard_of(link, message.record_id, now)
+        self.holdings.hint_parts(delta, message.places, link)
+        return self.dealing.heard_parts(message.record_id, message.places, now)
 
     def _ask(self, link: int, message: msg.Ask) -> list[Effect]:
         known = self.links.get(link)

@@ -16,13 +16,17 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy as np
 import pytest
 
 SEED = pytest.StashKey[int]()
+WORKER_SEED = "gossamer_seed"
 TEST_SEED = pytest.StashKey[int]()
 
 # Deadlines measure the machine, not the code. "ci" always runs the same examples, so that a change
@@ -46,11 +50,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    seed = config.getoption("--seed")
+    seed = getattr(config, "workerinput", {}).get(WORKER_SEED, config.getoption("--seed"))
     if seed is None:
         text = os.environ.get("GOSSAMER_TEST_SEED", "")
         seed = int(text) if text else random.SystemRandom().randrange(2**32)
     config.stash[SEED] = seed
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """All processes of one run (pytest-xdist) draw from one seed."""
+    node.workerinput[WORKER_SEED] = node.config.stash[SEED]
 
 
 def _how_to_replay(config: pytest.Config) -> str:
@@ -100,3 +110,14 @@ def pytest_runtest_makereport(
             )
         )
     return report
+
+
+@pytest.fixture
+def task_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for tasks in files; what is imported from there is forgotten afterwards."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it would hide what changed within a second
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(f"{tmp_path}{os.sep}"):
+            del sys.modules[name]

@@ -6,6 +6,7 @@ class Curve extends Strip {
   constructor(canvas, timeline, frames, { inks, format, least = null, most = -Infinity, marks = 3 }) {
     super(canvas, timeline, frames);
     Object.assign(this, { inks, format, least, most, marks });
+    this.log = false; // the scale, where all values allow it
     this.shown = 0; // rounds drawn
   }
 
@@ -13,17 +14,28 @@ class Curve extends Strip {
     const [begin, end] = this.timeline.slice;
     const scale = this.horizontal(width);
     const [low, high] = this.#bounds(begin, end);
-    const top = 8, bottom = height - 8;
-    const y = (value) => bottom - ((value - low) / (high - low)) * (bottom - top);
+    const log = this.log && low > 0;
+    const top = 8, bottom = height - 8, place = log ? Math.log : (value) => value;
+    const y = (value) => bottom - ((place(value) - place(low)) / (place(high) - place(low))) * (bottom - top);
     this.shown = end - begin;
-    this.vertical = { low, high };
-    this.#paintAxis(context, scale, low, high, y);
+    this.y = y;
+    this.vertical = { low, high, log };
+    const marks = (log ? logTicks : ticks)(low, high, this.marks);
+    const step = marks.length > 1 ? marks[1] - marks[0] : 1;
+    this.#paintAxis(context, scale, marks, y, (mark) => (log ? String(Number(mark.toPrecision(4))) : this.format(mark, step)));
     for (const ink of this.inks) this.#paintSeries(context, ink, this.#columns(ink.field, scale, width), scale, y);
     this.paintMore?.(context, scale, y, low, high);
   }
 
   horizontal(width) {
     return this.timeline.scale(width);
+  }
+
+  /** Where a round's values are drawn: {field: [x, y]}. */
+  placeOf(number) {
+    const round = this.timeline.rounds.at(number);
+    const x = this.horizontal(this.canvas.clientWidth).middle(number, round);
+    return Object.fromEntries(this.inks.map(({ field }) => [field, [x, this.y(round[field])]]));
   }
 
   #bounds(begin, end) {
@@ -37,22 +49,24 @@ class Curve extends Strip {
       }
     }
     if (!Number.isFinite(low) || !Number.isFinite(high)) return [this.least ?? 0, 1];
+    if (this.log && low > 0) {
+      const by = Math.max(1.01, (high / low) ** 0.06);
+      return [low / by, high * by];
+    }
     const pad = (high - low || Math.abs(high) || 1) * 0.06;
     return [this.least ?? low - pad, high + pad];
   }
 
-  #paintAxis(context, scale, low, high, y) {
+  #paintAxis(context, scale, marks, y, text) {
     context.font = font(11);
     context.textAlign = "right";
     context.textBaseline = "middle";
-    const marks = ticks(low, high, this.marks);
-    const step = marks.length > 1 ? marks[1] - marks[0] : 1;
     for (const mark of marks) {
       const at = Math.round(y(mark));
       context.fillStyle = colours.line;
       context.fillRect(scale.left, at, scale.right - scale.left, 1);
       context.fillStyle = colours.muted;
-      context.fillText(this.format(mark, step), scale.left - 10, at);
+      context.fillText(text(mark), scale.left - 10, at);
     }
   }
 
@@ -104,11 +118,16 @@ class Curve extends Strip {
 class LossCurve extends Curve {
   constructor(timeline, frames, stream) {
     super(byId("loss"), timeline, frames, {
-      inks: [{ field: "loss", colour: "swarm", width: 1.2 }, { field: "own", colour: "accent", width: 1.4 }],
-      format: (value, step) => value.toFixed(step < 0.1 ? 2 : step < 1 ? 1 : 0),
-      marks: 4,
+      inks: [{ field: "own", colour: "accent", width: 1.1 }, { field: "loss", colour: "swarm", width: 1.8 }],
+      format: (value, step) => value.toFixed(decimals(step)),
+      marks: 5,
     });
     this.stream = stream;
+  }
+
+  setLog(log) {
+    this.log = log;
+    this.refresh();
   }
 
   horizontal(width) {
@@ -172,13 +191,13 @@ class LossCurve extends Curve {
 const agreementCurve = (timeline, frames) =>
   new Curve(byId("agreement"), timeline, frames, {
     inks: [{ field: "agreement", colour: "swarm", width: 1.2 }],
-    format: (value) => cosine(value).replace(/0+$/, "").replace(/\.$/, ""),
+    format: (value, step) => (value < 0 ? "−" : "") + Math.abs(value).toFixed(decimals(step)),
   });
 
 const stalenessCurve = (timeline, frames) =>
   new Curve(byId("staleness"), timeline, frames, {
     inks: [{ field: "stale", colour: "swarm", width: 1.2 }, { field: "stalest", colour: "faint", width: 1, dash: [2, 2] }],
-    format: (value) => String(value),
+    format: (value, step) => value.toFixed(decimals(step)),
     least: 0,
     most: 1,
   });

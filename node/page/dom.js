@@ -65,6 +65,24 @@ function choice(parent, options, chosen, choose) {
   return press;
 }
 
+/** What was chosen last time of some values, else the first. */
+function remembered(name, values) {
+  try {
+    const kept = localStorage.getItem(`gossamer-${name}`);
+    return values.includes(kept) ? kept : values[0];
+  } catch {
+    return values[0];
+  }
+}
+
+function remember(name, value) {
+  try {
+    localStorage.setItem(`gossamer-${name}`, value);
+  } catch {
+    // The browser does not allow it: then it holds until the page is closed.
+  }
+}
+
 /** A legend's entries: [shape class, words]. */
 function legend(parent, entries, tag = "span") {
   parent.append(...entries.map(([shape, words]) => el(tag, {}, el("i", { className: `key ${shape}`, ariaHidden: "true" }), words)));

@@ -55,16 +55,31 @@ function when(unix) {
   return Date.now() - date < 12 * 3600e3 ? clockTime.format(date) : dayTime.format(date);
 }
 
-/** Round marks for an axis: at most `count` values, 1, 2 or 5 times a power of ten apart. */
+/** Round marks for an axis: about `count` values, 1, 2 or 5 times a power of ten apart. */
 function ticks(low, high, count) {
   const rough = (high - low) / Math.max(1, count);
   if (!(rough > 0) || !Number.isFinite(rough)) return [];
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough * 0.999);
+  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => (high - low) / s <= count + 0.51);
   const marks = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) marks.push(k * step);
   return marks;
 }
+
+const LOG_STEPS = [[1, 1.5, 2, 3, 5, 7], [1, 2, 5], [1, 3], [1]];
+
+/** Marks for a logarithmic axis: evenly spaced ones while it spans little, else the same in every power of ten. */
+function logTicks(low, high, count) {
+  if (high / low < 2) return ticks(low, high, count);
+  const powers = Array.from({ length: Math.ceil(Math.log10(high / low)) + 2 }, (_, k) => 10 ** (Math.floor(Math.log10(low)) + k));
+  const marks = LOG_STEPS.map((steps) => powers.flatMap((power) => steps.map((step) => step * power)).filter((mark) => mark >= low && mark <= high));
+  return marks.find((found) => found.length <= count + 1) ?? marks.at(-1);
+}
+
+/** As many decimals as steps of this size need. */
+const decimals = (step) => Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+
+const isLive = (member) => member.health === "alive" || member.health === "suspect";
 
 const natural = new Intl.Collator("en", { numeric: true });
 /** What to call a member: its name is its own claim, so an empty one falls back to the id. */

@@ -76,7 +76,7 @@ class Graph {
       node.outwards = Math.atan2(Math.sin(angles[i]), Math.cos(angles[i]) * Math.sqrt(Math.min(1, ry / rx)));
       node.toX = width / 2 + rx * give * Math.cos(angles[i]);
       node.toY = height / 2 + ry * give * Math.sin(angles[i]);
-      node.room = Math.min(12, spacing * 0.42);
+      node.room = Math.min(this.roomy ? 16 : 12, spacing * 0.42);
       if (node.x === null || at_once) {
         node.x = at_once || count === 1 ? node.toX : this.center.x + (node.toX - this.center.x) * 0.85;
         node.y = at_once || count === 1 ? node.toY : this.center.y + (node.toY - this.center.y) * 0.85;

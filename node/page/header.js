@@ -26,40 +26,44 @@ class Header {
     setAttribute(chip, "data-state", node.state);
     document.title = `${swarm.name || "Gossamer"}: round ${whole(now.round)}${known(now.loss) ? `, loss ${lossText(now.loss)}` : ""}`;
     this.#show(state, rounds);
-    this.#progress(node, now);
+    this.#progress(state);
     setText(byId("footer"), `Gossamer ${node.version ?? ""}, swarm ${shortId(swarm.id)}, node ${shortId(node.id)}, up ${duration(node.uptime_s)}, folder ${node.folder ?? UNKNOWN}`);
   }
 
   #show({ now, node, links, members }, rounds) {
     const behind = now.rounds_behind ? `, ${plural(now.rounds_behind, "round")} to merge` : "";
-    const at = node.trains ? [whole(now.round), `swarm at ${whole(now.clock)}`] : [whole(now.clock), "of the swarm"];
+    const heard = (x) => (x || node.state !== "joining" ? x : null); // a joiner's zeros mean that it has heard of none
+    const at = node.trains ? [whole(heard(now.round)), `swarm at ${whole(heard(now.clock))}`] : [whole(heard(now.clock)), "of the swarm"];
     this.#set("round", "Round", at[0], at[1] + behind);
-    this.#set("tokens", "Tokens", amount(now.swarm_tokens), ownTokens(node, now));
+    this.#set("tokens", "Tokens", amount(heard(now.swarm_tokens)), ownTokens(node, now));
     this.#set("speed", "Tokens per second", amount(now.swarm_tokens_per_s), node.trains ? speedInWords(now) : "of the whole swarm");
     const newest = rounds.list.at(-1);
     const own = known(now.loss);
     this.#set("loss", own ? "Loss" : "Loss of the swarm", lossText(own ? now.loss : newest?.loss),
       known(now.val_loss) ? `held-out ${lossText(now.val_loss)}` : "held-out not measured here");
-    this.#replicas(now, members);
+    this.#replicas(now, members, node);
     const sum = (key) => links.reduce((total, link) => total + (link[key] ?? 0), 0);
     this.#set("traffic", "Network", `↓ ${byteRate(sum("received_per_s"))}`, `↑ ${byteRate(sum("sent_per_s"))}, ${plural(links.length, "link")}`);
   }
 
   /** Ours is one of the replicas: with three others that are the same, four are identical. */
-  #replicas({ agree, phi_digest, sealed_round }, members) {
-    const same = members.filter((m) => m.self || m.claim === "same").length;
-    const of = same + members.filter((m) => m.claim === "other" && !m.self).length;
-    if (of < 2 || !known(agree?.round)) {
-      const sealed = known(sealed_round) ? `last sealed round ${whole(sealed_round)}` : "no round sealed yet";
-      return this.#set("replicas", "Replicas", UNKNOWN, `nothing to compare yet, ${sealed}`);
+  #replicas({ agree, sealed_round }, members, node) {
+    const others = members.filter((m) => !m.self && isLive(m));
+    if (!agree?.of) {
+      const why = node.state === "joining" ? "not known before it has joined" : others.length ? "nothing to compare yet" : "nobody to compare with";
+      return this.#set("replicas", "Replicas", UNKNOWN, why + (sealed_round ? `, last sealed round ${whole(sealed_round)}` : ""));
     }
-    const all = same === of;
-    this.#set("replicas", "Replicas", `${whole(same)} of ${whole(of)}`,
-      `${all ? "identical" : `identical, ${plural(of - same, "differs", "differ")}`} at round ${whole(agree.round)}`, all ? "good" : "bad",
-      known(phi_digest) ? `digest ${phi_digest}` : "");
+    const by = (claim) => others.filter((m) => m.claim === claim).length;
+    const [differ, apart, unknown] = [by("other"), by("records"), by(null)];
+    const notes = [`identical ${atRounds(agree.rounds)}`];
+    if (differ) notes.push(plural(differ, "differs", "differ"));
+    if (apart) notes.push(`${whole(apart)} with other records`);
+    if (unknown) notes.push(`${whole(unknown)} not known yet`);
+    this.#set("replicas", "Replicas", `${whole(1 + by("same"))} of ${whole(1 + others.length)}`, notes.join(", "),
+      differ ? "bad" : apart || unknown ? "" : "good", known(agree.digest) ? `digest ${agree.digest}` : "");
   }
 
-  #progress(node, now) {
+  #progress({ node, now, links }) {
     const joining = node.state === "joining" || node.state === "starting";
     setHidden(byId("progress"), !joining);
     if (!joining) return;
@@ -73,6 +77,8 @@ class Header {
       setText(byId("progress-text"), `Fetching the model: ${whole(have)} of ${plural(total, "chunk")}, checked one by one.`);
     } else if (node.state === "starting") {
       setText(byId("progress-text"), "Up to date with the swarm. The trainer is starting.");
+    } else if (!links.length) {
+      setText(byId("progress-text"), "Looking for the swarm: no node has answered yet.");
     } else {
       const missing = now.payloads_missing ? `, ${plural(now.payloads_missing, "payload")} still to come` : "";
       setText(byId("progress-text"), `Catching up with the swarm: ${plural(now.records ?? 0, "record")} known${missing}.`);
@@ -109,6 +115,12 @@ function swarmInWords(state) {
   return parts.join(", ");
 }
 
+/** Replicas are compared pair by pair, each at the newest round that both have sealed. */
+function atRounds([oldest, newest]) {
+  if (oldest !== newest) return `at rounds ${whole(oldest)} to ${whole(newest)}`;
+  return newest ? `at round ${whole(newest)}` : "at the start";
+}
+
 function ownTokens(node, now) {
   if (!node.trains) return "this node does not train";
   return known(now.own_tokens) ? `${amount(now.own_tokens)} from this node` : "not known yet";
@@ -126,30 +138,18 @@ function figure() {
 }
 
 const THEMES = ["auto", "light", "dark"];
-/** The toggle: as the system, light, dark. Remembered where the browser allows it. */
+/** The toggle: as the system, light, dark. */
 function startTheme(changed) {
   const button = byId("theme");
-  const stored = () => {
-    try {
-      return localStorage.getItem("gossamer-theme");
-    } catch {
-      return null;
-    }
-  };
   const apply = (theme) => {
     document.documentElement.dataset.theme = theme;
-    setText(button, theme[0].toUpperCase() + theme.slice(1));
-    setAttribute(button, "aria-label", `Colours: ${theme}`);
+    setText(button, `Colours: ${theme}`);
     changed();
   };
-  let theme = THEMES.includes(stored()) ? stored() : "auto";
+  let theme = remembered("theme", THEMES);
   button.addEventListener("click", () => {
     theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
-    try {
-      localStorage.setItem("gossamer-theme", theme);
-    } catch {
-      // Then it holds until the page is closed.
-    }
+    remember("theme", theme);
     apply(theme);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);

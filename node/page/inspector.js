@@ -18,6 +18,12 @@ class Focus extends EventTarget {
   }
 }
 
+/** One hash says what this node's replica is. */
+function digestInWords(agree) {
+  if (!known(agree?.digest)) return "not compared with another yet";
+  return `${agree.digest.slice(0, 16)} ${atRounds([agree.rounds[1], agree.rounds[1]])}`;
+}
+
 class Inspector {
   #list = byId("inspector");
 
@@ -27,7 +33,7 @@ class Inspector {
     if (!member) return;
     setText(byId("inspector-title"), nameOf(member));
     setText(byId("inspector-kind"), member.self ? "this node" : member.trains ? "trains" : "observes");
-    const facts = [...this.#facts(member), ...(member.self ? this.#own(state) : this.#link(state, member))];
+    const facts = [...this.#facts(member, state.now), ...(member.self ? this.#own(state) : this.#link(state, member))];
     const rows = keyed(this.#list, facts.map(([term]) => term), (term) => el("div", {}, el("dt", { textContent: term }), el("dd")));
     facts.forEach(([, value, mark], i) => {
       setText(rows[i].lastChild, value);
@@ -35,14 +41,14 @@ class Inspector {
     });
   }
 
-  #facts(m) {
+  #facts(m, { agree }) {
     return [
       ["Health", m.health + (m.self || m.health === "left" || !known(m.heard_s) ? "" : `, heard ${heardText(m.heard_s)}`), `health ${m.health}`],
       ["Round", whole(trained(m, "round"))],
       ["Tokens", amount(trained(m, "tokens"))],
       ["Speed", m.trains ? tokenRate(m.tokens_per_s) : "does not train"],
       ["Loss", lossText(trained(m, "loss"))],
-      ["Replica", m.self ? "compared with the others" : ({ same: "identical to this node's", other: "differs from this node's" }[m.claim] ?? "not known"), m.claim === "other" ? "bad" : ""],
+      ["Replica", m.self ? digestInWords(agree) : replicaInWords(m), m.claim === "other" ? "bad" : ""],
       ["Conduct", m.conduct ? m.conduct.verdict || conductInWords(m.conduct) || "not judged yet" : "not judged yet", m.conduct?.verdict ? "warn" : ""],
       ["Device", m.device || UNKNOWN],
       ["Version", m.version || UNKNOWN],

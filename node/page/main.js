@@ -25,6 +25,7 @@ function showState() {
   members.update([...state.members].sort(memberOrder));
   links.update(state.links);
   setText(byId("members-summary"), plural(state.members.length, "member") + (state.swarm.admission === "open" ? ", open to anybody" : state.swarm.admission === "invited" ? ", by invitation" : ""));
+  setHidden(byId("links-table"), !state.links.length);
   setText(byId("links-summary"), state.links.length ? plural(state.links.length, "link") : "none: this node is not connected to any other");
   showAlone(state);
 }
@@ -34,35 +35,48 @@ function showAlone({ members, node, swarm }) {
   const alone = members.length < 2;
   setHidden(byId("graph-empty"), !alone);
   if (!alone) return;
-  const address = node.addresses?.[0];
-  setText(byId("graph-empty-text"), address ? "Nobody else is here yet. Another machine joins with" : "Nobody else is known yet.");
+  const address = node.state === "joining" ? null : node.addresses?.[0];
+  setText(byId("graph-empty-text"), address ? "Nobody else is here yet. Another machine joins with" : "No other node has answered yet.");
   setText(byId("graph-empty-command"), address ? `gossamer node --join ${address} --swarm-id ${String(swarm.id).slice(0, 12)}` : "");
 }
 
-function showRounds({ fresh, from }) {
+function showRounds({ fresh, from, to }) {
   const { rounds } = stream;
   const none = rounds.list.length === 0;
   setHidden(byId("rounds-empty"), !none);
-  setHidden(byId("strips"), none);
+  for (const part of ["strips", "tools", "readout"]) setHidden(byId(part), none);
   setText(byId("rounds-empty"), stream.complete ? "No round has a delta yet. The first appears when a node has finished its first window of inner steps." : "");
   setText(byId("rounds-summary"), none ? "" : `${whole(rounds.first)} to ${whole(rounds.last)}, ${plural(rounds.deltas, "delta")}${stream.complete ? "" : ", older ones are loading …"}`);
-  matrix.forget(from);
-  if (stream.state) matrix.update(stream.state);
+  matrix.forget(from, to);
+  if (stream.state) {
+    matrix.update(stream.state);
+    header.update(stream.state, rounds);
+  }
   for (const strip of strips) strip.refresh();
   threads.show(fresh);
 }
 
-const HINT = matchMedia("(hover: none)").matches
+const touched = matchMedia("(hover: none)").matches;
+setText(byId("graph-hint"), touched ? "Touch a node for its figures." : "Point at a node, or use the arrow keys.");
+const HINT = touched
   ? "Touch a round for its figures, drag to move."
   : "Point at a round for its figures. Drag to move, Ctrl and wheel to zoom; arrow keys, + and − work in the contributions.";
 const SPANS = [[32, "32"], [128, "128"], [1024, "1,024"], [Infinity, "All"]];
 const pressSpan = choice(byId("span"), SPANS.map(([n, label]) => [n, label, n === Infinity ? "All rounds kept" : `The latest ${label} rounds`]), timeline.span, (span) => timeline.show(span));
 choice(byId("axis"), [[false, "by round"], [true, "by tokens"]], false, (byTokens) => timeline.setByTokens(byTokens));
-legend(byId("loss-keys"), [["line swarm", "swarm, weighted by tokens"], ["line accent", "this node"], ["diamond good", "held-out, while this page is open"]]);
+const SCALES = ["linear", "log"];
+const setScale = (scale) => curves[0].setLog(scale === "log");
+choice(byId("scale"), [["linear", "linear"], ["log", "log", "Where a loss is 0 or less the scale stays linear"]], remembered("scale", SCALES), (scale) => {
+  remember("scale", scale);
+  setScale(scale);
+});
+setScale(remembered("scale", SCALES));
+legend(byId("loss-keys"), [["line thick swarm", "swarm, weighted by tokens"], ["line accent", "this node"], ["diamond good", "held-out, while this page is open"]]);
 legend(byId("matrix-keys"), [["cell accent", "merged"], ["cell warn", "late"], ["cell clip", "clipped"], ["cell frame bad", "void"]]);
 legend(byId("graph-legend"), [
-  ["dot accent", "alive, larger is faster"], ["dot warn dashed", "suspect"], ["dot hollow bad", "down"], ["dot hollow faint", "left"],
+  ["dot accent", "alive, larger is faster"], ["dot warn dashed", "suspect"], ["dot hollow bad crossed", "down"], ["dot hollow faint", "left"],
   ["dot hollow accent", "does not train"], ["dot accent self", "this node"], ["dot accent differs", "≠ replica differs"],
+  ["line accent", "own link"], ["line thread", "others' link"],
 ], "li");
 
 stream.addEventListener("state", showState);
@@ -80,7 +94,7 @@ startTheme(() => {
 });
 showEvents([]);
 setText(byId("readout"), HINT);
-showRounds({ fresh: [], from: 0 });
+showRounds({ fresh: [], from: 0, to: Infinity });
 stream.start();
 
 // What tests and the curious may read; nothing here changes the page.
@@ -92,9 +106,11 @@ Object.defineProperty(window, "gossamer", {
     get rounds() { return { count: stream.rounds.list.length, first: stream.rounds.first, last: stream.rounds.last, deltas: stream.rounds.deltas }; },
     get notices() { return structuredClone(stream.notices); },
     get view() { return { range: timeline.range, byTokens: timeline.byTokens, cursor: timeline.cursor, row: timeline.row }; },
-    get graph() { return { nodes: threads.graph.nodes.map(({ id, x, y, radius, member }) => ({ id, x, y, radius, health: member.health })), edges: threads.graph.edges.length }; },
+    get graph() { return { nodes: threads.graph.nodes.map(({ id, x, y, radius, member }) => ({ id, x, y, radius, health: member.health })), edges: threads.graph.edges.map(({ a, b }) => [a.id, b.id]) }; },
     get curves() { return curves.map((curve) => ({ id: curve.canvas.id, rounds: curve.shown, ...curve.vertical })); },
+    place: (curve, round) => curves[curve].placeOf(round),
     get matrix() { return { ...matrix.shown }; },
+    cell: (member, round) => matrix.centerOf(member, round),
     get frames() { return frames.figures; },
   }),
 });

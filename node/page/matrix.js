@@ -4,7 +4,7 @@
 const COLUMN_MIN = 3; // px; narrower rounds are drawn together
 const FIGURES = 5; // a cell's counts
 const COUNT_MS = 8; // what is not counted within a frame's share is counted in the next
-const MATRIX_TALL = 660; // px; more rows scroll
+const MATRIX_TALL = 720; // px; more rows scroll
 
 class Matrix extends Strip {
   #order = []; // member ids, top to bottom
@@ -39,7 +39,7 @@ class Matrix extends Strip {
     this.#order = order;
     this.#names = names;
     this.#counts.clear();
-    this.rowHeight = order.length <= 8 ? 22 : order.length <= 24 ? 15 : 10;
+    this.rowHeight = order.length <= 8 ? 22 : order.length <= 24 ? 15 : 11;
     const tall = order.length * this.rowHeight;
     const visible = Math.min(tall, MATRIX_TALL);
     this.canvas.style.height = `${visible}px`;
@@ -48,9 +48,9 @@ class Matrix extends Strip {
     this.refresh();
   }
 
-  /** Rounds from `from` on have changed. */
-  forget(from) {
-    for (const bin of this.#counts.keys()) if ((bin + 1) * this.#per > from) this.#counts.delete(bin);
+  /** Rounds `from` to `to` have changed. */
+  forget(from, to) {
+    for (const bin of this.#counts.keys()) if ((bin + 1) * this.#per > from && bin * this.#per <= to) this.#counts.delete(bin);
   }
 
   paint(context, width, height) {
@@ -62,7 +62,8 @@ class Matrix extends Strip {
     this.#keep(per, firstRow, lastRow);
     this.#paintNames(context, scale, firstRow, lastRow, top);
     const raster = new Raster(context.canvas, width, [scale.left, scale.right], per === 1 ? this.#mostTokens(scale) : per);
-    const gap = per * scale.step >= 6 ? 1 : per * scale.step >= 4 ? 0.5 : 0;
+    const wide = per * scale.step; // half a pixel is one only on a fine screen
+    const gap = wide >= 6 ? 1 : wide >= 4 && devicePixelRatio >= 2 ? 0.5 : 0;
     const until = performance.now() + COUNT_MS;
     let columns = 0, cells = 0, left = false;
     for (let bin = Math.floor(scale.last / per); (bin + 1) * per > scale.first; bin--, columns++) {
@@ -148,6 +149,12 @@ class Matrix extends Strip {
     return more;
   }
 
+  /** Where a member's cell of a round is drawn: [x, y]. */
+  centerOf(id, round) {
+    const scale = this.timeline.scale(this.canvas.clientWidth);
+    return [scale.middle(round), (this.#order.indexOf(id) + 0.5) * this.rowHeight - this.#rows.scrollTop];
+  }
+
   rowAt(y) {
     return this.#order[Math.floor((y + this.#rows.scrollTop) / this.rowHeight)] ?? null;
   }
@@ -194,7 +201,7 @@ class Ruler extends Strip {
     context.font = font(11);
     context.textBaseline = "top";
     context.fillStyle = colours.muted;
-    for (const mark of ticks(scale.first, scale.last, Math.max(2, Math.floor((scale.right - scale.left) / 90)))) {
+    for (const mark of ticks(scale.first, scale.last, Math.max(2, Math.floor((scale.right - scale.left) / 70)))) {
       if (mark !== Math.round(mark)) continue;
       const x = scale.middle(mark);
       context.fillRect(Math.round(x), 0, 1, 4);

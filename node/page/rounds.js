@@ -40,14 +40,12 @@ class Rounds {
     return fresh;
   }
 
-  /** Puts older rounds in front at once; merging them one by one would move the list each time. */
+  /** Takes in older rounds at once; merging them one by one would move the list each time. What came since is newer. */
   mergeOlder(message) {
     const map = message.authors.map((id) => this.#author(id));
-    const before = this.list.length ? this.list[0].round : Infinity;
-    const older = message.rounds.filter((row) => row[0] < before).map((row) => this.#packed(row, map));
-    older.sort((a, b) => a.round - b.round);
+    const older = message.rounds.filter(([round]) => !this.at(round)).map((row) => this.#packed(row, map));
     for (const round of older) this.deltas += round.count;
-    this.list = older.concat(this.list);
+    this.list = older.concat(this.list).sort((a, b) => a.round - b.round);
   }
 
   /** Index of the first round that is not below `round`. */

@@ -1,6 +1,7 @@
 // What the node tells: its state each second, rounds as they change, and notices. It reconnects by itself.
 
 const RECENT = 512; // rounds asked for first, so that there is something to see at once
+const PART = 500; // older ones are asked for in parts: none takes long to make, or to take in
 const SILENCE_MS = 8000; // without a state for so long, what is shown is old
 const RETRY_MS = [1000, 2000, 4000, 8000, 15000];
 const NOTICES_MAX = 500;
@@ -86,7 +87,7 @@ class Stream extends EventTarget {
 
   #takeRounds(message) {
     const fresh = this.rounds.merge(message);
-    this.#tell("rounds", { fresh, from: Math.min(...message.rounds.map((row) => row[0])) });
+    this.#tell("rounds", { fresh, from: Math.min(...message.rounds.map((row) => row[0])), to: Infinity });
   }
 
   #takeNotice(notice) {
@@ -103,14 +104,11 @@ class Stream extends EventTarget {
     this.#fetching = true;
     try {
       if (this.complete) {
-        await this.#fetchRounds(this.#sureUntil + 1, (message) => this.rounds.merge(message));
+        await this.#fetchRecent(this.#sureUntil + 1);
       } else {
-        const state = this.state ?? (await this.#get("api/state"));
-        const recent = Math.max(0, (state.now.clock ?? 0) - RECENT);
-        await this.#fetchRounds(recent, (message) => this.rounds.merge(message));
-        if (recent > 0) await this.#fetchRounds(0, (message) => this.rounds.mergeOlder(message));
+        await this.#fetchAll();
         this.complete = true;
-        this.#tell("rounds", { fresh: [], from: 0 });
+        this.#tell("rounds", { fresh: [], from: 0, to: -1 });
       }
     } catch {
       setTimeout(() => this.#source && this.#catchUp(), RETRY_MS.at(-1)); // opening again does it, too
@@ -122,9 +120,24 @@ class Stream extends EventTarget {
     }
   }
 
-  async #fetchRounds(from, take) {
-    take(await this.#get(`api/rounds?from=${from}`));
-    this.#tell("rounds", { fresh: [], from: 0 });
+  async #fetchAll() {
+    const { now } = this.state ?? (await this.#get("api/state"));
+    let begin = Math.max(0, (now.clock ?? 0) - RECENT);
+    const oldest = (await this.#fetchRecent(begin)) ?? begin;
+    while (begin > oldest) {
+      const to = begin - 1;
+      begin = Math.max(oldest, begin - PART);
+      this.rounds.mergeOlder(await this.#get(`api/rounds?from=${begin}&to=${to}`));
+      this.#tell("rounds", { fresh: [], from: begin, to });
+    }
+  }
+
+  /** Returns the oldest round that the node keeps. */
+  async #fetchRecent(from) {
+    const message = await this.#get(`api/rounds?from=${from}`);
+    this.rounds.merge(message);
+    this.#tell("rounds", { fresh: [], from, to: Infinity });
+    return message.oldest;
   }
 
   async #get(path) {

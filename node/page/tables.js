@@ -78,7 +78,7 @@ function membersTable(focus) {
     { title: "Tokens", text: (m) => amount(trained(m, "tokens")), value: (m) => trained(m, "tokens"), number: true },
     { title: "Tokens/s", text: (m) => amount(trained(m, "tokens_per_s")), value: (m) => trained(m, "tokens_per_s"), number: true },
     { title: "Loss", text: (m) => lossText(trained(m, "loss")), value: (m) => trained(m, "loss"), number: true },
-    { title: "Replica", text: replicaWord, className: (m) => (m.claim === "other" ? "bad" : "") },
+    { title: "Replica", text: replicaWord, hint: replicaInWords, className: (m) => (m.claim === "other" ? "bad" : "") },
     { title: "Device", text: (m) => m.device || UNKNOWN },
     { title: "Heard", text: (m) => (m.self ? UNKNOWN : heardText(m.heard_s)), value: (m) => m.heard_s, number: true },
     { title: "Conduct", text: conductText, hint: (m) => conductInWords(m.conduct), className: (m) => (m.conduct?.verdict ? "warn" : "") },
@@ -95,7 +95,13 @@ function membersTable(focus) {
 
 /** A figure of training; one that never trained has none, whatever its row says. */
 const trained = (m, field) => (m.trains || m.tokens > 0 ? m[field] : null);
-const replicaWord = (m) => ({ same: "identical", other: "differs" })[m.claim] ?? UNKNOWN;
+const replicaWord = (m) => (m.self ? "this one" : ({ same: "identical", other: "differs", records: "other records" }[m.claim] ?? UNKNOWN));
+
+function replicaInWords(m) {
+  if (m.self) return "what the others are compared with";
+  const said = { same: "identical to this node's", other: "differs from this node's", records: "of other records: one that came late is not yet in both" }[m.claim];
+  return said ? `${said}, at round ${whole(m.claim_round)}` : "not known";
+}
 const heardText = (s) => (known(s) ? (s < 1 ? "now" : `${duration(s)} ago`) : UNKNOWN);
 const conductText = (m) => (m.conduct ? m.conduct.verdict || (m.conduct.judged ? "nothing noted" : UNKNOWN) : UNKNOWN);
 

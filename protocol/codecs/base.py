@@ -1,23 +1,38 @@
 """What a codec is, and the arithmetic that several share."""
 
-from typing import Any, Protocol
+from functools import cache
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.fixedpoint import Ints, sum_of_squares
 
 Bytes = npt.NDArray[np.uint8]
 
+Sums = npt.NDArray[np.int64]
+
+GRAIN = 4096
+"""Parts of a section begin at multiples of this: every codec's blocks divide it."""
+
 ZERO_BLOCK = 255
 """Exponent of a block that decodes to zeros, for codecs whose levels leave out zero."""
+
+
+class Survey(NamedTuple):
+    """What a first look at part of a tensor gives."""
+
+    squares: int
+    sample: Ints
 
 
 class Codec(Protocol):
     """One way to write a tensor. Stateless; a *section* is the bytes of one tensor in a payload."""
 
     name: str
+    in_parts: bool
+    """Whether reading a part costs that part only."""
 
     def section_bytes_max(self, numel: int) -> int:
         """Most bytes that a section of `numel` values can take."""
@@ -31,9 +46,42 @@ class Codec(Protocol):
         """Write int32 fixed-point values (any shape, magnitudes below 2**30) as a section."""
         ...
 
-    def decode(self, section: memoryview, numel: int) -> Ints:
-        """Read a section back as int32[numel], magnitudes below 2**30. Raises PayloadError."""
+    def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:
+        """Read values `start` to `stop` of a section back, int32[stop - start], magnitudes below 2**30.
+
+        `start` is a multiple of `GRAIN`, and so is `stop` unless it is the end. Raises PayloadError for what
+        is wrong in that part at least.
+        """
         ...
+
+    def accumulate(self, section: memoryview, numel: int, start: int, factor: int, sums: Sums) -> None:
+        """Add `factor` times the values from `start` on to `sums`, int64, of which each has one."""
+        ...
+
+    def survey(self, section: memoryview, numel: int, start: int, stop: int, sampling: slice) -> Survey:
+        """The exact sum of squares of values `start` to `stop`, and what `sampling` picks of them."""
+        ...
+
+
+class Dense:
+    """What a codec that writes every value does with the values of a part."""
+
+    in_parts = True
+
+    def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:
+        """See `Codec.decode`."""
+        raise NotImplementedError
+
+    def accumulate(self, section: memoryview, numel: int, start: int, factor: int, sums: Sums) -> None:
+        """See `Codec.accumulate`."""
+        sums += np.multiply(
+            self.decode(section, numel, start, start + sums.size), np.int64(factor), dtype=np.int64
+        )
+
+    def survey(self, section: memoryview, numel: int, start: int, stop: int, sampling: slice) -> Survey:
+        """See `Codec.survey`."""
+        values = self.decode(section, numel, start, stop)
+        return Survey(sum_of_squares(values), values[sampling])
 
 
 def bit_length(values: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
@@ -51,8 +99,17 @@ def in_blocks(values: Ints, block: int) -> Ints:
 
 def multipliers(exponents: Bytes, exponent_max: int, zero_allowed: bool = False) -> Ints:
     """Turn exponent bytes to factors ``2**e``, int32, 0 for ZERO_BLOCK. Raises PayloadError."""
-    is_zero = exponents == ZERO_BLOCK
-    if np.any((exponents > exponent_max) & ~(is_zero & zero_allowed)):
+    factors = _multipliers(exponent_max, zero_allowed)[exponents]
+    if factors.size and factors.min() < 0:
         raise PayloadError(f"a block exponent is over {exponent_max}")
-    factors = np.int32(1) << np.where(is_zero, 0, exponents).astype(np.int32)
-    return np.where(is_zero, np.int32(0), factors).astype(np.int32)
+    return factors
+
+
+@cache
+def _multipliers(exponent_max: int, zero_allowed: bool) -> Ints:
+    """The factor of every exponent byte, -1 for those that must not be."""
+    table = np.full(256, -1, dtype=np.int32)
+    table[: exponent_max + 1] = 1 << np.arange(exponent_max + 1)
+    if zero_allowed:
+        table[ZERO_BLOCK] = 0
+    return table

@@ -10,14 +10,14 @@ saturate rather than double everybody's step.
 
 import numpy as np
 
-from gossamer.protocol.codecs.base import bit_length, in_blocks, multipliers
+from gossamer.protocol.codecs.base import Dense, bit_length, in_blocks, multipliers
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
 
 BLOCK = 256
 
 
-class BlockCodec:
+class BlockCodec(Dense):
     """Linear quantization of 8 or 4 bits with power-of-two steps."""
 
     def __init__(self, name: str, bits: int) -> None:
@@ -47,14 +47,15 @@ class BlockCodec:
     def _exponents(self, peaks: Ints) -> Ints:
         return np.clip(bit_length(peaks) - (self.bits - 1), 0, self.exponent_max).astype(np.int32)
 
-    def decode(self, section: memoryview, numel: int) -> Ints:
+    def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:
         if len(section) != self.section_bytes_max(numel):
             raise PayloadError(f"{self.name}: a section of {len(section)} bytes for {numel} values")
-        blocks = -(-numel // BLOCK)
+        stop = numel if stop is None else stop
+        blocks, part = -(-numel // BLOCK), slice(start // BLOCK, -(-stop // BLOCK))
         data = np.frombuffer(section, dtype=np.uint8)
-        factors = multipliers(data[:blocks], self.exponent_max)
-        codes = data[blocks:].reshape(blocks, -1)
-        values = np.empty((blocks, BLOCK), dtype=np.int32)
+        factors = multipliers(data[:blocks][part], self.exponent_max)
+        codes = data[blocks:].reshape(blocks, -1)[part]
+        values = np.empty((len(codes), BLOCK), dtype=np.int32)
         if self.bits == 4:
             np.bitwise_and(codes, 15, out=values[:, : BLOCK // 2])
             np.right_shift(codes, 4, out=values[:, BLOCK // 2 :])
@@ -62,4 +63,4 @@ class BlockCodec:
             values[:] = codes
         values -= self.level_max + 1
         values *= factors[:, None]
-        return values.reshape(-1)[:numel]
+        return values.reshape(-1)[: stop - start]

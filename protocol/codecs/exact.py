@@ -9,16 +9,18 @@ codes are incompressible, so the others go without.
 import lz4.block
 import numpy as np
 
+from gossamer.protocol.codecs.base import Dense
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints
 
 LENGTH_BYTES = 4
 
 
-class ExactCodec:
+class ExactCodec(Dense):
     """Lossless."""
 
     name = "exact"
+    in_parts = False  # an lz4 block has none
 
     def section_bytes_max(self, numel: int) -> int:
         return LENGTH_BYTES + 4 * numel
@@ -37,7 +39,7 @@ class ExactCodec:
         body = packed if len(packed) < len(planes) else planes
         return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
-    def decode(self, section: memoryview, numel: int) -> Ints:
+    def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:
         if self.section_bytes(section, numel) != len(section):
             raise PayloadError(f"exact: a section of {len(section)} bytes for {numel} values")
         body = section[LENGTH_BYTES:]
@@ -53,4 +55,4 @@ class ExactCodec:
         values = ((zigzag >> 1).astype(np.int32)) ^ -(zigzag & 1).astype(np.int32)
         if np.any(np.abs(values.astype(np.int64)) >= VALUE_LIMIT):
             raise PayloadError("exact: a value is outside +-64")
-        return values
+        return values[start:stop]

@@ -6,12 +6,14 @@ each, two in three bytes), and two bits per entry: sign, and whether the magnitu
 ``n`` is padding. Everything not sent stays in the sender's error-feedback residual.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
-from gossamer.protocol.codecs.base import ZERO_BLOCK, Bytes, bit_length, multipliers
+from gossamer.protocol.codecs.base import ZERO_BLOCK, Bytes, Sums, Survey, bit_length, multipliers
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.fixedpoint import Ints, sum_of_squares
 
 BLOCK = 4096
 KEPT = 64
@@ -32,6 +34,7 @@ class TopKCodec:
     """Sparse, one magnitude bit."""
 
     name = "topk"
+    in_parts = True
 
     def section_bytes_max(self, numel: int) -> int:
         whole, tail = divmod(numel, BLOCK)
@@ -72,32 +75,65 @@ class TopKCodec:
         )
         return rows.tobytes()
 
-    def decode(self, section: memoryview, numel: int) -> Ints:
+    def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:
+        stop = numel if stop is None else stop
+        values = np.zeros(stop - start, dtype=np.int32)
+        for positions, levels in self._entries(section, numel, start, stop):
+            values[positions] = levels
+        return values
+
+    def accumulate(self, section: memoryview, numel: int, start: int, factor: int, sums: Sums) -> None:
+        for positions, levels in self._entries(section, numel, start, start + sums.size):
+            sums[positions] += np.multiply(levels, np.int64(factor), dtype=np.int64)  # no position twice
+
+    def survey(self, section: memoryview, numel: int, start: int, stop: int, sampling: slice) -> Survey:
+        squares, chosen = 0, range(stop - start)[sampling]
+        sample = np.zeros(len(chosen), dtype=np.int32)
+        for positions, levels in self._entries(section, numel, start, stop):
+            squares += sum_of_squares(levels)
+            place, rest = np.divmod(positions - chosen.start, chosen.step)
+            is_chosen = (rest == 0) & (place >= 0)
+            sample[place[is_chosen]] = levels[is_chosen]
+        return Survey(squares, sample)
+
+    def _entries(
+        self, section: memoryview, numel: int, start: int, stop: int
+    ) -> Iterator[tuple[npt.NDArray[np.intp], Ints]]:
+        """Positions after `start`, and values there: of whole blocks, then of a last one in part."""
         if len(section) != self.section_bytes_max(numel):
             raise PayloadError(f"topk: a section of {len(section)} bytes for {numel} values")
         data = np.frombuffer(section, dtype=np.uint8)
-        values = np.zeros(numel, dtype=np.int32)
-        whole = numel // BLOCK
-        split = whole * _block_bytes(KEPT)
-        if whole:
-            self._decode_blocks(
-                data[:split].reshape(whole, -1), values[: whole * BLOCK].reshape(whole, BLOCK)
-            )
-        if whole * BLOCK < numel:
-            self._decode_blocks(data[split:].reshape(1, -1), values[whole * BLOCK :].reshape(1, -1))
-        return values
+        first, whole = start // BLOCK, stop // BLOCK
+        row = _block_bytes(KEPT)
+        if whole > first:
+            yield _unpack(data[first * row : whole * row].reshape(whole - first, row), BLOCK)
+        if whole * BLOCK < stop:
+            positions, values = _unpack(data[whole * row :].reshape(1, -1), stop - whole * BLOCK)
+            yield positions + (whole * BLOCK - start), values
 
-    def _decode_blocks(self, rows: Bytes, out: Ints) -> None:
-        entries = kept(out.shape[1])
-        factors = multipliers(rows[:, 0], EXPONENT_MAX, zero_allowed=True)
-        indices = unpack_indices(rows[:, 1 : 1 + entries * 3 // 2])
-        flags = unpack_flags(rows[:, 1 + entries * 3 // 2 :])
-        valid = indices < out.shape[1]
-        if np.any((np.diff(indices, axis=1) <= 0) & valid[:, 1:]) or np.any(valid[:, 1:] & ~valid[:, :-1]):
-            raise PayloadError("topk: indices are not in ascending order")
-        levels = ((2 + (flags >> 1)) * (1 - 2 * (flags & 1))).astype(np.int32) * factors[:, None]
-        block, entry = np.nonzero(valid)
-        out[block, indices[block, entry]] = levels[block, entry]
+
+def _unpack(rows: Bytes, width: int) -> tuple[npt.NDArray[np.intp], Ints]:
+    """The entries of blocks of `width` values: positions in all of them together, and values."""
+    entries = kept(width)
+    factors = multipliers(rows[:, 0], EXPONENT_MAX, zero_allowed=True)
+    indices = unpack_indices(rows[:, 1 : 1 + entries * 3 // 2])
+    flags = unpack_flags(rows[:, 1 + entries * 3 // 2 :])
+    levels = _LEVELS[flags] * factors[:, None]
+    positions = indices + width * np.arange(len(rows), dtype=np.int32)[:, None]
+    if width == BLOCK:  # no index is past the end
+        is_ordered = bool(np.all(indices[:, 1:] > indices[:, :-1]))
+    else:
+        valid = indices < width
+        is_next = (indices[:, 1:] > indices[:, :-1]) & valid[:, :-1]
+        is_ordered = not np.any(valid[:, 1:] & ~is_next)
+        positions, levels = positions[valid], levels[valid]
+    if not is_ordered:
+        raise PayloadError("topk: indices are not in ascending order")
+    return positions.reshape(-1).astype(np.intp), levels.reshape(-1)
+
+
+_LEVELS = np.array([2, -2, 3, -3], dtype=np.int32)
+"""By the two bits of an entry: the lower one is its sign, the higher one its magnitude."""
 
 
 def pack_indices(indices: npt.NDArray[np.int64]) -> Bytes:
@@ -107,12 +143,14 @@ def pack_indices(indices: npt.NDArray[np.int64]) -> Bytes:
     return triples.astype(np.uint8).reshape(len(indices), -1)
 
 
-def unpack_indices(packed: Bytes) -> npt.NDArray[np.int64]:
-    """Inverse of `pack_indices`."""
-    triples = packed.reshape(len(packed), -1, 3).astype(np.int64)
-    first = triples[:, :, 0] | ((triples[:, :, 1] & 15) << 8)
-    second = (triples[:, :, 1] >> 4) | (triples[:, :, 2] << 4)
-    return np.stack([first, second], axis=2).reshape(len(packed), -1)
+def unpack_indices(packed: Bytes) -> Ints:
+    """Inverse of `pack_indices`: int32."""
+    triples = packed.reshape(len(packed), -1, 3).astype(np.int32)
+    low, middle, high = triples[:, :, 0], triples[:, :, 1], triples[:, :, 2]
+    indices = np.empty((*low.shape, 2), dtype=np.int32)
+    np.bitwise_or(low, (middle & 15) << 8, out=indices[:, :, 0])
+    np.bitwise_or(middle >> 4, high << 4, out=indices[:, :, 1])
+    return indices.reshape(len(packed), -1)
 
 
 def pack_flags(flags: Bytes) -> Bytes:
@@ -122,7 +160,9 @@ def pack_flags(flags: Bytes) -> Bytes:
     return packed.astype(np.uint8, copy=False)
 
 
-def unpack_flags(packed: Bytes) -> npt.NDArray[np.int64]:
+def unpack_flags(packed: Bytes) -> Bytes:
     """Inverse of `pack_flags`."""
-    quads = [(packed >> shift) & 3 for shift in (0, 2, 4, 6)]
-    return np.stack(quads, axis=2).reshape(len(packed), -1).astype(np.int64)
+    quads = np.empty((*packed.shape, 4), dtype=np.uint8)
+    for number in range(4):
+        np.bitwise_and(packed >> (2 * number), 3, out=quads[:, :, number])
+    return quads.reshape(len(packed), -1)

@@ -10,7 +10,7 @@ A section holds one exponent byte per block, then the codes; byte ``j`` of a blo
 
 import numpy as np
 
-from gossamer.protocol.codecs.base import ZERO_BLOCK, bit_length, in_blocks, multipliers
+from gossamer.protocol.codecs.base import ZERO_BLOCK, Dense, bit_length, in_blocks, multipliers
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
 
@@ -19,7 +19,7 @@ QUARTER = BLOCK // 4
 EXPONENT_MAX = 27
 
 
-class TwoBitCodec:
+class TwoBitCodec(Dense):
     """Mid-rise quantization of 2 bits."""
 
     name = "int2"
@@ -46,17 +46,18 @@ class TwoBitCodec:
         packed[is_zero] = 0
         return np.where(is_zero, ZERO_BLOCK, exponents).astype(np.uint8).tobytes() + packed.tobytes()
 
-    def decode(self, section: memoryview, numel: int) -> Ints:
+    def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:
         if len(section) != self.section_bytes_max(numel):
             raise PayloadError(f"{self.name}: a section of {len(section)} bytes for {numel} values")
-        blocks = -(-numel // BLOCK)
+        stop = numel if stop is None else stop
+        blocks, part = -(-numel // BLOCK), slice(start // BLOCK, -(-stop // BLOCK))
         data = np.frombuffer(section, dtype=np.uint8)
-        factors = multipliers(data[:blocks], EXPONENT_MAX, zero_allowed=True)
-        packed = data[blocks:].reshape(blocks, QUARTER)
-        values = np.empty((blocks, BLOCK), dtype=np.int32)
-        for part in range(4):
-            values[:, part * QUARTER : (part + 1) * QUARTER] = (packed >> (2 * part)) & 3
+        factors = multipliers(data[:blocks][part], EXPONENT_MAX, zero_allowed=True)
+        packed = data[blocks:].reshape(blocks, QUARTER)[part]
+        values = np.empty((len(packed), BLOCK), dtype=np.int32)
+        for quarter in range(4):
+            values[:, quarter * QUARTER : (quarter + 1) * QUARTER] = (packed >> (2 * quarter)) & 3
         values *= 2
         values -= 3
         values *= factors[:, None]
-        return values.reshape(-1)[:numel]
+        return values.reshape(-1)[: stop - start]

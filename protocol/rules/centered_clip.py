@@ -15,13 +15,11 @@ Every centre is a combination ``sum c_i x_i`` of the deltas themselves, with ``c
 iterating changes scalars only, and each centre reaches integers in the one way of `base`.
 """
 
-from collections.abc import Sequence
-from math import fsum, inf
+from collections.abc import Iterator, Sequence
+from math import fsum, inf, sqrt
 
-import numpy as np
-
-from gossamer.protocol.fixedpoint import Ints, norm
-from gossamer.protocol.rules.base import UNIT, Deltas, scaled, stretched
+from gossamer.protocol.fixedpoint import Ints, sum_of_squares
+from gossamer.protocol.rules.base import UNIT, Deltas, Step, no_step, scaled, stretched, whole
 from gossamer.protocol.rules.clipping import shrink_to, usual_rate
 
 ITERATIONS = 3
@@ -29,7 +27,7 @@ ITERATIONS = 3
 falls by the hostile share of the weight each time: to 1/64 with a quarter."""
 
 
-def centered_clip(deltas: Deltas) -> Ints:
+def centered_clip(deltas: Deltas) -> Iterator[Step]:
     """The centre after `ITERATIONS`; of two deltas, the mean of both at the shorter one's length.
 
     `Deltas.shrink` is not looked at: the radius here is tighter than any clip of 1 or more. Distances are
@@ -42,7 +40,7 @@ def centered_clip(deltas: Deltas) -> Ints:
     radius = inf
     for iteration in range(ITERATIONS if len(shares) > 2 else 1):
         if iteration:
-            distances = _distances(deltas, _combination(deltas, coefficients))
+            distances = _distances(deltas, whole(_combination(deltas, coefficients), deltas.numel))
         radius = min(radius, usual_rate(distances, deltas.root_steps))
         reach = shrink_to(radius, distances, deltas.root_steps)
         pulls = [share * factor for share, factor in zip(shares, reach, strict=True)]
@@ -51,15 +49,19 @@ def centered_clip(deltas: Deltas) -> Ints:
     return _combination(deltas, coefficients)
 
 
-def _combination(deltas: Deltas, coefficients: Sequence[float]) -> Ints:
-    """``sum_i c_i x_i``, rounded once an element: int32[numel]."""
+def _combination(deltas: Deltas, coefficients: Sequence[float]) -> Iterator[Step]:
+    """``sum_i c_i x_i``, rounded once an element."""
     lengths = [c * n for c, n in zip(coefficients, deltas.norms, strict=True)]
     longest = max(lengths)
     if longest == 0.0:
-        return np.zeros_like(deltas.decode(0))
+        return no_step()
     return scaled(stretched(deltas, lengths), longest / UNIT)
 
 
 def _distances(deltas: Deltas, centre: Ints) -> list[float]:
     """``|x_i - centre|``; both are below 2**30, so a difference fits int32 and its norm is exact."""
-    return [norm(deltas.decode(index) - centre) for index in range(len(deltas.norms))]
+    squares = [0] * len(deltas.vectors)
+    for part in deltas.parts():
+        for index, vector in enumerate(deltas.vectors):
+            squares[index] += sum_of_squares(vector.decode(part.start, part.stop) - centre[part])
+    return [sqrt(found) for found in squares]

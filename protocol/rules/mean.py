@@ -1,17 +1,15 @@
 """`mean`: the weighted mean, for embeddings, norms and biases."""
 
+from collections.abc import Iterator
 from math import fsum
 
-import numpy as np
-
-from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.rules.base import Deltas, combine, scaled
+from gossamer.protocol.rules.base import Deltas, Step, combine, no_step, scaled
 
 COEFFICIENT_MAX = (1 << 14) - 1
 """With values below 2**30: a delta that weighs less than 1/32766 of the heaviest does not count."""
 
 
-def weighted_mean(deltas: Deltas) -> Ints:
+def weighted_mean(deltas: Deltas) -> Iterator[Step]:
     """``sum w s v / sum w``, where `s` is what clipping left of each.
 
     A clipped delta keeps its weight in the denominator: it is shortened, not taken less seriously.
@@ -19,6 +17,6 @@ def weighted_mean(deltas: Deltas) -> Ints:
     importance = [w * s for w, s in zip(deltas.weights, deltas.shrink, strict=True)]
     largest = max(importance)
     if largest == 0.0:
-        return np.zeros_like(deltas.decode(0))
+        return no_step()
     coefficients = [round(COEFFICIENT_MAX * (share / largest)) for share in importance]
     return scaled(combine(deltas, coefficients), largest / (COEFFICIENT_MAX * fsum(deltas.weights)))

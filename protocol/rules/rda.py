@@ -6,12 +6,10 @@ participants come and go, so the outer learning rate needs no retuning (Decouple
 2604.21428).
 """
 
+from collections.abc import Iterator
 from math import fsum, sqrt
 
-import numpy as np
-
-from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.rules.base import UNIT, Deltas, norm_of_sum, scaled, stretched
+from gossamer.protocol.rules.base import UNIT, Deltas, Step, no_step, norm_of_sum, scaled, stretched
 
 RESULTANT_MIN = 0.5
 """Directions whose sum is shorter than this part of what independent ones leave, ``sqrt(sum w**2)``, cancel
@@ -21,7 +19,7 @@ n elements, cosines of independent deltas scatter by ``1 / sqrt(n)``; two fall u
 -0.75, which for 80 elements is over 6 standard deviations away."""
 
 
-def radial_directional(deltas: Deltas) -> Ints:
+def radial_directional(deltas: Deltas) -> Iterator[Step]:
     """Mean length times mean direction. Clipping shortens lengths and leaves directions alone.
 
     Where directions cancel the step falls to 0 with their sum: its length is divided by no less than
@@ -30,10 +28,10 @@ def radial_directional(deltas: Deltas) -> Ints:
     pairs = list(zip(deltas.weights, deltas.norms, strict=True))
     heaviest = max((w for w, n in pairs if n > 0.0), default=0.0)
     if heaviest == 0.0:
-        return np.zeros_like(deltas.decode(0))
+        return no_step()
     lengths = [w / heaviest * n * s for (w, n), s in zip(pairs, deltas.shrink, strict=True)]
     # fsum rounds once, whatever the order and the version of Python; sum does neither.
     length = fsum(lengths) / fsum(w / heaviest for w in deltas.weights)
-    summed = stretched(deltas, deltas.weights)
+    sums = list(stretched(deltas, deltas.weights))  # of one tensor, since its norm comes before its values
     independent = UNIT * sqrt(fsum((w / heaviest) * (w / heaviest) for w, n in pairs if n > 0.0))
-    return scaled(summed, length / max(norm_of_sum(summed), RESULTANT_MIN * independent))
+    return scaled(sums, length / max(norm_of_sum(sums), RESULTANT_MIN * independent))

@@ -8,13 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_model
 
-from gossamer.bootstrap import cli
+from gossamer.bootstrap import cli, genesis_file
 from gossamer.bootstrap.manifests import read
+from gossamer.models.registry import build_task
+from gossamer.models.task_file import parse_task_file
+from gossamer.node import genesis
 from gossamer.node.home import Home
 from gossamer.protocol.admission import Charter, Revocation, Role
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import read_invitation
+from tests.models.own_tasks import write_task
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ def entries(folder: Path) -> set[str]:
         (["swarm", "--rounds", 0], "--rounds"),
         (["swarm", "--every-steps", -1], "--every-steps"),
         (["swarm", "--seed", -1], "--seed"),
+        (["swarm", "--seed", 2**62 + 1], "--seed"),
         (["swarm", "--frobnicate"], "--frobnicate"),
         (["swarm", "--codec", "zip"], "zip"),
         (["swarm", "--preset", "huge"], "huge"),
@@ -90,6 +96,10 @@ def entries(folder: Path) -> set[str]:
         (["init", "m.toml", "--codec", "zip"], "zip"),
         (["init", "m.toml", "--preset", "huge"], "huge"),
         (["init", "m.toml", "--task", "chess"], "chess"),
+        (["init", "m.toml", "--task", "chess.py:Chess"], "there is no file chess.py"),
+        (["init", "m.toml", "--option", "batchsize=3"], "did you mean 'batch_size'"),
+        (["swarm", "--task", "chess.py:Chess"], "there is no file chess.py"),
+        (["swarm", "--option", "lr=fast"], "must be a number"),
         (["init", "m.toml", "--every-seconds", "nan"], "--every-seconds"),
         (["init", "m.toml", "--fragments", 99], "--fragments"),
         (["init", "m.toml", "--name", "bell\a"], "name"),
@@ -112,6 +122,9 @@ def entries(folder: Path) -> set[str]:
         (["verify", "127.0.0.1:1"], "two or more"),
         (["generate", "--dir", "missing"], "missing"),
         (["generate", "--dir", ".", "--length", 0], "--length"),
+        (["export", "--dir", "missing", "out.safetensors"], "missing"),
+        (["export", "--dir", ".", "out", "--dtype", "int8"], "bfloat16"),
+        (["export", "--dir", "."], "OUT"),
         (["frobnicate"], "frobnicate"),
     ],
 )
@@ -191,7 +204,7 @@ def test_init_replaces_a_manifest_only_when_told(run: Run, tmp_path: Path) -> No
         ("fragments = 1", "fragments = 10000", ["fragments"]),
         ('mode = "open"', 'mode = "ajar"', ["admission.mode"]),
         ('preset = "tiny"', 'preset = "huge"', ["huge"]),
-        ("seed = 0", "seed = 1", ["first parameters"]),
+        ("seed = 0", "seed = 1", ["first parameters", "--from", ".genesis.safetensors"]),
         ("digest = ", "digest = 'xyz' #", ["genesis.digest"]),
     ],
 )
@@ -238,6 +251,91 @@ def test_a_damaged_manifest_or_key_in_the_folder(run: Run, tmp_path: Path) -> No
     run("id", "--dir", "d").assert_user_error("d/key", "damaged")
     home.key_path.chmod(0o644)
     run("id", "--dir", "d").assert_user_error("chmod 600")
+
+
+# -- tasks of one's own, and existing weights
+
+
+def test_init_with_a_task_of_ones_own(run: Run, task_folder: Path, tmp_path: Path) -> None:
+    text = write_task(task_folder)
+    outcome = run("init", "my.toml", "--task", text, "--option", "width=4", "--option", "lr=0.5")
+    assert outcome.status == 0 and "my.genesis.safetensors" in outcome.out
+    manifest = read(tmp_path / "my.toml")
+    assert manifest.task.name == "own_line:Line"
+    assert manifest.task.options == {"width": 4, "lr": 0.5, "bias": False, "note": "-"}
+    assert manifest.task.source == parse_task_file(text).source()
+    phi = genesis_file.read(manifest, tmp_path / "my.genesis.safetensors")
+    assert phi.size == 4 * 8 + 4 + 4 + 1
+    assert str(tmp_path) not in (tmp_path / "my.toml").read_text()
+
+    # Going on from there, in a swarm of its own.
+    outcome = run(
+        "init",
+        "on.toml",
+        "--task",
+        text,
+        "--option",
+        "width=4",
+        "--from",
+        "my.genesis.safetensors",
+        "--seed",
+        7,
+    )
+    assert outcome.status == 0
+    assert read(tmp_path / "on.toml").genesis == manifest.genesis
+    outcome = run("init", "on.toml", "--task", text, "--from", "my.genesis.safetensors", "--force")
+    outcome.assert_user_error("tensor '0.weight' has shape [4, 8]; the model's has [8, 8]")
+
+
+def test_init_with_existing_weights(run: Run, tmp_path: Path) -> None:
+    assert run("init", "one.toml").status == 0
+    model = build_task("text", {}).build_model(5)
+    save_model(model, str(tmp_path / "w.safetensors"))
+    run("init", "two.toml", "--from", "gone").assert_user_error("--from gone: there is no such file")
+    assert run("init", "two.toml", "--from", "w.safetensors").status == 0
+    two = read(tmp_path / "two.toml")
+    assert two.genesis != read(tmp_path / "one.toml").genesis
+    phi = genesis_file.read(two, tmp_path / "two.genesis.safetensors")
+    assert (phi == genesis.parameters(model, two.plan())).all()
+
+
+def test_init_keeps_first_parameters_unless_told(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "my.genesis.safetensors").write_text("precious")
+    run("init", "my.toml").assert_user_error("my.genesis.safetensors exists", "--force")
+    assert run("init", "my.toml", "--force").status == 0
+    assert entries(tmp_path) == {"my.toml"}, "of a manifest that is no more"
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (["--option", "width=many"], ["option 'width' of task 'own_line:Line' must be a whole number"]),
+        (["--preset", "tiny"], ["has no option 'preset'; choose from bias, lr, note, width"]),
+        (["--option", "width=65"], ["refuses its options: width is 64 at most"]),
+        (["--option", "lr=1e300"], ["in the optimizer's step"]),
+        (["--option", "note=\N{BELL}"], []),
+    ],
+)
+def test_what_an_own_task_is_told(
+    run: Run, task_folder: Path, tmp_path: Path, args: list[object], parts: list[str]
+) -> None:
+    text = write_task(task_folder)
+    outcome = run("init", "my.toml", "--task", text, "--invited", *args)
+    if not parts:
+        assert outcome.status == 0
+        assert read(tmp_path / "my.toml").task.options["note"] == "\N{BELL}"
+        return
+    outcome.assert_user_error(*parts)
+    assert entries(tmp_path) == {"own_line.py"}, "nothing half-written"
+
+
+def test_init_tries_an_own_task_out_where_there_is_data(run: Run, task_folder: Path, tmp_path: Path) -> None:
+    text = write_task(task_folder, "numbers = stream.generator()", "numbers = open(self.data[0])")
+    run("init", "my.toml", "--task", text).assert_user_error(
+        "own_line.py:32, in batches: IndexError: tuple index out of range", "--data, or --no-trial"
+    )
+    run("init", "my.toml", "--task", text, "--data", "x").assert_user_error("No such file or directory: 'x'")
+    assert run("init", "my.toml", "--task", text, "--no-trial").status == 0
 
 
 # -- letting people in
@@ -288,7 +386,7 @@ def test_an_init_that_fails_leaves_no_key(run: Run, tmp_path: Path) -> None:
     ("args", "part"),
     [
         (["invite", "xyz"], "64 hex digits"),
-        (["invite", NODE_ID, "--role", "rule"], "--role is train or observe"),
+        (["invite", NODE_ID, "--role", "rule"], "'rule' is none of train, observe"),
         (["invite", NODE_ID, "--days", -1], "--days"),
         (["invite", NODE_ID, "--days", 99_999], "--days"),
         (["invite", NODE_ID, "--join", "nowhere"], "nowhere"),

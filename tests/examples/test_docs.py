@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.models import checking
+from gossamer.models.task import DataStream
+from gossamer.models.task_file import kind_of
 from gossamer.node.home import Home
 from tests.net.processes import assert_all_gone, processes_naming, wait_for
 
@@ -50,7 +53,7 @@ def run(base: Path, text: str, *runner: str) -> str:
         env=environment(base),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
         stdin=subprocess.DEVNULL,
     )
@@ -80,11 +83,26 @@ def founder(base: Path, beginning: str) -> Iterator[str]:
 
 
 def test_the_page_has_nothing_that_is_not_run() -> None:
-    assert {info for info, _ in blocks()} == {"python", "python torchrun"}
+    assert {info for info, _ in blocks()} == {"python", "python torchrun", "python task"}
+
+
+def test_the_task_of_the_page_is_one(task_folder: Path) -> None:
+    (text,) = [text for info, text in blocks() if info == "python task"]
+    (task_folder / "my_task.py").write_text(text)
+    task = kind_of(f"{task_folder / 'my_task.py'}:MyTask").task({"width": 64})
+    model = task.build_model(0)
+    before = task.evaluate(model)
+    checking.try_step(task, checking.build_again(task, 0, model), checking.first_batch(task))
+    optimizer, batches = task.build_optimizer(model), task.batches(DataStream(seed=0, node_id=b"x"))
+    for _ in range(50):
+        task.loss(model, next(batches)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert task.evaluate(model) < before
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_every_block_runs(tmp_path: Path) -> None:
     plain = [text for info, text in blocks() if info == "python"]
     (ranks,) = [text for info, text in blocks() if info == "python torchrun"]

@@ -3,39 +3,53 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from gossamer.node.home import Home
-from tests.net.processes import assert_all_gone, gossamer_status, processes_naming, wait_for
+from gossamer.node.recordstore import RecordStore
+from gossamer.protocol.records import Delta
+from tests.net.processes import (
+    BootstrapPeer,
+    Node,
+    assert_all_gone,
+    gossamer,
+    gossamer_status,
+    processes_naming,
+    wait_for,
+)
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+PATIENCE_S = 120
 
 
 class Script:
     """One run of an example."""
 
-    def __init__(self, base: Path, script: str, name: str, *args: str) -> None:
+    def __init__(self, base: Path, script: str, name: str, *args: str, runner: Sequence[str] = ()) -> None:
         self.folder = base / name
         self.log = base / f"{name}.log"
         command = [str(EXAMPLES / script), "--dir", str(self.folder), "--listen", "127.0.0.1:0", *args]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *command],
+                [sys.executable, *runner, *command],
                 cwd=base,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
             )
 
     def has_said(self, text: str) -> bool:
@@ -47,10 +61,16 @@ class Script:
         facts = Home(self.folder).read_daemon()
         return str(facts["address"]) if facts else None
 
+    def loss(self) -> float:
+        """Of the last window that it has published; infinite before."""
+        address = self.address()
+        trainer = ((gossamer_status(address) if address else None) or {}).get("trainer") or {}
+        return float(trainer.get("loss") or math.inf)
+
     def end(self) -> str:
         """SIGTERM; returns what it has said."""
         self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(30)
+        status = self.process.wait(PATIENCE_S)
         said = self.log.read_text()
         assert status == 0, said
         assert "Traceback" not in said
@@ -62,7 +82,7 @@ def two_of(base: Path, script: str) -> Iterator[tuple[Script, Script]]:
     """A founder and one who joined it."""
     scripts = [Script(base, script, "one")]
     try:
-        address = str(wait_for(scripts[0].address, 60, "the founder's daemon listening"))
+        address = str(wait_for(scripts[0].address, PATIENCE_S, "the founder's daemon listening"))
         scripts.append(Script(base, script, "two", "--join", address))
         yield scripts[0], scripts[1]
         assert_all_gone(base, 5)
@@ -73,19 +93,111 @@ def two_of(base: Path, script: str) -> Iterator[tuple[Script, Script]]:
             one.process.wait(10)
 
 
+def assert_identical(one: Script, two: Script) -> None:
+    """As anybody can check while they train."""
+    done = gossamer("verify", str(one.address()), str(two.address()), "--wait", "30")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "identical: 2 replicas" in done.stdout
+
+
 def test_the_plain_loop(tmp_path: Path) -> None:
     with two_of(tmp_path, "plain_loop.py") as (one, two):
         for script in (one, two):
-            wait_for(lambda script=script: script.has_said("round "), 60, "a round published")
+            wait_for(lambda script=script: script.has_said("round "), PATIENCE_S, "a round published")
+        assert_identical(one, two)
         for said in (one.end(), two.end()):
             assert "sum of parameters" in said
+
+
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+)
+needs_lightning = pytest.mark.skipif(
+    importlib.util.find_spec("lightning") is None, reason="lightning is not installed"
+)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("llama_trainer.py", marks=needs_transformers),
+        pytest.param("lightning_module.py", marks=needs_lightning),
+    ],
+)
+def test_the_trainers_of_frameworks_train_one_model(tmp_path: Path, script: str) -> None:
+    with two_of(tmp_path, script) as (one, two):
+        for node in (one, two):
+            # Before training it is 5.5 nats a byte and more.
+            wait_for(lambda node=node: node.loss() < 4, PATIENCE_S, "a node that has learnt")
+        assert_identical(one, two)
+        said = [one.end(), two.end()]
+        if script == "llama_trainer.py":  # Lightning ends at SIGTERM by itself
+            assert all(after < before - 1 for before, after in map(held_out, said))
+            assert (one.folder / "pretrained" / "tokenizer_config.json").exists()
+
+
+RANKS = 2
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "runner"),
+    [
+        pytest.param(
+            "llama_trainer.py", [], [*TORCHRUN, "--rdzv-endpoint=localhost:0"], marks=needs_transformers
+        ),
+        pytest.param("lightning_module.py", ["--devices", str(RANKS)], [], marks=needs_lightning),
+    ],
+)
+def test_the_ranks_of_a_frameworks_trainer_are_one_node(
+    tmp_path: Path, script: str, options: list[str], runner: list[str]
+) -> None:
+    try:
+        node = Script(tmp_path, script, "one", "--rounds", "4", *options, runner=runner)
+        assert node.process.wait(2 * PATIENCE_S) == 0, node.log.read_text()
+        losses = held_out_by_each(node.log.read_text())
+        assert len(losses) == RANKS and losses[0] == losses[1]
+        assert losses[0][1] < losses[0][0] - 0.5
+        deltas = published(node.folder)
+        assert [delta.round for delta in deltas] == [1, 2, 3, 4]
+        micro_batches = {"llama_trainer.py": 8, "lightning_module.py": 16}[script] * 2
+        assert {delta.body.tokens // delta.body.steps for delta in deltas} == {RANKS * micro_batches * 64}
+        assert_all_gone(tmp_path, 8)
+    finally:
+        for process in processes_naming(tmp_path):
+            process.kill()
+
+
+def held_out(said: str) -> tuple[float, float]:
+    """The held-out loss before and after."""
+    (only,) = held_out_by_each(said)
+    return only
+
+
+def held_out_by_each(said: str) -> list[tuple[float, float]]:
+    """The same, as every rank says it."""
+    found = re.findall(r"held-out loss ([0-9.]+) -> ([0-9.]+)", said)
+    return [(float(before), float(after)) for before, after in found]
+
+
+def published(folder: Path) -> list[Delta]:
+    """The deltas in a node's folder, round by round."""
+    home = Home(folder)
+    manifest = home.manifest()
+    assert manifest is not None
+    store = RecordStore(home.ledger_path, manifest.swarm_id)
+    try:
+        return sorted(store.load(manifest.plan()), key=lambda delta: delta.round)
+    finally:
+        store.close()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed")
 def test_the_digits_are_learnt(tmp_path: Path) -> None:
     with two_of(tmp_path, "digits.py") as (one, two):
-        wait_for(lambda: two.has_said("accuracy before"), 60, "the second node has begun")
-        wait_for(lambda: (node_round(two) or 0) >= 6, 60, "the second node in a later round")
+        wait_for(lambda: two.has_said("accuracy before"), PATIENCE_S, "the second node has begun")
+        wait_for(lambda: (node_round(two) or 0) >= 6, PATIENCE_S, "the second node in a later round")
+        assert_identical(one, two)
         for said in (one.end(), two.end()):
             assert float(said.rsplit("accuracy after", 1)[1].split(": ")[1]) > 0.8
         first = float(one.log.read_text().split("accuracy before: ")[1].split()[0])
@@ -112,3 +224,29 @@ def test_without_scikit_learn_the_digits_say_what_is_missing(tmp_path: Path) -> 
     assert done.stderr.strip().splitlines() == [
         "digits.py needs scikit-learn for its images: pip install scikit-learn"
     ]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed")
+@pytest.mark.timeout(300)
+def test_the_task_of_digits(tmp_path: Path) -> None:
+    """As its first lines say: a manifest, a bootstrap peer, and nodes that are told where the task lies."""
+    task = f"{EXAMPLES / 'digits_task.py'}:Digits"
+    made = gossamer("init", tmp_path / "digits.toml", "--task", task, "--every-steps", 20, timeout=120)
+    assert made.returncode == 0, made.stderr
+    peer = BootstrapPeer(tmp_path / "digits.toml", tmp_path / "boot")
+    try:
+        addresses = [peer.wait_listening()]
+        options = ["--join", addresses[0], "--task", task, "--rounds", 6]
+        nodes = [Node(tmp_path, name, *options) for name in ("one", "two")]
+        for node in nodes:
+            wait_for(lambda node=node: node.status().get("state") == "finished", 90, "the last round")
+            addresses.append(str(node.address()))
+        verified = gossamer("verify", *addresses)
+        assert verified.returncode == 0 and "identical" in verified.stdout, verified.stdout
+        losses = [node.status()["trainer"]["val_loss"] for node in nodes]
+        assert max(losses) < 1.5, "it begins at log(10), which is 2.3"
+        assert [node.stop() for node in nodes] == [0, 0] and peer.stop() == 0
+        assert_all_gone(tmp_path, 5)
+    finally:
+        for process in processes_naming(tmp_path):
+            process.kill()

@@ -145,7 +145,8 @@ def record_seeds() -> list[bytes]:
     delta, _ = builders.random_delta(rng, KEYS[0], 2)
     body = delta.body
     claims = tuple(Claim(n, n, bytes(32), bytes(32)) for n in range(limits.CLAIMS_MAX))
-    row = builders.row(KEYS[0], claims=claims, name="name", addresses=("a:1", "[::1]:2"))
+    web = {"addresses": ("a:1", "[::1]:2"), "dialled": (b"abcd",) * 3}
+    row = builders.row(KEYS[0], claims=claims, name="name", **web)
     bodies = [
         (Kind.DELTA, body.pack()),
         (Kind.PEER, row.body.pack()),

@@ -63,6 +63,7 @@ def train(options: dict[str, Any]) -> None:
         optimizer,
         manifest=options.get("manifest"),
         join=options.get("join", []),
+        invite=options.get("invite"),
         folder=folder,
         listen="127.0.0.1:0",
         name=folder.name,

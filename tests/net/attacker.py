@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import aiohttp
@@ -20,13 +21,12 @@ from gossamer.node.address import parse_address
 from gossamer.node.tls import client_context, fingerprint_of
 from gossamer.node.transport import PREFIX, SESSION_HEADER
 from gossamer.protocol import messages as msg
-from gossamer.protocol.chunks import chunk_hashes
+from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.envelope import Kind, open_envelope
 from gossamer.protocol.errors import PeerError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.handshake import HELLO_BYTES_MAX
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payload import encode_payload
 from gossamer.protocol.records import Delta, parse_delta
@@ -136,8 +136,8 @@ class Member:
 
     def delta_of(self, round_: int, payload: bytes, **changes: Any) -> Delta:
         """Sign a delta with exactly this payload, and serve it."""
-        for number, blob in enumerate(chunk_hashes(payload)):
-            self.chunks[blob] = payload[number * CHUNK_BYTES_MAX : (number + 1) * CHUNK_BYTES_MAX]
+        for chunk in split_payload(payload):
+            self.chunks[sha256(chunk).digest()] = bytes(chunk)
         codec, fragments = self.manifest.outer.codec, len(self.layout.fragments)
         body = body_of(payload, codec, round_, fragments, **changes)
         return signed(self.identity, body, self.manifest)

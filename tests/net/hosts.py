@@ -17,7 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 NET = "10.77.0"
@@ -42,6 +42,10 @@ def why_not() -> str | None:
 
 def _env() -> dict[str, str]:
     return {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
+
+
+def _bucket(rate: str) -> str:
+    return f"tbf rate {rate} burst 128kb latency 100ms"
 
 
 class _Holder:
@@ -118,12 +122,31 @@ class Hosts:
         return n
 
     def _on_host(self, n: int, command: str) -> None:
-        enter = self._enter(self._hosts[n - 1].pid)
-        subprocess.run([*enter, "sh", "-c", command], check=True, env=_env())
+        self.run_on(n, ["sh", "-c", command]).check_returncode()
+
+    def run_on(self, n: int, command: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run a program on a host."""
+        return subprocess.run(
+            [*self.on(n), *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+            env=_env(),
+        )
+
+    def on(self, n: int) -> list[str]:
+        """What to put before a command that is to run on a host."""
+        return self._enter(self._hosts[n - 1].pid)
 
     def shape(self, n: int, rate: str) -> None:
         """Limit what a host sends."""
-        self._on_host(n, f"tc qdisc add dev e{n} root tbf rate {rate} burst 128kb latency 100ms")
+        self._on_host(n, f"tc qdisc add dev e{n} root {_bucket(rate)}")
+
+    def shape_both_ways(self, n: int, rate: str) -> None:
+        """Limit what a host sends, and what reaches it."""
+        self.shape(n, rate)
+        self.on_bridge(f"tc qdisc add dev v{n} root {_bucket(rate)}")
 
     def cut(self, n: int) -> None:
         """Pull the cable at the bridge: nothing comes back, not even an error."""
@@ -132,14 +155,16 @@ class Hosts:
     def plug_in(self, n: int) -> None:
         self.on_bridge(f"ip link set v{n} up")
 
-    def start(self, n: int, module: str, *args: str, log: Path) -> subprocess.Popen[bytes]:
-        """Run ``python -m module args`` on a host."""
+    def start(
+        self, n: int, module: str, *args: str, log: Path, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Run ``python -m module args`` on a host, with some more environment variables."""
         with open(log, "ab") as stderr:
             process = subprocess.Popen(
-                [*self._enter(self._hosts[n - 1].pid), sys.executable, "-m", module, *args],
+                [*self.on(n), sys.executable, "-m", module, *args],
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
-                env=_env(),
+                env={**_env(), **(env or {})},
             )
         self._processes.append(process)
         return process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -188,6 +189,54 @@ class BootstrapPeer:
 
     def stop(self) -> int:
         """SIGTERM; returns its exit status."""
+        self.process.terminate()
+        try:
+            return self.process.wait(10)
+        finally:
+            self.process.kill()
+            self.process.wait()
+
+
+class Node:
+    """One `gossamer node` in a folder of its own, and what it says."""
+
+    def __init__(self, base: Path, name: str, *args: object) -> None:
+        self.home = Home(base / name)
+        self.log_path = base / f"{name}.log"
+        command = ["node", "--dir", self.home.root, "--listen", "127.0.0.1:0", "--device", "cpu", *args]
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen(
+                [*COMMAND, *map(str, command)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def address(self) -> str | None:
+        assert self.process.poll() is None, self.log
+        facts = self.home.read_daemon()
+        return str(facts["address"]) if facts else None
+
+    def status(self) -> dict[str, Any]:
+        """Empty before it answers."""
+        address = self.address()
+        return (gossamer_status(address) if address else None) or {}
+
+    def wait_published(self, round_: int) -> None:
+        wait_for(lambda: self.status().get("round", 0) >= round_, 120, f"round {round_} published")
+
+    def errors(self) -> list[str]:
+        """The lines that say what is wrong."""
+        assert "Traceback" not in self.log, self.log
+        return [line.split("error", 1)[1].strip() for line in self.log.splitlines() if " error " in line]
+
+    def stop(self) -> int:
         self.process.terminate()
         try:
             return self.process.wait(10)

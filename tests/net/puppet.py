@@ -110,7 +110,7 @@ class Puppet:
             base=min(self._base[fragment.index], round_ - len(self._layout.fragments)),
             tokens=steps * TOKENS_PER_STEP,
             steps=steps,
-            loss=1.0,
+            loss=1.0 + 1.0 / round_,
             codec=self._codec,
             payload_bytes=len(payload),
         )

@@ -16,7 +16,10 @@ import psutil
 import pytest
 
 from gossamer.bootstrap import manifests
+from gossamer.bootstrap.owners import invite
 from gossamer.node.home import Home
+from gossamer.protocol.admission import Role
+from gossamer.protocol.identity import Identity
 from tests.net.attached import build_model
 from tests.net.processes import (
     BootstrapPeer,
@@ -35,11 +38,19 @@ PATIENCE_S = 60
 class Scripts:
     """Scripts in one folder; they end with the test."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, owner: Identity | None) -> None:
         self.base = base
         self.manifest = base / "swarm.toml"
-        described = manifests.describe(build_model(), name="attached", every_seconds=0.5, fragments=2)
+        described = manifests.describe(
+            build_model(),
+            name="attached",
+            every_seconds=0.5,
+            fragments=2,
+            invited=owner is not None,
+            owners=(owner.public_key.hex(),) if owner else (),
+        )
         manifests.write(described, self.manifest)
+        self.swarm_id = described.swarm_id
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, ranks: int = 0, **options: Any) -> Path:
@@ -101,8 +112,8 @@ class Scripts:
 
 
 @contextmanager
-def scripts_in(base: Path) -> Iterator[Scripts]:
-    scripts = Scripts(base)
+def scripts_in(base: Path, owner: Identity | None = None) -> Iterator[Scripts]:
+    scripts = Scripts(base, owner)
     try:
         yield scripts
         assert_all_gone(base, 8)
@@ -134,6 +145,28 @@ def test_scripts_train_together_and_end_with_the_same_bits(tmp_path: Path) -> No
             assert metrics["links"] >= 0 and 0 < metrics["wait_fraction"] < 1
             assert metrics["tokens"] == 16 * metrics["steps"]
         assert one["metrics"]["swarm_tokens"] == two["metrics"]["swarm_tokens"]
+
+
+def test_scripts_of_invited_nodes_train_together_and_others_hear_why_not(tmp_path: Path) -> None:
+    owner = Identity.from_seed(bytes(range(32)))
+    with scripts_in(tmp_path, owner) as scripts:
+
+        def invitation(name: str, *contacts: str) -> str:
+            node_id = bytes.fromhex(gossamer("id", "--dir", tmp_path / name).stdout)
+            return invite(
+                owner, scripts.swarm_id, node_id, role=Role.TRAIN, days=1, contacts=contacts
+            ).to_text()
+
+        scripts.start("one", invite=invitation("one"))
+        address = scripts.address("one")
+        scripts.start("two", invite=invitation("two", address), manifest=None)
+        scripts.wait_rounds("two", 3)
+        scripts.start("stranger", join=[address])
+        assert scripts.processes["stranger"].wait(PATIENCE_S) == 1
+        assert "start with --invite and the invitation that comes back" in scripts.log("stranger")
+        (tmp_path / "stop").touch()
+        (one,), (two,) = scripts.results("one"), scripts.results("two")
+        assert one["rests"] and two["rests"] and one["digest"] == two["digest"]
 
 
 def test_a_killed_daemon_comes_back_while_training_goes_on(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PATIENCE_S = 60.0
@@ -24,6 +25,15 @@ def find_browser() -> str | None:
     """$GOSSAMER_TEST_BROWSER, or a Chromium on the PATH."""
     named = os.environ.get("GOSSAMER_TEST_BROWSER")
     return named or next((path for path in map(shutil.which, NAMES) if path), None)
+
+
+BROWSER = find_browser()
+
+
+def in_browser(test: Any) -> Any:
+    """A test that needs one; it takes a while."""
+    reason = "no Chromium here; GOSSAMER_TEST_BROWSER may name one"
+    return pytest.mark.slow(pytest.mark.skipif(BROWSER is None, reason=reason)(test))
 
 
 class Page:

@@ -40,11 +40,19 @@ class PageServer:
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", port)
         await site.start()
+        beating = asyncio.create_task(self._beat())
         try:
             yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
         finally:
+            beating.cancel()
             self.drop()
             await runner.cleanup()
+
+    async def _beat(self) -> None:
+        """The state each second: a page that hears nothing for a while believes the node to be lost."""
+        while True:
+            await asyncio.sleep(1)
+            self.publish("state", self.swarm.snapshot())
 
     def publish(self, event: str, data: object) -> None:
         frame = f"event: {event}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
@@ -75,8 +83,11 @@ class PageServer:
         return web.json_response(self.swarm.snapshot())
 
     async def _rounds(self, request: web.Request) -> web.Response:
-        rounds = self.swarm.rounds_from(int(request.query.get("from", "0")))
-        return web.Response(text=json.dumps(rounds, separators=(",", ":")), content_type="application/json")
+        first, last = int(request.query.get("from", "0")), int(request.query.get("to", "2147483647"))
+        told = json.dumps(self.swarm.rounds_between(first, last), separators=(",", ":"))
+        response = web.Response(text=told, content_type="application/json", zlib_executor_size=1 << 16)
+        response.enable_compression()
+        return response
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(

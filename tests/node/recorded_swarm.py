@@ -103,8 +103,9 @@ class Recorded:
         if missing:
             row[6].append([missing[0], int(self.speed[missing[0]] * ROUND_S), STEPS, 2, 2.2, LATE])
 
-    def rounds_from(self, first: int) -> Json:
-        return {"authors": self.ids, "rounds": self.rows[max(0, first - 1) :]}
+    def rounds_between(self, first: int, last: int) -> Json:
+        oldest = self.rows[0][0] if self.rows else None
+        return {"oldest": oldest, "authors": self.ids, "rounds": self.rows[max(0, first - 1) : max(0, last)]}
 
     def snapshot(self) -> Json:
         """The state event's data."""
@@ -136,7 +137,7 @@ class Recorded:
                 "uptime_s": clock * ROUND_S + 40,
                 "addresses": ["192.0.2.1:7700"],
                 "reachable": True if trains else None,
-                "device": "cuda:0" if trains else None,
+                "device": "cuda:0" if trains else "",
                 "folder": "~/.gossamer/0f2aa9b7d875",
             },
             "now": {
@@ -158,19 +159,28 @@ class Recorded:
                 "records": sum(len(row[6]) for row in self.rows[-272:]),
                 "version": clock * 3,
                 "fetching": [17, 48] if self.state == "joining" else None,
-                "phi_digest": node_id(f"phi {sealed}") if sealed else None,
-                "agree": self._agree(sealed, len(alive)),
+                "agree": self._agree(sealed),
             },
             "members": [self._member(i, clock) for i in range(self.members)],
             "links": [self._link(a, b) for a, b in self.links if 0 in (a, b)],
             "edges": [list(pair) for pair in self.links],
         }
 
-    def _agree(self, sealed: int, alive: int) -> Json | None:
-        if not sealed or self.state != "training":
+    def _agree(self, sealed: int) -> Json:
+        said = [self._claim(i) for i in range(1, self.members)]
+        of = sum(claim is not None for claim in said)
+        return {
+            "same": said.count("same"),
+            "of": of,
+            "rounds": [sealed, sealed] if of else None,
+            "digest": node_id(f"phi {sealed}") if of else None,
+        }
+
+    def _claim(self, i: int) -> str | None:
+        """How member `i` compares with this node."""
+        if i == 0 or i in self.dies or self.state != "training" or not self.rounds:
             return None
-        differ = self.members > 20
-        return {"same": alive - differ, "of": alive, "round": sealed}
+        return {22: "other", 30: "records", 37: None}.get(i, "same")
 
     def _member(self, i: int, clock: int) -> Json:
         dead = i in self.dies
@@ -185,14 +195,15 @@ class Recorded:
             "trains": i % 21 != 20,
             "round": self.dies.get(i, clock),
             "tokens": int(self.speed[i] * ROUND_S * self.dies.get(i, clock)),
-            "tokens_per_s": None if dead else self.speed[i],
+            "tokens_per_s": 0.0 if dead else self.speed[i],
             "loss": None if dead or not newest or newest[2] is None else round(newest[2] + 0.02 * (i % 5), 4),
-            "device": ["cuda:0", "cpu", None, "mps"][i % 4],
+            "device": ["cuda:0", "cpu", "", "mps"][i % 4],
             "version": "0.1.0",
             "addresses": [] if i % 6 == 5 else [f"192.0.2.{i + 1}:7700"],
             "heard_s": 0.0 if i == 0 else 3600.0 if dead else 0.4 + (i % 7),
             "role": "observe" if i % 21 == 20 else "train",
-            "claim": None if dead or self.state != "training" else "other" if i == 22 else "same",
+            "claim": self._claim(i),
+            "claim_round": clock // 16 * 16 if self._claim(i) else None,
             "conduct": None
             if dead
             else {

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.node.address import format_address, is_loopback, network_group, origin_of, parse_address
+from gossamer.node.address import (
+    format_address,
+    is_loopback,
+    network_group,
+    origin_of,
+    parse_address,
+    port_of,
+)
 from gossamer.protocol.errors import ConfigError
 
 
@@ -103,3 +110,11 @@ def test_network_groups_are_of_the_internet_only() -> None:
     assert network_group("2606:4700:10:1::1") == network_group("2606:4700:10:2::1") == "2606:4700:10::/48"
     for host in ("127.0.0.1", "10.1.2.3", "192.168.1.5", "169.254.1.1", "100.64.1.1", "::1", "fe80::1%eth0"):
         assert network_group(host) is None
+
+
+@pytest.mark.parametrize(
+    ("kept", "port"),
+    [("127.0.0.1:7700", 7700), ("[::1]:80", 80), ("nonsense", 0), ("a:70000", 0), (None, 0), (7, 0), ([], 0)],
+)
+def test_the_port_of_an_address_that_a_file_keeps(kept: object, port: int) -> None:
+    assert port_of(kept) == port

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import aiohttp
 import pytest
 
 from gossamer.node import feed as feeds
+from gossamer.node.address import port_of
 from gossamer.node.admin import TOKEN_VARIABLE, AdminServer
 from gossamer.node.admin_client import AdminClient, admin_of, find_admin
 from gossamer.node.chronicle import OWN
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from tests.node.daemons import facts, founded, get, joining, publish, report, running, training
+from tests.node.recorded_swarm import Recorded
 from tests.node.trainer_side import until
 
 PATHS = ("/", "/api/state", "/api/rounds", "/api/events", "/status", "/healthz", "/metrics")
@@ -33,6 +36,13 @@ async def events_until(address: str, name: str, condition: Any = lambda data: Tr
             if event[0] == name and condition(event[1]):
                 return seen
     raise AssertionError("the server ended first")
+
+
+def shape(value: Any) -> Any:
+    """Which keys there are, at every depth; of a list, those of its last item."""
+    if isinstance(value, dict):
+        return {key: shape(inner) for key, inner in value.items()}
+    return [shape(value[-1])] if isinstance(value, list) and value and isinstance(value[-1], dict) else None
 
 
 # -- what it tells
@@ -56,7 +66,7 @@ async def test_the_state_of_two_nodes_that_train(tmp_path: Path) -> None:
             while (
                 state["now"]["swarm_tokens"] != 200
                 or not state["links"][0]["sent_per_s"]
-                or state["members"][1]["claim"] is None  # rows are told once a second
+                or state["members"][1]["claim"] != "same"  # rows are told once a second
             ):
                 await asyncio.sleep(0.1)
                 _, _, state = await get(first, "/api/state")
@@ -64,14 +74,16 @@ async def test_the_state_of_two_nodes_that_train(tmp_path: Path) -> None:
             assert (itself["self"], itself["name"], itself["tokens"]) == (True, "a", 100)
             assert (other["self"], other["name"], other["round"]) == (False, "b", 1)
             assert other["health"] == "alive" and other["heard_s"] < 20
-            assert (itself["claim"], other["claim"]) == ("same", "same")
-            assert state["now"]["agree"] == {"same": 1, "of": 1, "round": 0}
+            assert (itself["claim"], other["claim"], other["claim_round"]) == (None, "same", 0)
+            root = a.core.sealing.claims[-1].root.hex()
+            assert state["now"]["agree"] == {"same": 1, "of": 1, "rounds": [0, 0], "digest": root}
             assert state["edges"] == [[0, 1]]
             assert state["links"][0]["id"] == other["id"] and not state["links"][0]["outbound"]
             assert state["node"]["reachable"] is True and state["node"]["state"] == "training"
             assert state["now"]["loss"] == 2.0 and state["now"]["val_loss"] == 2.5
             assert state["swarm"]["averaging"] == ["mean", "rda"] and state["swarm"]["pace"] == "30 steps"
             assert other["conduct"]["judged"] == 1 and other["role"] == "train"
+            assert shape(state) == shape(Recorded(4, 60).snapshot()), "what the page's tests make up"
             _, _, rounds = await get(first, "/api/rounds?from=1")
             (line,) = rounds["rounds"]
             assert line[0] == 1 and line[2:5] == [3.0, 200, 200] and -1 <= line[5] <= 1
@@ -79,7 +91,9 @@ async def test_the_state_of_two_nodes_that_train(tmp_path: Path) -> None:
                 itself["id"]: OWN,
                 other["id"]: 0,
             }
-            assert (await get(first, "/api/rounds?from=2"))[2] == {"authors": [], "rounds": []}
+            nothing = {"oldest": 1, "authors": [], "rounds": []}
+            assert (await get(first, "/api/rounds?from=2"))[2] == nothing
+            assert (await get(first, "/api/rounds?to=0"))[2] == nothing
             assert (await get(first, "/healthz"))[::2] == (200, {"healthy": True, "reason": "training"})
 
 
@@ -102,7 +116,9 @@ async def test_events_begin_with_the_state_and_go_on_with_what_is_new(
         await until(lambda: not len(daemon.watching.feed))
 
 
-async def test_what_happened_is_known_after_a_restart(tmp_path: Path) -> None:
+async def test_what_happened_is_known_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = founded(tmp_path / "a")
     async with running(home), training(home) as link:
         await publish(home, link, 1)
@@ -112,8 +128,33 @@ async def test_what_happened_is_known_after_a_restart(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
             before = (await get(home, "/api/rounds"))[2]
     async with running(home):
-        after = (await get(home, "/api/rounds"))[2]
-        assert after == before
+        assert (await get(home, "/api/rounds"))[2] == before
+    monkeypatch.setattr("gossamer.node.chroniclestore.ENTRIES_MAX", 1)
+    async with running(home) as daemon:
+        assert daemon.watching.chronicle.oldest() == 2
+        _, headers, after = await get(home, "/api/rounds")
+        assert after == before, "from memory and from the disk"
+        assert headers["Content-Encoding"] in ("deflate", "gzip")
+        assert (await get(home, "/api/rounds?to=1"))[2]["rounds"] == before["rounds"][:1]
+        plain = await get(home, "/api/rounds", headers={"Accept-Encoding": "identity"})
+        assert plain[2] == before and "Content-Encoding" not in plain[1]
+
+
+async def test_our_delta_is_not_void_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        written = threading.Event()
+        add = daemon.records.add
+        monkeypatch.setattr(daemon.records, "add", lambda *a, **kw: (written.wait(10), add(*a, **kw)))
+        publishing = asyncio.create_task(publish(home, link, 1))
+        await until(lambda: daemon.writer._waiting or not daemon.writer._idle.is_set())
+        daemon.merging.on_judged(1, (), None)  # as when another's delta of the round is merged
+        written.set()
+        await publishing
+        (line,) = (await get(home, "/api/rounds"))[2]["rounds"]
+        assert [entry[5] for entry in line[6]] == [OWN]
 
 
 async def test_closed_rounds_stay_as_they_were(tmp_path: Path) -> None:
@@ -164,11 +205,11 @@ async def test_every_answer_has_the_headers_and_only_get_is_answered(tmp_path: P
     home = founded(tmp_path / "a")
     async with running(home) as daemon:
         await until(lambda: daemon.merging.ready)
-        for path in (*PATHS, "/nowhere", "/api/rounds?from=x"):
+        for path in (*PATHS, "/nowhere", "/api/rounds?from=x", "/api/rounds?to=-1"):
             if path == "/api/events":
                 continue
             status, headers, _ = await get(home, path)
-            assert status == {"/nowhere": 404, "/api/rounds?from=x": 400}.get(path, 200), path
+            assert status == (404 if path == "/nowhere" else 400 if "?" in path else 200), path
             assert "default-src 'none'" in headers["Content-Security-Policy"]
             assert headers["X-Content-Type-Options"] == "nosniff"
             assert headers["Referrer-Policy"] == "no-referrer"
@@ -251,7 +292,7 @@ async def test_nodes_of_one_machine_share_out_ports_and_keep_theirs(tmp_path: Pa
             await two.stop()
             again = AdminServer(daemon, "")
             try:
-                assert await again.start(last=second) == second
+                assert await again.start(last=port_of(second)) == second
             finally:
                 await again.stop()
         finally:

@@ -1,5 +1,7 @@
 """What a node keeps of its own training across restarts."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import save
@@ -7,7 +9,7 @@ from torch import nn
 
 from gossamer.models.task import named_tensors
 from gossamer.node import checkpoint
-from gossamer.node.checkpoint import CheckpointWriter, Progress, collect, restore
+from gossamer.node.checkpoint import CheckpointWriter, Progress, StateCopy, collect, restore
 from gossamer.node.outer import OuterLoop
 from tests.protocol import builders
 
@@ -46,6 +48,31 @@ def saved(tmp_path):
     path = tmp_path / "trainer.safetensors"
     CheckpointWriter(path).write(*collect(outer, [optimizer], Progress(8, 16)), wait=True)
     return path, outer, optimizer
+
+
+def test_a_state_copied_in_shares_names_the_round_of_each_fragment(tmp_path, monkeypatch):
+    """Training goes on in between; a fragment's residual is that of the round it is labelled with."""
+    monkeypatch.setattr("gossamer.node.checkpoint.SHARE_BYTES", 1)
+    monkeypatch.setattr("gossamer.node.checkpoint.SHARES", 10**9)
+    model, outer, optimizer = trained()
+    copy, out, round_ = StateCopy(outer, [optimizer]), memoryview(bytearray(10_000)), 3
+    residuals = {state.last_published: [r.clone() for r in state.residual] for state in outer.fragments}
+    while not copy.advance():
+        train(model, outer, optimizer, 1)
+        state = outer.fragments[round_ % len(outer.fragments)]
+        outer.publish(round_ % len(outer.fragments), round_, out)
+        residuals[round_] = [r.clone() for r in state.residual]
+        round_ += 1
+    assert round_ > 3, "it took several shares"
+    path = tmp_path / "t"
+    CheckpointWriter(path).write(copy.tensors, copy.metadata(Progress(9, 18)), wait=True)
+    labelled = json.loads(copy.metadata(Progress())["rounds"])
+    _, again, fresh = make(seed=1)
+    for state, last in zip(again.fragments, labelled, strict=True):
+        state.last_published = last
+    assert restore(path, again, [fresh]) == (Progress(9, 18), True)
+    for state, last in zip(again.fragments, labelled, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(state.residual, residuals[last], strict=True))
 
 
 def test_all_of_it_comes_back(saved):

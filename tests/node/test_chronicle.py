@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.node import chronicle as chronicles
+from gossamer.node import chroniclestore as stores
 from gossamer.node.chronicle import CLIPPED, LATE, OWN, VOID, Chronicle, Entry, Round, as_json
 from gossamer.node.chroniclestore import ChronicleStore
 from gossamer.protocol.conduct import Figures
@@ -166,19 +167,38 @@ def test_it_is_kept_over_restarts(tmp_path: Path, chronicle: Chronicle) -> None:
     merged(chronicle, delta(1, 2), figures={}, agreement=0.5)
     chronicle.settle(0, 2**63)
     store = ChronicleStore(tmp_path / "c.sqlite")
-    assert store.load() == []
+    assert store.load() == ([], 0) and store.oldest() is None
     rounds = chronicle.take_unsaved()
     assert [found.number for found in rounds] == [1, 2] and chronicle.take_unsaved() == []
-    store.save(rounds, 0)
+    store.save(rounds)
     store.close()
     again = Chronicle(ME, 1)
     store = ChronicleStore(tmp_path / "c.sqlite")
-    again.restore(store.load())
+    again.restore(*store.load())
     kept = again.since(0)
     assert kept[0] == chronicle.at(1)
     assert kept[1] == row(chronicle, 2)._replace(swarm_tokens=2**63 - 1), "no database holds what liars claim"
-    store.save([], 1)
-    assert [found.number for found in store.load()] == [2]
+    store.close()
+
+
+def test_the_disk_reaches_further_back_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ChronicleStore(tmp_path / "c.sqlite")
+    rounds = [Round(n, 1.0, n, None, (Entry(bytes([n]) * 32, 1, 1, 0, 2.0, 0),)) for n in range(1, 9)]
+    store.save(rounds)
+    monkeypatch.setattr(stores, "ENTRIES_MAX", 3)
+    kept, begins_after = store.load()
+    assert kept == rounds[5:] and begins_after == 5
+    assert store.between(2, begins_after) == rounds[1:5] and store.oldest() == 1
+    again = Chronicle(ME, 1)
+    again.restore(kept, begins_after)
+    heard(again, delta(1, 5))
+    assert [found.number for found in again.since(0)] == [6, 7, 8], "what is on disk is not begun anew"
+    monkeypatch.setattr(stores, "ROUNDS_MAX", 6)
+    store.save([])
+    assert store.oldest() == 3
+    monkeypatch.setattr(stores, "STORED_BYTES_MAX", 2 * len(stores._pack(rounds[0])))
+    store.save([])
+    assert store.between(0, 100) == rounds[6:]
     store.close()
 
 
@@ -187,23 +207,23 @@ def test_a_damaged_file_is_begun_anew(tmp_path: Path, caplog: pytest.LogCaptureF
     path.write_bytes(b"not a database, but long enough to look like one to whoever opens it" * 100)
     store = ChronicleStore(path)
     with caplog.at_level(logging.WARNING):
-        assert store.load() == []
+        assert store.load() == ([], 0)
     assert "what happened before is not known" in caplog.text
-    store.save([Round(1, 1.0, None, None, ())], 0)
-    assert [found.number for found in store.load()] == [1]
+    store.save([Round(1, 1.0, None, None, ())])
+    assert [found.number for found in store.load()[0]] == [1]
     store.close()
 
 
 def test_rows_that_cannot_be_read_are_damage_too(tmp_path: Path) -> None:
     path = tmp_path / "c.sqlite"
     store = ChronicleStore(path)
-    store.save([Round(1, 1.0, None, None, ())], 0)
+    store.save([Round(1, 1.0, None, None, ())])
     store.close()
     with sqlite3.connect(path) as db:
         db.execute("UPDATE rounds SET entries = x'ff00'")
     db.close()
     store = ChronicleStore(path)
-    assert store.load() == [] and store.load() == []
+    assert store.load() == store.load() == ([], 0)
     store.close()
 
 
@@ -212,7 +232,7 @@ def test_what_cannot_be_written_is_kept_for_the_next_time(tmp_path: Path, chroni
     store = ChronicleStore(tmp_path / "missing" / "c.sqlite")
     rounds = chronicle.take_unsaved()
     with pytest.raises(StorageError, match="cannot write"):
-        store.save(rounds, 0)
+        store.save(rounds)
     chronicle.not_saved(rounds)
     heard(chronicle, delta(0, 2))
     assert [found.number for found in chronicle.take_unsaved()] == [1, 2]

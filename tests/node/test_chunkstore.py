@@ -87,3 +87,15 @@ def test_sweeping_removes_all_but_what_is_needed(store: ChunkStore) -> None:
     store.drop(blobs[0])
     store.drop(blobs[0])
     assert len(ChunkStore(store._root)) == 1
+
+
+def test_a_reader_leaves_what_is_damaged_to_the_daemon(store: ChunkStore) -> None:
+    blob = put(store, b"data")
+    store._path(blob).write_bytes(b"date")
+    reader = ChunkStore(store._root, read_only=True)
+    with pytest.raises(MissingChunkError):
+        reader.get(blob)
+    assert blob in reader and store._path(blob).exists()
+    with pytest.raises(StorageError):
+        ChunkStore(store._root / "missing", read_only=True)
+    assert not (store._root / "missing").exists()

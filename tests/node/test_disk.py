@@ -15,12 +15,13 @@ from gossamer.node import control, publisher, transfers
 from gossamer.node.chunkstore import ChunkStore
 from gossamer.node.publisher import Publisher
 from gossamer.node.transfers import Transfers
+from gossamer.node.uploads import Uploads
 from gossamer.protocol import effects as fx
 from gossamer.protocol import messages as msg
-from gossamer.protocol.chunks import chunk_hashes
+from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.errors import PayloadError, RefusedError
 from gossamer.protocol.greylist import Offence
-from gossamer.protocol.limits import ASKS_PER_LINK_MAX, CHUNK_BYTES_MAX
+from gossamer.protocol.limits import ASKS_PER_LINK_MAX, PAYLOAD_CHUNK_BYTES_MIN, UPLOADS_MAX
 from tests.node.trainer_side import until
 
 
@@ -69,13 +70,14 @@ def message(payload: bytes) -> control.Publish:
 
 async def test_publishing_stores_before_it_signs(chunks: ChunkStore) -> None:
     core = Core()
-    payload = bytes(range(256)) * 8192  # two chunks
-    assert len(payload) == 2 * CHUNK_BYTES_MAX
+    payload = bytes(range(256)) * 1024  # two chunks
+    assert len(payload) == 2 * PAYLOAD_CHUNK_BYTES_MIN
     area = memoryview(bytearray(payload))
     await Publisher(chunks, core.dispatch, core.acknowledge).publish(message(payload), area)
     (event,) = core.events
     assert isinstance(event, fx.Publish)
-    assert event.body.chunks == chunk_hashes(payload) and event.body.payload_bytes == len(payload)
+    assert event.body.chunks == tuple(sha256(chunk).digest() for chunk in split_payload(payload))
+    assert event.body.payload_bytes == len(payload)
     assert b"".join(chunks.get(blob) for blob in event.body.chunks) == payload
     assert core.acknowledged == [], "that is for when the record is on disk"
     with pytest.raises(ValueError, match="released"):
@@ -149,6 +151,7 @@ class Setup:
             self.events.append,
             self.damaged.append,
             lambda node_id, reason, offence: self.blamed.append((node_id, offence)),
+            Uploads(),
         )
 
     async def get(self, data: bytes) -> None:
@@ -242,6 +245,6 @@ async def test_asking_for_too_much_is_declined(setup: Setup) -> None:
     await asyncio.sleep(0)
     for _ in range(ASKS_PER_LINK_MAX + 5):
         setup.transfers.asked(setup.link, bytes(32))  # type: ignore[arg-type]
-    assert len(setup.link.sent) == 5
+    assert len(setup.link.sent) == ASKS_PER_LINK_MAX + 5 - UPLOADS_MAX, "no room for so many"
     serving.cancel()
     await asyncio.wait([serving])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.bootstrap.owners import invite
-from gossamer.node.entering import enter_invited
+from gossamer.node.entering import enter_invited, node_in
 from gossamer.node.home import Home
 from gossamer.protocol.admission import Role
 from gossamer.protocol.errors import ConfigError
@@ -30,3 +30,32 @@ def test_an_invitation_to_another_swarm_leaves_the_folders_own(tmp_path: Path) -
     with pytest.raises(ConfigError, match="belongs to another swarm"):
         enter_invited(elsewhere, (), tmp_path, plaintext=True)
     assert home.invitation() == here
+
+
+def test_a_founder_brings_the_manifest_along(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.create()
+    here = invite(OWNER, HERE.swarm_id, home.identity().node_id, role=Role.TRAIN, days=1, contacts=())
+    with pytest.raises(ConfigError, match="the manifest describes swarm"):
+        enter_invited(here, (), tmp_path, plaintext=True, manifest=ELSEWHERE)
+    assert home.manifest() is None and home.invitation() is None
+    assert enter_invited(here, (), tmp_path, plaintext=True, manifest=HERE).manifest() == HERE
+
+
+def test_the_node_of_this_machine_is_meant_if_it_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOSSAMER_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="there is no node in"):
+        node_in(None)
+    for name, manifest in (("one", HERE), ("one-bootstrap", HERE)):
+        home = Home(tmp_path / name)
+        home.create()
+        home.adopt(manifest)
+    assert node_in(None).root == tmp_path / "one"
+    assert node_in(tmp_path / "other").root == tmp_path / "other"
+    home = Home(tmp_path / "two")
+    home.create()
+    home.adopt(ELSEWHERE)
+    with pytest.raises(ConfigError, match="which node"):
+        node_in(None)

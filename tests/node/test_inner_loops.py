@@ -98,6 +98,11 @@ def muon_and_adamw() -> Loop:
     return Loop(model, [torch.optim.Muon([model.inner.weight], lr=1e-2), AdamW(others, lr=1e-2)])
 
 
+def adafactor() -> Loop:
+    model = Net()
+    return Loop(model, [torch.optim.Adafactor(trainable(model), lr=1e-2)])
+
+
 def lbfgs() -> Loop:
     model = Net()
     optimizer = LBFGS(trainable(model), lr=0.1, max_iter=3)
@@ -189,6 +194,7 @@ LOOPS = [
     adamw,
     sgd,
     muon_and_adamw,
+    adafactor,
     lbfgs,
     accumulation,
     autocast,

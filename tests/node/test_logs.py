@@ -7,6 +7,7 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ NASTY = "line\nnext \x1b[31mred\x1b[0m \r back\x08 \x00 \u202egnp.exe \x9b0m"
 
 
 @contextlib.contextmanager
-def configured(**settings: bool) -> Iterator[io.StringIO]:
+def configured(**settings: Any) -> Iterator[io.StringIO]:
     """What is logged to standard error; pytest's own handlers come back afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
@@ -53,6 +54,16 @@ def test_json_is_one_object_a_line() -> None:
     assert (first["level"], first["logger"], first["text"]) == ("error", "gossamer.x", NASTY)
     assert abs(first["t"] - logging.LogRecord("", 0, "", 0, "", (), None).created) < 60
     assert "ValueError" in second["traceback"]
+
+
+@pytest.mark.parametrize(("level", "lines"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
+def test_a_level_is_shown_from_there_on(level: str, lines: int) -> None:
+    with configured(level=level) as stream:
+        log = logging.getLogger("gossamer.x")
+        for said in (log.debug, log.info, log.warning, log.error):
+            said("text")
+        assert log.isEnabledFor(logging.INFO), "whoever keeps notices hears of it all the same"
+    assert stream.getvalue().count("\n") == lines
 
 
 @pytest.mark.parametrize(("debug", "lines"), [(False, 1), (True, 2)])

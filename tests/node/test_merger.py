@@ -12,7 +12,7 @@ from gossamer.node import merger as merger_module
 from gossamer.node import snapshots
 from gossamer.node.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.merger import Merger
-from gossamer.protocol.chunks import split
+from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.errors import DivergedError, PayloadError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints
 from gossamer.protocol.ledger import Ledger
@@ -44,7 +44,7 @@ class World:
 
     def keep(self, delta: Delta, payload: bytes) -> None:
         self.payloads[delta.record_id] = payload
-        for blob, piece in zip(delta.body.chunks, split(payload), strict=True):
+        for blob, piece in zip(delta.body.chunks, split_payload(payload), strict=True):
             self.chunks.put(blob, piece)
 
     def merger(self, threads: int = 1) -> Merger:

@@ -307,6 +307,7 @@ async def test_a_delta_far_longer_than_usual_waits_for_others(
     setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Alone in a round under way it would be taken whole; beside another's it is clipped by that."""
+    caplog.set_level("INFO")
     await setup.merging.begin(setup.merger)
     setup.core.clock = 3
     _arrive(setup, *(_delta(author, 2, 1000) for author in (1, 2, 3)))

@@ -23,6 +23,7 @@ from gossamer.node.options import DaemonOptions, TrainerOptions
             plaintext=True,
             debug=True,
             log_json=True,
+            log_level="error",
         ),
         TrainerOptions(folder=Path("d"), data=("x", "y z"), threads=3, device="cuda:1", stop_round=9),
     ],

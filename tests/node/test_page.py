@@ -7,13 +7,12 @@ import hashlib
 import re
 from collections.abc import AsyncIterator
 from importlib import resources
-from urllib.parse import urlsplit
 
-import pytest
 import pytest_asyncio
 
 from gossamer.node import page as node_page
-from tests.node.browser import Page, browser, find_browser
+from tests.node.browser import BROWSER, Page, browser, in_browser
+from tests.node.page_reader import curve_goes_through, edges_of, has_cell, is_inked, quiet, shown, text
 from tests.node.page_server import PageServer
 from tests.node.recorded_swarm import CLIPPED, LATE, VOID, Recorded
 
@@ -56,36 +55,12 @@ def test_text_never_becomes_markup():
 
 # --- in a browser ---------------------------------------------------------------------------------
 
-BROWSER = find_browser()
-in_browser = pytest.mark.skipif(
-    BROWSER is None, reason="no Chromium here; GOSSAMER_TEST_BROWSER may name one"
-)
-
 
 @pytest_asyncio.fixture
 async def tab() -> AsyncIterator[Page]:
     assert BROWSER is not None
     async with browser(BROWSER) as page:
         yield page
-
-
-async def shown(tab: Page, url: str, **how: int) -> None:
-    """Opens the page and waits until it knows all that the server has, and has drawn it."""
-    await tab.open(url, **how)
-    await tab.until("gossamer.complete && gossamer.connection === 'live'")
-    await tab.drawn()
-
-
-async def text(tab: Page, selector: str) -> str:
-    found: str = await tab.evaluate(f"document.querySelector({selector!r}).innerText")
-    return found
-
-
-def quiet(tab: Page, url: str) -> None:
-    """No complaint, and no request to anybody but the node."""
-    assert not tab.complaints
-    hosts = {urlsplit(asked).netloc for asked in tab.requests if asked.startswith(("http", "ws"))}
-    assert hosts == {urlsplit(url).netloc}
 
 
 @in_browser
@@ -100,7 +75,8 @@ async def test_four_nodes(tab):
         assert f"{state['now']['loss']:.3f}" in await text(tab, "#figures")
         graph = await tab.evaluate("gossamer.graph")
         assert {node["id"] for node in graph["nodes"]} == set(server.swarm.ids)
-        assert graph["edges"] == len(state["edges"])
+        ids = server.swarm.ids
+        assert edges_of(graph) == {frozenset((ids[a], ids[b])) for a, b in state["edges"]}
         assert await tab.evaluate("document.querySelectorAll('#members-table tbody tr').length") == 4
         assert await tab.evaluate("document.querySelectorAll('#links-table tbody tr').length") == 3
         deltas = sum(len(row[6]) for row in server.swarm.rows)
@@ -117,6 +93,33 @@ async def test_four_nodes(tab):
         curve = (await tab.evaluate("gossamer.curves"))[0]
         assert curve["low"] < min(losses) and curve["high"] > max(losses)
         assert "node-2 joined the swarm" in await text(tab, "#events")
+        quiet(tab, url)
+
+
+@in_browser
+async def test_what_is_drawn_is_what_the_node_says(tab):
+    server = PageServer(Recorded(4, 60))
+    async with server.serving() as url:
+        await shown(tab, url, height=2600)
+        rows, ids = server.swarm.rows, server.swarm.ids
+        for scale in (0, 1):
+            await tab.evaluate(f"document.querySelectorAll('#scale button')[{scale}].click()")
+            await tab.drawn()
+            assert (await tab.evaluate("gossamer.curves"))[0]["log"] == bool(scale)
+            for row in rows[::7]:
+                assert await curve_goes_through(tab, 0, "#loss", "loss", "swarm", row[0])
+                assert await curve_goes_through(tab, 1, "#agreement", "agreement", "swarm", row[0])
+        await tab.until("gossamer.matrix.complete")
+        for row in rows[:16]:
+            there = {ids[delta[0]]: delta[5] for delta in row[6]}
+            for member in ids:
+                if not there.get(member, 0) & VOID:  # a void one is a frame
+                    assert await has_cell(tab, member, row[0]) == (member in there)
+                if there.get(member, 0) & LATE:
+                    x, y = await tab.evaluate(f"gossamer.cell({member!r}, {row[0]})")
+                    assert await is_inked(tab, "#matrix", "warn", x, y)
+        await shown(tab, url)
+        assert (await tab.evaluate("gossamer.curves"))[0]["log"], "the scale is remembered"
         quiet(tab, url)
 
 
@@ -180,6 +183,7 @@ async def test_a_first_node_and_a_joiner(tab):
     async with joining.serving() as url:
         await shown(tab, url)
         assert "17 of 48 chunks" in await text(tab, "#progress")
+        assert "not known before it has joined" in await text(tab, "#figures")
         assert "–" in await text(tab, "#figures")  # what is not known is not a zero
 
 
@@ -241,7 +245,6 @@ async def test_a_phone_does_not_scroll_sideways(tab):
 
 
 @in_browser
-@pytest.mark.slow
 async def test_64_nodes_and_10000_rounds(tab, record_property):
     server = PageServer(Recorded(64, 10_000))
     async with server.serving() as url:
@@ -264,7 +267,8 @@ async def test_64_nodes_and_10000_rounds(tab, record_property):
         assert await tab.evaluate("gossamer.curves[0].rounds") == 10_000
         health = [node["health"] for node in (await tab.evaluate("gossamer.graph"))["nodes"]]
         assert {h: health.count(h) for h in set(health)} == {"alive": 54, "suspect": 3, "down": 3, "left": 4}
-        assert "56 of 57" in await text(tab, "#figures")
+        assert "54 of 57" in await text(tab, "#figures")
+        assert "1 differs, 1 with other records, 1 not known yet" in await text(tab, "#figures")
         for _ in range(10):
             server.step()
             await tab.until(f"gossamer.rounds.last === {len(swarm.rows)}")

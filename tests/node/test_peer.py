@@ -234,3 +234,17 @@ async def test_leaving_without_a_daemon_takes_no_longer_than_said(tmp_path: Path
         await asyncio.to_thread(setup.peer.flush, 0.3)
         assert time.monotonic() - begun_at < 3
         setup.daemon.start()
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("as asked"), KeyboardInterrupt()])
+async def test_what_a_script_that_never_left_publishes_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
+) -> None:
+    """The interpreter keeps what it printed a traceback of."""
+    monkeypatch.setattr("sys.last_value", error, raising=False)
+    async with begun(tmp_path) as setup:
+        assert setup.step() is None
+        await asyncio.to_thread(setup.peer.leave_at_exit)
+        assert setup.daemon.seen == ([] if isinstance(error, RuntimeError) else [1])
+        setup.peer.abandon()
+        assert setup.daemon.seen == ([] if isinstance(error, RuntimeError) else [1]), "only the first counts"

@@ -12,9 +12,9 @@ from gossamer.node.peers import peers_table
 from gossamer.protocol.conduct import Conduct, Figures, RoundFigures
 
 
-def shown(status: dict[str, Any]) -> str:
+def shown(status: dict[str, Any], width: int = 250) -> str:
     out = io.StringIO()
-    Console(file=out, width=250).print(peers_table(status))
+    Console(file=out, width=width).print(peers_table(status))
     return out.getvalue()
 
 
@@ -48,15 +48,26 @@ def test_members_with_their_figures_and_verdicts() -> None:
     assert "me" in lines[0] and "itself" in lines[0] and "21" in lines[0]
     for part in (
         "liar [red]",
-        "1,234,567",
+        "1.2M",
         "4,321",
-        "20 by 9.8x",
         "-0.70",
-        "clipped in 20 of the last 20 rounds",
+        "clipped 20 by 9.8x, opposed 20",
     ):
         assert part in lines[1], part
+    assert "liar [red]: clipped in 20 of the last 20 rounds" in text
     assert "02020202" in lines[2] and "clipped" not in lines[2]
     assert "agreement of the last round 0.25" in text
+
+
+def test_the_table_fits_a_terminal_and_says_what_was_bad() -> None:
+    told = status()
+    few = Conduct()
+    few.note(1, RoundFigures({bytes([2]) * 32: Figures(clipped=9.8, pace=30.0, agreement=-0.7)}, 0.25))
+    told["members"][1]["conduct"] = asdict(few.of(bytes([2]) * 32))
+    lines = shown(told, width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    (line,) = [line for line in lines if line.startswith(" 02020202")]
+    assert "clipped 1" in line and "by 9.8x" in "\n".join(lines)
 
 
 def test_a_node_that_has_merged_nothing() -> None:

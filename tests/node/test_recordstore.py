@@ -164,3 +164,27 @@ def test_a_damaged_schema_is_quoted_printably(path: Path, flipped: bytes) -> Non
     with pytest.raises(StorageError) as error:
         RecordStore(path, SMALL.swarm_id)
     assert str(error.value).isprintable()
+
+
+def test_a_reader_sees_one_moment_and_drops_nothing(path: Path, deltas: list[Delta]) -> None:
+    daemon = RecordStore(path, SMALL.swarm_id)
+    daemon.add(deltas, durable=False)
+    daemon._db.execute("UPDATE deltas SET envelope = x'00' WHERE record_id = ?", [deltas[0].record_id])
+    reader = RecordStore(path, SMALL.swarm_id, read_only=True)
+    with reader.one_state():
+        assert reader.load_history().base.round == 0
+        daemon.close_up_to(_base(2), own_last=2)
+        assert reader.load_history().base.round == 0
+        assert len(reader.load(LAYOUT)) == len(deltas) - 1
+    assert reader.load_history().base.round == 2
+    reader.close()
+    assert daemon._db.execute("SELECT COUNT(*) FROM deltas WHERE round = 3").fetchone() == (3,)
+    daemon.close()
+    with pytest.raises(StorageError, match="another swarm"):
+        RecordStore(path, bytes(32), read_only=True)
+
+
+def test_a_reader_makes_no_database(path: Path) -> None:
+    with pytest.raises(StorageError, match="cannot use the database"):
+        RecordStore(path, SMALL.swarm_id, read_only=True)
+    assert not path.exists()

@@ -18,12 +18,13 @@ from gossamer.node.home import Home
 from gossamer.node.merger import GENESIS
 from gossamer.node.recordstore import RecordStore
 from gossamer.node.restore import replay
-from gossamer.protocol.chunks import split
+from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.history import Claim
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge import merge_round
+from tests.protocol import builders
 from tests.protocol.builders import contribution, identity, random_delta
 
 
@@ -74,7 +75,7 @@ def test_records_are_folded_in_and_those_without_a_payload_left_out(
             delta, payload = random_delta(rng, identity(author), round_, of=manifest)
             store.add([delta], durable=False)
             if author < 2:
-                for blob, piece in zip(delta.body.chunks, split(payload), strict=True):
+                for blob, piece in zip(delta.body.chunks, split_payload(payload), strict=True):
                     chunks.put(blob, piece)
                 counted.append(contribution(delta, payload, layout))
         phi = phi - merge_round(counted, layout.of_round(round_), manifest.outer)
@@ -91,7 +92,7 @@ def test_a_folder_without_a_node_or_a_model_is_one_clear_line(
     home = Home(tmp_path / "joining")
     home.create()
     home.adopt(made[0])
-    with pytest.raises(ConfigError, match="not the folder of a node"):
+    with pytest.raises(StorageError, match="has no model yet"):
         replay(home)
     RecordStore(home.ledger_path, made[0].swarm_id).close()
     with pytest.raises(StorageError, match="has no model yet"):
@@ -110,3 +111,11 @@ def test_a_model_gets_phi_and_writes(home: Home, made: tuple[Manifest, Ints]) ->
     assert text == "".join(generate(home, "abc", 7, temperature=0.0, seed=2))
     with pytest.raises(ConfigError, match="temperature"):
         generate(home, "abc", 7, temperature=-1.0, seed=0)
+
+
+def test_a_script_s_model_is_not_for_us_to_run(tmp_path: Path) -> None:
+    home = Home(tmp_path / "d")
+    home.create()
+    home.adopt(builders.manifest())
+    with pytest.raises(ConfigError, match="trains 'none', a script of its own.*gossamer export"):
+        generate(home, "abc", 7, temperature=0.0, seed=1)

@@ -23,7 +23,7 @@ from gossamer.node.recordstore import RecordStore
 from gossamer.node.restore import replay
 from gossamer.protocol import effects as fx
 from gossamer.protocol.admission import Role, parse_grant
-from gossamer.protocol.chunks import split
+from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.envelope import open_envelope
 from gossamer.protocol.errors import ConfigError, NotAnsweredError
 from gossamer.protocol.history import Claim
@@ -81,7 +81,7 @@ class Folder:
     def add(self, author: Identity, round_: int) -> Delta:
         rng = np.random.default_rng(round_ + author.node_id[0])
         delta, payload = random_delta(rng, author, round_, of=self.manifest)
-        for blob, chunk in zip(delta.body.chunks, split(payload), strict=True):
+        for blob, chunk in zip(delta.body.chunks, split_payload(payload), strict=True):
             self.chunks.put(blob, bytes(chunk))
         with self.records() as store:
             store.add([delta], durable=True)

@@ -20,8 +20,8 @@ import pytest
 
 from gossamer.node import service as service_module
 from gossamer.node.lifeline import Child
-from gossamer.node.options import DaemonOptions
-from gossamer.node.service import Service
+from gossamer.node.options import DaemonOptions, TrainerOptions
+from gossamer.node.service import Service, trainer_service
 from gossamer.node.supervisor import Supervisor
 from tests.net.processes import assert_all_gone, processes_naming, wait_for
 
@@ -196,6 +196,24 @@ def test_a_child_that_is_done_or_has_told_what_to_mend_is_not_started_again(stat
     assert service.keep_running(1.0) == status
 
 
+def test_a_trainer_is_told_that_it_has_worked_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[bool] = []
+
+    def start(module: str, args: list[str], *, env: dict[str, str]) -> FakeChild:
+        started.append(TrainerOptions.from_json(args[0]).restarted)
+        return child
+
+    child = FakeChild()
+    monkeypatch.setattr(service_module, "Child", start)
+    service = trainer_service(TrainerOptions(folder=tmp_path))
+    service.keep_running(0.0)
+    child.status = 1
+    service.keep_running(1.0)
+    child.status = None
+    service.keep_running(9.0)
+    assert started == [False, True]
+
+
 # -- the whole supervisor, in a process of its own
 
 
@@ -204,7 +222,7 @@ SUPERVISE = """
     from pathlib import Path
     from gossamer.node import supervisor
     from gossamer.node.lifeline import Child
-    from gossamer.node.options import DaemonOptions
+    from gossamer.node.options import DaemonOptions, TrainerOptions
     from gossamer.node.service import Service
     folder = Path(sys.argv[1])
     one = supervisor.Supervisor(DaemonOptions(folder=folder), None)

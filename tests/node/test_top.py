@@ -208,6 +208,8 @@ def test_orders() -> None:
         "loss": [3, 2, 1, 0],
         "health": [3, 0, 2, 1],
     }
+    numbered = [member(n, name=name) for n, name in enumerate(("b", "n10", "n2", "n", "n2x"))]
+    assert [m["name"] for m in sorted_members(numbered, "name")] == ["b", "n", "n2", "n2x", "n10"]
 
 
 def test_charts() -> None:

@@ -87,7 +87,7 @@ async def serve(handler: object, context: ssl.SSLContext | None) -> tuple[web.Ap
     return runner, f"127.0.0.1:{runner.addresses[0][1]}"
 
 
-@pytest.mark.parametrize("first", [b"", b"\xc1", os.urandom(64), None, "text", "close"])
+@pytest.mark.parametrize("first", [b"", b"\xc1", bytes(range(64, 128)), None, "text", "close"])
 async def test_a_server_that_talks_nonsense_is_a_peer_error(first: bytes | str | None) -> None:
     async def nonsense(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()
@@ -284,6 +284,21 @@ async def test_a_port_in_use_is_one_clear_line() -> None:
         assert str(error.value).startswith(f"cannot listen on {first.address}: ")
         assert "choose another --listen" in str(error.value) and "\n" not in str(error.value)
     await second.transport.stop()
+
+
+async def test_a_node_that_leaves_the_port_to_the_system_keeps_its_last_one() -> None:
+    first, other, again = End(1), End(2), End(1)
+    port = await first.transport.start("127.0.0.1", 0)
+    try:
+        taken = await other.transport.start("127.0.0.1", 0, last=port)
+        assert taken not in (0, port), "somebody else's port is left alone"
+    finally:
+        await first.transport.stop()
+        await other.transport.stop()
+    try:
+        assert await again.transport.start("127.0.0.1", 0, last=port) == port
+    finally:
+        await again.transport.stop()
 
 
 async def test_an_address_that_is_not_ours_is_one_clear_line() -> None:

@@ -11,7 +11,7 @@ from hashlib import sha256
 import numpy as np
 
 from gossamer.protocol.admission import NEVER, Role, grant_body, revocation_body
-from gossamer.protocol.chunks import chunk_hashes
+from gossamer.protocol.chunks import chunk_hashes, payload_chunk_bytes
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.envelope import Kind, open_envelope, seal
 from gossamer.protocol.errors import PeerError
@@ -86,7 +86,7 @@ def body_of(payload: bytes, codec: str, round_: int, fragments: int, **changes: 
         loss=2.5,
         codec=codec,
         payload_bytes=len(payload),
-        chunks=chunk_hashes(payload),
+        chunks=chunk_hashes(payload, payload_chunk_bytes(len(payload))),
         previous=NO_RECORD,
     )
     return replace(body, **changes)
@@ -124,6 +124,22 @@ def unsigned(author: int, round_: int, variant: int = 0) -> Delta:
     return Delta(record_id=record_id, author=node_id, body=body, data=b"envelope of " + record_id)
 
 
+class Plain:
+    """A delta's values of one tensor as they are, without a codec: a `rules.base.Vector`."""
+
+    in_parts = True
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+        self.numel = values.size
+
+    def decode(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        return self.values[start:stop]
+
+    def accumulate(self, start: int, factor: int, sums: np.ndarray) -> None:
+        sums += self.decode(start, start + sums.size).astype(np.int64) * factor
+
+
 def contribution(delta: Delta, payload: bytes, layout: Layout) -> Contribution:
     """A delta as Merge sees it. Raises PayloadError."""
     parsed = Payload(delta.body.codec, layout.of_round(delta.round), payload)
@@ -133,7 +149,7 @@ def contribution(delta: Delta, payload: bytes, layout: Layout) -> Contribution:
         steps=delta.body.steps,
         staleness=delta.staleness(len(layout.fragments)),
         norms=norms_of(parsed),
-        tensor=parsed.tensor,
+        tensor=parsed.section,
     )
 
 

@@ -13,11 +13,13 @@ from gossamer.protocol.chunks import (
     chunk_hashes,
     chunk_sizes,
     parse_index,
+    payload_chunk_bytes,
+    payload_chunk_sizes,
     root_of,
     split,
 )
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.limits import CHUNK_BYTES_MAX
+from gossamer.protocol.limits import CHUNK_BYTES_MAX, PAYLOAD_CHUNKS_MAX
 
 MIB = CHUNK_BYTES_MAX
 
@@ -29,6 +31,23 @@ def test_sizes_agree_with_what_is_cut(total):
     assert tuple(len(chunk) for chunk in chunks) == chunk_sizes(total)
     assert b"".join(chunks) == data
     assert chunk_hashes(data) == tuple(sha256(chunk).digest() for chunk in chunks)
+
+
+@pytest.mark.parametrize(
+    ("total", "size"),
+    [
+        (0, MIB // 8),
+        (MIB // 8 * 64, MIB // 8),
+        (MIB // 8 * 64 + 1, MIB // 4),
+        (20 * MIB, MIB // 2),
+        (1024 * MIB, MIB),
+    ],
+)
+def test_payloads_are_cut_finer_than_files(total, size):
+    assert payload_chunk_bytes(total) == size
+    sizes = payload_chunk_sizes(total)
+    assert sum(sizes) == total
+    assert len(sizes) <= (64 if size < MIB else PAYLOAD_CHUNKS_MAX)
 
 
 def test_split_takes_any_buffer(rng):

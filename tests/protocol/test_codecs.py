@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.codecs import topk as topk_module
+from gossamer.protocol.codecs.base import GRAIN
 from gossamer.protocol.codecs.topk import pack_flags, pack_indices, unpack_flags, unpack_indices
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT
@@ -55,6 +56,33 @@ def test_encoding_is_of_stated_size_and_decodes(name, seed, numel, magnitude):
     assert len(section) <= codec.section_bytes_max(numel)
     assert codec.section_bytes(memoryview(section + b"rest of the payload"), numel) == len(section)
     _decode(name, section, numel)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(
+    seed=SEEDS,
+    numel=SIZES,
+    magnitude=MAGNITUDES,
+    grains=st.tuples(st.integers(0, 2), st.integers(1, 2)),
+    factor=st.integers(-(2**17), 2**17),
+    first=st.integers(0, 40),
+    stride=st.integers(1, 40),
+)
+def test_a_part_is_cut_from_the_whole(name, seed, numel, magnitude, grains, factor, first, stride):
+    """Decoding, adding and surveying from one multiple of the grain to the next, or to the end."""
+    codec, sampling = CODECS[name], slice(first, None, stride)
+    section = memoryview(codec.encode(_random(seed, numel, magnitude)))
+    values = _decode(name, section, numel)
+    start = min(grains[0], numel // GRAIN) * GRAIN
+    stop = min(start + grains[1] * GRAIN, numel)
+    part = values[start:stop]
+    assert np.array_equal(codec.decode(section, numel, start, stop), part)
+    sums = np.arange(part.size, dtype=np.int64)
+    codec.accumulate(section, numel, start, factor, sums)
+    assert np.array_equal(sums, np.arange(part.size) + part.astype(np.int64) * factor)
+    squares, sample = codec.survey(section, numel, start, stop, sampling) if part.size else (0, part)
+    assert squares == sum(int(v) ** 2 for v in part[part != 0])
+    assert np.array_equal(sample, part[sampling])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -38,11 +38,11 @@ def contribution(number: int, values: np.ndarray, **changes: object) -> Contribu
     payload = Payload("exact", fragment, encode_payload("exact", fragment, [values.astype(np.int32)]))
     norms, sample = measure(payload)
     settings = {"tokens": 1000, "steps": 10, "staleness": 0, **changes}
-    return Contribution(member(number), norms=norms, tensor=payload.tensor, sample=sample, **settings)
+    return Contribution(member(number), norms=norms, tensor=payload.section, sample=sample, **settings)
 
 
 def judge(outer: Outer, *contributions: Contribution) -> RoundFigures:
-    fragment = builders.one_tensor(len(contributions[0].tensor(0)), "rda")
+    fragment = builders.one_tensor(contributions[0].tensor(0).numel, "rda")
     return figures(RoundMerge(contributions, fragment, outer))
 
 

@@ -258,6 +258,63 @@ def test_hints_are_for_wants_and_links_that_there_are():
     assert net.plan() == [(1, _blob(1))]
 
 
+def test_parts_are_fetched_from_those_who_have_them_and_the_rarest_first():
+    net = Net(links={1: True, 2: False})
+    net.want(1, *range(4))
+    net.fetcher.hint_part(1, _key(1), _blob(0))
+    net.fetcher.hint_part(2, _key(1), _blob(0))
+    net.fetcher.hint_part(1, _key(1), _blob(3))
+    net.fetcher.hint_part(1, _key(1), _blob(9))
+    net.fetcher.hint_part(7, _key(1), _blob(1))
+    net.fetcher.hint_part(1, _key(2), _blob(1))
+    assert net.plan() == [(1, _blob(3)), (2, _blob(0))]
+    assert net.fetcher.holders_of(_key(1), _blob(0)) == {1, 2}
+    net.arrive(_blob(3))
+    net.drop(2)
+    assert net.plan() == [(1, _blob(0))]
+    net.drop(1)
+    net.pass_time(limits.ORPHAN_PATIENCE_S)
+    net.plan()
+    assert net.fetcher.lacking(net.now) == 0, "nobody holds any of it any more"
+
+
+def test_a_holder_of_parts_is_asked_for_few_at_a_time():
+    net = Net(links={1: True})
+    net.want(1, *range(6))
+    for number in range(6):
+        net.fetcher.hint_part(1, _key(1), _blob(number))
+    assert len(net.plan()) == limits.PARTS_PER_LINK_MAX
+    net.fetcher.hint(1, _key(1))
+    assert len(net.plan()) == limits.FETCHES_PER_LINK_MAX - limits.PARTS_PER_LINK_MAX
+
+
+def test_nobody_is_guessed_at_while_parts_come_along():
+    net = Net(links={1: True, 2: True})
+    net.want(1, *range(12))
+    for number in range(10):
+        net.fetcher.hint_part(1, _key(1), _blob(number))
+        net.plan()
+        net.pass_time(limits.FETCH_RETRY_S / 2)
+    assert set(net.flights.values()) == {1}
+    net.pass_time()
+    net.fetcher.hint_part(1, _key(1), _blob(9))  # no news
+    net.plan()
+    assert 2 in net.flights.values()
+
+
+def test_a_busy_holder_is_asked_again_soon_and_believed_a_few_times():
+    net = Net(links={1: True})
+    net.want(1, 1)
+    net.fetcher.hint(1, _key(1))
+    asked = []
+    while net.now < 2.0:
+        for _, blob in net.plan():
+            asked.append(net.now)
+            net.fail(blob)
+        net.now = round(net.now + 0.05, 2)
+    assert asked[:4] == pytest.approx([0.0, 0.1, 0.3, 0.7], abs=0.06)
+
+
 def test_payloads_that_nobody_has_do_not_delay_those_that_somebody_has():
     """An author died before anyone had its payload of a thousand chunks; later ones are wanted behind it."""
     net = Net(links={1: True, 2: True})

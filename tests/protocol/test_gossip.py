@@ -274,6 +274,17 @@ def test_a_crowd_in_one_round_does_not_make_a_message_that_others_refuse():
     assert msg.decode(msg.encode(effect.message)) == effect.message
 
 
+def test_what_others_speak_of_is_asked_for_once_a_while():
+    gossip = Gossip(Ledger(), lambda _: False, random.Random(0))
+    ids = [number.to_bytes(32, "big") for number in range(limits.IDS_PER_MESSAGE_MAX + 1)]
+    assert gossip.heard_of(1, ids[0], 0.0) == [Send(1, msg.Request((ids[0],)))]
+    assert gossip.heard_of(2, ids[0], 1.0) == []
+    assert gossip.heard_of(2, ids[0], limits.ANTI_ENTROPY_INTERVAL_S + 1.0)
+    for record_id in ids:
+        gossip.heard_of(1, record_id, 20.0)
+    assert len(gossip._sought) == limits.IDS_PER_MESSAGE_MAX
+
+
 def test_awaited_records_are_bounded():
     side = Side([])
     side.gossip.link_up(1)

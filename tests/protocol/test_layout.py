@@ -20,6 +20,7 @@ def test_every_value_has_exactly_one_place(shapes, data):
     assert layout.snapshot_bytes == 4 * layout.numel
     at = 0
     names = []
+    spans = []
     for number, fragment in enumerate(layout.fragments):
         assert (fragment.index, fragment.offset) == (number, at)
         at += fragment.numel
@@ -27,12 +28,14 @@ def test_every_value_has_exactly_one_place(shapes, data):
         for slot in fragment.slots:
             assert (slot.offset, slot.span) == (inside, slice(inside, inside + slot.numel))
             assert slot.numel == slot.spec.numel
+            spans.append((slot.spec, slice(fragment.offset + inside, fragment.offset + inside + slot.numel)))
             inside += slot.numel
         assert inside == fragment.numel
         order = [int(slot.spec.name[1:]) for slot in fragment.slots]
         assert order == sorted(order), "tensors keep the manifest's order within a fragment"
         names += [slot.spec.name for slot in fragment.slots]
     assert sorted(names) == sorted(t.name for t in tensors)
+    assert list(layout.tensors()) == spans
     assert plan(tensors, fragments) == layout
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ConfigError, MalformedError
 from gossamer.protocol.layout import TensorSpec
-from gossamer.protocol.manifest import from_canonical, from_toml
+from gossamer.protocol.manifest import from_canonical, from_toml, from_values
 from tests.protocol import builders
 
 TOML = """
@@ -251,3 +251,20 @@ def test_a_flood_of_empty_items_is_cut_short(item):
     count = 100_000
     with pytest.raises(MalformedError, match="not msgpack"):
         from_canonical(b"\xdd" + count.to_bytes(4, "big") + item * count)
+
+
+def test_the_source_of_a_task_counts_and_none_leaves_the_id_as_it_was():
+    values = builders.SMALL.model_dump()
+    assert "source" not in values["task"]
+    task = {**values["task"], "source": "ab" * 32}
+    own = from_values({**values, "task": task}, "test")
+    assert own.swarm_id != builders.SMALL.swarm_id
+    assert from_canonical(own.canonical()) == own
+    empty = from_values({**values, "task": {**task, "source": ""}}, "test")
+    assert empty.swarm_id == builders.SMALL.swarm_id
+    written_out = own.canonical().replace(b"\xa6source\xd9\x40" + b"ab" * 32, b"\xa6source\xa0")
+    assert len(written_out) == len(own.canonical()) - 65
+    with pytest.raises(MalformedError, match="canonical"):
+        from_canonical(written_out)
+    with pytest.raises(ConfigError, match=r"task\.source"):
+        from_values({**values, "task": {**task, "source": "../x.py"}}, "test")

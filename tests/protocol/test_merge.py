@@ -25,6 +25,7 @@ from gossamer.protocol.manifest import Outer
 from gossamer.protocol.merge import (
     Contribution,
     RoundMerge,
+    measure,
     merge_round,
     norms_of,
     weight_of,
@@ -32,6 +33,7 @@ from gossamer.protocol.merge import (
 from gossamer.protocol.payload import Payload, encode_payload
 from gossamer.protocol.records import Delta
 from gossamer.protocol.rules import RULES
+from gossamer.protocol.rules.base import PART
 from gossamer.protocol.rules.clipping import median_low
 from tests.protocol import builders
 
@@ -195,7 +197,7 @@ def _of(number: int, sent: Sent) -> Contribution:
         steps=sent.steps,
         staleness=sent.staleness,
         norms=[norm(v) for v in sent.values],
-        tensor=lambda index: sent.values[index],
+        tensor=lambda index: builders.Plain(sent.values[index]),
     )
 
 
@@ -251,6 +253,63 @@ def test_nothing_merges_to_nothing():
     for fragment in LAYOUT.fragments:
         assert not merge_round([], fragment, OUTER).any()
         assert merge_round([], fragment, OUTER).dtype == np.int32
+
+
+# --- in parts -------------------------------------------------------------------------------------
+
+
+def _mixed(numel: int, averaging: str) -> list[Contribution]:
+    """Six records of one tensor, in codecs that have parts and one that has none; one of zeros."""
+    fragment = builders.one_tensor(numel, averaging)
+    contributions = []
+    for author, codec in enumerate(("int4", "topk", "int2", "exact", "int8", "topk")):
+        bell = np.random.default_rng(author).integers(-(1 << 20), 1 << 20, numel) ** 3 >> 36
+        values = (bell.astype(np.int32) >> 2 * author) * (author != 4)
+        payload = Payload(codec, fragment, encode_payload(codec, fragment, [values]))
+        norms, sample = measure(payload)
+        contributions.append(
+            Contribution(
+                author=bytes([author]) * 32,
+                tokens=1000 * (author + 1),
+                steps=10 + author,
+                staleness=author % 3,
+                norms=norms,
+                tensor=payload.section,
+                sample=sample,
+            )
+        )
+    return contributions
+
+
+@pytest.mark.parametrize(
+    ("averaging", "expected"),
+    [
+        ("rda", "3e115ba2da5cbbf282601a18e1d4a821aab32338b1f70214d052405cdc8dbc4e"),
+        ("mean", "fb9ada8df25ee8977c731dcd8318c632c6d980480149fdc6d74e0d14af525638"),
+        ("centered-clip", "96909dc807b07035aa7100b38b7067aeb32a4ba20bd9713746303ebc88eb00e5"),
+    ],
+)
+def test_the_bits_of_a_tensor_of_several_parts_are_fixed(averaging, expected):
+    """Made when tensors were merged whole: parts are how, and change no bit of what."""
+    contributions = _mixed(300_001, averaging)
+    digest = sha256(merge_round(contributions, builders.one_tensor(300_001, averaging), Outer()).tobytes())
+    for contribution in contributions:
+        digest.update(repr(contribution.norms).encode() + contribution.sample.tobytes())
+    assert digest.hexdigest() == expected
+
+
+@pytest.mark.parametrize("averaging", RULES)
+@pytest.mark.parametrize("codecs", [slice(0, 2), slice(1, 2), slice(1, None, 4), slice(0, 0)])
+@pytest.mark.parametrize("numel", [100, PART, PART + 1])
+def test_subtracting_in_place_is_subtracting_the_tensor(averaging, codecs, numel, rng):
+    """Of dense and sparse deltas, one alone, and none; and taking it back."""
+    merge = RoundMerge(_mixed(numel, averaging)[codecs], builders.one_tensor(numel, averaging), OUTER)
+    before = rng.integers(-(2**31), 2**31, numel).astype(np.int32)
+    phi = before.copy()
+    merge.subtract(0, phi)
+    assert np.array_equal(phi, before - merge.tensor(0))
+    merge.subtract(0, phi, back=True)
+    assert np.array_equal(phi, before)
 
 
 # --- weights ---------------------------------------------------------------------------------------

@@ -41,6 +41,9 @@ MESSAGES = {
     "Ask": st.builds(msg.Ask, HASH),
     "Decline": st.builds(msg.Decline, HASH),
     "Charter": st.builds(msg.Charter, HASH, HASHES, st.booleans()),
+    "Parts": st.builds(
+        msg.Parts, HASH, st.lists(st.integers(0, limits.PAYLOAD_CHUNKS_MAX - 1), max_size=9).map(tuple)
+    ),
 }
 ANY = st.one_of(*MESSAGES.values())
 
@@ -122,6 +125,10 @@ WRONG = [
     (10, H, 0),
     (11, None),
     (12, H + b"x"),
+    (14, H, [limits.PAYLOAD_CHUNKS_MAX]),
+    (14, H, [-1]),
+    (14, H, [True]),
+    (14, H, [0] * (limits.PAYLOAD_CHUNKS_MAX + 1)),
 ]
 
 
@@ -139,6 +146,7 @@ LARGEST = [
         LEVEL_MAX, ((limits.ROUND_MAX, b"\xff" * 32),) * (limits.COMPARED_PARENTS_MAX * FANOUT), whole=True
     ),
     msg.Request((b"\xff" * 32,) * limits.IDS_PER_MESSAGE_MAX),
+    msg.Parts(b"\xff" * 32, (limits.PAYLOAD_CHUNKS_MAX - 1,) * limits.PAYLOAD_CHUNKS_MAX),
     msg.Roster(((b"\xff" * 32, *NUMBERS),) * limits.MEMBERS_MAX, answer=True),
     # What Gossip puts into an Inventory at most: it stops at the round that fills it.
     msg.Inventory(

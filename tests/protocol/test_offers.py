@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Send
-from gossamer.protocol.messages import Holding
+from gossamer.protocol.messages import Holding, Parts
 from gossamer.protocol.offers import Offers
 
 A, B = b"a" * 32, b"b" * 32
@@ -58,6 +58,26 @@ def test_what_is_gone_is_forgotten():
     offers.complete(B, 0.0)
     assert _told(offers.wake(1.0)) == {2: (B,)}
     assert not offers._waiting
+
+
+def test_parts_are_offered_sooner_and_not_to_those_who_have_them():
+    offers = Offers()
+    offers.promise(B, 3)
+    offers.complete(B, 0.0)
+    for place in (4, 0):
+        offers.part(A, place, {1, 2, 3}, 0.0)
+    offers.part(A, 5, set(), 0.0)
+    offers.heard_part(A, 0, 2)
+    offers.heard_part(B, 0, 2)
+    offers.link_down(1)
+    assert offers.deadline() == limits.PART_DELAY_S
+    parts = {
+        effect.link: effect.message
+        for effect in offers.wake(limits.PART_DELAY_S)
+        if isinstance(effect.message, Parts)
+    }
+    assert parts == {2: Parts(A, (4,)), 3: Parts(A, (4, 0))}
+    assert offers.wake(1.0) == []
 
 
 def test_many_are_cut_into_messages():

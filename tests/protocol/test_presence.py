@@ -129,6 +129,22 @@ def test_beats_come_at_their_interval_and_changes_with_the_next_rows():
     assert bench.machine.row.heartbeat == first + 2
 
 
+def test_a_row_tells_the_links_that_we_dialled_and_changes_with_the_next_beat():
+    bench = Bench(limits.LINKS_TOLD_MAX + 3)
+    bench.links.up(LinkUp(99, builders.identity(99).node_id, False, None), 0.0)
+    assert builders.identity(99).node_id[:4] not in bench.machine.row.dialled, "the other end tells of it"
+    oldest = [builders.identity(number).node_id[:4] for number in range(1, limits.LINKS_TOLD_MAX + 1)]
+    assert list(bench.machine.row.dialled) == oldest
+    bench.tick()
+    signed = bench.machine.row.age
+    bench.links.down(1)
+    bench.tick()
+    assert bench.machine.row.age == signed, "a link that comes or goes is no reason to sign anew"
+    while bench.machine.row.age == signed:
+        bench.tick()
+    assert builders.identity(1).node_id[:4] not in bench.machine.row.dialled
+
+
 def test_of_many_links_none_waits_long():
     """Rows keep links from looking dead, so each must have its turn well within LINK_SILENCE_S."""
     bench = Bench(limits.LINKS_MAX)

@@ -16,7 +16,7 @@ from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.layout import TensorSpec, plan
 from gossamer.protocol.payload import payload_bytes_max
 from gossamer.protocol.records import NO_RECORD, DeltaBody, PeerBody, parse_delta, parse_peer
-from gossamer.protocol.wire import pack
+from gossamer.protocol.wire import pack, unpack
 from tests.protocol import builders
 
 ME = builders.identity(0)
@@ -141,7 +141,7 @@ def test_truncated_and_extended_bodies(parse, body):
     for cut in range(1, len(packed)):
         with pytest.raises(MalformedError):
             parse(packed[:cut])
-    fields = [getattr(body, name) for name in body.__dataclass_fields__]
+    fields = unpack(packed, limits.RECORD_BYTES_MAX)
     with pytest.raises(MalformedError, match="too many"):
         parse(pack([*fields, None]))
     with pytest.raises(MalformedError, match="missing"):
@@ -204,6 +204,8 @@ def test_a_payload_beyond_the_chunk_limit_is_refused():
         {"tokens_per_s": -0.1},
         {"tokens_per_s": float("inf")},
         {"loss": float("nan")},
+        {"dialled": (bytes(limits.LINK_PREFIX_BYTES),) * (limits.LINKS_TOLD_MAX + 1)},
+        {"dialled": (bytes(limits.LINK_PREFIX_BYTES + 1),)},
     ],
     ids=str,
 )
@@ -211,6 +213,13 @@ def test_peer_rows_out_of_bounds(changes):
     _peer(ROW)
     with pytest.raises(MalformedError, match="peer: "):
         _peer(replace(ROW, **changes))
+
+
+@given(dialled=st.lists(st.binary(min_size=4, max_size=4), max_size=limits.LINKS_TOLD_MAX))
+def test_rows_come_back_with_the_links_they_tell(dialled):
+    body = replace(ROW, dialled=tuple(dialled))
+    assert _peer(body).body == body
+    assert len(body.pack()) == len(ROW.pack()) + 4 * len(dialled)
 
 
 def test_rows_are_ordered_by_incarnation_first():

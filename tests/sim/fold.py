@@ -37,7 +37,7 @@ def contribution(delta: Delta, data: bytes, fragment: Fragment, fragments: int) 
         steps=delta.body.steps,
         staleness=delta.staleness(fragments),
         norms=norms,
-        tensor=payload.tensor,
+        tensor=payload.section,
     )
 
 

@@ -21,6 +21,7 @@ from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge import Contribution
 from gossamer.protocol.records import Delta
+from tests.protocol import builders
 from tests.sim import fold
 
 ENTRIES_MAX = 20_000
@@ -130,9 +131,9 @@ def _decoded(delta: Delta, data: bytes, fragment: Fragment, fragments: int) -> C
     found = fold.contribution(delta, data, fragment, fragments)
     if found is None:
         return None
-    tensors = [found.tensor(index) for index in range(len(fragment.slots))]
+    tensors = [builders.Plain(found.tensor(index).decode()) for index in range(len(fragment.slots))]
     for tensor in tensors:
-        tensor.setflags(write=False)
+        tensor.values.setflags(write=False)
     return replace(found, tensor=tensors.__getitem__)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 
 from gossamer.protocol import effects as fx
-from gossamer.protocol.chunks import chunk_sizes
+from gossamer.protocol.chunks import payload_chunk_sizes
 from gossamer.protocol.presence import NodeInfo
 from gossamer.protocol.records import Delta, DeltaBody
 from gossamer.protocol.replica import Replica
@@ -287,7 +287,7 @@ class Node(Process):
         """A chunk on disk turned out damaged: fetch it again."""
         for delta in self.core.ledger:
             if blob in delta.body.chunks:
-                sizes = chunk_sizes(delta.body.payload_bytes)
+                sizes = payload_chunk_sizes(delta.body.payload_bytes)
                 self.dispatch(fx.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))
         self.soon(self.traits.gather_s, self.archive.look)
 

@@ -1,0 +1,255 @@
+"""How long a delta takes to be everywhere, and what it costs: against what the lines could do at best.
+
+A delta of a model of 10 M parameters (5 MB at int4) is published by one node while the others are idle, and
+then by all at once. Up to 16 nodes are real daemons on loopback, where processors are what is short and only
+bytes say much; 64 and 256, and the same small numbers again, are real protocol cores in virtual time, each
+behind a line of 100 Mbit/s both ways with 20 ms to any other (see `access`).
+
+The bound on time is one that no schedule can beat: an author's line carries its payload at least once, a
+node's line all that it receives, and a byte takes 20 ms. Heads are left out of it. The least that can be
+received is every payload once.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.access import Line
+from benchmarks.daemons import Daemons
+from benchmarks.goals import Goal
+from benchmarks.plots import axes, save
+from benchmarks.simulated import Swarm
+from benchmarks.tables import Table
+from gossamer.protocol.codecs import CODECS
+from tests.sim import memo
+
+LINE = Line(bytes_per_s=100e6 / 8, latency_s=0.02)
+PARAMETERS = 10_000_000
+START_S, SETTLE_S = 0.05, 25.0
+"""Between the starts of two nodes, and until links and rosters are as they stay."""
+
+GIVE_UP_S = 120.0
+ROUND_S = 30.0
+"""A round of the defaults (30 steps) at a step a second: what control traffic is set against."""
+
+
+def run(*, quick: bool) -> dict[str, Any]:
+    """One author at a time, on daemons and simulated; then all at once, simulated."""
+    parameters = 1_000_000 if quick else PARAMETERS
+    return {
+        "parameters": parameters,
+        "payload_bytes": payload_bytes(parameters),
+        "line": {"bytes_per_s": LINE.bytes_per_s, "latency_s": LINE.latency_s},
+        "daemons": [
+            on_daemons(nodes, parameters, 2 if quick else 5) for nodes in ((4,) if quick else (4, 8, 16))
+        ],
+        "simulated": [
+            simulated(nodes, parameters, 2 if quick else 5)
+            for nodes in ((4, 8) if quick else (4, 8, 16, 64, 256))
+        ],
+        "rounds": [whole_round(nodes, parameters) for nodes in ((4,) if quick else (4, 8, 16, 64))],
+    }
+
+
+def payload_bytes(parameters: int) -> int:
+    """Of one delta, int4."""
+    return CODECS["int4"].section_bytes_max(parameters)
+
+
+# -- real daemons
+
+
+def on_daemons(nodes: int, parameters: int, times: int) -> dict[str, Any]:
+    """Publish some deltas on daemons on loopback, one after another."""
+    with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:
+        return asyncio.run(_on_daemons(Path(folder), nodes, parameters, times))
+
+
+async def _on_daemons(folder: Path, nodes: int, parameters: int, times: int) -> dict[str, Any]:
+    async with Daemons(folder, parameters) as daemons:
+        await daemons.grow(nodes)
+        before = await daemons.traffic()
+        seconds = [await daemons.publish(number % nodes) for number in range(times)]
+        after = await daemons.traffic()
+    payload = sum(after.payload) - sum(before.payload)
+    control = sum(after.control) - sum(before.control)
+    least = times * (nodes - 1) * payload_bytes(parameters)
+    return {
+        "nodes": nodes,
+        "seconds": seconds,
+        "received_over_least": payload / least,
+        "control_over_payload": control / payload,
+    }
+
+
+# -- simulated
+
+
+def simulated(nodes: int, parameters: int, times: int) -> dict[str, Any]:
+    """Publish some deltas in virtual time, one after another, by authors spread over the order of joining."""
+    size = payload_bytes(parameters)
+    seconds, payload = [], 0
+    with memo.remembered():
+        swarm = _settled(nodes, parameters)
+        for number in range(times):
+            author = swarm.nodes[(number * nodes // times + 1) % nodes]
+            before = swarm.received()
+            begun = swarm.loop.now
+            author.publish(number + 1, size)
+            seconds.append(swarm.run_until_all_hold(1, number + 1, GIVE_UP_S) - begun)
+            payload += swarm.received().payload - before.payload
+    return {
+        "nodes": nodes,
+        "seconds": seconds,
+        "bound_s": size / LINE.bytes_per_s + LINE.latency_s,
+        "received_over_least": payload / (times * (nodes - 1) * size),
+    }
+
+
+def whole_round(nodes: int, parameters: int) -> dict[str, Any]:
+    """All publish at the same moment, the worst that a round can be."""
+    size = payload_bytes(parameters)
+    with memo.remembered():
+        swarm = _settled(nodes, parameters)
+        before, begun = swarm.received(), swarm.loop.now
+        for node in swarm.nodes:
+            node.publish(1, size)
+        seconds = swarm.run_until_all_hold(nodes, 1, GIVE_UP_S * nodes) - begun
+        swarm.loop.run(max(swarm.loop.now, begun + ROUND_S))
+        received = swarm.received()
+    payload = received.payload - before.payload
+    return {
+        "nodes": nodes,
+        "seconds": seconds,
+        "bound_s": (nodes - 1) * size / LINE.bytes_per_s + LINE.latency_s,
+        "received_over_least": payload / (nodes * (nodes - 1) * size),
+        "control_over_payload": (received.control - before.control) / payload,
+    }
+
+
+def _settled(nodes: int, parameters: int) -> Swarm:
+    swarm = Swarm(nodes, LINE, parameters)
+    for number, node in enumerate(swarm.nodes):
+        swarm.loop.at(START_S * number, node.start)
+    swarm.loop.run(START_S * nodes + SETTLE_S)
+    return swarm
+
+
+# -- what is shown
+
+
+def tables(figures: dict[str, Any]) -> list[Table]:
+    """Daemons; one author; all at once."""
+    on_loopback = [
+        (
+            str(row["nodes"]),
+            f"{median(row['seconds']):.2f} s",
+            f"{row['received_over_least']:.3f}",
+            f"{row['control_over_payload']:.2%}",
+        )
+        for row in figures["daemons"]
+    ]
+    one = [
+        (
+            str(row["nodes"]),
+            f"{row['bound_s']:.2f} s",
+            f"{median(row['seconds']):.2f} s",
+            f"{max(row['seconds']):.2f} s",
+            f"{_over_bound(row):.2f}",
+            f"{row['received_over_least']:.3f}",
+        )
+        for row in figures["simulated"]
+    ]
+    everybody = [
+        (
+            str(row["nodes"]),
+            f"{row['bound_s']:.2f} s",
+            f"{row['seconds']:.2f} s",
+            f"{row['seconds'] / row['bound_s']:.2f}",
+            f"{row['received_over_least']:.3f}",
+            f"{row['control_over_payload']:.2%}",
+        )
+        for row in figures["rounds"]
+    ]
+    size = f"{figures['payload_bytes'] / 1e6:.1f} MB"
+    received = "received, of the least"
+    return [
+        Table(
+            f"daemons on loopback, one delta of {size}",
+            ("nodes", "everywhere after", received, "control"),
+            on_loopback,
+        ),
+        Table(
+            f"simulated, 100 Mbit/s and 20 ms, one delta of {size}",
+            ("nodes", "bound", "median", "slowest", "of the bound", received),
+            one,
+        ),
+        Table(
+            f"simulated likewise, a delta of {size} from everybody at once",
+            ("nodes", "bound", "everywhere after", "of the bound", received, "control"),
+            everybody,
+        ),
+    ]
+
+
+def _over_bound(row: dict[str, Any]) -> float:
+    return float(median(row["seconds"]) / row["bound_s"])
+
+
+def _worst(name: str, kinds: Sequence[str]) -> Any:
+    return lambda figures: max(row[name] for kind in kinds for row in figures[kind])
+
+
+GOALS = (
+    Goal(
+        what="payload bytes received, times the least (worst of all runs)",
+        measured=_worst("received_over_least", ("daemons", "simulated", "rounds")),
+        at_most=1.05,
+    ),
+    Goal(
+        what="one delta everywhere, up to 16 nodes: time over the bound (median, worst number of nodes)",
+        measured=lambda figures: max(_over_bound(row) for row in figures["simulated"] if row["nodes"] <= 16),
+        at_most=2.0,
+        reason="a chunk goes through two or three hands, each of three times 20 ms: offer, request, chunk",
+    ),
+    Goal(
+        what="one delta everywhere, any number of nodes: time over the bound (median, worst number of nodes)",
+        measured=lambda figures: max(_over_bound(row) for row in figures["simulated"]),
+        at_most=2.0,
+        reason="a chunk goes through several hands, and each costs three times 20 ms: offer, request, chunk",
+    ),
+    Goal(
+        what="a delta from everybody at once: time over the bound (worst number of nodes)",
+        measured=lambda figures: max(row["seconds"] / row["bound_s"] for row in figures["rounds"]),
+        at_most=2.0,
+    ),
+    Goal(
+        what="control traffic over payload, a round of 30 s (worst number of nodes)",
+        measured=lambda figures: 100 * max(row["control_over_payload"] for row in figures["rounds"]),
+        at_most=1.0,
+        unit="%",
+    ),
+)
+
+
+def plot(figures: dict[str, Any], folder: Path) -> None:
+    """Time over the bound by number of nodes."""
+    figure, (one, everybody) = axes(2)
+    for axis, rows, title in (
+        (one, figures["simulated"], "one delta"),
+        (everybody, figures["rounds"], "a delta from everybody"),
+    ):
+        nodes = [row["nodes"] for row in rows]
+        axis.plot(nodes, [median(_list(row["seconds"])) for row in rows], marker="o", label="measured")
+        axis.plot(nodes, [row["bound_s"] for row in rows], linestyle="--", label="bound")
+        axis.set(title=title, xlabel="nodes", ylabel="seconds until on all", ylim=(0, None))
+        axis.set_xscale("log", base=2)
+        axis.legend()
+    save(figure, folder / "spread.svg")
+
+
+def _list(value: Any) -> list[float]:
+    return value if isinstance(value, list) else [value]

@@ -1,0 +1,224 @@
+"""Does training wait? Inner steps a second with the network busy, against the same loop alone.
+
+The loop trains on one core, as a node of a swarm of two; both daemons and the other member have another core.
+In turns, everything but the loop is stopped (SIGSTOP) and the loop leaves `Peer.step` out: that is what alone
+means. The other member publishes whenever the round clock moves, so every round brings a delta to fetch, to
+merge and to apply.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+from torch import nn
+
+from benchmarks import plots
+from benchmarks.goals import Goal
+from benchmarks.tables import Table
+from gossamer.bootstrap import manifests
+from gossamer.node import Peer
+
+BATCH = 256
+WINDOW = 32
+"""Inner steps between two deltas of one fragment; the manifest's default is 30."""
+
+
+class Size(NamedTuple):
+    """A model, and how long to look at it."""
+
+    width: int
+    layers: int
+    fragments: int
+    steps: int
+    """In one turn."""
+
+    @property
+    def parameters(self) -> int:
+        return self.width * self.width * self.layers
+
+
+FULL = (Size(256, 16, 1, 192), Size(256, 16, 16, 192), Size(512, 40, 16, 48), Size(1024, 96, 16, 10))
+QUICK = (Size(64, 4, 4, 24),)
+TURNS = 3
+
+
+def build(parameters: int) -> nn.Module:
+    """The model of a size, the same on every node."""
+    size = next(size for size in (*FULL, *QUICK) if size.parameters == parameters)
+    torch.manual_seed(0)
+    layers = [
+        layer
+        for _ in range(size.layers)
+        for layer in (nn.Linear(size.width, size.width, bias=False), nn.Tanh())
+    ]
+    return nn.Sequential(*layers)
+
+
+def run(*, quick: bool) -> dict[str, Any]:
+    """Measure every size; one row each, and whether there was a second core."""
+    torch.set_num_threads(1)
+    cores = sorted(os.sched_getaffinity(0))
+    try:
+        rows = [_measure(size, cores, 1 if quick else TURNS) for size in (QUICK if quick else FULL)]
+    finally:
+        os.sched_setaffinity(0, cores)
+    return {"separate_cores": len(cores) > 1, "rows": rows}
+
+
+class _Loop:
+    """An ordinary training loop, with the swarm or without."""
+
+    def __init__(self, model: nn.Module, peer: Peer, optimizer: torch.optim.Optimizer) -> None:
+        self._model, self._peer, self._optimizer = model, peer, optimizer
+        self._inputs = torch.randn(BATCH, next(model.parameters()).shape[1])
+        self.pauses: list[float] = []
+        """Seconds in every `Peer.step`."""
+        self.rounds = 0
+
+    def train(self, steps: int, *, alone: bool) -> float:
+        """Seconds for so many inner steps."""
+        begun = time.perf_counter()
+        for _ in range(steps):
+            loss = self._model(self._inputs).square().mean()
+            loss.backward()
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=False)
+            if not alone:
+                before = time.perf_counter()
+                self.rounds += self._peer.step(tokens=BATCH, loss=loss) is not None
+                self.pauses.append(time.perf_counter() - before)
+        return time.perf_counter() - begun
+
+
+def _measure(size: Size, cores: list[int], turns: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="gossamer-") as name, _swarm(size, Path(name), cores) as loop:
+        alone, busy = [], []
+        loop.pauses.clear()
+        for _ in range(turns):
+            with _all_stopped():
+                loop.train(1, alone=True)
+                alone.append(loop.train(size.steps, alone=True) / size.steps)
+            loop.train(2, alone=False)  # the others are at work again
+            busy.append(loop.train(size.steps, alone=False) / size.steps)
+        pauses = sorted(loop.pauses)
+    return {
+        "parameters": size.parameters,
+        "fragments": size.fragments,
+        "steps": turns * size.steps,
+        "rounds": loop.rounds,
+        "alone_steps_per_s": 1 / median(alone),
+        "busy_steps_per_s": 1 / median(busy),
+        "ratio": median(a / b for a, b in zip(alone, busy, strict=True)),
+        "pause_ms_median": 1000 * median(pauses),
+        "pause_ms_max": 1000 * pauses[-1],
+    }
+
+
+@contextmanager
+def _swarm(size: Size, folder: Path, cores: list[int]) -> Iterator[_Loop]:
+    """A swarm of two, and the loop of the first: on the first core, with all else on the last."""
+    os.sched_setaffinity(0, {cores[-1]})  # what is started from here inherits it
+    model = build(size.parameters)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    manifest = manifests.describe(model, name="waiting", every_steps=WINDOW, fragments=size.fragments)
+    manifests.write(manifest, folder / "swarm.toml")
+    with Peer.attach(
+        model, optimizer, manifest=manifest, folder=folder / "one", listen="127.0.0.1:0", plaintext=True
+    ) as peer:
+        loop = _Loop(model, peer, optimizer)
+        arguments = [size.parameters, folder / "swarm.toml", folder / "two", peer.contact]
+        other = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.companion", *map(str, arguments)], stdout=subprocess.DEVNULL
+        )
+        try:
+            os.sched_setaffinity(0, {cores[0]})
+            deadline = time.monotonic() + 120.0
+            while not peer.metrics()["links"] and time.monotonic() < deadline and other.poll() is None:
+                loop.train(1, alone=False)
+            if not peer.metrics()["links"]:
+                raise RuntimeError("the other member of the swarm did not come")
+            loop.train(WINDOW // 4, alone=False)
+            yield loop
+        finally:
+            other.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                other.wait(30)
+            other.kill()  # its daemon goes with it
+            other.wait()
+
+
+@contextmanager
+def _all_stopped() -> Iterator[None]:
+    """Stop every process below this one for a while."""
+    others = psutil.Process().children(recursive=True)
+    _signal(others, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _signal(others, signal.SIGCONT)
+
+
+def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # a short-lived child of a daemon
+            process.send_signal(number)
+
+
+def tables(found: dict[str, Any]) -> list[Table]:
+    """Steps a second alone and busy, and pauses, by size."""
+    lines = [
+        (
+            f"{row['parameters'] / 1e6:.1f} M",
+            str(row["fragments"]),
+            f"{row['alone_steps_per_s']:.3g}/s",
+            f"{row['busy_steps_per_s']:.3g}/s",
+            f"{row['ratio']:.4f}",
+            f"{row['pause_ms_median']:.2f} ms",
+            f"{row['pause_ms_max']:.1f} ms",
+        )
+        for row in found["rows"]
+    ]
+    where = "on separate cores" if found["separate_cores"] else "ON THE SAME CORE: there is only one"
+    columns = ("parameters", "fragments", "alone", "busy", "busy / alone", "median pause", "longest pause")
+    return [Table(f"inner steps of a loop, and pauses of Peer.step; the rest {where}", columns, lines)]
+
+
+def plot(found: dict[str, Any], folder: Path) -> None:
+    """The ratio, by payload."""
+    figure, (axes,) = plots.axes(height=2.6)
+    names = [f"{row['parameters'] / 1e6:.1f} M,\n{row['fragments']} fragments" for row in found["rows"]]
+    axes.bar(names, [row["ratio"] for row in found["rows"]], width=0.5)
+    axes.axhline(0.99, color=plots.INK, linestyle="--", linewidth=1)
+    axes.set_ylim(0.9, 1.01)
+    axes.set_ylabel("inner steps a second,\nbusy / alone")
+    plots.save(figure, folder / "waiting.svg")
+
+
+def _pause_at_10m(found: dict[str, Any]) -> float:
+    rows = [row for row in found["rows"] if row["parameters"] > 10_000_000] or found["rows"]
+    return float(rows[0]["pause_ms_max"])
+
+
+GOALS = (
+    Goal(
+        what="inner steps with the network busy, against the loop alone, at the worst size",
+        at_least=0.99,
+        measured=lambda found: min(row["ratio"] for row in found["rows"]),
+    ),
+    Goal(
+        what="longest pause of `Peer.step` at 10 M parameters in 16 fragments",
+        at_most=5,
+        unit="ms",
+        measured=_pause_at_10m,
+    ),
+)

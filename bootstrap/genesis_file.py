@@ -1,0 +1,64 @@
+"""``my.genesis.safetensors`` beside ``my.toml``: first parameters that nobody can rebuild from a seed.
+
+Those of existing weights, and those of a task in a file of somebody's own, whose code a bootstrap peer need
+not have. They are the float32 image of Phi_0, under the model's own names, so that other tools can read them,
+too. That image is exact: Phi_0 was rounded from float32, whose 24 significant bits are as many as a multiple
+of 2**-24 below 1 can have; and from 1 on a float32 is such a multiple. The manifest's digest checks it.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from gossamer.node import snapshots
+from gossamer.node.home import write_atomically
+from gossamer.protocol.errors import ConfigError, DivergedError, StorageError
+from gossamer.protocol.fixedpoint import Ints, to_fixed, to_float
+from gossamer.protocol.manifest import Manifest
+
+SUFFIX = ".genesis.safetensors"
+
+
+def beside(manifest_path: Path) -> Path:
+    """Where the first parameters of a manifest's swarm lie."""
+    return manifest_path.with_suffix(SUFFIX)
+
+
+def write(manifest: Manifest, phi: Ints, path: Path) -> None:
+    """Write Phi_0, int32[numel] in snapshot order. Raises StorageError."""
+    tensors = {
+        slot.spec.name: to_float(phi[fragment.offset :][slot.span]).reshape(slot.spec.shape)
+        for fragment in manifest.plan().fragments
+        for slot in fragment.slots
+    }
+    try:
+        write_atomically(path, save(tensors, {"format": "pt"}))
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def read(manifest: Manifest, path: Path) -> Ints:
+    """Read Phi_0, int32[numel] in snapshot order. Raises ConfigError if it is not the manifest's."""
+    plan = manifest.plan()
+    phi = np.empty(plan.numel, dtype=np.int32)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            for fragment in plan.fragments:
+                for slot in fragment.slots:
+                    values = file.get_tensor(slot.spec.name)
+                    if values.shape != slot.spec.shape:
+                        raise ConfigError(
+                            f"{path}: tensor {slot.spec.name!r} has shape {list(values.shape)}; the manifest"
+                            f" says {list(slot.spec.shape)}"
+                        )
+                    phi[fragment.offset :][slot.span] = to_fixed(values).reshape(-1)
+    except (OSError, SafetensorError, DivergedError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be used as the swarm's first parameters: {error}") from None
+    if snapshots.digest(phi) != manifest.genesis.root:
+        raise ConfigError(
+            f"{path} holds other first parameters than the manifest states; take the file that gossamer init"
+            " wrote with it"
+        )
+    return phi

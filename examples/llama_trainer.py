@@ -1,0 +1,108 @@
+"""A small Llama on the source of Python's standard library: `transformers.Trainer`, and a callback.
+
+    python llama_trainer.py --listen 127.0.0.1:7700
+    python llama_trainer.py --join 127.0.0.1:7700 --dir two
+
+Needs ``pip install 'gossamer[hf]'``, downloads nothing: the text is on every machine, and bytes are tokens.
+Under ``torchrun --nproc-per-node=2 llama_trainer.py ...`` two processes are one node.
+"""
+
+import argparse
+import secrets
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import ByT5Tokenizer, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+from gossamer.bootstrap import manifests
+from gossamer.models.corpus import load_corpus
+from gossamer.node.adapters.transformers import GossamerCallback
+from gossamer.node.schedules import cosine
+
+CONTEXT = 64
+
+
+class Windows(Dataset[dict[str, Tensor]]):
+    """Text cut into windows of `CONTEXT` tokens."""
+
+    def __init__(self, text: Tensor, tokenizer: ByT5Tokenizer) -> None:
+        """`text` is bytes, uint8[n]."""
+        ids = text.long() + tokenizer.convert_tokens_to_ids("\0")
+        self.rows = ids[: len(ids) // CONTEXT * CONTEXT].view(-1, CONTEXT)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"input_ids": self.rows[index], "labels": self.rows[index]}
+
+
+def build_model(vocabulary: int) -> LlamaForCausalLM:
+    """The same first parameters wherever it is called; the head is tied to the embedding."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--join", action="append", default=[])
+    parser.add_argument("--listen", default="127.0.0.1:0")
+    parser.add_argument("--manifest", type=Path, default=Path("llama.toml"))
+    parser.add_argument("--dir", type=Path)
+    parser.add_argument("--rounds", type=int, default=0)
+    options = parser.parse_args()
+
+    tokenizer = ByT5Tokenizer()
+    text = load_corpus([], CONTEXT)
+    model = build_model(len(tokenizer))
+    plan = TrainingArguments(
+        output_dir="llama",
+        use_cpu=not torch.cuda.is_available(),
+        max_steps=10_000,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        learning_rate=3e-3,
+        logging_steps=20,
+        save_strategy="no",
+        report_to="none",
+        data_seed=secrets.randbelow(2**32),  # every node goes through the text in another order
+    )
+    if plan.process_index == 0 and not options.manifest.exists():
+        manifests.write(manifests.describe(model, name="llama", every_steps=20), options.manifest)
+
+    swarm = GossamerCallback(
+        manifest=options.manifest,
+        join=options.join,
+        listen=options.listen,
+        folder=options.dir,
+        stop_round=options.rounds,
+        schedule=cosine(total_tokens=20_000_000, warm_up_tokens=50_000),
+    )
+    trainer = Trainer(
+        model,
+        plan,
+        train_dataset=Windows(torch.from_numpy(text.train), tokenizer),
+        eval_dataset=Windows(torch.from_numpy(text.held_out[: 64 * CONTEXT]), tokenizer),
+        processing_class=tokenizer,
+        callbacks=[swarm],
+    )
+    before = trainer.evaluate()["eval_loss"]
+    with swarm:
+        trainer.train()
+    after = trainer.evaluate()["eval_loss"]
+    print(f"held-out loss {before:.3f} -> {after:.3f}, nats a byte")
+
+
+if __name__ == "__main__":
+    main()

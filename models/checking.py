@@ -1,0 +1,65 @@
+"""Trying a task out before a swarm is founded on it: is the model the same each time, does a step work?"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from gossamer.models.errors import TaskError
+from gossamer.models.guarded import explaining
+from gossamer.models.task import Batch, DataStream, Task, named_tensors
+
+_STREAM = DataStream(seed=0, node_id=b"trial")
+
+
+def build_again(task: Task, seed: int, model: nn.Module) -> nn.Module:
+    """A second model from the same seed. Raises TaskError if it is not bit for bit like `model`."""
+    again = task.build_model(seed)
+    first, second = dict(named_tensors(model)), dict(named_tensors(again))
+    if first.keys() != second.keys():
+        name = min(first.keys() ^ second.keys())
+        raise TaskError(f"build_model gives other parameters each time: only one of two models has {name!r}")
+    for name, parameter in first.items():
+        if not torch.equal(parameter, second[name]):
+            raise TaskError(
+                f"build_model gives other values for {name!r} each time it is called with the same seed: draw"
+                " them from torch's generator, or from one that you seed"
+            )
+    return again
+
+
+def first_batch(task: Task) -> Batch:
+    """The first batch of this machine's data. Raises TaskError."""
+    return next(task.batches(_STREAM))
+
+
+def try_step(task: Task, model: nn.Module, batch: Batch) -> None:
+    """Take one inner step, and evaluate; `model` is changed by it.
+
+    Raises:
+        TaskError: the first thing that does not work.
+    """
+    optimizer = task.build_optimizer(model)
+    task.tokens(batch)
+    loss = task.loss(model, batch)
+    if not torch.isfinite(loss):
+        raise TaskError(f"the loss of the first batch is {loss.item()}: it should be finite")
+    with explaining(task, "in the backward pass"):
+        loss.backward()
+    tensors = named_tensors(model)
+    if all(parameter.grad is None for _, parameter in tensors):
+        raise TaskError("no parameter has a gradient after the backward pass: does the loss use the model?")
+    _check_finite("gradient", [(name, p.grad) for name, p in tensors if p.grad is not None])
+    with explaining(task, "in the optimizer's step"):
+        optimizer.step()
+    _check_finite("value after one step", tensors)
+    task.lr_scale(0)
+    task.evaluate(model)
+
+
+def _check_finite(
+    what: str, tensors: list[tuple[str, torch.Tensor]] | list[tuple[str, nn.Parameter]]
+) -> None:
+    for name, tensor in tensors:
+        if not torch.isfinite(tensor).all():
+            raise TaskError(f"the {what} of {name!r} is not finite")

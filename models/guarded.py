@@ -1,0 +1,209 @@
+"""A task of somebody's own, as init and the trainer call it: what goes wrong in it is said in one line.
+
+An exception inside one of its methods becomes a `TaskError` that names the method, the file and the line;
+what a method returns is checked, so that a mistake is said where it is made and not three calls later.
+`--debug` shows the traceback. Three things that are easily forgotten are done for it: torch's generator is
+seeded for `build_model` and put back, `evaluate` runs in eval mode without gradient, and where `batches`
+ends, another pass begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from gossamer.models.errors import TaskError, in_one_line
+from gossamer.models.task import Batch, DataStream, Task, evaluating, named_tensors
+
+
+@contextlib.contextmanager
+def explained(file: Path, doing: str) -> Iterator[None]:
+    """Inside, any exception becomes a TaskError that says where in the file's folder it was raised.
+
+    A TaskError passes: it is a line already.
+    """
+    try:
+        yield
+    except TaskError:
+        raise
+    except (Exception, SystemExit) as error:
+        what = f"{type(error).__name__}: {in_one_line(error)}" if str(error) else type(error).__name__
+        raise TaskError(f"{_where(file, error)}, {doing}: {what}") from error
+
+
+def explaining(task: Task, doing: str) -> contextlib.AbstractContextManager[None]:
+    """`explained` for a guarded task; for a task that comes with Gossamer, nothing: its faults are ours."""
+    return explained(task.file, doing) if isinstance(task, Guarded) else contextlib.nullcontext()
+
+
+def _where(file: Path, error: BaseException) -> str:
+    """``file.py:31``, of the innermost line that lies in the file's folder; the file alone if none does."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_shown(file, error.filename)}:{error.lineno}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_relative_to(file.parent) and "site-packages" not in path.parts:
+            return f"{_shown(file, frame.filename)}:{frame.lineno}"
+    return file.name
+
+
+def _shown(file: Path, name: str) -> str:
+    path = Path(name)
+    return str(path.relative_to(file.parent)) if path.is_relative_to(file.parent) else name
+
+
+def _kind_of(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return repr(value) if isinstance(value, int | float | None) else f"a {type(value).__name__}"
+
+
+@dataclass(frozen=True, eq=False)
+class Guarded(Task):
+    """The task in `file`, guarded. Every method raises TaskError, and nothing else."""
+
+    inner: Task
+    file: Path
+
+    def build_model(self, seed: int) -> nn.Module:
+        with self._explained("build_model"), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = self.inner.build_model(seed)
+        if not isinstance(model, nn.Module):
+            self._wrong("build_model", f"returned {_kind_of(model)}: return a torch.nn.Module")
+        tensors = named_tensors(model)
+        if not tensors:
+            self._wrong("build_model", "made a model without parameters that require a gradient")
+        for name, parameter in tensors:
+            if isinstance(parameter, UninitializedParameter):
+                self._wrong("build_model", f"left {name!r} without a shape: run a batch through lazy layers")
+            if parameter.device.type != "cpu":
+                self._wrong("build_model", f"put {name!r} on {parameter.device}: build the model on the CPU")
+            if parameter.dtype != torch.float32:
+                self._wrong(
+                    "build_model",
+                    f"made {name!r} {parameter.dtype}: build the model in float32, and use autocast in loss",
+                )
+        return model
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        with self._explained("build_optimizer"):
+            optimizer = self.inner.build_optimizer(model)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            self._wrong(
+                "build_optimizer", f"returned {_kind_of(optimizer)}: return one torch.optim.Optimizer"
+            )
+        ours = {id(parameter) for parameter in model.parameters()}
+        if not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+            self._wrong(
+                "build_optimizer", "returned an optimizer of other parameters: give it model.parameters()"
+            )
+        if any("lr" not in group for group in optimizer.param_groups):
+            self._wrong("build_optimizer", "returned an optimizer without a learning rate 'lr'")
+        return optimizer
+
+    def batches(self, stream: DataStream) -> Iterator[Batch]:
+        """Without end: one pass of the task's own after another, each with a seed of its own."""
+        number = 0
+        while True:
+            empty = True
+            for batch in self._guarded("batches", partial(self.inner.batches, stream)):
+                empty = False
+                yield batch
+            if empty and not stream.skip_batches:
+                self._wrong("batches", "yielded nothing: is there data (--data)?")
+            number += 1
+            stream = replace(stream, seed=stream.derived_seed(f"pass {number}"), skip_batches=0)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        with self._explained("loss"):
+            loss = self.inner.loss(model, batch)
+        if not isinstance(loss, Tensor) or loss.ndim:
+            self._wrong("loss", f"returned {_kind_of(loss)}: return a scalar tensor, the batch's mean loss")
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            self._wrong("loss", "returned a tensor without gradient: use no detach, item or no_grad in it")
+        return loss
+
+    def tokens(self, batch: Batch) -> int:
+        with self._explained("tokens"):
+            tokens: object = self.inner.tokens(batch)
+        try:
+            count = operator.index(tokens)  # type: ignore[arg-type]
+        except TypeError:
+            count = 0
+        if count < 1:
+            self._wrong("tokens", f"returned {_kind_of(tokens)}: return a whole number of at least 1")
+        return count
+
+    def evaluate(self, model: nn.Module) -> float:
+        with self._explained("evaluate"), evaluating(model):
+            value: object = self.inner.evaluate(model)
+        try:
+            return float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, RuntimeError):  # the last: a tensor of several values
+            self._wrong("evaluate", f"returned {_kind_of(value)}: return the held-out loss, a number")
+
+    def averaging(self, model: nn.Module, name: str, parameter: Tensor) -> str:
+        with self._explained("averaging"):
+            rule = self.inner.averaging(model, name, parameter)
+        if rule not in ("rda", "mean"):
+            self._wrong("averaging", f"returned {rule!r} for {name!r}: return 'rda' or 'mean'")
+        return rule
+
+    def lr_scale(self, swarm_tokens: int) -> float:
+        with self._explained("lr_scale"):
+            scale = self.inner.lr_scale(swarm_tokens)
+        if not isinstance(scale, int | float) or not (math.isfinite(scale) and scale >= 0):
+            self._wrong("lr_scale", f"returned {_kind_of(scale)}: return a factor of 0 or more")
+        return scale
+
+    def sample(
+        self, model: nn.Module, prompt: str, length: int, *, temperature: float, seed: int
+    ) -> Iterator[str]:
+        return self._guarded(
+            "sample",
+            partial(self.inner.sample, model, prompt, length, temperature=temperature, seed=seed),
+        )
+
+    def pretrained_files(self) -> dict[str, bytes]:
+        with self._explained("pretrained_files"):
+            files: object = self.inner.pretrained_files()
+        if not isinstance(files, dict) or not all(
+            isinstance(name, str) and isinstance(data, bytes) for name, data in files.items()
+        ):
+            self._wrong("pretrained_files", f"returned {_kind_of(files)}: return a dict of names and bytes")
+        if "config.json" not in files:
+            self._wrong("pretrained_files", "returned no config.json")
+        return files
+
+    def _explained(self, method: str) -> contextlib.AbstractContextManager[None]:
+        return explained(self.file, f"in {method}")
+
+    def _guarded(self, method: str, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """What `begin` returns, which is called at once, item by item."""
+        with self._explained(method):
+            items = iter(begin())
+        return self._each(method, items)
+
+    def _each(self, method: str, items: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            with self._explained(method):
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+            yield item
+
+    def _wrong(self, method: str, what: str) -> NoReturn:
+        raise TaskError(f"{self.file.name}: {type(self.inner).__name__}.{method} {what}")

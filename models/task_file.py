@@ -1,0 +1,201 @@
+"""A task in a file of one's own, ``my_task.py:MyTask`` on the command line.
+
+Whoever types that runs their own code, as with ``python my_task.py``. It is never a text that came from the
+network: a manifest holds the name ``my_task:MyTask`` and a digest of the file, and each node is told by its
+owner which file that is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+import re
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from gossamer.models.errors import TaskError, in_one_line
+from gossamer.models.registry import OptionValue, TaskKind, choices, find_kind
+
+if TYPE_CHECKING:
+    from gossamer.models.task import Task
+
+_NAME = re.compile(r"[\w-]+:\w+", re.ASCII)
+_INTERFACE = "gossamer.models.task.Task"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFile:
+    """A class in a file. `str()` of it is what `parse_task_file` reads."""
+
+    path: Path
+    """Absolute."""
+    class_name: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.class_name}"
+
+    @property
+    def name(self) -> str:
+        """What a manifest calls the task: nothing of where the file lies."""
+        return f"{self.path.stem}:{self.class_name}"
+
+    def source(self) -> str:
+        """SHA-256 of the file in hex, line ends counted as one byte. Raises TaskError."""
+        try:
+            return sha256(self.path.read_bytes().replace(b"\r\n", b"\n")).hexdigest()
+        except OSError as error:
+            raise TaskError(f"cannot read the task's file {self.path}: {error.strerror}") from None
+
+
+def is_own_name(name: str) -> bool:
+    """Whether a manifest's task is one in a file of somebody's own, by its name."""
+    return _NAME.fullmatch(name) is not None
+
+
+def flag_for(name: str) -> str:
+    """What to type for a manifest's task that is in a file, supposing that lies in this folder."""
+    stem, class_name = name.split(":")
+    return f"--task {stem}.py:{class_name}"
+
+
+def names_file(text: str) -> bool:
+    """Whether a command line's --task is a file, not a task that comes with Gossamer."""
+    return ":" in text or text.endswith(".py")
+
+
+def parse_task_file(text: str) -> TaskFile:
+    """Read ``FILE.py:CLASS``. Raises TaskError, also if there is no such file."""
+    name, colon, class_name = text.rpartition(":")
+    if not colon:
+        name, class_name = text, ""
+    path = Path(name).expanduser().absolute()
+    if path.suffix != ".py":
+        raise TaskError(f"a task of your own is FILE.py:CLASS, for example my_task.py:MyTask, not {text!r}")
+    if not path.is_file():
+        raise TaskError(f"there is no file {name}: check its spelling")
+    if not class_name:
+        raise TaskError(f"{name} may hold several tasks: name the class, {name}:CLASS")
+    file = TaskFile(path, class_name)
+    if not is_own_name(file.name):
+        raise TaskError(f"{file.name!r} cannot be a task's name: use letters, digits, _ and - for the file")
+    return file
+
+
+def kind_of(text: str) -> TaskKind:
+    """The task that a command line names: one that comes with Gossamer, or one in a file, which is run.
+
+    Raises:
+        TaskError: there is none, or the file cannot be used; the message says why.
+    """
+    return load(parse_task_file(text)) if names_file(text) else find_kind(text)
+
+
+def load(file: TaskFile) -> TaskKind:
+    """Run the file and take the task from it, guarded.
+
+    Raises:
+        TaskError: the file does not run, or its class is no complete task.
+    """
+    from gossamer.models.guarded import Guarded, explained
+
+    source = file.source()
+    with explained(file.path, "importing it"):
+        module = _import(file.path)
+    cls = _task_class(file, module)
+    options = _options_class(file, cls)
+    _check_constructor(file, cls)
+
+    def build(options: Any, data: Sequence[Path]) -> Task:
+        with explained(file.path, f"making {file.class_name}"):
+            return Guarded(cls(options, data), file.path)
+
+    return TaskKind(file.name, options, build, source)
+
+
+def _import(path: Path) -> ModuleType:
+    """As ``python FILE`` would: files beside it can be imported, and it goes by its own name."""
+    name = path.stem
+    known = sys.modules.get(name)
+    if getattr(known, "__file__", None) != str(path) and _is_taken(name):
+        raise TaskError(f"{path.name} has the name of another Python module, {name!r}: rename the file")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _is_taken(name: str) -> bool:
+    """Whether the file would stand in the way of a module of Python's, or of an installed package."""
+    installed = [sysconfig.get_path(scheme) for scheme in ("purelib", "platlib")]
+    return (
+        name in sys.modules
+        or name in sys.stdlib_module_names
+        or PathFinder.find_spec(name, installed) is not None
+    )
+
+
+def _task_class(file: TaskFile, module: ModuleType) -> type[Task]:
+    from gossamer.models.task import Task
+
+    tasks = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Task) and value is not Task
+    }
+    where = file.path.name
+    if file.class_name not in tasks:
+        if hasattr(module, file.class_name):
+            raise TaskError(
+                f"{file.class_name} in {where} is no subclass of {_INTERFACE}: derive it from that"
+            )
+        if not tasks:
+            raise TaskError(f"{where} has no class {file.class_name!r}, nor any subclass of {_INTERFACE}")
+        raise TaskError(f"{where} has no class {file.class_name!r}; {choices(file.class_name, tasks)}")
+    cls = tasks[file.class_name]
+    if missing := ", ".join(sorted(cls.__abstractmethods__)):
+        raise TaskError(f"{file.class_name} in {where} lacks {missing}: see {_INTERFACE} for what they do")
+    return cls
+
+
+def _options_class(file: TaskFile, cls: type[Task]) -> Any:
+    """The class's options, whose fields are of types that a manifest can hold."""
+    options = cls.Options
+    where = f"{file.path.name}: {file.class_name}.Options"
+    if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
+        raise TaskError(f"{where} is no dataclass: decorate it with @dataclass(frozen=True)")
+    try:
+        hints = get_type_hints(options)
+    except Exception as error:
+        raise TaskError(f"{where} has annotations that cannot be read: {in_one_line(error)}") from error
+    for field in dataclasses.fields(options):
+        if hints[field.name] not in get_args(OptionValue):
+            raise TaskError(f"{where}.{field.name} must be a str, int, float or bool: a manifest holds these")
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise TaskError(f"{where}.{field.name} has no default: give it one")
+    return options
+
+
+def _check_constructor(file: TaskFile, cls: type[Task]) -> None:
+    try:
+        inspect.signature(cls).bind(object(), ())
+    except TypeError as error:
+        raise TaskError(
+            f"{file.path.name}: {file.class_name} is made with its options and this node's data, as"
+            f" {file.class_name}(options, data), and its __init__ takes others: {error}"
+        ) from None

@@ -1,0 +1,124 @@
+"""What all adapters are: a place in the swarm for as long as a framework trains.
+
+A framework's callback inherits this, and calls it: `_attach` when training begins, `_count` with every
+micro-batch, `_step` after every step of the optimizer, `_leave` or `_abandon` at the end. A training that an
+error ends is left to the `with`, to the next training, or to the end of the process.
+"""
+
+import inspect
+import os
+from collections.abc import Collection, Sequence
+from types import TracebackType
+from typing import Any, Self, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.node.adapters.counting import CountTokens, StepCount, tokens_in
+from gossamer.node.peer import Peer
+from gossamer.node.schedules import Schedule
+from gossamer.protocol.manifest import Manifest
+
+
+class AttachOptions(TypedDict, total=False):
+    """The keyword arguments of `Peer.attach`."""
+
+    manifest: Manifest | str | os.PathLike[str] | None
+    join: Collection[str]
+    invite: str | None
+    folder: str | os.PathLike[str] | None
+    name: str
+    listen: str
+    advertise: Sequence[str]
+    swarm_id: str | None
+    stop_round: int
+    plaintext: bool
+    debug: bool
+
+
+class Membership:
+    """A node while a framework's loop runs. It may train several times, each time as a new `Peer`.
+
+    Nothing has to leave it. In a `with`, an exception stops the node at once, where otherwise it goes on
+    until the next training or the end of the process.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokens: CountTokens = tokens_in,
+        schedule: Schedule | None = None,
+        finish: bool = True,
+        **options: Unpack[AttachOptions],
+    ) -> None:
+        """What `Peer.attach` takes, and what concerns the framework.
+
+        Args:
+            tokens: counts a batch; the default is `tokens_in`.
+            schedule: the learning rate by the swarm's tokens (see `schedules`), instead of the framework's.
+            finish: end with the swarm's own model, as `Peer.finish` does: without it, training ends with what
+                this node holds.
+
+        Raises:
+            TypeError: `Peer.attach` has no such argument.
+        """
+        inspect.signature(Peer.attach).bind(None, None, **options)
+        self.peer: Peer | None = None
+        """The peer of the training under way, or of the last."""
+        self._options = options
+        self._tokens = tokens
+        self._schedule = schedule
+        self._finishes = finish
+        self._since = StepCount()
+        self._has_left = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.peer is not None:
+            self.peer.__exit__(kind, error, trace)
+
+    # -- what a framework's callback calls
+
+    def _attach(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Peer:
+        """Become a node. One that an error left behind is stopped first. Raises what `Peer.attach` does."""
+        self._abandon()
+        self.peer = None
+        self._since = StepCount()
+        self._has_left = False
+        self.peer = Peer.attach(model, optimizers, **self._options)
+        return self.peer
+
+    def _count(self, batch: Any, loss: float | Tensor) -> None:
+        """Count a micro-batch."""
+        self._since.add(self._tokens(batch), loss)
+
+    def _step(self, loss: float | Tensor) -> bool:
+        """Tell the peer of a step of the optimizer, and its mean loss. Returns whether to stop."""
+        assert self.peer is not None
+        tokens, self._since = int(self._since.tokens), StepCount()
+        # All ranks step together, also one whose micro-batches were padding alone.
+        self.peer.step(max(1, tokens), loss)
+        return self.peer.should_stop or self.peer.finished
+
+    def _leave(self) -> None:
+        """Take over the swarm's own model, and leave; nothing if it has left already."""
+        if self.peer is None or self._has_left:
+            return
+        self._has_left = True
+        if self._finishes:
+            self.peer.finish()
+        self.peer.leave()
+
+    def _abandon(self) -> None:
+        """Leave, and publish nothing more; nothing if it has left already."""
+        if self.peer is not None and not self._has_left:
+            self._has_left = True
+            self.peer.abandon()
+
+    def _metrics(self) -> dict[str, Any]:
+        """`Peer.metrics` for the framework's log."""
+        return {f"gossamer/{key}": value for key, value in self.peer.metrics().items()} if self.peer else {}

@@ -1,0 +1,48 @@
+"""What a Hugging Face model needs besides its weights, kept in the node's folder for `gossamer export`.
+
+``pretrained/`` holds config.json, generation_config.json and the tokenizer's or processor's files, as
+`from_pretrained` wants them beside the weights; frozen.json the names of parameters that the swarm lacks.
+"""
+
+import copy
+import json
+import logging
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import nn
+
+from gossamer.node.home import Home, write_atomically
+from gossamer.node.pretrained import FROZEN
+
+log = logging.getLogger("gossamer.peer")
+
+
+def keep_pretrained(home: Home, model: nn.Module, processor: Any = None) -> None:
+    """Write a model's configuration, and the tokenizer or processor if there is one. Each file appears whole.
+
+    Does nothing for a model that has no `config` with a `save_pretrained`. What cannot be written is logged:
+    training needs none of it.
+    """
+    configuration: Any = getattr(model, "config", None)
+    if not hasattr(configuration, "save_pretrained"):
+        return
+    configuration = copy.deepcopy(configuration)
+    # As the model's own `save_pretrained` would say. torch.compile wraps it, FSDP2 renames its class.
+    architecture = type(getattr(model, "_orig_mod", model)).__name__
+    configuration.architectures = [architecture.removeprefix("FSDP")]
+    frozen = [name.replace("_orig_mod.", "") for name, p in model.named_parameters() if not p.requires_grad]
+    parts = [configuration, getattr(model, "generation_config", None), processor]
+    try:
+        with TemporaryDirectory(dir=home.root, prefix=".pretrained-") as aside:
+            for part in parts:
+                if hasattr(part, "save_pretrained"):
+                    part.save_pretrained(aside)
+            Path(aside, FROZEN).write_text(json.dumps(frozen))
+            for file in sorted(path for path in Path(aside).rglob("*") if path.is_file()):
+                target = home.pretrained_path / file.relative_to(aside)
+                target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                write_atomically(target, file.read_bytes())
+    except (OSError, ValueError) as error:  # a generation_config that contradicts itself is a ValueError
+        log.warning("cannot keep the model's configuration in %s: %s", home.pretrained_path, error)

@@ -1,0 +1,159 @@
+"""`transformers.Trainer` in a swarm: a callback makes the process a node while it trains.
+
+::
+
+    swarm = GossamerCallback(manifest="swarm.toml", join=["host:7700"])
+    trainer = Trainer(model, args, train_dataset=dataset, callbacks=[swarm])
+    trainer.train()
+
+A callback is shown neither batches nor losses, so a hook on the model's forward pass counts them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.hooks import RemovableHandle
+
+from gossamer.node.adapters.membership import Membership
+from gossamer.node.adapters.pretrained import keep_pretrained
+from gossamer.node.home import Home
+from gossamer.node.peer import Peer
+from gossamer.node.schedules import Schedule
+from gossamer.protocol.errors import ConfigError
+
+try:
+    from accelerate.optimizer import AcceleratedOptimizer
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise ConfigError(f"{error}: the adapter needs it; run: pip install 'gossamer[hf]'") from None
+
+
+class GossamerCallback(Membership, TrainerCallback):
+    """Trains a `Trainer`'s model in a swarm. The arguments are `Membership`'s and those of `Peer.attach`.
+
+    It attaches when training begins, with the optimizer that the trainer has made by then. It leaves when
+    training ends, with the swarm's own model in `trainer.model` (see `finish`), unless the trainer loads its
+    best checkpoint over it. The trainer stops when the node has to, and when `stop_round` is published. Under
+    torchrun, all ranks are one node. `Peer.metrics` are in the trainer's logs, under ``gossamer/``.
+
+    `tokens` is given the keyword arguments of the model's forward pass. `schedule` takes the place of the
+    lambdas in the trainer's own scheduler, which must be of a kind that has some: the default, linear, is.
+    """
+
+    _hook: RemovableHandle | None = None
+    _ranks = 1
+    _is_share = False
+    """Whether the losses counted are shares of the step's, and not means of their own micro-batches."""
+    _logged_loss = float("nan")
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Become a node. Raises what `Peer.attach` does."""
+        model, optimizer, rates = kwargs["model"], kwargs["optimizer"], kwargs["lr_scheduler"]
+        _check(args)
+        if self._schedule is not None and not isinstance(rates, LambdaLR):
+            raise ConfigError(
+                f"schedule= cannot steer a {type(rates).__name__}; choose lr_scheduler_type='constant'"
+            )
+        self._ranks = args.world_size if args.average_tokens_across_devices else 1
+        plain = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
+        peer = self._attach(model, [plain])
+        if self._schedule is not None:
+            _steer(rates, peer, self._schedule)
+        if peer.folder is not None:
+            keep_pretrained(Home(peer.folder), model, kwargs.get("processing_class"))
+        self._unhook()
+        # Not compiled with the model: the sums would be constants of the graph, each compiled anew.
+        self._hook = model.register_forward_hook(torch.compiler.disable(self._saw), with_kwargs=True)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """After a step of the optimizer, before the trainer logs, evaluates or saves."""
+        if self._step(self._mean_loss()):
+            control.should_training_stop = True
+        return self._left_if_over(control)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """Somebody else may have stopped training since, an evaluation for instance."""
+        return self._left_if_over(control)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Add to what is logged, for the callbacks after this one and for `state.log_history`."""
+        logs = kwargs["logs"]
+        self._logged_loss = logs.get("loss", self._logged_loss)
+        metrics = self._metrics()
+        logs.update(metrics)
+        if state.log_history:
+            state.log_history[-1].update(metrics)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Leave, where nothing has said before that training would end."""
+        self._unhook()
+        if args.load_best_model_at_end:
+            self._abandon()  # what the model holds now is no progress of the open window
+        else:
+            self._leave()
+
+    def _left_if_over(self, control: TrainerControl) -> TrainerControl:
+        """Leave before the trainer evaluates and saves for the last time, or loads its best checkpoint."""
+        if control.should_training_stop:
+            self._leave()
+        return control
+
+    def _saw(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
+        """A forward pass, of training or not."""
+        if not (model.training and torch.is_grad_enabled()):
+            return
+        loss = _loss_of(outputs)
+        # With the items of the whole step at hand, a model divides its sum by them.
+        self._is_share = loss is not None and kwargs.get("num_items_in_batch") is not None
+        self._count(kwargs or args, self._logged_loss if loss is None else loss)
+
+    def _mean_loss(self) -> float | Tensor:
+        """Of the step just done, as the trainer means it."""
+        since = self._since
+        return since.loss * self._ranks if self._is_share else since.loss / max(1, since.batches)
+
+    def _unhook(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+
+def _check(args: TrainingArguments) -> None:
+    """Raise ConfigError where the trainer's processes are not one trainer of the parameters they hold."""
+    if args.deepspeed:
+        raise ConfigError("DeepSpeed keeps the parameters to itself; train with DistributedDataParallel")
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() != args.world_size:
+        raise ConfigError(
+            f"torchrun started {dist.get_world_size()} ranks, and each trains on its own; without GPUs,"
+            " TrainingArguments(use_cpu=True) makes them one"
+        )
+
+
+def _loss_of(outputs: Any) -> Tensor | None:
+    """The loss in what a model returned, None where the trainer makes it out of something else."""
+    if isinstance(outputs, Mapping):
+        loss = outputs.get("loss")
+    else:
+        loss = outputs[0] if isinstance(outputs, Sequence) else outputs
+    return loss if isinstance(loss, Tensor) and loss.ndim == 0 else None
+
+
+def _steer(rates: LambdaLR, peer: Peer, schedule: Schedule) -> None:
+    """Have a scheduler follow the swarm's tokens, from the first step on."""
+    rates.lr_lambdas = [lambda _: peer.lr_scale(schedule)] * len(rates.base_lrs)
+    for group, peak in zip(rates.optimizer.param_groups, rates.base_lrs, strict=True):
+        group["lr"] = peak * peer.lr_scale(schedule)

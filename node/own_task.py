@@ -1,0 +1,105 @@
+"""Which task a node runs: one that comes with Gossamer, or one in a file that its owner has named, once.
+
+A manifest says what is trained by name only, and that name is never looked up on this machine: code of
+somebody's own runs here because the person at it gave its file to `gossamer node --task`, which the folder
+remembers.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gossamer.models.errors import TaskError
+from gossamer.models.registry import find_kind, task_names
+from gossamer.models.task_file import TaskFile, flag_for, is_own_name, load, parse_task_file
+from gossamer.node.home import Home
+from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.manifest import Manifest
+
+if TYPE_CHECKING:
+    from gossamer.models.task import Task
+
+log = logging.getLogger("gossamer.node")
+
+
+def remember_task(home: Home, text: str) -> None:
+    """Keep which file holds the swarm's task, as the command line names it.
+
+    Raises ConfigError if the swarm trains something else, or StorageError.
+    """
+    home.keep_task(str(task_file(_manifest(home), text)))
+
+
+def check_trainable(home: Home) -> None:
+    """Raise ConfigError if the swarm's task is not one of ours, and no file of it is known here.
+
+    A file that is not the one that the manifest was written with will do, and the log says so.
+    """
+    manifest = _manifest(home)
+    if manifest.task.name not in task_names():
+        difference = difference_of(manifest, task_file(manifest, home.task()))
+        if difference:
+            log.warning("%s", difference)
+
+
+def build(home: Home, manifest: Manifest, data: Sequence[Path] = ()) -> "Task":
+    """The swarm's task, with this node's data. Raises ConfigError, or TaskError for a mistake in it."""
+    name = manifest.task.name
+    kind = find_kind(name) if name in task_names() else load(task_file(manifest, home.task()))
+    return kind.task(manifest.task.options, data)
+
+
+def task_file(manifest: Manifest, text: str | None) -> TaskFile:
+    """Where the swarm's task is, as a person at this machine has said; None if they have not.
+
+    Raises ConfigError: they have not, or named something else, or it is not there.
+    """
+    swarm, name = manifest.swarm.name, manifest.task.name
+    if name in task_names():
+        raise ConfigError(f"swarm {swarm!r} trains {name!r}, which comes with Gossamer: leave --task out")
+    if text is None:
+        raise ConfigError(_what_to_type(manifest))
+    try:
+        file = parse_task_file(text)
+    except TaskError as error:
+        raise ConfigError(f"the swarm's task: {error}; --task says where it is") from None
+    if file.name != name:
+        raise ConfigError(
+            f"swarm {swarm!r} trains {name!r}, and {text} is {file.name!r}: give the file of that"
+        )
+    return file
+
+
+def difference_of(manifest: Manifest, file: TaskFile) -> str:
+    """What to say if the file is not the one that the manifest was written with. Raises ConfigError."""
+    try:
+        source = file.source()
+    except TaskError as error:
+        raise ConfigError(str(error)) from None
+    if manifest.task.source in ("", source):
+        return ""
+    return (
+        f"{file.path} is not the file that the manifest was written with ({source[:12]}, not"
+        f" {manifest.task.source[:12]}): if that was not intended, take the other"
+    )
+
+
+def _manifest(home: Home) -> Manifest:
+    manifest = home.manifest()
+    if manifest is None:
+        raise ConfigError(f"{home.root} is not the folder of a node; give one with --dir")
+    return manifest
+
+
+def _what_to_type(manifest: Manifest) -> str:
+    swarm, name = manifest.swarm.name, manifest.task.name
+    if not is_own_name(name):
+        return (
+            f"swarm {swarm!r} trains {name!r}, which is a script of its own: join with Peer.attach in that"
+            " script (docs/your-model.md), or hold a replica with --observe"
+        )
+    return (
+        f"swarm {swarm!r} trains {name!r}, a task of its owner's own: get its file from them, read it, and"
+        f" say where it is with {flag_for(name)}; or hold a replica with --observe"
+    )

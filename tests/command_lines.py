@@ -1,0 +1,41 @@
+"""Reading a `gossamer` command line without running it: is what documents and help name really there?"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import typer
+
+from gossamer.bootstrap import cli
+from gossamer.node.command import Command
+
+GOSSAMER: Any = typer.main.get_command(cli.app)
+
+
+def find(words: list[str]) -> tuple[Any, list[str], Any]:
+    """The command that words behind ``gossamer`` call, its arguments, and the context it is called in."""
+    found, ctx = GOSSAMER, typer.Context(GOSSAMER, info_name="gossamer")
+    while isinstance(getattr(found, "commands", None), dict) and words and not words[0].startswith("-"):
+        name, *words = words
+        assert name in found.commands, f"there is no command {name!r}"
+        found = found.commands[name]
+        if isinstance(found, Command):
+            break
+        ctx = typer.Context(found, info_name=name, parent=ctx)
+    return found, words, ctx
+
+
+def parse(line: str) -> None:
+    """Let the command that is called parse its arguments; it does not run. Raises what the command would."""
+    command, arguments, ctx = find(shlex.split(line, comments=True)[1:])
+    command.make_context(command.name, arguments, parent=ctx)
+
+
+def unknown_flags(line: str) -> set[str]:
+    """Flags of a line that its command does not have; the line may leave out what the command needs."""
+    command, arguments, _ = find(shlex.split(line, comments=True)[1:])
+    if command.context_settings.get("ignore_unknown_options"):
+        return set()  # they are another command's
+    known = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    return {word for word in arguments if word.startswith("--")} - known - {"--help"}

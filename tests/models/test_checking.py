@@ -1,0 +1,70 @@
+"""`gossamer.models.checking`: what is found before a swarm is founded on a task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gossamer.models.checking import build_again, first_batch, try_step
+from gossamer.models.errors import TaskError
+from gossamer.models.task_file import kind_of
+from tests.models.own_tasks import write_task
+
+MODEL = "return nn.Sequential(nn.Linear(8, self.options.width), nn.Linear(self.options.width, 1))"
+LOSS = "return (model(inputs) - targets).square().mean()"
+
+
+def try_out(folder: Path, old: str = "", new: str = "") -> tuple[torch.nn.Module, torch.nn.Module]:
+    """The model, and the one that the step was tried on."""
+    task = kind_of(write_task(folder, old, new)).task({})
+    model = task.build_model(3)
+    again = build_again(task, 3, model)
+    try_step(task, again, first_batch(task))
+    return model, again
+
+
+def test_a_good_task_takes_its_step_on_a_model_of_its_own(task_folder: Path) -> None:
+    model, tried = try_out(task_folder)
+    assert not torch.equal(model[0].weight, tried[0].weight)
+    untouched = kind_of(write_task(task_folder)).task({}).build_model(3)
+    assert torch.equal(model[0].weight, untouched[0].weight)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            MODEL,
+            "import random; m = nn.Linear(8, 1); nn.init.constant_(m.weight, random.random()); return m",
+            "build_model gives other values for 'weight' each time it is called with the same seed",
+        ),
+        (
+            MODEL,
+            "self.n = getattr(self, 'n', 0) + 1; return nn.Linear(8, 1, bias=self.n > 1)",
+            "build_model gives other parameters each time: only one of two models has 'bias'",
+        ),
+        (
+            MODEL,
+            "self.n = getattr(self, 'n', 0) + 1; return nn.Linear(8, self.n)",
+            "other values for 'weight'",
+        ),
+        (LOSS, "return model(inputs).mean() / 0", "the loss of the first batch is "),
+        (LOSS, "return torch.ones((), requires_grad=True).square()", "no parameter has a gradient"),
+        (
+            LOSS,
+            "return model(inputs).mean() * 0 + model[0].weight.sub(model[0].weight).sqrt().sum()",
+            "the gradient of '0.weight' is not finite",
+        ),
+        ("lr: float = 0.1", "lr: float = 3e38", "the value after one step of "),
+        (LOSS, "x = model(inputs).exp(); x.add_(1); return x.mean()", "in the backward pass: RuntimeError"),
+        ("torch.optim.SGD(", "torch.optim.LBFGS(", "own_line.py, in the optimizer's step: TypeError"),
+        ("inputs = torch.eye(8)", "inputs = torch.eye(7)", "in evaluate: RuntimeError"),
+        ("return len(batch[0])", "return -1", "tokens returned -1"),
+    ],
+)
+def test_what_does_not_work(task_folder: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        try_out(task_folder, old, new)
+    assert message in str(caught.value) and "\n" not in str(caught.value)

@@ -1,0 +1,166 @@
+"""Using what a swarm trains while it trains: exports and text, from the folders of running nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from gossamer.bootstrap import manifests
+from gossamer.node import restore, snapshots
+from gossamer.node.chunkstore import ChunkStore
+from gossamer.node.export import export
+from gossamer.node.home import Home
+from gossamer.protocol.fixedpoint import to_fixed
+from gossamer.protocol.manifest import Manifest
+from tests.net.nodes import LocalNode, LocalNodes, small_manifest
+from tests.net.processes import COMMAND, gossamer, wait_for
+from tests.node.folders import Folder
+
+pytestmark = pytest.mark.slow
+
+
+def digest_of(path: Path, manifest: Manifest) -> str:
+    """Of the Phi that a file holds."""
+    tensors = load_file(path)
+    phi = np.empty(manifest.plan().numel, np.int32)
+    for spec, span in manifest.plan().tensors():
+        phi[span] = to_fixed(tensors[spec.name]).reshape(-1)
+    return snapshots.digest(phi).hex()
+
+
+async def test_exports_while_the_daemons_seal_and_forget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every round is sealed, and history kept as short as it can be."""
+    history = {"seal_after": 1, "snapshot_every": 1, "retain": 2}
+    manifest, phi = small_manifest(1 << 16, history=history, pace={"every_steps": 8})
+    overtaken: list[Home] = []
+
+    def fold_late(home: Home, manifest: Manifest, chunks: ChunkStore, stored: Any, **options: Any) -> Any:
+        """The first time, only once the daemon has dropped the snapshot that was to be read."""
+        if home not in overtaken:
+            overtaken.append(home)
+            wait_for(
+                lambda: stored.history.claims[0] not in read(home, manifest).history.claims, 60, "it moves on"
+            )
+        return fold(home, manifest, chunks, stored, **options)
+
+    def export_one(node: LocalNode, *, sealed: bool = False) -> dict[str, str]:
+        out = tmp_path / f"{node.name}.safetensors"
+        done = export(node.home, out, sealed=sealed, force=True)
+        assert digest_of(out, manifest) == done.facts["phi_digest"]
+        return dict(done.facts)
+
+    read, fold = restore._read, restore._fold
+    async with LocalNodes(tmp_path, manifest, phi) as swarm:
+        nodes = await swarm.grow(3)
+        await swarm.until(lambda: all(node.status["closed_round"] > 0 for node in nodes), 60, "all forget")
+        for node, sealed in zip(nodes, (False, True, False), strict=True):
+            before = await asyncio.to_thread(export_one, node, sealed=sealed)
+            with monkeypatch.context() as patched:
+                patched.setattr(restore, "_fold", fold_late)
+                after = await asyncio.to_thread(export_one, node, sealed=sealed)
+            assert int(before["round"]) < int(after["round"])
+            assert int(before["tokens"]) < int(after["tokens"])
+        assert len(overtaken) == 3
+        await swarm.agree(closed=True)
+        expected = nodes[0].status["phi_digest"]
+        exported = [await asyncio.to_thread(export_one, node) for node in nodes]
+        assert {facts["phi_digest"] for facts in exported} == {expected}
+        assert len({(tmp_path / f"{node.name}.safetensors").read_bytes() for node in nodes}) == 1
+        nodes[1].signal(signal.SIGKILL)
+        await asyncio.to_thread(nodes[1].process.wait, 10)
+        assert (await asyncio.to_thread(export_one, nodes[1]))["phi_digest"] == expected
+        swarm.assert_nobody_blamed()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A node's, with the first model of a text swarm."""
+    manifest, phi = manifests.create(
+        name="n",
+        task="text",
+        options={"preset": "tiny", "context": 16},
+        codec="int8",
+        every_steps=4,
+        every_seconds=0.0,
+        fragments=1,
+        seed=0,
+    )
+    return Folder(tmp_path_factory.mktemp("use") / "node", manifest, phi).home.root
+
+
+def writer(folder: Path, length: int) -> subprocess.Popen[bytes]:
+    """`gossamer generate`, its text in a pipe."""
+    arguments = ["generate", "--dir", str(folder), "--prompt", "größe ", "--length", str(length)]
+    return subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_text_comes_piece_by_piece_in_whole_characters(folder: Path) -> None:
+    with writer(folder, 300) as process:
+        assert process.stdout is not None
+        pieces = [piece.decode() for piece in iter(lambda: os.read(process.stdout.fileno(), 1 << 16), b"")]
+        assert process.wait(60) == 0 and process.stderr.read() == b""
+    assert len(pieces) > 10, "it is written as it is made, not at the end"
+    assert pieces[0].startswith("größe ") and len("".join(pieces)) == len("größe ") + 300 + len("\n")
+
+
+@pytest.mark.parametrize("how", ["its reader has seen enough", "Ctrl-C"])
+def test_it_ends_without_a_word(folder: Path, how: str) -> None:
+    with writer(folder, 1_000_000) as process:
+        assert os.read(process.stdout.fileno(), 1)
+        if how == "Ctrl-C":
+            process.send_signal(signal.SIGINT)
+        process.stdout.close()
+        assert process.wait(60) in (1, 130) and process.stderr.read() == b""
+
+
+def test_a_full_disk_is_one_line(folder: Path, tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*COMMAND, "generate", "--dir", str(folder)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == b"gossamer: cannot write the text: No space left on device\n"
+
+
+def test_the_export_command(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "my-model"
+    done = gossamer("export", "--dir", folder, out, "--dtype", "bfloat16")
+    assert done.returncode == 0 and done.stdout.startswith(f"wrote {out}: ") and done.stdout.count("\n") == 1
+    again = gossamer("export", "--dir", folder, out)
+    assert again.returncode == 2 and again.stderr.count("\n") == 1 and "--force" in again.stderr
+    forced = gossamer("export", "--dir", folder, out, "--force", "--json")
+    assert forced.returncode == 0, forced.stderr
+    said = json.loads(forced.stdout)
+    assert (said["path"], said["round"], said["dtype"]) == (str(out), 0, "float32")
+    assert said["bytes"] == sum(path.stat().st_size for path in out.iterdir())
+
+
+def test_the_block_in_the_documentation(folder: Path, tmp_path: Path) -> None:
+    """It loads an export with `transformers`, and prints text."""
+    pytest.importorskip("transformers")
+    page = Path(__file__).resolve().parents[2] / "docs" / "operating.md"
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    assert gossamer("export", "--dir", folder, tmp_path / "my-model").returncode == 0
+    done = subprocess.run(
+        [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"def ") and len(done.stdout.decode()) > 20

@@ -1,0 +1,88 @@
+"""A peer without a swarm, which remembers what an adapter tells it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gossamer.node.peer import Peer
+from gossamer.node.schedules import Schedule
+
+
+class FakePeer:
+    """Stands in for what `Peer.attach` returns."""
+
+    finished = False
+
+    def __init__(self, model: nn.Module, optimizers: Any, *, folder: Path | None, stop_after: int) -> None:
+        self.model = model
+        self.optimizers = optimizers
+        self.folder = folder
+        self.steps: list[tuple[int, float]] = []
+        """Tokens and loss of each step."""
+        self.rates: list[float] = []
+        """The learning rate that each step was made with."""
+        self.ends: list[str] = []
+        self._stop_after = stop_after
+
+    @property
+    def should_stop(self) -> bool:
+        return 0 < self._stop_after <= len(self.steps)
+
+    @property
+    def swarm_tokens(self) -> int:
+        return 100 * len(self.steps)
+
+    def step(self, tokens: int, loss: float | Tensor) -> None:
+        assert not self.ends
+        self.steps.append((tokens, float(loss)))
+        self.rates.append(self.optimizers[0].param_groups[0]["lr"])
+
+    def lr_scale(self, schedule: Schedule) -> float:
+        return schedule(self.swarm_tokens)
+
+    def metrics(self) -> dict[str, Any]:
+        return {"round": len(self.steps), "swarm_tokens": self.swarm_tokens}
+
+    def finish(self) -> bool:
+        """The swarm's own model is all ones."""
+        self.ends.append("finish")
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.fill_(1.0)
+        return True
+
+    def leave(self) -> None:
+        self.ends.append("leave")
+
+    def abandon(self) -> None:
+        if "leave" not in self.ends:
+            self.ends.append("abandon")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.ends.append(kind.__name__ if kind else "exit")
+
+
+class Fakes:
+    """What `Peer.attach` gives while this is in place: a fake a call."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[FakePeer] = []
+        self.stop_after = 0
+        self.folder: Path | None = None
+        monkeypatch.setattr(Peer, "attach", self._attach)
+
+    def _attach(self, model: nn.Module, optimizers: Any, *, name: str = "") -> FakePeer:
+        peer = FakePeer(model, optimizers, folder=self.folder, stop_after=self.stop_after)
+        self.made.append(peer)
+        return peer
+
+    @property
+    def peer(self) -> FakePeer:
+        """The only one."""
+        (peer,) = self.made
+        return peer

@@ -1,0 +1,45 @@
+"""`gossamer.node.adapters.counting`: what counts as a token, and sums over micro-batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from gossamer.node.adapters.counting import StepCount, tokens_in
+
+IDS = torch.arange(12).view(3, 4)
+MASK = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]])
+IMAGES = torch.zeros(5, 1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens"),
+    [
+        ({"input_ids": IDS}, 12),
+        ({"input_ids": IDS, "attention_mask": MASK}, 7),
+        ({"input_ids": IDS, "attention_mask": torch.ones(3, 1, 4, 4)}, 12),
+        ({"labels": torch.zeros(6), "input_ids": IDS}, 12),
+        ({"pixel_values": IMAGES, "labels": torch.zeros(5)}, 5),
+        (IDS, 12),
+        ((IMAGES, torch.zeros(5)), 5),
+        ([torch.zeros(9, 2), torch.zeros(9)], 9),
+        ({"meta": ["a", "b"], "pair": (IDS, IDS)}, 12),
+        ((torch.tensor(3.0), IDS), 1),
+        ("no tensor at all", 1),
+        ([], 1),
+    ],
+)
+def test_tokens_of_text_and_samples_of_the_rest(batch: Any, tokens: int) -> None:
+    assert int(tokens_in(batch)) == tokens
+
+
+def test_micro_batches_add_up_without_their_graphs() -> None:
+    count = StepCount()
+    loss = torch.tensor(2.0, requires_grad=True, dtype=torch.bfloat16)
+    count.add(3, loss * 1.5)
+    count.add(torch.tensor(4), 1.0)
+    assert (count.batches, int(count.tokens), float(count.loss)) == (2, 7, 4.0)
+    assert isinstance(count.loss, torch.Tensor) and not count.loss.requires_grad
+    assert count.loss.dtype == torch.float32

@@ -1,0 +1,179 @@
+"""`gossamer.node.adapters.lightning`: real fits by `Trainer`, with a peer that only remembers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from gossamer.node.schedules import linear
+from gossamer.protocol.errors import ConfigError
+from tests.node.adapters.fake_peer import Fakes
+
+pl = pytest.importorskip("lightning.pytorch")
+
+from gossamer.node.adapters.lightning import GossamerCallback  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:`training_step` returned `None`"),
+]
+
+
+class Regression(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 1)
+        self.losses: list[float] = []
+        """Of each micro-batch."""
+        self.raises: BaseException | None = None
+        """What to raise in the third one."""
+
+    def loss(self, batch: list[Tensor]) -> Tensor:
+        inputs, targets = batch
+        return (self.layer(inputs) - targets).square().mean()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        if self.raises is not None and batch_idx == 2:
+            raise self.raises
+        loss = self.loss(batch)
+        self.losses.append(float(loss.detach()))
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1e-2)
+
+
+class TwoOptimizers(Regression):
+    """Steps by hand: the first optimizer on every batch, the second on every other one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:  # type: ignore[override]
+        for optimizer in self.optimizers()[: 1 + batch_idx % 2]:
+            loss = self.loss(batch)
+            self.manual_backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD([parameter], lr=1e-2) for parameter in self.parameters()]
+
+
+class WithScheduler(Regression):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=1e-2)
+        return [optimizer], [torch.optim.lr_scheduler.ConstantLR(optimizer)]
+
+
+def fit(folder: Path, module: Any, swarm: GossamerCallback, **options: Any) -> Any:
+    """Train on 10 samples, in batches of 4, 4 and 2."""
+    inputs = torch.arange(30.0).view(10, 3) / 30
+    loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=4)
+    trainer = pl.Trainer(
+        default_root_dir=folder,
+        accelerator="cpu",
+        devices=1,
+        callbacks=[swarm],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+    trainer.fit(module, loader)
+    return trainer
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
+    return Fakes(monkeypatch)
+
+
+def test_each_step_of_the_optimizer_is_told_once_with_its_samples_and_its_loss(
+    fakes: Fakes, tmp_path: Path
+) -> None:
+    module = Regression()
+    swarm = GossamerCallback(name="one", schedule=linear(1000))
+    trainer = fit(tmp_path, module, swarm, max_epochs=2, accumulate_grad_batches=2)
+    assert fakes.peer.model is module and fakes.peer.optimizers == trainer.optimizers
+    first, second, third, *_ = module.losses
+    tokens, losses = zip(*fakes.peer.steps, strict=True)
+    assert tokens == (8, 2) * 2
+    assert losses[:2] == pytest.approx([(first + second) / 2, third])
+    assert fakes.peer.rates == pytest.approx([1e-2, 0.9e-2, 0.8e-2, 0.7e-2])
+    assert trainer.callback_metrics["gossamer/swarm_tokens"] == 400
+    assert fakes.peer.ends == ["finish", "leave"]
+    assert all((parameter == 1).all() for parameter in module.parameters()), "the swarm's own model"
+
+
+def test_it_stops_with_the_node(fakes: Fakes, tmp_path: Path) -> None:
+    fakes.stop_after = 4
+    trainer = fit(tmp_path, Regression(), GossamerCallback(tokens=lambda batch: 7), max_epochs=9)
+    assert trainer.global_step == 4
+    assert [tokens for tokens, _ in fakes.peer.steps] == [7] * 4
+    assert fakes.peer.ends == ["finish", "leave"]
+
+
+def test_optimizers_that_the_module_steps_itself(fakes: Fakes, tmp_path: Path) -> None:
+    fit(tmp_path, TwoOptimizers(), GossamerCallback(finish=False), max_epochs=1)
+    assert len(fakes.peer.optimizers) == 2
+    assert [tokens for tokens, _ in fakes.peer.steps] == [4, 4, 2], "once a batch, however many stepped"
+    assert fakes.peer.ends == ["leave"]
+
+
+def test_an_error_ends_it_and_the_next_fit_is_a_new_peer(fakes: Fakes, tmp_path: Path) -> None:
+    module, swarm = Regression(), GossamerCallback()
+    module.raises = RuntimeError("as asked")
+    with pytest.raises(RuntimeError, match="as asked"):
+        fit(tmp_path, module, swarm, max_epochs=1)
+    module.raises = None
+    fit(tmp_path, module, swarm, max_epochs=1)
+    first, second = fakes.made
+    assert first.ends[0] == "RuntimeError" and len(first.steps) == 2
+    assert len(second.steps) == 3 and second.ends == ["finish", "leave"]
+
+
+def test_sigterm_is_an_interrupt(fakes: Fakes, tmp_path: Path) -> None:
+    """Lightning has a handler of its own by the time of the attach, and raises a SystemExit."""
+    swarm = GossamerCallback(tokens=lambda batch: signal.raise_signal(signal.SIGTERM) or 1)
+    with pytest.raises(SystemExit):
+        fit(tmp_path, Regression(), swarm, max_epochs=1)
+    assert len(fakes.peer.steps) == 1
+    assert fakes.peer.ends == ["SIGTERMException"]
+
+
+def test_a_module_with_a_scheduler_of_its_own(fakes: Fakes, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="leave out schedule="):
+        fit(tmp_path, WithScheduler(), GossamerCallback(schedule=linear(1000)), max_epochs=1)
+    assert not fakes.made, "before anything was started"
+
+
+@pytest.mark.slow
+def test_without_lightning_one_line_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "lightning.py").write_text("raise ImportError('no lightning here')")
+    done = subprocess.run(
+        [sys.executable, "-c", "import gossamer.node.adapters.lightning"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "gossamer.protocol.errors.ConfigError: no lightning here: the adapter needs it;"
+        " run: pip install 'gossamer[lightning]'"
+    )

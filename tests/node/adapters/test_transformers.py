@@ -1,0 +1,331 @@
+"""`gossamer.node.adapters.transformers`: real trainings by `Trainer`, with a peer that only remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from gossamer.bootstrap.manifests import describe
+from gossamer.node.genesis import parameters
+from gossamer.node.peer import Peer
+from gossamer.node.schedules import linear
+from gossamer.protocol.errors import ConfigError
+from tests.node.adapters.fake_peer import Fakes
+from tests.node.trainer_side import daemon_at, link_to
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    EarlyStoppingCallback,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from gossamer.node.adapters import transformers as adapter  # noqa: E402
+from gossamer.node.adapters.transformers import GossamerCallback  # noqa: E402
+
+LENGTH = 8
+
+
+def small_llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=LENGTH,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config)
+
+
+class LowRank(nn.Module):
+    """What low-rank adaptation adds to a layer's output, here on top of it."""
+
+    def __init__(self, width: int, rank: int) -> None:
+        super().__init__()
+        self.down = nn.Parameter(torch.randn(rank, width))
+        self.up = nn.Parameter(torch.zeros(width, rank))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + hidden @ self.down.T @ self.up.T
+
+
+class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """Rows of one length, of which more and more is no padding: 2, 3, 4, ... tokens."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        ids = (torch.arange(LENGTH) + index) % 16
+        mask = (torch.arange(LENGTH) < 2 + index % 7).long()
+        return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+def trainer_of(
+    folder: Path, swarm: GossamerCallback, *, model: Any = None, callbacks: Any = (), **options: Any
+) -> Trainer:
+    plan = {
+        "output_dir": str(folder / "out"),
+        "use_cpu": True,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "train_sampling_strategy": "sequential",
+        "save_strategy": "no",
+        "learning_rate": 1e-2,
+        **options,
+    }
+    return Trainer(
+        model or small_llama(),
+        TrainingArguments(**plan),
+        train_dataset=Rows(10),
+        eval_dataset=Rows(2),
+        callbacks=[*callbacks, swarm],
+    )
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
+    return Fakes(monkeypatch)
+
+
+def test_each_step_of_the_optimizer_is_told_once_with_its_tokens_and_its_loss(
+    fakes: Fakes, tmp_path: Path
+) -> None:
+    fakes.folder = tmp_path
+    trainer = trainer_of(tmp_path, GossamerCallback(name="one"), max_steps=4)
+    trainer.train()
+    told = fakes.peer.steps
+    assert [tokens for tokens, _ in told] == [2 + 3 + 4 + 5, 6 + 7 + 8 + 2, 3 + 4, 2 + 3 + 4 + 5]
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [loss for _, loss in told] == pytest.approx([entry["loss"] for entry in logged])
+    assert [entry["gossamer/round"] for entry in logged] == [1, 2, 3, 4]
+    (optimizer,) = fakes.peer.optimizers
+    assert type(optimizer) is AdamW, "as it is without what Accelerate wraps around it"
+    assert fakes.peer.ends == ["finish", "leave"]
+    assert all((parameter == 1).all() for parameter in trainer.model.parameters()), "the swarm's own model"
+    kept = json.loads((tmp_path / "pretrained" / "config.json").read_text())
+    assert kept["architectures"] == ["LlamaForCausalLM"] and kept["hidden_size"] == 8
+    assert sorted(path.name for path in (tmp_path / "pretrained").iterdir()) == [
+        "config.json",
+        "frozen.json",
+        "generation_config.json",
+    ]
+
+
+def test_it_stops_with_the_node_and_does_not_mistake_the_best_model_for_progress(
+    fakes: Fakes, tmp_path: Path
+) -> None:
+    fakes.stop_after = 3
+    swarm = GossamerCallback(name="one", schedule=linear(1000))
+    every_step = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    trainer = trainer_of(tmp_path, swarm, max_steps=9, load_best_model_at_end=True, **every_step)
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert fakes.peer.ends == ["finish", "leave"]
+    evaluated = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert len(evaluated) == 3 and min(evaluated) == evaluated[1], "the last one is that of all ones"
+    assert trainer.state.best_global_step == 2
+    assert any((parameter != 1).any() for parameter in trainer.model.parameters()), "the best one is back"
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
+    assert rates == pytest.approx([1e-2, 1e-2, 0.9e-2]), "by the swarm's tokens as of the step before"
+
+
+@pytest.mark.slow
+def test_what_is_kept_and_the_weights_make_a_pretrained_model(fakes: Fakes, tmp_path: Path) -> None:
+    fakes.folder = tmp_path
+    trainer = trainer_of(tmp_path, GossamerCallback(), max_steps=1)
+    trainer.train()
+    weights = {name: p.detach() for name, p in trainer.model.named_parameters()}
+    save_file(weights, tmp_path / "pretrained" / "model.safetensors", {"format": "pt"})
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "pretrained")
+    assert type(loaded) is LlamaForCausalLM
+    ids = torch.arange(LENGTH).unsqueeze(0)
+    assert torch.equal(loaded(ids).logits, trainer.model.eval()(ids).logits)
+
+
+@pytest.mark.slow
+def test_a_loss_that_the_model_does_not_return_is_the_one_last_logged(fakes: Fakes, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, GossamerCallback(finish=False), max_steps=3, label_smoothing_factor=0.1)
+    trainer.train()
+    logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    first, *others = [loss for _, loss in fakes.peer.steps]
+    assert math.isnan(first) and others == pytest.approx(logged[:-1])
+    assert fakes.peer.ends == ["leave"]
+
+
+@pytest.mark.slow
+def test_training_again_after_an_error(fakes: Fakes, tmp_path: Path) -> None:
+    def fails(batch: Any) -> int:
+        if len(fakes.made) == 1 and len(fakes.peer.steps) == 1:
+            raise RuntimeError("as asked")
+        return 5
+
+    swarm = GossamerCallback(tokens=fails)
+    trainer = trainer_of(tmp_path, swarm, max_steps=2)
+    with pytest.raises(RuntimeError, match="as asked"):
+        trainer.train()
+    assert fakes.peer.ends == []
+    trainer.train()
+    first, second = fakes.made
+    assert first.ends == ["abandon"]
+    assert [tokens for tokens, _ in second.steps] == [10, 10], "counted once: no hook was left behind"
+    with pytest.raises(RuntimeError, match="in the with"), swarm:
+        raise RuntimeError("in the with")
+    assert second.ends == ["finish", "leave", "RuntimeError"]
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_no_schedule_can_steer(fakes: Fakes, tmp_path: Path) -> None:
+    swarm = GossamerCallback(schedule=linear(1000))
+    trainer = trainer_of(
+        tmp_path, swarm, max_steps=2, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="epoch"
+    )
+    with pytest.raises(ConfigError, match="cannot steer a ReduceLROnPlateau"):
+        trainer.train()
+    assert not fakes.made, "before anything was started"
+
+
+def test_ranks_that_the_trainer_does_not_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As torchrun without GPUs and without `use_cpu`: each rank would train a model of its own."""
+    two = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: 2)
+    monkeypatch.setattr(adapter, "dist", two)
+    swarm, args = GossamerCallback(), TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    kept = dict.fromkeys(("model", "optimizer", "lr_scheduler"))
+    with pytest.raises(ConfigError, match="started 2 ranks, and each trains on its own"):
+        swarm.on_train_begin(args, TrainerState(), TrainerControl(), **kept)
+
+
+def test_the_best_model_is_not_published_where_nothing_said_that_training_would_end(fakes: Fakes) -> None:
+    swarm, model = GossamerCallback(), nn.Linear(1, 1)
+    swarm._attach(model, [AdamW(model.parameters())])
+    ends_with_the_best = SimpleNamespace(load_best_model_at_end=True)
+    swarm.on_train_end(ends_with_the_best, TrainerState(), TrainerControl())
+    assert fakes.peer.ends == ["abandon"]
+
+
+def test_an_argument_that_attach_does_not_have() -> None:
+    with pytest.raises(TypeError, match="jion"):
+        GossamerCallback(jion=["host:1"])  # type: ignore[call-arg]
+
+
+@pytest.mark.slow
+def test_without_transformers_one_line_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "transformers.py").write_text("raise ImportError('no transformers here')")
+    done = subprocess.run(
+        [sys.executable, "-c", "import gossamer.node.adapters.transformers"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "gossamer.protocol.errors.ConfigError: no transformers here: the adapter needs it;"
+        " run: pip install 'gossamer[hf]'"
+    )
+
+
+async def test_adapters_on_a_frozen_model_are_all_that_is_shared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A real peer: the head is tied to the embedding, and of the layer only a low-rank part is trained."""
+    model = small_llama()
+    model.model.layers[0].requires_grad_(False)
+    projection = model.model.layers[0].self_attn
+    projection.q_proj = nn.Sequential(projection.q_proj, LowRank(8, 2))
+    frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
+    manifest = describe(model, name="t", codec="exact", every_steps=2)
+    assert {spec.name: spec.averaging for spec in manifest.layout.tensors} == {
+        "model.embed_tokens.weight": "mean",
+        "model.norm.weight": "mean",
+        "model.layers.0.self_attn.q_proj.1.up": "rda",
+        "model.layers.0.self_attn.q_proj.1.down": "rda",
+    }
+    phi = parameters(model, manifest.plan())
+    async with daemon_at(tmp_path, manifest) as daemon, link_to(daemon) as link:
+
+        def attach(model: nn.Module, optimizers: Any) -> Peer:
+            peer = Peer(model, optimizers, manifest, link, checkpoint=tmp_path / "c")
+            assert peer.begin()
+            return peer
+
+        monkeypatch.setattr(Peer, "attach", attach)
+        await daemon.offer(0, phi)
+        trainer = trainer_of(tmp_path, GossamerCallback(finish=False), model=model, max_steps=3)
+        await asyncio.to_thread(trainer.train)
+        assert daemon.seen[:1] == [1], "a delta after two steps"
+    assert all(torch.equal(dict(model.named_parameters())[name], was) for name, was in frozen.items())
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert not np.array_equal(parameters(model, manifest.plan()), phi)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bf16": True},
+        {"torch_compile": True, "torch_compile_backend": "eager"},
+        {"activation_checkpointing": True},
+        {"optim": "adafactor"},
+        {"optim": "sgd", "max_grad_norm": 0.0},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_whatever_the_trainer_does(fakes: Fakes, tmp_path: Path, options: dict[str, Any]) -> None:
+    trainer = trainer_of(tmp_path, GossamerCallback(), max_steps=6, **options)
+    trainer.train()
+    assert [tokens for tokens, _ in fakes.peer.steps] == [14, 23, 7] * 2
+    logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert [loss for _, loss in fakes.peer.steps] == pytest.approx(logged)
+    assert logged[-3] < logged[0]
+
+
+@pytest.mark.slow
+def test_an_early_stop_by_somebody_else(fakes: Fakes, tmp_path: Path) -> None:
+    trainer = trainer_of(
+        tmp_path,
+        GossamerCallback(),
+        callbacks=[EarlyStoppingCallback(early_stopping_patience=1)],
+        max_steps=50,
+        learning_rate=0.0,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+    )
+    trainer.train()
+    assert trainer.state.global_step < 50
+    assert fakes.peer.ends == ["finish", "leave"]
+    assert any((parameter != 1).any() for parameter in trainer.model.parameters()), "the best one is back"

@@ -1,0 +1,97 @@
+"""Nodes' folders as a daemon leaves them, made without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from gossamer.node import snapshots
+from gossamer.node.chunkstore import ChunkStore
+from gossamer.node.home import Home
+from gossamer.node.merger import GENESIS, Base, Merger
+from gossamer.node.recordstore import RecordStore
+from gossamer.node.restore import replay
+from gossamer.protocol.chunks import parse_index, split
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.history import Claim
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.records import Delta
+from tests.protocol.builders import identity, random_delta
+
+
+class Folder:
+    """A node's folder with the swarm's first model, int32[numel]."""
+
+    def __init__(self, root: Path, manifest: Manifest, phi: Ints) -> None:
+        self.manifest = manifest
+        self.home = Home(root)
+        self.home.create()
+        self.home.adopt(manifest)
+        self.chunks = ChunkStore(self.home.chunks_path)
+        self.deltas: list[Delta] = []
+        with self.records() as store:
+            store.add_snapshot(Claim(0, 0, GENESIS.chain, snapshots.store(phi, self.chunks)), (), ())
+
+    @contextmanager
+    def records(self) -> Iterator[RecordStore]:
+        store = RecordStore(self.home.ledger_path, self.manifest.swarm_id)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def add(self, *made: tuple[Delta, bytes]) -> None:
+        """Take deltas with their payloads."""
+        for delta, payload in made:
+            for blob, piece in zip(delta.body.chunks, split(payload), strict=True):
+                self.chunks.put(blob, bytes(piece))
+            self.deltas.append(delta)
+        with self.records() as store:
+            store.add([delta for delta, _ in made], durable=False)
+
+    def merger(self, *, upto: int) -> Merger:
+        """Everything up to a round."""
+        merger = replay(self.home)[1]
+        merger.take_back(upto)
+        return merger
+
+    def seal(self, round_: int) -> Claim:
+        """Write the snapshot of a round and keep the one before, as the archive does: commit, then drop."""
+        merger = self.merger(upto=round_)
+        claim = Claim(round_, merger.tokens, merger.chain(), snapshots.store(merger.phi, self.chunks))
+        with self.records() as store:
+            before = store.load_history().claims
+            store.add_snapshot(claim, merger.merged_ids(), [old.root for old in before[:1]])
+        for old in before[1:]:
+            index = self.chunks.get(old.root)
+            for blob in (old.root, *parse_index(index, self.manifest.plan().snapshot_bytes)):
+                self.chunks.drop(blob)
+        return claim
+
+    def close(self, round_: int) -> None:
+        """Forget the records up to a round, and their payloads."""
+        merger = self.merger(upto=round_)
+        with self.records() as store:
+            store.close_up_to(Base(round_, merger.chain(), merger.tokens), own_last=0)
+        for delta in self.deltas:
+            if delta.round <= round_:
+                for blob in delta.body.chunks:
+                    self.chunks.drop(blob)
+
+    def begin_at(self, claim: Claim, phi: Ints) -> None:
+        """Start from a snapshot of the swarm's, as a joiner does."""
+        snapshots.store(phi, self.chunks)
+        with self.records() as store:
+            store.begin_at(claim, own_last=0)
+
+
+def some_deltas(rng: np.random.Generator, manifest: Manifest, rounds: int) -> list[tuple[Delta, bytes]]:
+    """Three members' deltas of the rounds from 1 on, with their payloads."""
+    return [
+        random_delta(rng, identity(author), round_, of=manifest)
+        for round_ in range(1, rounds + 1)
+        for author in range(3)
+    ]

@@ -1,0 +1,366 @@
+"""`gossamer.node.export`: the same records make the same files, which appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from gossamer.node import restore, snapshots, tensorfile
+from gossamer.node.chunkstore import MissingChunkError
+from gossamer.node.export import export
+from gossamer.node.home import Home
+from gossamer.node.merger import Merger
+from gossamer.node.restore import replay
+from gossamer.protocol.errors import ConfigError, StorageError
+from gossamer.protocol.fixedpoint import Ints, to_float
+from gossamer.protocol.history import Claim
+from gossamer.protocol.manifest import Manifest
+from tests.node.folders import Folder, some_deltas
+from tests.protocol import builders
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@pytest.fixture
+def first(rng: np.random.Generator) -> tuple[Manifest, Ints]:
+    """A swarm's manifest, and a first model with values of all magnitudes."""
+    phi = (rng.integers(-(1 << 29), 1 << 29, builders.LAYOUT.numel) >> rng.integers(0, 30)).astype(np.int32)
+    return builders.manifest(genesis={"digest": snapshots.digest(phi).hex()}), phi
+
+
+@pytest.fixture
+def folder(first: tuple[Manifest, Ints], tmp_path: Path, rng: np.random.Generator) -> Folder:
+    """A node with six rounds, none of them sealed."""
+    folder = Folder(tmp_path / "node", *first)
+    folder.add(*some_deltas(rng, first[0], 6))
+    return folder
+
+
+def facts(path: Path) -> dict[str, str]:
+    with safe_open(path, "np") as file:
+        return file.metadata()
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Everything under a folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def as_pretrained(folder: Folder, **extra: bytes) -> None:
+    """Leave what a script that trains a model of transformers leaves."""
+    for name, data in {"config.json": b'{"model_type": "llama", "torch_dtype": "float16"}', **extra}.items():
+        path = folder.home.pretrained_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+# -- one file
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_file_holds_every_tensor_as_torch_would_round_it(
+    folder: Folder, tmp_path: Path, dtype: str
+) -> None:
+    out = tmp_path / "out.safetensors"
+    done = export(folder.home, out, dtype=dtype)
+    found = load_file(out)
+    _, merger = replay(folder.home)
+    spans = dict(folder.manifest.plan().tensors())
+    assert {(name, tuple(tensor.shape)) for name, tensor in found.items()} == {s[:2] for s in spans}
+    for spec, span in spans.items():
+        expected = torch.from_numpy(to_float(merger.phi[span]).reshape(spec.shape)).to(DTYPES[dtype])
+        assert torch.equal(found[spec.name], expected), spec.name
+    assert facts(out) == {
+        "format": "pt",
+        "swarm": "test",
+        "swarm_id": folder.manifest.swarm_id.hex(),
+        "round": "6",
+        "tokens": str(6 * 3 * 1000),
+        "phi_digest": merger.digest().hex(),
+        "gossamer_version": "0.1.0",
+    }
+    assert done.size == out.stat().st_size and done.parameters == folder.manifest.plan().numel
+
+
+def test_the_same_records_make_the_same_bytes_on_every_node(
+    folder: Folder, first: tuple[Manifest, Ints], tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """One got them in another order, and one began at a snapshot and never had the old ones."""
+    made = [
+        (delta, b"".join(folder.chunks.get(blob) for blob in delta.body.chunks)) for delta in folder.deltas
+    ]
+    claim = folder.seal(4)
+    reordered = Folder(tmp_path / "reordered", *first)
+    reordered.add(*(made[index] for index in rng.permutation(len(made))))
+    joiner = Folder(tmp_path / "joiner", *first)
+    joiner.begin_at(claim, folder.merger(upto=4).phi)
+    joiner.add(*(pair for pair in made if pair[0].round > 4))
+    for one in (folder, reordered, joiner):
+        as_pretrained(one)
+    exports = []
+    for number, one in enumerate((folder, folder, reordered, joiner)):
+        export(one.home, tmp_path / f"{number}.safetensors", dtype="bfloat16")
+        export(one.home, tmp_path / f"{number}")
+        exports.append(((tmp_path / f"{number}.safetensors").read_bytes(), files(tmp_path / f"{number}")))
+    assert all(found == exports[0] for found in exports)
+
+
+def test_a_sealed_export_is_the_snapshot(folder: Folder, tmp_path: Path) -> None:
+    claim = folder.seal(4)
+    done = export(folder.home, tmp_path / "out.safetensors", sealed=True)
+    assert done.facts["phi_digest"] == claim.root.hex() and done.facts["round"] == "4"
+    assert export(folder.home, tmp_path / "all.safetensors").facts["round"] == "6"
+
+
+# -- beside a daemon that moves on
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "sealed"),
+    [
+        pytest.param(snapshots, "load", (3, 5), id="before the snapshot is read, which goes"),
+        pytest.param(restore, "_fold", (5,), id="before payloads are looked for, which go"),
+        pytest.param(Merger, "merge", (5,), id="before payloads are read, which go"),
+    ],
+)
+def test_what_the_daemon_drops_meanwhile_is_read_from_a_newer_snapshot(
+    folder: Folder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    sealed: tuple[int, ...],
+) -> None:
+    """It seals and closes between the reading of the records and that of the chunks they name."""
+    folder.seal(1)
+    expected = replay(folder.home)[1].digest().hex()
+    original: Callable[..., Any] = getattr(owner, name)
+
+    def after_the_daemon(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(owner, name, original)
+        for round_ in sealed:
+            folder.seal(round_)
+        folder.close(4)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, after_the_daemon)
+    done = export(folder.home, tmp_path / "out.safetensors")
+    assert done.facts["phi_digest"] == expected and done.facts["round"] == "6"
+    assert getattr(owner, name) is original, "the daemon did come in between"
+
+
+def test_a_daemon_that_drops_faster_than_it_can_be_read_is_one_line(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = 0
+
+    def dropped(root: bytes, *_: object) -> None:
+        nonlocal newest
+        newest += 1
+        with folder.records() as store:
+            store.add_snapshot(Claim(newest, 0, bytes(32), newest.to_bytes(32, "big")), (), ())
+        raise MissingChunkError(root)
+
+    monkeypatch.setattr(snapshots, "load", dropped)
+    with pytest.raises(StorageError, match="faster than they can be read"):
+        export(folder.home, tmp_path / "out.safetensors")
+
+
+def test_damage_is_said_and_never_passed_over(folder: Folder, tmp_path: Path) -> None:
+    """A payload with a flipped bit must not be left out, and a reader removes nothing."""
+    blob = folder.deltas[-1].body.chunks[0]
+    path = folder.chunks._path(blob)
+    path.write_bytes(bytes(len(path.read_bytes())))
+    before = files(folder.home.chunks_path)
+    for _ in range(2):
+        with pytest.raises(StorageError, match="is damaged"):
+            export(folder.home, tmp_path / "out.safetensors")
+    assert files(folder.home.chunks_path) == before
+    assert list(tmp_path.glob("*out*")) == []
+
+
+def test_a_reader_changes_nothing_in_the_folder(folder: Folder, tmp_path: Path) -> None:
+    def state() -> dict[str, bytes]:
+        return {name: data for name, data in files(folder.home.root).items() if not name.endswith("-shm")}
+
+    with folder.records() as store:  # a row that does not verify is the daemon's to drop
+        store._db.execute("UPDATE deltas SET envelope = x'00' WHERE round = 6")
+        before = state()
+        export(folder.home, tmp_path / "out.safetensors")
+        assert state() == before, "-shm has the locks of those who read"
+
+
+# -- what is at OUT
+
+
+def test_an_earlier_export_is_replaced_only_by_force(folder: Folder, tmp_path: Path) -> None:
+    as_pretrained(folder)
+    file, out = tmp_path / "out.safetensors", tmp_path / "out"
+    for path in (file, out):
+        export(folder.home, path)
+        with pytest.raises(ConfigError, match="--force"):
+            export(folder.home, path, dtype="float16")
+        whole = path.stat()
+        export(folder.home, path, dtype="float16", force=True)
+        assert path.stat().st_ino != whole.st_ino
+    assert {t.dtype for p in (file, out / "model.safetensors") for t in load_file(p).values()} == {
+        torch.float16
+    }
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["node", "out", "out.safetensors"]
+
+
+def test_an_empty_folder_is_filled(folder: Folder, tmp_path: Path) -> None:
+    as_pretrained(folder)
+    (tmp_path / "out").mkdir()
+    export(folder.home, tmp_path / "out")
+    assert sorted(files(tmp_path / "out")) == ["README.md", "config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_no_name_costs_anybody_a_file(folder: Folder, tmp_path: Path, force: bool) -> None:
+    as_pretrained(folder)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("all my work")
+    (tmp_path / "a.safetensors").mkdir()
+    (tmp_path / "notes").write_text("more of it")
+    before = files(tmp_path)
+    for name, problem in {
+        "mine": "not empty|'thesis.tex', which is no part of an export",
+        "a.safetensors": "is a folder",
+        "notes": "is a file",
+        "weights.pt": "has to end in .safetensors",
+        "missing/out": "there is no folder",
+        "node/out.safetensors": "the node's own folder",
+        "node/pretrained": "the node's own folder",
+        "node": "the node's own folder",
+    }.items():
+        with pytest.raises(ConfigError, match=problem):
+            export(folder.home, tmp_path / name, force=force)
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "out"])
+def test_a_full_disk_leaves_what_was_there_and_nothing_else(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    as_pretrained(folder)
+    export(folder.home, tmp_path / name)
+    before = files(tmp_path)
+    written = 0
+
+    def disk_is_full(values: Ints) -> np.ndarray:
+        nonlocal written
+        written += 1
+        if written == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return to_float(values)
+
+    monkeypatch.setattr(tensorfile, "to_float", disk_is_full)
+    with pytest.raises(StorageError, match=f"cannot write .*{name}: No space left on device"):
+        export(folder.home, tmp_path / name, force=True)
+    assert files(tmp_path) == before
+
+
+def test_a_failed_swap_puts_the_old_folder_back(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_pretrained(folder)
+    export(folder.home, tmp_path / "out")
+    before = files(tmp_path)
+    rename = os.rename
+    renames = iter((rename, None, rename))
+
+    def second_fails(old: Path, new: Path) -> None:
+        if (do := next(renames)) is None:
+            raise OSError(errno.EIO, "Input/output error")
+        do(old, new)
+
+    monkeypatch.setattr("gossamer.node.placing.os.rename", second_fails)
+    with pytest.raises(StorageError, match="cannot write .*: Input/output error"):
+        export(folder.home, tmp_path / "out", force=True)
+    assert next(renames, "all made") == "all made" and files(tmp_path) == before
+
+
+# -- Hugging Face folders
+
+
+def test_what_a_script_left_beside_the_weights_goes_along(folder: Folder, tmp_path: Path) -> None:
+    as_pretrained(
+        folder,
+        **{
+            "tokenizer.json": b"{}",
+            "README.md": b"a card of its own",
+            "additional_chat_templates/tool.jinja": b"{{ tools }}",
+            "model.safetensors": b"the weights that training began with",
+            "model.safetensors.index.json": b"{}",
+            "frozen.json": b"[]",
+        },
+    )
+    export(folder.home, tmp_path / "out", dtype="bfloat16")
+    found = files(tmp_path / "out")
+    assert sorted(found) == [
+        "README.md",
+        "additional_chat_templates/tool.jinja",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    assert found["README.md"] == b"a card of its own"
+    assert json.loads(found["config.json"]) == {"model_type": "llama", "dtype": "bfloat16"}
+    assert len(load_file(tmp_path / "out" / "model.safetensors")) == len(builders.TENSORS)
+
+
+def test_a_model_with_frozen_parameters_is_no_whole_folder(folder: Folder, tmp_path: Path) -> None:
+    as_pretrained(folder, **{"frozen.json": b'["lm_head.weight", "norm.weight"]'})
+    with pytest.raises(ConfigError, match=r"does not train all of this model.*\.safetensors"):
+        export(folder.home, tmp_path / "out")
+    done = export(folder.home, tmp_path / "out.safetensors")
+    assert done.frozen == ("lm_head.weight", "norm.weight")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("config.json", b"[1]", "config.json is damaged"),
+        ("config.json", b"\xff{", "config.json is damaged"),
+        ("frozen.json", b"{", "cannot use .*frozen.json"),
+        ("frozen.json", b'["a", 2]', "a list of names"),
+    ],
+)
+def test_damaged_companions_are_one_line(
+    folder: Folder, tmp_path: Path, name: str, content: bytes, problem: str
+) -> None:
+    as_pretrained(folder, **{name: content})
+    with pytest.raises(StorageError, match=problem):
+        export(folder.home, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_of_a_script_is_one_file_only(folder: Folder, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trains 'none'.*export to a \.safetensors file"):
+        export(folder.home, tmp_path / "out")
+    folder.home.pretrained_path.mkdir()
+    with pytest.raises(StorageError, match="has no config.json"):
+        export(folder.home, tmp_path / "out")
+
+
+def test_there_has_to_be_a_model(first: tuple[Manifest, Ints], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not the folder of a node"):
+        export(Home(tmp_path / "nothing"), tmp_path / "out.safetensors")
+    joining = Home(tmp_path / "joining")
+    joining.create()
+    joining.adopt(first[0])
+    with pytest.raises(StorageError, match="has no model yet"):
+        export(joining, tmp_path / "out.safetensors")
+    with pytest.raises(ConfigError, match="no dtype 'int8'; choose from float32, bfloat16, float16"):
+        export(joining, tmp_path / "out.safetensors", dtype="int8")

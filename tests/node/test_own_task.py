@@ -1,0 +1,167 @@
+"""`gossamer.node.own_task`: code of somebody's own runs on a node only because its owner said so."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gossamer.bootstrap import manifests
+from gossamer.models.errors import TaskError
+from gossamer.node import own_task
+from gossamer.node.check_manifest import check_manifest
+from gossamer.node.home import Home
+from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.manifest import Manifest, from_values
+from tests.models.own_tasks import write_task
+from tests.protocol import builders
+
+
+@pytest.fixture
+def text(task_folder: Path) -> str:
+    return write_task(task_folder)
+
+
+@pytest.fixture
+def home(text: str, tmp_path: Path) -> Home:
+    """A node of a swarm that trains `text`, which nobody has told where that is."""
+    manifest, _ = manifests.create(
+        name="lines",
+        task=text,
+        options={"width": 4},
+        codec="int4",
+        every_steps=4,
+        every_seconds=0.0,
+        fragments=1,
+        seed=0,
+    )
+    home = Home(tmp_path / "node")
+    home.create()
+    home.adopt(manifest)
+    return home
+
+
+def of(home: Home) -> Manifest:
+    manifest = home.manifest()
+    assert manifest is not None
+    return manifest
+
+
+def named(name: str, tmp_path: Path) -> Home:
+    values: dict[str, Any] = builders.manifest().model_dump()
+    home = Home(tmp_path / "other")
+    home.create()
+    home.adopt(from_values({**values, "task": {"name": name}}, "test"))
+    return home
+
+
+def test_it_is_remembered_where_the_task_lies(
+    home: Home, text: str, task_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(task_folder)
+    own_task.remember_task(home, "own_line.py:Line")
+    assert Home(home.root).task() == text, "absolute, so that restarts from anywhere find it"
+    monkeypatch.chdir("/")
+    own_task.check_trainable(home)
+    task = own_task.build(home, of(home))
+    assert next(task.build_model(0).parameters()).shape == (4, 8)
+
+
+def test_without_being_told_nothing_is_run_and_the_line_says_what_to_type(
+    home: Home, task_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(task_folder)
+    write_task(task_folder, "# HERE", "raise AssertionError('run')")
+    for call in (lambda: own_task.check_trainable(home), lambda: own_task.build(home, of(home))):
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert str(caught.value) == (
+            "swarm 'lines' trains 'own_line:Line', a task of its owner's own: get its file from them, read"
+            " it, and say where it is with --task own_line.py:Line; or hold a replica with --observe"
+        )
+
+
+@pytest.mark.parametrize("name", ["{folder}/own_line.py:Line", "$(reboot):Line", "own_line", "custom"])
+def test_a_manifest_that_names_a_file_or_a_command_gets_neither(
+    task_folder: Path, tmp_path: Path, name: str
+) -> None:
+    write_task(task_folder, "# HERE", "raise AssertionError('run')")
+    home = named(name.format(folder=task_folder), tmp_path)
+    with pytest.raises(ConfigError, match="a script of its own: join with Peer.attach") as caught:
+        own_task.check_trainable(home)
+    assert "--task" not in str(caught.value)
+    with pytest.raises(ConfigError, match="script of its own"):
+        own_task.build(home, of(home))
+
+
+def test_a_task_that_comes_with_gossamer_needs_no_file(text: str, tmp_path: Path) -> None:
+    home = named("text", tmp_path)
+    own_task.check_trainable(home)
+    with pytest.raises(ConfigError, match="trains 'text', which comes with Gossamer: leave --task out"):
+        own_task.remember_task(home, text)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("missing.py:Line", "the swarm's task: there is no file missing.py"),
+        ("own_line.py:Lime", "trains 'own_line:Line', and own_line.py:Lime is 'own_line:Lime'"),
+        ("other.py:Line", "trains 'own_line:Line', and other.py:Line is 'other:Line'"),
+        ("own_line", "the swarm's task: a task of your own is FILE.py:CLASS"),
+    ],
+)
+def test_another_task_than_the_swarms_is_not_remembered(
+    home: Home, task_folder: Path, monkeypatch: pytest.MonkeyPatch, given: str, message: str
+) -> None:
+    monkeypatch.chdir(task_folder)
+    (task_folder / "other.py").write_text("")
+    with pytest.raises(ConfigError) as caught:
+        own_task.remember_task(home, given)
+    assert message in str(caught.value) and home.task() is None
+
+
+def test_a_file_that_was_changed_is_said_and_used(
+    home: Home, text: str, task_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own_task.remember_task(home, text)
+    with caplog.at_level(logging.WARNING):
+        own_task.check_trainable(home)
+        assert not caplog.records
+        write_task(task_folder, "# HERE", "# a comment")
+        own_task.check_trainable(home)
+    assert "is not the file that the manifest was written with" in caplog.text
+    own_task.build(home, of(home))
+
+
+def test_a_file_that_is_gone_is_said_where_it_was(home: Home, text: str, task_folder: Path) -> None:
+    own_task.remember_task(home, text)
+    (task_folder / "own_line.py").unlink()
+    with pytest.raises(
+        ConfigError, match=r"task: there is no file .*own_line\.py: .*--task says where it is"
+    ):
+        own_task.check_trainable(home)
+
+
+def test_a_mistake_in_the_file_is_the_tasks(home: Home, text: str, task_folder: Path) -> None:
+    own_task.remember_task(home, text)
+    write_task(task_folder, "# HERE", "if")
+    own_task.check_trainable(home)
+    with pytest.raises(TaskError, match=r"own_line\.py:10, importing it: SyntaxError"):
+        own_task.build(home, of(home))
+
+
+def test_a_check_of_the_settings_says_the_same(home: Home, text: str, task_folder: Path) -> None:
+    def said(**known: Any) -> list[tuple[str, str]]:
+        findings = check_manifest(of(home), **known)
+        return [(f.level, f.text) for f in findings if f.subject.startswith("task")]
+
+    ((level, line),) = said()
+    assert level == "ok" and "nodes that train need --task" in line
+    ((level, line),) = said(trains=True)
+    assert level == "error" and "--task own_line.py:Line" in line
+    assert said(trains=True, task=text) == []
+    write_task(task_folder, "# HERE", "# a comment")
+    ((level, line),) = said(trains=True, task=text)
+    assert level == "warning" and "is not the file" in line

@@ -1,0 +1,75 @@
+"""Dealing: every chunk to one neighbour, and all to all once it is with others, or gets nowhere."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gossamer.protocol import limits
+from gossamer.protocol.dealing import Dealing
+from gossamer.protocol.effects import Effect, Send
+from gossamer.protocol.messages import Holding, Parts, Records
+from gossamer.protocol.records import Delta
+from tests.protocol import builders
+
+LINKS = {1, 2, 3}
+
+
+def _delta(chunks: int) -> Delta:
+    delta = builders.unsigned(1, 1)
+    hashes = tuple(bytes([number]) * 32 for number in range(chunks))
+    return replace(delta, body=replace(delta.body, chunks=hashes))
+
+
+def _sent(effects: Iterable[Effect], kind: type) -> dict[int, object]:
+    return {e.link: e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)}
+
+
+def _dealt(chunks: int = 8) -> tuple[Dealing, Delta, list[Effect]]:
+    dealing, delta = Dealing(random.Random(1)), _delta(chunks)
+    return dealing, delta, dealing.deal(delta, LINKS, 10.0)
+
+
+def test_every_chunk_is_dealt_once_and_everybody_has_the_record():
+    _, delta, effects = _dealt()
+    assert _sent(effects, Records) == dict.fromkeys(LINKS, Records(((delta.data, False),)))
+    hands = [message.places for message in _sent(effects, Parts).values()]
+    assert sorted(place for hand in hands for place in hand) == list(range(8))
+    assert sorted(map(len, hands)) == [2, 3, 3]
+
+
+def test_all_is_offered_once_all_was_heard_of():
+    dealing, delta, _ = _dealt()
+    assert dealing.heard_parts(delta.record_id, range(7), 11.0) == []
+    assert dealing.heard_parts(b"another".ljust(32), range(8), 11.0) == []
+    assert dealing.deadline() == 11.0 + limits.DEAL_PATIENCE_S
+    assert set(_sent(dealing.heard_parts(delta.record_id, (7,), 11.5), Holding)) == LINKS
+    assert dealing.deadline() == float("inf")
+
+
+def test_all_is_offered_when_it_gets_nowhere_or_a_neighbour_goes():
+    dealing, delta, _ = _dealt()
+    assert dealing.wake(dealing.deadline() - 0.01) == []
+    offers = _sent(dealing.wake(dealing.deadline()), Holding)
+    assert offers == dict.fromkeys(LINKS, Holding((delta.record_id,)))
+    dealing, _, _ = _dealt()
+    assert set(_sent(dealing.link_down(2), Holding)) == LINKS - {2}
+    assert dealing.link_down(3) == []
+
+
+def test_who_holds_it_all_is_not_told():
+    dealing, delta, _ = _dealt()
+    assert set(_sent(dealing.heard(delta.record_id, 1), Holding)) == LINKS - {1}
+    assert dealing.heard(delta.record_id, 2) == []
+
+
+def test_what_cannot_be_dealt_is_pushed_whole():
+    dealing = Dealing(random.Random(1))
+    small, large = _delta(1), _delta(2)
+    many = set(range(limits.PUSH_FANOUT + 3))
+    effects = dealing.deal(small, many, 0.0)
+    assert len(_sent(effects, Records)) == len(effects) == limits.PUSH_FANOUT
+    assert dealing.deal(large, {5}, 0.0) == [Send(5, Records(((large.data, True),)))]
+    assert dealing.deal(large, set(), 0.0) == []
+    assert dealing.deadline() == float("inf")
