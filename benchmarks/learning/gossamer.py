@@ -147,7 +147,7 @@ class Swarm:
             steps=window.steps,
             staleness=(round_ - window.base) // len(self._history.layout.fragments) - 1,
             norms=measure(payload).norms,
-            tensor=payload.tensor,
+            tensor=payload.section,
         )
         self._history.add(record, delta)
         self.published += length
