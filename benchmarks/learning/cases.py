@@ -32,6 +32,7 @@ REAL = "Gossamer, int4, simulated and for real"
 DATA_PARALLEL = "data-parallel AdamW"
 INT4 = "Gossamer, int4"
 TOPK = "Gossamer, top-k"
+ALONE = "one worker alone"
 RIVALS = ("DiLoCo, tuned", "DiLoCo, as published", "NoLoCo, as published")
 
 PARTED = "two halves for half the run"
@@ -105,7 +106,7 @@ def _calm() -> Iterator[Case]:
     yield Case(group=CALM, label=RIVALS[0], method="diloco", settings=TUNED_DILOCO)
     yield Case(group=CALM, label=RIVALS[1], method="diloco", settings=PUBLISHED_DILOCO, seeds=(0,))
     yield Case(group=CALM, label=RIVALS[2], method="noloco", settings=PUBLISHED_NOLOCO, seeds=(0,))
-    yield Case(group=CALM, label="one worker alone", method="alone", seeds=(0,))
+    yield Case(group=CALM, label=ALONE, method="alone", seeds=(0,))
 
 
 def _weather() -> Iterator[Case]:
