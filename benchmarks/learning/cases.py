@@ -13,6 +13,7 @@ LONGER = Scale(windows=67, steps=30)
 """As many steps in windows of 30, which manifests have by default."""
 HALF = Scale(windows=50, points=10, eval_windows=64)
 QUARTER = Scale(windows=25, points=5, eval_windows=64)
+FIFTY = Scale(windows=50, points=10)
 CLOSER = Scale(windows=25, points=5)
 QUICK = Scale(workers=2, windows=4, steps=2, context=16, batch_size=2, eval_windows=8, points=4)
 
@@ -23,7 +24,7 @@ WEATHER = "Gossamer, int4, in rough weather"
 THIRTY = "4 workers, windows of 30 steps"
 EARLIER = "Outer settings that manifests had before, and now"
 TRIED = "Tried with one seed: int4, outer learning rate / momentum"
-TRIED_DILOCO = "Tried with one seed: DiLoCo, 25 windows, outer learning rate / momentum"
+TRIED_SHORT = "Tried with one seed: rivals after 25 windows, outer learning rate / momentum"
 TRIED_HALF = "Tried first: 50 windows, evaluated on 4 kB"
 TRIED_QUARTER = "Tried first: 25 windows, evaluated on 4 kB"
 COMPARED = (CALM, WEATHER, THIRTY)
@@ -126,13 +127,13 @@ def _thirty() -> Iterator[Case]:
 
 
 def _before() -> Iterator[Case]:
-    for label, settings, seeds in (
-        ("int4 before, 0.5 / 0.7", BEFORE, SEEDS),
-        ("int4 now, 0.4 / 0.5", gossamer(), SEEDS),
-        ("top-k before, 1.0, decay 0.9", BEFORE_TOPK, (0,)),
-        ("top-k now, 2.5, decay 0.8", gossamer("topk"), SEEDS),
+    for label, settings, scale, seeds in (
+        ("int4 before, 0.5 / 0.7, 50 windows", BEFORE, FIFTY, SEEDS),
+        ("int4 now, 0.4 / 0.5, 50 windows", gossamer(), FIFTY, SEEDS),
+        ("top-k before, 1.0, decay 0.9, 100 windows", BEFORE_TOPK, FULL, (0,)),
+        ("top-k now, 2.5, decay 0.8, 100 windows", gossamer("topk"), FULL, (0,)),
     ):
-        yield Case(group=EARLIER, label=label, method="gossamer", settings=settings, seeds=seeds)
+        yield Case(group=EARLIER, label=label, method="gossamer", settings=settings, scale=scale, seeds=seeds)
 
 
 def _real() -> Iterator[Case]:
@@ -161,7 +162,9 @@ def _tried() -> Iterator[Case]:
         yield case(TRIED_QUARTER, label, settings, replace(QUARTER, workers=workers))
     for lr, momentum in ((0.7, 0.5), (0.7, 0.7), (1.0, 0.5)):
         settings = {"lr": lr, "momentum": momentum}
-        yield case(TRIED_DILOCO, f"{lr} / {momentum}", settings, CLOSER, "diloco")
+        yield case(TRIED_SHORT, f"DiLoCo, {lr} / {momentum}", settings, CLOSER, "diloco")
+    yield case(TRIED_SHORT, "NoLoCo, 0.7 / 0.5, as published", PUBLISHED_NOLOCO, CLOSER, "noloco")
+    yield case(TRIED_SHORT, INT4, gossamer(), CLOSER)
     for lr, momentum in ((0.3, 0.5), (0.4, 0.4), (0.4, 0.5), (0.5, 0.5)):
         settings = gossamer(outer={"learning_rate": lr, "momentum": momentum})
         yield case(TRIED, f"{lr} / {momentum}", settings, FULL)
