@@ -85,7 +85,7 @@ def _compared(label: str, rows: Rows, first: Rows) -> list[str]:
         f"{100 * (loss_ratio(rows, first) - 1):+.1f} %",
         f"{rows[0]['published'][-1] / 1e6:,.2f}",
         f"{rows[0]['sent'] / 1e6:,.2f}",
-        *("-" if some is None else f"{some / 1e6:,.2f}" for some in reached),
+        *("-" if not some else f"{some / 1e6:,.2f}" for some in reached),
     ]
 
 
