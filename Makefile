@@ -25,7 +25,7 @@ swarm: $(STAMP) ## train with a local swarm of 4 processes; ARGS="--nodes 6" for
 	@$(BIN)/gossamer swarm $(ARGS)
 
 test: $(STAMP) ## the tests, without the slow ones; ARGS="-k merge" for some, WORKERS=0 in one process
-	@$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 $(ARGS)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist worksteal $(ARGS)
 
 test-slow: $(STAMP) ## the slow tests: real processes, faults, whole runs
 	@$(BIN)/python -m pytest -q -m slow $(ARGS)

@@ -6,6 +6,7 @@ a flipped bit is found before anyone uses it: the file is removed and the chunk 
 
 import os
 import re
+from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 
@@ -88,3 +89,17 @@ class ChunkStore:
                 self.drop(blob)
             raise MissingChunkError(blob)
         return data
+
+    def join(self, blobs: Iterable[bytes]) -> bytes:
+        """Read chunks one after another. Raises MissingChunkError, for one of them, once all that are damaged
+        have been removed: so they can be fetched again together."""
+        found: list[bytes] = []
+        missing: MissingChunkError | None = None
+        for blob in blobs:
+            try:
+                found.append(self.get(blob))
+            except MissingChunkError as error:
+                missing = error
+        if missing is not None:
+            raise missing
+        return b"".join(found)

@@ -280,7 +280,7 @@ class Merger:
         if known is not None:
             self._payloads.move_to_end(delta.record_id)
             return known
-        data = b"".join(self._chunks.get(blob) for blob in delta.body.chunks)
+        data = self._chunks.join(delta.body.chunks)
         payload = Payload(delta.body.codec, fragment, data)
         self._payloads[delta.record_id] = payload
         self._payload_bytes += payload.size

@@ -8,8 +8,8 @@ its root alone. Genesis parameters, snapshots and the digest of a replica all us
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
+from gossamer.protocol import limits
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.limits import CHUNK_BYTES_MAX, PAYLOAD_CHUNK_BYTES_MIN, PAYLOAD_CHUNKS_AIM
 
 HASH_BYTES = 32
 
@@ -19,13 +19,13 @@ def payload_chunk_bytes(total: int) -> int:
 
     A node can pass a chunk on only when it has all of it, so what goes through many hands goes in small ones.
     """
-    size = PAYLOAD_CHUNK_BYTES_MIN
-    while size * PAYLOAD_CHUNKS_AIM < total and size < CHUNK_BYTES_MAX:
+    size = limits.PAYLOAD_CHUNK_BYTES_MIN
+    while size * limits.PAYLOAD_CHUNKS_AIM < total and size < limits.CHUNK_BYTES_MAX:
         size *= 2
     return size
 
 
-def split(data: memoryview | bytes, size: int = CHUNK_BYTES_MAX) -> Iterable[memoryview]:
+def split(data: memoryview | bytes, size: int = limits.CHUNK_BYTES_MAX) -> Iterable[memoryview]:
     """Cut `data` into chunks of `size`, the last one shorter. No copies."""
     view = memoryview(data).cast("B")
     for start in range(0, len(view), size):
@@ -37,7 +37,7 @@ def split_payload(data: memoryview | bytes) -> Iterable[memoryview]:
     return split(data, payload_chunk_bytes(len(data)))
 
 
-def chunk_hashes(data: memoryview | bytes, size: int = CHUNK_BYTES_MAX) -> tuple[bytes, ...]:
+def chunk_hashes(data: memoryview | bytes, size: int = limits.CHUNK_BYTES_MAX) -> tuple[bytes, ...]:
     """Return the SHA-256 of every chunk of `data`."""
     return tuple(sha256(chunk).digest() for chunk in split(data, size))
 
@@ -47,7 +47,7 @@ def root_of(hashes: Iterable[bytes]) -> bytes:
     return sha256(b"".join(hashes)).digest()
 
 
-def chunk_sizes(total: int, size: int = CHUNK_BYTES_MAX) -> tuple[int, ...]:
+def chunk_sizes(total: int, size: int = limits.CHUNK_BYTES_MAX) -> tuple[int, ...]:
     """Return the sizes in bytes of the chunks of a file of `total` bytes, cut every `size`."""
     whole, rest = divmod(total, size)
     return (size,) * whole + ((rest,) if rest else ())

@@ -64,6 +64,8 @@ class Dealing:
         deal = self._deals.get(record_id)
         if deal is None:
             return []
+        if deal.left.isdisjoint(places):
+            return []  # no news: patience for that would let a liar put the rest off for ever
         deal.left.difference_update(places)
         deal.due = now + limits.DEAL_PATIENCE_S
         return [] if deal.left else self._offer_all(record_id)

@@ -3,12 +3,13 @@
 Bodies always travel in the direction in which a link was dialled, since that one is known to work: from a
 peer we dialled we `Get` a chunk; a peer that dialled us is `Ask`ed and puts it to us. Peers say what they
 hold, a payload or chunks of it; a hint may be missing or wrong, so after a moment any link is tried. Guesses
-give way to hints, and a link that failed one is spared others for a while: a payload that nobody has must not
-delay those that somebody has. Of a payload, the chunk that the fewest are known to hold comes first, so that
+give way to hints, all but a few, and a link that failed one is spared others for a while: a payload that
+nobody has must not delay those that somebody has, nor may these, where there is never an end of them, keep us
+from one that nobody speaks of. Of a payload, the chunk that the fewest are known to hold comes first, so that
 neighbours have different ones to give to each other.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
@@ -46,6 +47,7 @@ class _Flight:
     link: int
     size: int
     deadline: float
+    is_guess: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ class Fetcher:
             if link not in part:
                 part.add(link)
                 want.is_told_of_since = self._now
-            self._failed.pop((link, blob, want.missing[blob]), None)
+                self._failed.pop((link, blob, want.missing[blob]), None)
             self._changed = self._changed or blob not in self._flights
 
     def holders_of(self, key: bytes, blob: bytes) -> set[int]:
@@ -126,10 +128,9 @@ class Fetcher:
         missing = {blob: size for blob, size in chunks if not self._has_chunk(blob)}
         if not missing:
             return [Fetched(key)]
-        if key not in self._wants:
-            self._wants[key] = _Want(missing, now)
-            for blob in missing:
-                self._keys.setdefault(blob, set()).add(key)
+        self._wants.setdefault(key, _Want({}, now)).missing |= missing
+        for blob in missing:
+            self._keys.setdefault(blob, set()).add(key)
         self._changed = True
         return []
 
@@ -176,11 +177,13 @@ class Fetcher:
 
     def arrived(self, blob: bytes) -> list[Effect]:
         """Note a stored chunk; tell which keys are complete with it."""
-        self._flights.pop(blob, None)
+        flight = self._flights.pop(blob, None)
         self._changed = True
         done: list[Effect] = []
         for key in sorted(self._keys.pop(blob, ())):
             want = self._wants[key]
+            if flight is not None and flight.is_guess:
+                want.holders.add(flight.link)  # guessed rightly: it may well have the rest
             del want.missing[blob]
             want.parts.pop(blob, None)
             if not want.missing:
@@ -192,12 +195,16 @@ class Fetcher:
         """Note that a link did not bring a chunk: others are tried first."""
         flight = self._flights.get(blob)
         if flight is not None and flight.link == link:
-            del self._flights[blob]
-            before = self._failed.get((link, blob, flight.size))
-            wait = min(2 * before.wait, limits.FETCH_RETRY_MAX_S) if before else limits.FETCH_SOON_S
-            self._failed[(link, blob, flight.size)] = _Failure(now + wait, wait)
-            self._spared[link] = now + limits.FETCH_RETRY_S
-            self._changed = True
+            self._fail(blob, now, limits.FETCH_SOON_S)
+
+    def _fail(self, blob: bytes, now: float, wait: float) -> None:
+        flight = self._flights.pop(blob)
+        pair = (flight.link, blob, flight.size)
+        before = self._failed.get(pair)
+        wait = min(max(wait, 2 * before.wait), limits.FETCH_RETRY_MAX_S) if before else wait
+        self._failed[pair] = _Failure(now + wait, wait)
+        self._spared[flight.link] = now + limits.FETCH_RETRY_S
+        self._changed = True
 
     # -- scheduling
 
@@ -222,41 +229,71 @@ class Fetcher:
             return [], inf
         for blob, flight in list(self._flights.items()):
             if now >= flight.deadline:
-                self.failed(flight.link, blob, now)
+                self._fail(blob, now, limits.FETCH_RETRY_S)  # who is busy says so: silence is no sign of that
         self._failed = {pair: f for pair, f in self._failed.items() if f.forgotten_at > now}
         self._spared = {link: until for link, until in self._spared.items() if until > now}
-        retry_at = inf
         load = dict.fromkeys(self._links, 0)
         for flight in self._flights.values():
             load[flight.link] += 1
         effects: list[Effect] = []
         most = min(limits.FETCHES_MAX, limits.FETCHES_PER_LINK_MAX * len(self._links))
-        wants = self._wants.values()
-        for want in chain((w for w in wants if w.is_held), (w for w in wants if not w.is_held)):
-            for blob in self._rarest_first(want):
+        held = [want for want in self._wants.values() if want.is_held]
+        others = [want for want in self._wants.values() if not want.is_held]
+        for want, blob in chain(
+            self._next(others, load, now, min(most, self._without_guesses + limits.GUESSES_KEPT)),
+            self._next(held, load, now, most),
+            self._next(others, load, now, most),
+        ):
+            size = want.missing[blob]
+            link = self._choose(want, blob, load, now)
+            if link is None:
+                continue
+            load[link] += 1
+            deadline = now + self._patience(link, size)
+            self._flights[blob] = _Flight(link, size, deadline, is_guess=link not in want.holders_of(blob))
+            effects.append(Get(link, blob, size) if self._links[link] else Send(link, Ask(blob)))
+        is_waiting = any(not self._flights.keys() >= want.missing.keys() for want in self._wants.values())
+        if len(self._flights) >= most or not is_waiting:
+            return effects, inf  # whatever ends a transfer brings us back here
+        return effects, min(self._rested_at(now), now + limits.FETCH_RETRY_S)
+
+    @property
+    def _without_guesses(self) -> int:
+        return sum(not flight.is_guess for flight in self._flights.values())
+
+    def _next(
+        self, wants: list[_Want], load: dict[int, int], now: float, most: int
+    ) -> Iterator[tuple[_Want, bytes]]:
+        """What to fetch of these, in order, while fewer than `most` transfers are under way."""
+        for want in wants:
+            for blob in self._rarest_first(want, self._open(want, load, now)):
                 if len(self._flights) >= most:
-                    return effects, retry_at  # whatever ends a transfer brings us back here
-                size = want.missing[blob]
-                link = self._choose(want, blob, load, now)
-                if link is None and retry_at == inf:
-                    retry_at = min(self._rested_at(now), now + limits.FETCH_RETRY_S)
-                if link is None:
-                    continue
-                load[link] += 1
-                self._flights[blob] = _Flight(link, size, now + self._patience(link, size))
-                effects.append(Get(link, blob, size) if self._links[link] else Send(link, Ask(blob)))
-        return effects, retry_at
+                    return
+                yield want, blob
 
     def _rested_at(self, now: float) -> float:
         """When the next link may be asked again for what it failed."""
         return min((f.until for f in self._failed.values() if f.until > now), default=inf)
 
-    def _rarest_first(self, want: _Want) -> Iterable[bytes]:
-        """Its chunks that are not under way; those that equally many have in a random order.
+    def _open(self, want: _Want, load: dict[int, int], now: float) -> Iterable[bytes]:
+        """Its chunks that are not under way and that some link may be free for: many wait for others, and
+        this is looked at anew with every message."""
+        free = {link for link, under_way in load.items() if under_way < limits.FETCHES_PER_LINK_MAX}
+        blobs: Iterable[bytes] = want.missing
+        if want.holders.isdisjoint(free) and not (self._may_guess(want, now) and free - self._spared.keys()):
+            free = {link for link in free if load[link] < limits.PARTS_PER_LINK_MAX}
+            blobs = (blob for blob, part in want.parts.items() if not part.isdisjoint(free)) if free else ()
+        return (blob for blob in blobs if blob not in self._flights)
+
+    @staticmethod
+    def _may_guess(want: _Want, now: float) -> bool:
+        return now >= max(want.since, want.is_told_of_since) + limits.FETCH_RETRY_S
+
+    def _rarest_first(self, want: _Want, open_: Iterable[bytes]) -> Iterable[bytes]:
+        """Those that equally many have in a random order.
 
         As they come where nobody has only parts: a snapshot has thousands, and no order is better.
         """
-        open_ = (blob for blob in want.missing if blob not in self._flights)
         if not want.parts:
             return open_
         blobs = list(open_)
@@ -281,12 +318,13 @@ class Fetcher:
         want.holders -= doubted
         if blob in want.parts:
             want.parts[blob] -= doubted
-        free = self._free(want.holders - resting, load)
+        most = limits.FETCHES_PER_LINK_MAX
+        free = self._free(want.holders - resting, load, most)
         if blob in want.parts:
             free += self._free(want.parts[blob] - want.holders - resting, load, limits.PARTS_PER_LINK_MAX)
-        if not free and now >= max(want.since, want.is_told_of_since) + limits.FETCH_RETRY_S:
+        if not free and self._may_guess(want, now):
             guesses = [link for link in self._links if link not in self._spared]
-            free = [link for link in self._free(guesses, load) if link not in resting]
+            free = [link for link in self._free(guesses, load, most) if link not in resting]
         if not free:
             return None
         offset = self._rng.randrange(len(free))
@@ -297,7 +335,5 @@ class Fetcher:
         return failure is not None and failure.until > now
 
     @staticmethod
-    def _free(
-        candidates: Iterable[int], load: dict[int, int], most: int = limits.FETCHES_PER_LINK_MAX
-    ) -> list[int]:
+    def _free(candidates: Iterable[int], load: dict[int, int], most: int) -> list[int]:
         return sorted(link for link in candidates if load[link] < most)

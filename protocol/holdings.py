@@ -133,7 +133,9 @@ class Holdings:
             if delta is not None and len(delta.body.chunks) > 1:
                 links = {link.number for link in self._links.all()} - self._fetcher.holders_of(key, blob)
                 chosen = set(sample(links, limits.PART_FANOUT, self._rng))
-                self._offers.part(key, delta.body.chunks.index(blob), chosen, now)
+                for place, other in enumerate(delta.body.chunks):
+                    if other == blob:  # zeros, say, may come more than once in a payload
+                        self._offers.part(key, place, chosen, now)
         return self._complete(self._fetcher.arrived(blob), now)
 
     def need(self, key: bytes, chunks: tuple[tuple[bytes, int], ...], now: float) -> list[Effect]:

@@ -183,6 +183,10 @@ PARTS_PER_LINK_MAX = 2
 """A peer that has only parts of a payload is asked for fewer at a time: it is busy getting the rest, and soon
 others have them too."""
 
+GUESSES_KEPT = 2
+"""Of those, for payloads that nobody is known to hold, however many there are that somebody holds: on a line
+that is never idle they would not get their turn."""
+
 FETCH_TIMEOUT_S = 60.0
 """A megabyte within a minute: about 140 kbit/s, the slowest holder worth waiting for."""
 

@@ -55,6 +55,16 @@ def test_a_damaged_file_is_removed_and_can_be_put_again(store: ChunkStore, damag
     assert store.get(blob) == b"some data"
 
 
+def test_all_that_is_damaged_of_a_file_is_found_at_once(store: ChunkStore) -> None:
+    blobs = [put(store, data) for data in (b"one ", b"two ", b"three")]
+    assert store.join(blobs) == b"one two three"
+    for blob in blobs[:2]:
+        path_of(store, blob).write_bytes(b"zero")
+    with pytest.raises(MissingChunkError):
+        store.join(blobs)
+    assert [blob in store for blob in blobs] == [False, False, True]
+
+
 def test_a_full_disk_leaves_nothing_behind(store: ChunkStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

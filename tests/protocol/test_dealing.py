@@ -58,6 +58,15 @@ def test_all_is_offered_when_it_gets_nowhere_or_a_neighbour_goes():
     assert dealing.link_down(3) == []
 
 
+def test_old_news_and_no_news_win_no_time():
+    """Else a neighbour could put the rest off for ever."""
+    dealing, delta, _ = _dealt()
+    dealing.heard_parts(delta.record_id, (3,), 11.0)
+    for places in ((), (3,), (99,)):
+        assert dealing.heard_parts(delta.record_id, places, 12.0) == []
+    assert dealing.deadline() == 11.0 + limits.DEAL_PATIENCE_S
+
+
 def test_who_holds_it_all_is_not_told():
     dealing, delta, _ = _dealt()
     assert set(_sent(dealing.heard(delta.record_id, 1), Holding)) == LINKS - {1}

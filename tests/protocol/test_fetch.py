@@ -174,6 +174,47 @@ def test_silence_is_a_failure():
     assert second != first
 
 
+def test_who_was_silent_is_not_believed_again():
+    """Who is busy says so. A liar that says nothing must not be asked before others are tried."""
+    net = Net(links={1: True, 2: True, 3: True})
+    net.want(1, 1)
+    net.fetcher.hint(1, _key(1))
+    assert [link for link, _ in net.plan()] == [1]
+    net.pass_time(limits.FETCH_PATIENCE_S + 0.1)
+    tried = []
+    while len(tried) < 2:
+        for link, blob in net.plan():
+            tried.append(link)
+            net.fail(blob)
+        net.now = net.now + limits.FETCH_SOON_S
+    assert sorted(tried) == [2, 3]
+
+
+def test_more_can_be_found_missing_of_what_is_on_its_way():
+    """Another chunk of it turned out damaged on disk."""
+    net = Net(links={1: True})
+    net.want(1, 1)
+    net.plan()
+    net.want(1, 1, 2)
+    net.fetcher.hint(1, _key(1))
+    net.plan()
+    net.arrive(_blob(1))
+    assert net.fetched == []
+    net.plan()
+    net.arrive(_blob(2))
+    assert net.fetched == [_key(1)]
+
+
+def test_a_claim_that_is_repeated_does_not_wash_a_failure_away():
+    net = Net(links={1: True, 2: True})
+    net.want(1, 1)
+    net.fetcher.hint_part(1, _key(1), _blob(1))
+    ((_, blob),) = net.plan()
+    net.fail(blob)
+    net.fetcher.hint_part(1, _key(1), _blob(1))
+    assert net.plan() == []
+
+
 def test_a_large_chunk_is_given_more_time_and_so_is_what_waits_behind_it():
     net = Net(links={1: True})
     net.want(1, 1, 2, size=limits.CHUNK_BYTES_MAX)
@@ -335,6 +376,31 @@ def test_payloads_that_nobody_has_do_not_delay_those_that_somebody_has():
         net.pass_time(0.05)
     assert len(net.fetched) == 20
     assert tries <= 10 * 2 * (limits.FETCHES_PER_LINK_MAX + 1), "a few guesses a second and link, not a flood"
+
+
+def test_payloads_that_somebody_has_do_not_keep_those_away_that_nobody_speaks_of():
+    """There is always another payload that is known to be held: the line is never idle."""
+    net = Net(links=dict.fromkeys(range(1, 7), True))
+    net.want(0, 1000, 1001, 1002)
+    net.pass_time()
+    for key in range(1, 40):
+        net.want(key, *range(20 * key, 20 * key + 20))
+        for link in net.links:
+            net.fetcher.hint(link, _key(key))
+        net.plan()
+        for blob in list(net.flights):
+            net.arrive(blob)
+    assert _key(0) in net.fetched
+
+
+def test_who_was_guessed_rightly_is_asked_for_the_rest():
+    net = Net(links={1: True, 2: True, 3: True})
+    net.want(1, *range(100))
+    net.pass_time()
+    net.plan()
+    blob, link = next(iter(net.flights.items()))
+    net.arrive(blob)
+    assert net.fetcher.holders_of(_key(1), _blob(99)) == {link}
 
 
 def test_what_is_lacking_of_what_was_wanted_by_a_time():

@@ -25,6 +25,7 @@ replay any failure. Safety is checked all along, liveness once all faults have b
 `faults`        storms: what goes wrong, from when to when
 `scenario`      the choice of everything by a seed
 `audit`         checkers of safety and bounds, all along
+`spread`        a checker of how soon payloads are everywhere
 `verdicts`      checkers of liveness: convergence, progress, detection
 `world`         puts it together and runs one seed
 `result`        what came of a seed

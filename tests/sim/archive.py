@@ -72,7 +72,13 @@ class Archive:
     ) -> Fold:
         stage = self._node.stage
         return Fold(
-            stage.manifest, phi, self._node.disk.get, stage.merge_round, base=base, rounds=rounds, below=below
+            stage.manifest,
+            phi,
+            self._node.disk.join,
+            stage.merge_round,
+            base=base,
+            rounds=rounds,
+            below=below,
         )
 
     # -- adopting

@@ -24,13 +24,18 @@ from gossamer.protocol.records import Delta
 from tests.sim.fold import Fold, Rounds
 from tests.sim.loop import Loop
 from tests.sim.network import End
+from tests.sim.spread import Spread
 from tests.sim.trace import Violation
 
 if TYPE_CHECKING:
     from tests.sim.node import Node
 
-WAKES_PER_S_MAX = 20.0
-"""Six machines with a deadline each, the fastest every second; a node with many flights has more."""
+WAKES_PER_S_MAX = 40.0
+"""Six machines with a deadline each, the fastest every second; a node with many flights has more, and
+whoever a liar declines chunks asks again soon. One for each chunk that came is added: it is told of."""
+
+DEALS_MAX = 2
+"""Of a node's own payloads one is not spread yet, or two when it has just published the next."""
 
 CONTROL_BYTES_PER_S_MAX = 64 * 1024
 """What one node may send besides payloads, on average: 16 members' rows every 3 s reach it four times."""
@@ -54,6 +59,7 @@ class Audit:
         self._blames = 0
         self.bytes_by_kind = [0] * 16
         self.wakes_per_s = 0.0
+        self.spread = Spread(loop, self.fail)
         self.refused = 0
         """Damaged messages that were found out."""
 
@@ -178,8 +184,8 @@ class Audit:
     def check_bounds(self, node: "Node", seconds: float) -> None:
         """Look at one running node's tables; `seconds` since the last look."""
         core = node.core
-        rate = node.wakes / seconds
-        node.wakes = 0
+        rate = (node.wakes - node.chunks_came) / seconds
+        node.wakes = node.chunks_came = 0
         self.wakes_per_s = max(self.wakes_per_s, rate)
         load: dict[int, int] = {}
         for flight in core.fetcher._flights.values():
@@ -191,6 +197,7 @@ class Audit:
             ("dials", len(core.links._dialling), limits.DIALS_AT_ONCE_MAX),
             ("flights", len(core.fetcher._flights), limits.FETCHES_MAX),
             ("flights on a link", max(load.values(), default=0), limits.FETCHES_PER_LINK_MAX),
+            ("deals", len(core.dealing._deals), DEALS_MAX),
             ("members", len(core.roster.members()), limits.MEMBERS_MAX),
             ("vouches", len(core.membership._vouching), limits.MEMBERS_MAX),
             ("probes", len(core.membership._probes), 2 * limits.LINKS_MAX),
@@ -206,6 +213,8 @@ class Audit:
         of_links = (core.gossip._links, core.fetcher._links, core.membership._links)
         if any(set(known) != links for known in of_links):
             self.fail(node, "does not agree with itself about its links")
-        leftovers = (set(core.gossip._awaited) | set(load)) - links
+        dealt = {link for deal in core.dealing._deals.values() for link in deal.links}
+        promised = {link for waiting in core.offers._waiting.values() for link in waiting}
+        leftovers = (set(core.gossip._awaited) | set(load) | dealt | promised) - links
         if leftovers:
             self.fail(node, f"keeps state of links that are gone: {sorted(leftovers)}")

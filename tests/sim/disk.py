@@ -108,6 +108,19 @@ class Disk:
             raise DamagedChunkError(blob)
         return data
 
+    def join(self, blobs: Iterable[bytes]) -> bytes:
+        """Read chunks one after another. Raises DamagedChunkError once all that are damaged are missing."""
+        found: list[bytes] = []
+        damaged: DamagedChunkError | None = None
+        for blob in blobs:
+            try:
+                found.append(self.get(blob))
+            except DamagedChunkError as error:
+                damaged = error
+        if damaged is not None:
+            raise damaged
+        return b"".join(found)
+
     # -- accidents
 
     def process_died(self, now: float) -> None:

@@ -20,6 +20,7 @@ from gossamer.protocol.records import Delta
 
 Rounds = dict[int, tuple[Delta, ...]]
 ReadChunk = Callable[[bytes], bytes]
+ReadChunks = Callable[[Sequence[bytes]], bytes]
 Decode = Callable[[Delta, bytes, Fragment, int], merge.Contribution | None]
 MergeRound = Callable[[tuple[Delta, ...], Sequence[bytes], Fragment, Manifest], Ints]
 
@@ -73,7 +74,7 @@ class Fold:
         self,
         manifest: Manifest,
         phi: Ints,
-        read: ReadChunk,
+        read: ReadChunks,
         merge_round: MergeRound,
         *,
         base: Base = GENESIS,
@@ -168,7 +169,7 @@ class Fold:
     def _result(self, deltas: tuple[Delta, ...], fragment: Fragment) -> Ints | None:
         if not deltas:
             return None
-        payloads = [b"".join(self._read(blob) for blob in delta.body.chunks) for delta in deltas]
+        payloads = [self._read(delta.body.chunks) for delta in deltas]
         return self._merge_round(deltas, payloads, fragment, self._manifest)
 
 

@@ -1,13 +1,13 @@
 """A Byzantine member: a node like the others that now and then does one of many wrong things.
 
 It has a key and is admitted, so what it signs verifies. It equivocates (two and three records for one
-round, to different peers), forges others' records, sends garbage, withholds payloads or publishes ones that
-do not decode, claims rounds of the far future, races the clock, and spreads rumours about the living.
+round, to different peers), forges others' records, sends garbage, withholds payloads or parts of them or
+publishes ones that do not decode, claims to hold what it has not and does not send what it has, claims rounds
+of the far future, races the clock, and spreads rumours about the living.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from hashlib import sha256
 
 from gossamer.protocol import messages as msg
 from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
@@ -15,6 +15,7 @@ from gossamer.protocol.limits import ROUND_MAX
 from gossamer.protocol.records import Delta, DeltaBody, parse_delta
 from tests.sim.node import Node
 from tests.sim.trainer import Window
+from tests.sim.transfers import Transfers
 
 
 class Liar:
@@ -31,11 +32,14 @@ class Liar:
             self._send_garbage,
             self._replay_damaged,
             self._withhold,
+            self._withhold_a_part,
+            self._keep_it_all,
             self._publish_nonsense,
             self._jump_ahead,
             self._race_the_clock,
             self._spread_rumours,
             self._claim_to_hold,
+            self._claim_parts,
         )
 
     def act(self) -> None:
@@ -67,7 +71,7 @@ class Liar:
         window = Window(
             round_ - fragments, 1 + self._rng.randrange(100), 1 + self._rng.randrange(10**6), round_
         )
-        return window.body(stage.manifest, payload, sha256(payload).digest())
+        return window.body(stage.manifest, payload)
 
     def _sign(self, body: DeltaBody) -> Delta:
         stage = self._node.stage
@@ -78,11 +82,6 @@ class Liar:
 
     def _payload(self, round_: int) -> bytes:
         return self._node.trainer._encode(round_ % len(self._node.stage.layout.fragments))
-
-    def _keep(self, payload: bytes) -> None:
-        blob, stage = sha256(payload).digest(), self._node.stage
-        stage.audit.keep(blob, payload)
-        self._node.disk.put(blob, payload, stage.loop.now)
 
     def _round(self) -> int:
         clock = self._node.core.clock
@@ -96,7 +95,7 @@ class Liar:
         round_ = self._round()
         for _ in range(2 + self._rng.randrange(2)):
             payload = self._payload(round_)
-            self._keep(payload)
+            self._node.keep(payload, durable=False)
             self._to_some(msg.Records(((self._sign(self._body(round_, payload)).data, True),)))
 
     def _forge(self) -> None:
@@ -128,11 +127,37 @@ class Liar:
         round_ = self._round()
         self._to_some(msg.Records(((self._sign(self._body(round_, self._rng.randbytes(8))).data, True),)))
 
+    def _withhold_a_part(self) -> None:
+        """A record with a payload that has a hole."""
+        if self._node.fold is None:
+            return
+        round_ = self._round()
+        payload = self._payload(round_)
+        body = self._body(round_, payload)
+        self._node.keep(payload, durable=False)
+        self._node.disk.drop(body.chunks[self._rng.randrange(len(body.chunks))])
+        self._to_some(msg.Records(((self._sign(body).data, True),)))
+
+    def _keep_it_all(self) -> None:
+        """Decline every chunk for a while, or, where we are asked to send it, say nothing at all."""
+        transfers = self._node.transfers
+        if self._rng.random() < 0.5:
+            transfers.read = lambda blob: None  # type: ignore[method-assign]
+        else:
+            transfers.asked = lambda end, blob: None  # type: ignore[method-assign]
+        seconds = 5.0 + 25.0 * self._rng.random()
+        self._node.stage.loop.after(seconds, self._give_again, transfers)
+
+    @staticmethod
+    def _give_again(transfers: Transfers) -> None:
+        vars(transfers).pop("read", None)
+        vars(transfers).pop("asked", None)
+
     def _publish_nonsense(self) -> None:
         """A payload with the right hash that decodes to nothing."""
         round_ = self._round()
         payload = self._rng.randbytes(8)
-        self._keep(payload)
+        self._node.keep(payload, durable=False)
         self._to_some(msg.Records(((self._sign(self._body(round_, payload)).data, True),)))
 
     def _jump_ahead(self) -> None:
@@ -160,3 +185,10 @@ class Liar:
         """Payloads that we do not have, some of records that do not exist."""
         ids = [delta.record_id for delta in self._node.core.ledger][-3:]
         self._to_some(msg.Holding((*ids, self._rng.randbytes(32))))
+
+    def _claim_parts(self) -> None:
+        """Chunks that we do not have, of payloads old and new and of none, and some that cannot be."""
+        ids = [delta.record_id for delta in self._node.core.ledger][-6:]
+        for record_id in (*ids, self._rng.randbytes(32)):
+            places = {self._rng.randrange(16) for _ in range(self._rng.randrange(8))}
+            self._to_some(msg.Parts(record_id, tuple(sorted(places))))

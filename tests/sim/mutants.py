@@ -13,10 +13,13 @@ from types import ModuleType
 from typing import Any
 
 from gossamer.protocol import author, envelope, gossip, ledger, links, membership, merge, replica, sealing
-from gossamer.protocol.effects import Effect, Event, Publish, Store
+from gossamer.protocol.dealing import Dealing
+from gossamer.protocol.effects import Effect, Event, Publish, Send, Store
 from gossamer.protocol.fetch import Fetcher
 from gossamer.protocol.history import Claim
 from gossamer.protocol.manifest import HistorySection
+from gossamer.protocol.messages import Parts
+from gossamer.protocol.offers import Offers
 from gossamer.protocol.records import Delta
 from gossamer.protocol.roster import Health
 
@@ -124,7 +127,7 @@ def _speak_before_it_is_stored() -> list[Patch]:
         effects = original(self, event, now)
         for effect in list(effects):
             if isinstance(event, Publish) and isinstance(effect, Store):
-                effects += self._stored(effect.delta)
+                effects += self._stored(effect.delta, now)
         return effects
 
     return [(replica.Replica, "_dispatch", dispatch)]
@@ -144,7 +147,38 @@ def _no_anti_entropy() -> list[Patch]:
 
 def _fetch_from_one_only() -> list[Patch]:
     """A fetch that failed is not tried elsewhere."""
-    return [(Fetcher, "failed", lambda self, link, blob, now: None)]
+    return [(Fetcher, "_fail", lambda self, blob, now, wait: None)]
+
+
+def _deal_half() -> list[Patch]:
+    """The dealer offers every other chunk, and the rest never."""
+    original = Dealing.deal
+
+    def deal(self: Dealing, delta: Delta, links_: set[int], now: float) -> list[Effect]:
+        return [_halved(effect) for effect in original(self, delta, links_, now)]
+
+    def offer_all(self: Dealing, record_id: bytes) -> list[Effect]:
+        del self._deals[record_id]
+        return []
+
+    return [(Dealing, "deal", deal), (Dealing, "_offer_all", offer_all)]
+
+
+def _halved(effect: Effect) -> Effect:
+    if isinstance(effect, Send) and isinstance(effect.message, Parts):
+        even = tuple(place for place in effect.message.places if place % 2 == 0)
+        return Send(effect.link, Parts(effect.message.record_id, even))
+    return effect
+
+
+def _forget_who_holds_parts() -> list[Patch]:
+    """A fetcher knows of whole payloads only."""
+    return [(Fetcher, "hint_part", lambda self, link, key, blob: None)]
+
+
+def _keep_parts_to_oneself() -> list[Patch]:
+    """A payload is passed on only when all of it is here."""
+    return [(Offers, "part", lambda self, record_id, place, links_, now: None)]
 
 
 # --- membership and links ----------------------------------------------------------------------------------
@@ -199,6 +233,9 @@ MUTANTS = {
         Mutant("forget own rounds", _forget_own_rounds, "diskloss", minutes=8.0),
         Mutant("no anti-entropy", _no_anti_entropy, "halves"),
         Mutant("fetch from one only", _fetch_from_one_only, "halves"),
+        Mutant("deal half", _deal_half, "parts", minutes=3.0),
+        Mutant("forget who holds parts", _forget_who_holds_parts, "parts", minutes=3.0),
+        Mutant("keep parts to oneself", _keep_parts_to_oneself, "parts", minutes=3.0),
         Mutant("nobody is ever down", _nobody_is_ever_down, "power", minutes=8.0),
         Mutant("keep silent links", _keep_silent_links, "ring", nodes=12, minutes=8.0),
         Mutant("the dead stay dead", _the_dead_stay_dead, "halves", nodes=12, minutes=8.0),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 
 from gossamer.protocol import effects as fx
-from gossamer.protocol.chunks import payload_chunk_sizes
+from gossamer.protocol.chunks import payload_chunk_sizes, split_payload
 from gossamer.protocol.presence import NodeInfo
 from gossamer.protocol.records import Delta, DeltaBody
 from gossamer.protocol.replica import Replica
@@ -46,6 +46,7 @@ class Node(Process):
         self.trainer = Trainer(self)
         self.ready = False
         self.wakes = 0
+        self.chunks_came = 0
         self._numbers = 0
         self._timer_due = float("inf")
         self._wake_due = float("inf")
@@ -185,6 +186,7 @@ class Node(Process):
                 case fx.Store():
                     self._store(effect)
                 case fx.Ready():
+                    self.stage.audit.spread.held(self, effect.delta)
                     self.mark(effect.delta.round)
                 case fx.Dial():
                     self.stage.net.dial(self, effect.address)
@@ -268,15 +270,21 @@ class Node(Process):
         self.disk.commit(delta)
         self.transfers.unsure = None
         self.stage.audit.spoken(self, delta)
+        self.stage.audit.spread.published(delta)
         self.dispatch(fx.Stored(delta))
         self.trainer.acknowledged(delta.round)
 
     def publish(self, window: Window, payload: bytes) -> None:
         """Take over a delta of the trainer: its payload first, then have the core sign for it."""
-        blob = sha256(payload).digest()
-        self.stage.audit.keep(blob, payload)
-        self.disk.put(blob, payload, self.stage.loop.now, durable=True)
-        self.soon(self.traits.sync_s, self._sign, window.body(self.stage.manifest, payload, blob))
+        self.keep(payload, durable=True)
+        self.soon(self.traits.sync_s, self._sign, window.body(self.stage.manifest, payload))
+
+    def keep(self, payload: bytes, *, durable: bool) -> None:
+        """A payload came into being here: write its chunks."""
+        for chunk in map(bytes, split_payload(payload)):
+            blob = sha256(chunk).digest()
+            self.stage.audit.keep(blob, chunk)
+            self.disk.put(blob, chunk, self.stage.loop.now, durable=durable)
 
     def _sign(self, body: DeltaBody) -> None:
         effects = self.dispatch(fx.Publish(body))
@@ -325,6 +333,8 @@ class Node(Process):
                     self.archive.merged(round_)
             except DamagedChunkError as error:
                 self.chunk_damaged(error.blob)
+                if not all(self.core.holds(delta.record_id) for delta in deltas):
+                    self.mark(round_)  # without that delta, until it is here again
         self.archive.look()
         self._look_whether_ready()
 

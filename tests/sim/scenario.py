@@ -11,11 +11,13 @@ from hashlib import sha256
 import numpy as np
 
 from gossamer.protocol.chunks import chunk_hashes, root_of
+from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.layout import TensorSpec
-from gossamer.protocol.limits import LINKS_MAX, LINKS_WANTED
+from gossamer.protocol.limits import LINKS_MAX, LINKS_WANTED, PAYLOAD_CHUNK_BYTES_MIN
 from gossamer.protocol.manifest import Manifest, from_values
+from gossamer.protocol.payload import payload_bytes_max
 from tests.sim.faults import STORMS, UNMIXED
 from tests.sim.network import Path
 from tests.sim.stage import Traits
@@ -31,12 +33,15 @@ REST_S = 40.0
 CRAMPED = 0.2
 """How many of the mixed scenarios have few links a node."""
 
+PARTED = 0.2
+"""How many of the scenarios have payloads of several chunks."""
+
 RETAIN = 25
 """Rounds that are kept: some 200 s of the fastest swarm's, and no storm lasts longer than 180."""
 
-OTHERS = ("calm", "mixed", "liar", "lineages", "cramped")
+OTHERS = ("calm", "mixed", "liar", "lineages", "cramped", "parts")
 """Scenarios that are not one kind of storm. "lineages": splits that outlast what is retained. "cramped": few
-links a node, so that all whom a latecomer can dial may be full.
+links a node, so that all whom a latecomer can dial may be full. "parts": payloads of several chunks, always.
 """
 
 _TENSORS = (
@@ -73,6 +78,8 @@ class Scenario:
     has_liar: bool
     links_max: int
     """Few in "cramped", so that nodes have to turn others away, as in a swarm of hundreds."""
+    chunk_bytes: int
+    """Size of a payload's chunks: few in "parts", so that payloads are dealt out and passed on in parts."""
 
     @property
     def is_forgetful(self) -> bool:
@@ -89,7 +96,10 @@ class Scenario:
         )
         liar = ", one liar" if self.has_liar else ""
         cramped = f", {self.links_max} links each" if self.links_max != LINKS_MAX else ""
-        return f"{self.nodes} nodes, {self.codec}{liar}{cramped}: {storms}"
+        parted = (
+            f", chunks of {self.chunk_bytes} bytes" if self.chunk_bytes != PAYLOAD_CHUNK_BYTES_MIN else ""
+        )
+        return f"{self.nodes} nodes, {self.codec}{liar}{cramped}{parted}: {storms}"
 
 
 def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
@@ -98,7 +108,7 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
     codec = rng.choice(("int4", "int4", "topk", "exact", "int8", "int2"))
     manifest, phi = _manifest(rng, codec, forgetful=name == "lineages")
     total = nodes + 4
-    has_liar = name == "liar" or (name in (None, "mixed") and rng.random() < 0.25)
+    has_liar = name == "liar" or (name in (None, "mixed", "parts") and rng.random() < 0.25)
     scenario = Scenario(
         seed=seed,
         name=name or "mixed",
@@ -112,10 +122,20 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
         storms=_storms(rng, minutes * 60.0, name),
         has_liar=has_liar,
         links_max=LINKS_WANTED + 2 if name == "cramped" else LINKS_MAX,
+        chunk_bytes=_chunk_bytes(random.Random(f"{seed}/chunks"), name, manifest),
     )
-    if name in (None, "mixed") and rng.random() < CRAMPED:
+    if name in (None, "mixed", "parts") and rng.random() < CRAMPED:
         return replace(scenario, links_max=LINKS_WANTED + 2)
     return scenario
+
+
+def _chunk_bytes(rng: random.Random, name: str | None, manifest: Manifest) -> int:
+    """Payloads differ by codec and fragment: the largest has 4 to 12 chunks."""
+    if name != "parts" and rng.random() >= PARTED:
+        return PAYLOAD_CHUNK_BYTES_MIN
+    codec = CODECS[manifest.outer.codec]
+    largest = max(payload_bytes_max(codec, fragment) for fragment in manifest.plan().fragments)
+    return -(-largest // rng.randrange(4, 13))
 
 
 def _manifest(rng: random.Random, codec: str, *, forgetful: bool) -> tuple[Manifest, Ints]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gossamer.protocol.chunks import chunk_hashes, payload_chunk_bytes
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
@@ -31,7 +32,7 @@ class Window:
     tokens: int = 0
     round: int = 0
 
-    def body(self, manifest: Manifest, payload: bytes, blob: bytes) -> DeltaBody:
+    def body(self, manifest: Manifest, payload: bytes) -> DeltaBody:
         return DeltaBody(
             round=self.round,
             base=self.base,
@@ -40,7 +41,7 @@ class Window:
             loss=1.0 + 1.0 / self.round,
             codec=manifest.outer.codec,
             payload_bytes=len(payload),
-            chunks=(blob,),
+            chunks=chunk_hashes(payload, payload_chunk_bytes(len(payload))),
             previous=NO_RECORD,
         )
 

@@ -72,6 +72,8 @@ class Transfers:
 
     def _arrived(self, blob: bytes, data: bytes) -> None:
         node = self._node
+        node.chunks_came += 1
+        node.stage.audit.spread.chunk_came(twice=node.disk.has(blob))
         node.disk.put(blob, data, node.stage.loop.now)
         node.stage.trace.note(node.stage.loop.now, node.index, 5, blob)
         node.dispatch(fx.ChunkArrived(blob))

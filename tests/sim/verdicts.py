@@ -102,6 +102,7 @@ class Verdicts:
     def calm_ends(self) -> None:
         """The next storm is about to begin."""
         calm, self._calm = self._calm, None
+        self.world.audit.spread.look_away()
         if calm is None:
             return
         if not calm.over:
@@ -124,6 +125,7 @@ class Verdicts:
                 del calm.lacking[node]
         if not calm.lacking:
             calm.over = True
+            self.world.audit.spread.watch()
             self.recoveries.append((calm.name, took))
             self.world.say(f"converged {took:.1f} s after {calm.name}")
             self.world.loop.at(calm.begin + calm.patience_s, self._check_health, calm)
@@ -259,6 +261,7 @@ class Verdicts:
         scenario, read = self.world.scenario, self.world.audit.payload
         if from_scratch(scenario.manifest, scenario.phi, rounds, read).tobytes() != first.fold.phi.tobytes():
             self._fail(first, "ends with another Phi than a fold of its records from scratch")
+        self.world.audit.spread.judge(max(path.latency_s for path in scenario.paths.values()))
         if not scenario.is_forgetful:
             self._check_nothing_lost(first.core.ledger, rounds)
 

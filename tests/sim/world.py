@@ -28,14 +28,14 @@ LOOK_S = 2.0
 
 
 @contextmanager
-def cramped(links_max: int) -> Iterator[None]:
-    """Let nodes have no more links than this."""
-    usual = limits.LINKS_MAX
-    limits.LINKS_MAX = links_max
+def limited(**bounds: int) -> Iterator[None]:
+    """Have other bounds than usual, by their names in `limits`."""
+    usual = {name: getattr(limits, name) for name in bounds}
+    vars(limits).update(bounds)
     try:
         yield
     finally:
-        limits.LINKS_MAX = usual
+        vars(limits).update(usual)
 
 
 @contextmanager
@@ -84,7 +84,8 @@ class World:
         """Play the scenario to its end, or to the first violation."""
         begun = time.process_time()
         failure = None
-        with memo.remembered(), no_collections(), cramped(self.scenario.links_max):
+        bounds = limited(LINKS_MAX=self.scenario.links_max, PAYLOAD_CHUNK_BYTES_MIN=self.scenario.chunk_bytes)
+        with memo.remembered(), no_collections(), bounds:
             try:
                 self._play()
             except (Violation, GossamerError) as error:

@@ -1,0 +1,72 @@
+"""A checker of how payloads spread while nothing is wrong: soon, and each chunk to each node once.
+
+Whatever fails of dealing and of parts, guesses and offers of the whole make up for: a swarm without them
+converges all the same, only later and by asking in vain. So convergence does not show whether they work; the
+time that a payload takes does.
+"""
+
+from collections.abc import Callable
+from statistics import median
+from typing import TYPE_CHECKING
+
+from gossamer.protocol.records import Delta
+from tests.sim.loop import Loop
+
+if TYPE_CHECKING:
+    from tests.sim.node import Node
+
+PROMPT_S = 0.6
+WAYS = 8
+"""Half of all payloads arrive within PROMPT_S and so many times the longest latency: a record, its parts,
+requests and chunks go by way of others. Whoever has to guess begins after 1 s."""
+
+TWICE_MAX = 0.1
+"""Share of all chunks that may come to a node that has them: links that break at the wrong moment."""
+
+ENOUGH = 50
+"""Arrivals that a judgement needs."""
+
+
+class Spread:
+    """Watches payloads from their birth to each node, in the calms between storms."""
+
+    def __init__(self, loop: Loop, fail: Callable[["Node | None", str], None]) -> None:
+        self._loop = loop
+        self._fail = fail
+        self._is_watching = False
+        self._born: dict[bytes, float] = {}
+        self._took: list[float] = []
+        self._came = self._twice = 0
+
+    def watch(self) -> None:
+        """Nothing is wrong from now on."""
+        self._is_watching = True
+
+    def look_away(self) -> None:
+        """Whatever is under way may be delayed now."""
+        self._is_watching = False
+        self._born.clear()
+
+    def published(self, delta: Delta) -> None:
+        """A node's own delta is durable."""
+        if self._is_watching:
+            self._born[delta.record_id] = self._loop.now
+
+    def held(self, node: "Node", delta: Delta) -> None:
+        """A payload is complete on a node."""
+        born = self._born.get(delta.record_id)
+        if born is not None and delta.author != node.traits.identity.node_id and node.started_at < born:
+            self._took.append(self._loop.now - born)
+
+    def chunk_came(self, *, twice: bool) -> None:
+        """A node received a chunk."""
+        self._came += 1
+        self._twice += twice
+
+    def judge(self, latency_s: float) -> None:
+        """At the end. `latency_s`: the longest of all paths."""
+        patience = PROMPT_S + WAYS * latency_s
+        if len(self._took) >= ENOUGH and median(self._took) > patience:
+            self._fail(None, f"half of all payloads took over {median(self._took):.1f} s, not {patience:.1f}")
+        if self._came >= ENOUGH and self._twice > TWICE_MAX * self._came:
+            self._fail(None, f"{self._twice} of {self._came} chunks came to nodes that had them")
