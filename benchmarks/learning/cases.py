@@ -129,8 +129,8 @@ def _before() -> Iterator[Case]:
     for label, settings, scale, seeds in (
         ("int4 before, 0.5 / 0.7, 50 windows", BEFORE, FIFTY, SEEDS),
         ("int4 now, 0.4 / 0.5, 50 windows", gossamer(), FIFTY, SEEDS),
-        ("top-k before, 1.0, decay 0.9, 25 windows", BEFORE_TOPK, CLOSER, (0, 2)),
-        ("top-k now, 2.5, decay 0.8, 25 windows", gossamer("topk"), CLOSER, (0, 2)),
+        ("top-k before, 1.0, decay 0.9, 25 windows", BEFORE_TOPK, CLOSER, SEEDS),
+        ("top-k now, 2.5, decay 0.8, 25 windows", gossamer("topk"), CLOSER, SEEDS),
         ("top-k before, 1.0, decay 0.9, 100 windows", BEFORE_TOPK, FULL, (0,)),
         ("top-k now, 2.5, decay 0.8, 100 windows", gossamer("topk"), FULL, (0,)),
     ):
