@@ -1,0 +1,185 @@
+"""Learning at equal tokens: Gossamer beside data-parallel AdamW, DiLoCo, NoLoCo and one worker alone.
+
+All train the same model on the same data with the same inner optimizer, one worker after another in this
+process. A full run takes hours of one core. Every run that ends is kept in benchmarks/out/learning.json, and
+is not trained again as long as that is there.
+"""
+
+from pathlib import Path
+
+import torch
+
+from benchmarks.goals import Goal
+from benchmarks.learning.cases import (
+    ALONE,
+    CALM,
+    COMPARED,
+    DATA_PARALLEL,
+    DEATHS,
+    INT4,
+    PARTED,
+    RIVALS,
+    SPEEDS,
+    THIRTY,
+    TOPK,
+    WEATHER,
+    cases,
+)
+from benchmarks.learning.figures import (
+    Rows,
+    by_case,
+    bytes_ratio,
+    final_loss,
+    loss_ratio,
+    mean_bytes_until,
+    mean_curve,
+    row_of,
+)
+from benchmarks.learning.sweep import Results
+from benchmarks.tables import Table
+
+KEPT = Path(__file__).parents[1] / "out" / "learning.json"
+
+TARGETS = (2.0, 1.8, 1.6)
+"""Losses to count bytes to, nats per byte."""
+
+
+def run(*, quick: bool) -> Rows:
+    """Train everything that has not been trained, or quickly all at a size that teaches nothing.
+
+    Prints a line as each run ends; returns a row for each.
+    """
+    torch.set_num_threads(1)
+    results = Results(None if quick else KEPT)
+    rows = []
+    for case in cases(quick=quick):
+        for training in case.runs():
+            rows.append(row := row_of(case, training.seed, results.of(training)))
+            print(f"{case.group}: {case.label}, seed {training.seed}: {row['loss'][-1]:.3f}", flush=True)
+    return rows
+
+
+def tables(rows: Rows) -> list[Table]:
+    """One for each group: with distances and bytes for what is compared, and losses alone for the rest."""
+    found = []
+    for group in dict.fromkeys(row["group"] for row in rows):
+        by_label = by_case(rows, group)
+        if group not in COMPARED:
+            lines = [[label, *_losses(same)] for label, same in by_label.items()]
+            found.append(Table(group, ["", "loss", "of seeds"], lines))
+            continue
+        columns = ["method", "loss", "of seeds", "against the first", "MB published", "MB sent"]
+        columns += [f"MB to {target}" for target in TARGETS]
+        first = next(iter(by_label.values()))
+        found.append(
+            Table(group, columns, [_compared(label, same, first) for label, same in by_label.items()])
+        )
+    return found
+
+
+def _compared(label: str, rows: Rows, first: Rows) -> list[str]:
+    reached = [mean_bytes_until(rows, target) for target in TARGETS]
+    return [
+        label,
+        *_losses(rows),
+        f"{100 * (loss_ratio(rows, first) - 1):+.1f} %",
+        f"{rows[0]['published'][-1] / 1e6:,.2f}",
+        f"{rows[0]['sent'] / 1e6:,.2f}",
+        *("-" if not some else f"{some / 1e6:,.2f}" for some in reached),
+    ]
+
+
+def _losses(rows: Rows) -> list[str]:
+    """The mean over seeds, and each seed's."""
+    losses = [row["loss"][-1] for row in rows]
+    return [f"{final_loss(rows):.3f}", ", ".join(f"{loss:.3f}" for loss in losses)]
+
+
+def plot(rows: Rows, folder: Path) -> None:
+    """Loss over tokens, in calm and rough weather, and over bytes."""
+    _plot(by_case(rows, CALM), "tokens", "tokens of all workers, millions", folder / "learning.svg")
+    _plot(
+        by_case(rows, WEATHER), "tokens", "tokens of all workers, millions", folder / "learning-weather.svg"
+    )
+    _plot(by_case(rows, CALM), "published", "MB published by a node", folder / "learning-bytes.svg", "log")
+
+
+def _plot(by_label: dict[str, Rows], column: str, what: str, file: Path, scale: str = "linear") -> None:
+    from benchmarks import plots
+
+    figure, (axes,) = plots.axes(height=4.0)
+    for label, rows in by_label.items():
+        along, loss = mean_curve(rows, column)
+        if any(along):  # one worker alone publishes nothing
+            colour = {"color": plots.INK} if label == ALONE else {}
+            axes.plot([value / 1e6 for value in along], loss, label=label, **colour)
+    axes.set(xlabel=what, ylabel="held-out loss, nats per byte", xscale=scale)
+    axes.legend(frameon=False, labelcolor=plots.INK)
+    plots.save(figure, file)
+
+
+def _against_rivals(rows: Rows) -> float:
+    """By how many percent the final loss is above the best rival's."""
+    calm = by_case(rows, CALM)
+    return max(100 * (loss_ratio(calm[INT4], calm[rival]) - 1) for rival in RIVALS)
+
+
+def _against_calm(rows: Rows, label: str) -> float:
+    """By how many percent the final loss is above that of the calm run."""
+    weather = by_case(rows, WEATHER)
+    return 100 * (loss_ratio(weather[label], next(iter(weather.values()))) - 1)
+
+
+def _fewer_bytes(rows: Rows, label: str, target: float) -> float:
+    """How many times fewer bytes a node published than with data-parallel AdamW."""
+    thirty = by_case(rows, THIRTY)
+    return bytes_ratio(thirty[label], thirty[DATA_PARALLEL], target)
+
+
+GOALS = (
+    Goal(
+        what="int4, final loss against DiLoCo at its best, same tokens",
+        at_most=0.0,
+        unit="% above",
+        measured=_against_rivals,
+        reason="by less than chance: DiLoCo with the best of four settings, which is synchronous, in fp32 and"
+        " publishes 8 times as much.",
+    ),
+    Goal(
+        what="two halves for half the run, loss against calm",
+        at_most=1.0,
+        unit="% above",
+        measured=lambda rows: _against_calm(rows, PARTED),
+        reason="the quarter of the run that is left after the heal is not quite enough to make up for it.",
+    ),
+    Goal(
+        what="speeds 1, 1, 1/2, 1/4, loss against calm",
+        at_most=1.0,
+        unit="% above",
+        measured=lambda rows: _against_calm(rows, SPEEDS),
+    ),
+    Goal(
+        what="5 % of nodes die a window, loss against calm",
+        at_most=1.0,
+        unit="% above",
+        measured=lambda rows: _against_calm(rows, DEATHS),
+        reason="some 20 deaths, each of half a window and of an optimizer's state; a real node that is"
+        " restarted keeps the latter.",
+    ),
+    Goal(
+        what="int4, windows of 30: bytes published to a loss of 1.6, data-parallel fp32 against it",
+        at_least=400,
+        unit="times",
+        measured=lambda rows: _fewer_bytes(rows, INT4, 1.6),
+        reason="4 bits every 30 steps are 240 times less than 32 bits at every step: there is no more to"
+        " have, and data-parallel training is at 1.6 sooner.",
+    ),
+    Goal(
+        what="top-k, windows of 30: bytes published to a loss of 1.6, data-parallel fp32 against it",
+        at_least=5000,
+        unit="times",
+        measured=lambda rows: _fewer_bytes(rows, TOPK, 1.6),
+        reason="0.22 bit every 30 steps is 4,350 times less than 32 bits at every step: there is no more to"
+        " have, and data-parallel training is at 1.6 sooner.",
+    ),
+)

@@ -1,0 +1,175 @@
+"""What is compared, and what was tried before settings were chosen."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from benchmarks.learning.sweep import Run
+from benchmarks.learning.world import Scale
+from gossamer.bootstrap.manifests import outer_defaults
+
+FULL = Scale()
+LONGER = Scale(windows=67, steps=30)
+"""As many steps in windows of 30, which manifests have by default."""
+HALF = Scale(windows=50, points=10, eval_windows=64)
+QUARTER = Scale(windows=25, points=5, eval_windows=64)
+FIFTY = Scale(windows=50, points=10)
+CLOSER = Scale(windows=25, points=5)
+QUICK = Scale(workers=2, windows=4, steps=2, context=16, batch_size=2, eval_windows=8, points=4)
+
+SEEDS = (0, 1, 2)
+
+CALM = "4 workers, windows of 20 steps"
+WEATHER = "Gossamer, int4, in rough weather"
+THIRTY = "4 workers, windows of 30 steps"
+EARLIER = "Outer settings that manifests had before, and now"
+TRIED = "Tried with one seed: int4, outer learning rate / momentum"
+TRIED_SHORT = "Tried with one seed: rivals after 25 windows, outer learning rate / momentum"
+TRIED_HALF = "Tried first: 50 windows, evaluated on 4 kB"
+TRIED_QUARTER = "Tried first: 25 windows, evaluated on 4 kB"
+COMPARED = (CALM, WEATHER, THIRTY)
+REAL = "Gossamer, int4, simulated and for real"
+
+DATA_PARALLEL = "data-parallel AdamW"
+INT4 = "Gossamer, int4"
+TOPK = "Gossamer, top-k"
+ALONE = "one worker alone"
+RIVALS = ("DiLoCo, tuned", "DiLoCo, as published")
+
+PARTED = "two halves for half the run"
+SPEEDS = "speeds 1, 1, 1/2, 1/4"
+DEATHS = "5 % die a window"
+
+BEFORE: dict[str, Any] = {
+    "codec": "int4",
+    "outer": {"learning_rate": 0.5, "momentum": 0.7, "ef_decay": 1.0},
+}
+BEFORE_TOPK: dict[str, Any] = {
+    "codec": "topk",
+    "outer": {"learning_rate": 1.0, "momentum": 0.0, "ef_decay": 0.9},
+}
+"""What manifests were written with before this was measured."""
+
+TOPK_TRIED = (
+    (2.0, 0.9, 4),
+    (3.0, 0.9, 4),
+    (2.5, 0.95, 4),
+    (2.5, 0.8, 4),
+    (2.5, 0.6, 4),
+    (2.0, 0.7, 4),
+    (1.0, 0.9, 2),
+    (2.5, 0.8, 2),
+    (1.0, 0.9, 1),
+    (2.5, 0.8, 1),
+)
+"""Outer learning rate, decay of the residual, workers."""
+
+PUBLISHED_DILOCO = {"lr": 0.7, "momentum": 0.9}
+PUBLISHED_NOLOCO = {"lr": 0.7, "momentum": 0.5}
+TUNED_DILOCO = {"lr": 0.7, "momentum": 0.5}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One row of a table: the same run with several seeds."""
+
+    group: str
+    label: str
+    method: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    scale: Scale = FULL
+    seeds: tuple[int, ...] = SEEDS
+
+    def runs(self) -> Iterator[Run]:
+        """One for each seed."""
+        for seed in self.seeds:
+            yield Run(method=self.method, settings=self.settings, scale=self.scale, seed=seed)
+
+
+def gossamer(codec: str = "int4", outer: dict[str, float] | None = None, **weather: object) -> dict[str, Any]:
+    """Settings of the method: the defaults that manifests are written with, written out."""
+    settings: dict[str, Any] = {"codec": codec, "outer": {**outer_defaults(codec), **(outer or {})}}
+    return {**settings, "weather": weather} if weather else settings
+
+
+def cases(*, quick: bool) -> list[Case]:
+    """All that are run; quickly only what is compared, with one seed and at a size that teaches nothing."""
+    compared = [*_calm(), *_weather(), *_thirty()]
+    if quick:
+        return [replace(case, scale=QUICK, seeds=(0,)) for case in compared]
+    return [*compared, *_real(), *_before(), *_tried()]
+
+
+def _calm() -> Iterator[Case]:
+    yield Case(group=CALM, label=DATA_PARALLEL, method="data-parallel", seeds=(0, 2))
+    yield Case(group=CALM, label=INT4, method="gossamer", settings=gossamer())
+    yield Case(group=CALM, label=TOPK, method="gossamer", settings=gossamer("topk"), seeds=(0, 2))
+    yield Case(group=CALM, label=RIVALS[0], method="diloco", settings=TUNED_DILOCO, seeds=(0, 1))
+    yield Case(group=CALM, label=RIVALS[1], method="diloco", settings=PUBLISHED_DILOCO, seeds=(0,))
+    yield Case(group=CALM, label=ALONE, method="alone", seeds=(0,))
+
+
+def _weather() -> Iterator[Case]:
+    yield Case(group=WEATHER, label="calm", method="gossamer", settings=gossamer())
+    for label, weather in (
+        (PARTED, {"parted": [0.25, 0.75]}),
+        (SPEEDS, {"speeds": [1.0, 1.0, 0.5, 0.25]}),
+        (DEATHS, {"deaths": 0.05}),
+    ):
+        yield Case(group=WEATHER, label=label, method="gossamer", settings=gossamer(**weather), seeds=(0,))
+
+
+def _thirty() -> Iterator[Case]:
+    yield Case(group=THIRTY, label=DATA_PARALLEL, method="data-parallel", seeds=(0,))
+    for label, settings in ((INT4, gossamer()), (TOPK, gossamer("topk"))):
+        yield Case(group=THIRTY, label=label, method="gossamer", settings=settings, scale=LONGER, seeds=(0,))
+
+
+def _before() -> Iterator[Case]:
+    for label, settings, scale, seeds in (
+        ("int4 before, 0.5 / 0.7, 50 windows", BEFORE, FIFTY, SEEDS),
+        ("int4 now, 0.4 / 0.5, 50 windows", gossamer(), FIFTY, SEEDS),
+        ("top-k before, 1.0, decay 0.9, 25 windows", BEFORE_TOPK, CLOSER, SEEDS),
+        ("top-k now, 2.5, decay 0.8, 25 windows", gossamer("topk"), CLOSER, SEEDS),
+        ("top-k before, 1.0, decay 0.9, 100 windows", BEFORE_TOPK, FULL, (0,)),
+        ("top-k now, 2.5, decay 0.8, 100 windows", gossamer("topk"), FULL, (0,)),
+    ):
+        yield Case(group=EARLIER, label=label, method="gossamer", settings=settings, scale=scale, seeds=seeds)
+
+
+def _real() -> Iterator[Case]:
+    yield Case(group=REAL, label="simulated", method="gossamer", settings=gossamer())
+    yield Case(group=REAL, label="node processes", method="processes", settings=gossamer(), seeds=(0,))
+
+
+def _tried() -> Iterator[Case]:
+    """What settings were chosen from, with one seed each: coarsely, and then closer with whole runs."""
+
+    def case(
+        group: str, label: str, settings: dict[str, Any], scale: Scale, method: str = "gossamer"
+    ) -> Case:
+        return Case(group=group, label=label, method=method, settings=settings, scale=scale, seeds=(0,))
+
+    for lr in (5e-4, 2e-3):
+        scale = replace(HALF, lr=lr)
+        yield case(TRIED_HALF, f"data-parallel, inner lr {lr:g}", {}, scale, "data-parallel")
+    for lr, momentum in ((0.7, 0.7), (0.7, 0.5), (1.0, 0.0)):
+        settings = {**gossamer(outer={"learning_rate": lr, "momentum": momentum}), "averaging": "mean"}
+        yield case(TRIED_HALF, f"int4, mean, {lr} / {momentum}", settings, HALF)
+    yield case(TRIED_HALF, "int4, 0.5 / 0.5", gossamer(outer={"learning_rate": 0.5}), HALF)
+    for lr, decay, workers in TOPK_TRIED:
+        settings = gossamer("topk", outer={"learning_rate": lr, "ef_decay": decay})
+        label = f"top-k, {lr}, decay {decay}, {workers} worker{'s' * (workers > 1)}"
+        yield case(TRIED_QUARTER, label, settings, replace(QUARTER, workers=workers))
+    for lr, momentum in ((0.7, 0.5), (0.7, 0.7), (1.0, 0.5)):
+        settings = {"lr": lr, "momentum": momentum}
+        yield case(TRIED_SHORT, f"DiLoCo, {lr} / {momentum}", settings, CLOSER, "diloco")
+    yield case(TRIED_SHORT, "NoLoCo, 0.7 / 0.5, as published", PUBLISHED_NOLOCO, CLOSER, "noloco")
+    yield case(TRIED_SHORT, INT4, gossamer(), CLOSER)
+    for lr, momentum in ((0.3, 0.5), (0.4, 0.4), (0.4, 0.5), (0.5, 0.5)):
+        settings = gossamer(outer={"learning_rate": lr, "momentum": momentum})
+        yield case(TRIED, f"{lr} / {momentum}", settings, FULL)
+    halves = gossamer(outer={"learning_rate": 0.5})
+    yield case(TRIED, "0.5 / 0.5, 4 fragments", {**halves, "fragments": 4}, FULL)
+    mean = {**gossamer(outer={"learning_rate": 0.7}), "averaging": "mean"}
+    yield case(TRIED, "0.7 / 0.5, averaged by mean", mean, FULL)

@@ -1,0 +1,88 @@
+"""What the runs say: mean losses, and how many bytes it took to get there.
+
+A row is one run: its group and case, its seed, and its curve by columns, of equal length.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from benchmarks.learning.cases import Case
+from benchmarks.learning.sweep import Outcome
+
+Rows = list[dict[str, Any]]
+
+
+def row_of(case: Case, seed: int, outcome: Outcome) -> dict[str, Any]:
+    """A run as it is recorded."""
+    return {
+        "group": case.group,
+        "case": case.label,
+        "seed": seed,
+        "tokens": [point.tokens for point in outcome.curve],
+        "published": [round(point.published) for point in outcome.curve],
+        "sent": round(outcome.curve[-1].sent),
+        "loss": [round(point.loss, 4) for point in outcome.curve],
+        "cpu_s": round(outcome.cpu_s),
+    }
+
+
+def by_case(rows: Rows, group: str) -> dict[str, Rows]:
+    """A group's rows by case, in the order in which they were run."""
+    found: dict[str, Rows] = {}
+    for row in rows:
+        if row["group"] == group:
+            found.setdefault(row["case"], []).append(row)
+    return found
+
+
+def final_loss(rows: Rows) -> float:
+    """The mean over seeds."""
+    return sum(row["loss"][-1] for row in rows) / len(rows)
+
+
+def same_seeds(some: Rows, others: Rows) -> tuple[Rows, Rows]:
+    """Of both, the rows of seeds that both have: what can be compared."""
+    seeds = {row["seed"] for row in some} & {row["seed"] for row in others}
+    return [r for r in some if r["seed"] in seeds], [r for r in others if r["seed"] in seeds]
+
+
+def loss_ratio(some: Rows, others: Rows) -> float:
+    """Final loss of some, as a multiple of that of others with the same seeds."""
+    some, others = same_seeds(some, others)
+    return final_loss(some) / final_loss(others)
+
+
+def bytes_until(row: dict[str, Any], target: float) -> float | None:
+    """Bytes that a node had published when the loss first was at `target` or below; None if it never was.
+
+    Between two points of the curve, loss and bytes are taken to lie on a straight line.
+    """
+    for (before, after), (start, end) in zip(pairwise(row["loss"]), pairwise(row["published"]), strict=True):
+        if after <= target:
+            part = min(1.0, (before - target) / (before - after)) if before > target else 0.0
+            return float(start + part * (end - start))
+    return None
+
+
+def mean_bytes_until(rows: Rows, target: float) -> float | None:
+    """The mean over seeds; None if one of them never was there."""
+    found = [bytes_until(row, target) for row in rows]
+    reached = [some for some in found if some is not None]
+    return sum(reached) / len(reached) if reached and len(reached) == len(found) else None
+
+
+def bytes_ratio(some: Rows, others: Rows, target: float) -> float:
+    """How many times fewer bytes some have published than others, to the same loss; 0 if they never did."""
+    some, others = same_seeds(some, others)
+    few, many = mean_bytes_until(some, target), mean_bytes_until(others, target)
+    return many / few if few and many else 0.0
+
+
+def mean_curve(rows: Rows, column: str) -> tuple[list[float], list[float]]:
+    """A column and the loss, both averaged over seeds point by point, without the untrained model's."""
+    return _mean([row[column][1:] for row in rows]), _mean([row["loss"][1:] for row in rows])
+
+
+def _mean(lists: Sequence[Sequence[float]]) -> list[float]:
+    return [sum(same) / len(same) for same in zip(*lists, strict=False)]

@@ -1,0 +1,223 @@
+"""Gossamer: the real outer loop, encoders, pace and Merge, on links that are late and nodes that fail.
+
+Time is counted in inner steps of a worker of speed 1. Only the transport is missing: a record is with all
+others a few steps after it was published, or once a partition has healed.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.learning.replica import History, Record, Replica
+from benchmarks.learning.world import Point, Worker, World
+from gossamer.bootstrap import manifests
+from gossamer.models.task import named_tensors
+from gossamer.node.outer import OuterLoop
+from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.fixedpoint import ONE, Ints
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.merge import Contribution, measure
+from gossamer.protocol.pace import Pace, round_clock
+from gossamer.protocol.payload import Payload, payload_bytes_max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weather:
+    """What the network and the machines are like."""
+
+    late: int = 4
+    """Steps from one worker's publishing to the others' merging."""
+    speeds: Sequence[float] = ()
+    """Of each worker; all 1 if empty."""
+    parted: Sequence[float] = (0.0, 0.0)
+    """From which part of the run to which the two halves of the workers hear nothing of each other."""
+    deaths: float = 0.0
+    """Probability that a worker dies in the time of a window. It loses its model, its optimizer, its data's
+    place and its residual, and begins anew from the swarm's model one window later."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A worker, its outer loop and its replica."""
+
+    worker: Worker
+    outer: OuterLoop
+    replica: Replica
+    own_last: int
+    """Its last round."""
+    life: int = 0
+    since: int = 0
+    """Inner steps since its last delta."""
+    credit: float = 0.0
+    """Part of an inner step that a slow machine has done."""
+    absent_until: int = 0
+
+
+class Swarm:
+    """Nodes, and the records on their way between them."""
+
+    def __init__(self, world: World, manifest: Manifest, phi: Ints, weather: Weather) -> None:
+        self._world, self._manifest, self._weather = world, manifest, weather
+        self._history = History(manifest)
+        self._pace = Pace(manifest.pace, manifest.layout.fragments)
+        self._random = np.random.default_rng((world.seed, 5))
+        self.travelling: list[tuple[int, int, Record]] = []
+        """When it arrives, at whom, what."""
+        self._tick = 0
+        self.observer = Replica(self._history, phi)
+        """Hears everything at once and does not train: its Phi is the swarm's."""
+        self.published = 0
+        """Bytes of all payloads."""
+        self.deaths = 0
+        self.nodes = [self._begin(number) for number in range(world.scale.workers)]
+
+    def _begin(self, number: int, life: int = 0) -> Node:
+        """A node that has the swarm's model and nothing else."""
+        worker = self._world.worker(number, life)
+        outer = OuterLoop(dict(named_tensors(worker.model)), self._manifest)
+        self.observer.merge()
+        replica = self.observer.copy()
+        for index in range(len(outer.fragments)):
+            outer.apply(index, replica.view(index), replica.merged_round(index), keep_progress=False)
+        return Node(worker, outer, replica, replica.last_round(number), life)
+
+    def advance(self) -> None:
+        """The time of one inner step, for everybody."""
+        self._tick += 1
+        for number, node in enumerate(self.nodes):
+            if node.absent_until == self._tick:
+                self.nodes[number] = self._begin(number, node.life + 1)
+        for node in self.nodes:
+            if node.absent_until <= self._tick and not self._dies(node):
+                self._work(node)
+
+    def _dies(self, node: Node) -> bool:
+        window = self._world.scale.steps
+        if not self._weather.deaths or self._random.random() >= self._weather.deaths / window:
+            return False
+        node.absent_until = self._tick + window
+        self.deaths += 1
+        return True
+
+    def _work(self, node: Node) -> None:
+        """One inner step, if the machine has come that far; before it apply, after it publish what is due."""
+        node.credit += self._weather.speeds[node.worker.number] if self._weather.speeds else 1.0
+        if node.credit < 1.0:
+            return
+        node.credit -= 1.0
+        self._apply(node)
+        loss = self._world.step(node.worker)
+        node.outer.step(self._world.scale.step_tokens, loss)
+        node.since += 1
+        round_ = self._pace.due(node.own_last, self._clock(node), node.since, float(node.since))
+        if round_ is not None:
+            self._publish(node, round_)
+
+    def _apply(self, node: Node) -> None:
+        """Merge what has arrived, and move the model along."""
+        for due, to, record in self.travelling:
+            if to == node.worker.number and due <= self._tick:
+                node.replica.hear(record)
+        self.travelling = [t for t in self.travelling if t[1] != node.worker.number or t[0] > self._tick]
+        for index in sorted(node.replica.merge()):
+            node.outer.apply(index, node.replica.view(index), node.replica.merged_round(index))
+
+    def _clock(self, node: Node) -> int:
+        """The round clock as the node reads it off those whom it takes for alive."""
+        heard = [
+            node.replica.last_round(other.worker.number)
+            for other in self.nodes
+            if other is not node and other.absent_until <= self._tick and not self._are_apart(node, other)
+        ]
+        return round_clock([r for r in (*heard, node.own_last) if r > 0], members=len(heard) + 1)
+
+    def _publish(self, node: Node, round_: int) -> None:
+        fragment, codec = self._history.layout.of_round(round_), self._manifest.outer.codec
+        room = memoryview(bytearray(payload_bytes_max(CODECS[codec], fragment)))
+        length, window = node.outer.publish(fragment.index, round_, room)
+        payload = Payload(codec, fragment, room[:length])
+        record = Record(round_, node.worker.number)
+        delta = Contribution(
+            author=bytes([record.author]) * 32,
+            tokens=window.tokens,
+            steps=window.steps,
+            staleness=(round_ - window.base) // len(self._history.layout.fragments) - 1,
+            norms=measure(payload).norms,
+            tensor=payload.section,
+        )
+        self._history.add(record, delta)
+        self.published += length
+        node.own_last, node.since = round_, 0
+        self.observer.hear(record)
+        node.replica.hear(record)
+        for other in self.nodes:
+            if other is not node:
+                self.travelling.append((self._arrival(node, other), other.worker.number, record))
+
+    def _arrival(self, one: Node, other: Node) -> int:
+        leaves = self._part_of_run(self._weather.parted[1]) if self._are_apart(one, other) else self._tick
+        return leaves + self._weather.late
+
+    def _are_apart(self, one: Node, other: Node) -> bool:
+        begin, end = (self._part_of_run(part) for part in self._weather.parted)
+        sides = {node.worker.number < len(self.nodes) // 2 for node in (one, other)}
+        return begin <= self._tick < end and len(sides) > 1
+
+    def _part_of_run(self, part: float) -> int:
+        return int(part * self._world.scale.windows * self._world.scale.steps)
+
+    def parameters(self) -> list[Tensor]:
+        """The swarm's model: Phi of all that was published, in the order of the model's tensors."""
+        self.observer.merge()
+        by_name = {}
+        for fragment in self._history.layout.fragments:
+            phi = torch.from_numpy(self.observer.view(fragment.index)).float() / ONE
+            for slot in fragment.slots:
+                by_name[slot.spec.name] = phi[slot.span].view(slot.spec.shape)
+        return [by_name[spec.name] for spec in self._manifest.layout.tensors]
+
+
+def genesis(
+    world: World,
+    *,
+    codec: str = "int4",
+    fragments: int = 1,
+    averaging: str = "rda",
+    outer: dict[str, float] | None = None,
+) -> tuple[Manifest, Ints]:
+    """A swarm's manifest and Phi_0; `outer` is what differs from what manifests are written with."""
+    manifest, phi = manifests.create(
+        name="learning",
+        task="text",
+        options=world.scale.options(),
+        codec=codec,
+        every_steps=world.scale.steps,
+        every_seconds=0.0,
+        fragments=fragments,
+        seed=world.seed,
+        averaging=averaging,
+    )
+    changed = manifest.outer.model_copy(update=outer or {})
+    return manifest.model_copy(update={"outer": changed}), phi
+
+
+def found(world: World, *, weather: dict[str, Any] | None = None, **settings: Any) -> Swarm:
+    """A swarm; `weather` is what differs from calm, the rest as for `genesis`."""
+    return Swarm(world, *genesis(world, **settings), Weather(**(weather or {})))
+
+
+def train(world: World, **settings: Any) -> Iterator[Point]:
+    """`settings` as for `found`."""
+    swarm = found(world, **settings)
+    workers = world.scale.workers
+    while True:
+        if world.is_due() or world.is_over:
+            published = swarm.published / workers
+            yield world.point(swarm.parameters(), published, published * (workers - 1))
+        if world.is_over:
+            return
+        swarm.advance()

@@ -1,0 +1,58 @@
+"""The same swarm for real: node processes, links and clocks, as `gossamer swarm` starts them.
+
+Nodes have keys of their own and so draw other data, and nothing is timed: no two runs give the same figures.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.learning.gossamer import genesis
+from benchmarks.learning.world import Point, World
+from gossamer.bootstrap import manifests
+from gossamer.bootstrap.local_swarm import LocalSwarm
+from gossamer.bootstrap.swarm import SwarmOptions
+from gossamer.node import snapshots
+from gossamer.node.chunkstore import ChunkStore
+from gossamer.node.home import Home
+from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.payload import payload_bytes_max
+
+
+def train(world: World, **settings: Any) -> Iterator[Point]:
+    """Two points: the beginning, and the end, at which all replicas are the same.
+
+    `settings` as for `gossamer.genesis`. Raises RuntimeError if it does not end so.
+    """
+    manifest, phi = genesis(world, **settings)
+    scale = world.scale
+    options = SwarmOptions(
+        nodes=scale.workers,
+        rounds=scale.windows,
+        preset=scale.preset,
+        data=(),
+        codec=manifest.outer.codec,
+        every_steps=scale.steps,
+        fragments=1,
+        seed=world.seed,
+        folder=None,
+        json_path=None,
+        plaintext=False,
+        debug=False,
+    )
+    with tempfile.TemporaryDirectory(prefix="gossamer-learning-") as name:
+        folder = Path(name)
+        boot = Home(folder / "bootstrap")
+        boot.create()
+        boot.adopt(manifest)
+        snapshots.store(phi, ChunkStore(boot.chunks_path))
+        manifests.write(manifest, folder / "swarm.toml")
+        summary = asyncio.run(LocalSwarm(options, manifest, folder).run())
+    if not summary.identical or summary.val_loss_start is None or summary.val_loss_end is None:
+        raise RuntimeError("the swarm did not come to an end that all its nodes agree on")
+    sent = sum(node.payload_bytes_sent for node in summary.nodes) / scale.workers
+    yield Point(0, 0.0, 0.0, summary.val_loss_start)
+    payload = payload_bytes_max(CODECS[manifest.outer.codec], manifest.plan().fragments[0])
+    yield Point(summary.tokens, summary.rounds * payload, sent, summary.val_loss_end)

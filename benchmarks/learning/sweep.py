@@ -1,0 +1,96 @@
+"""Runs configurations one after another and keeps what came out, so that an interrupted sweep goes on."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from benchmarks.learning import alone, data_parallel, diloco, gossamer, noloco, processes
+from benchmarks.learning.world import Point, Scale, World
+from gossamer.protocol.errors import DivergedError
+
+METHODS = {
+    "data-parallel": data_parallel.train,
+    "diloco": diloco.train,
+    "noloco": noloco.train,
+    "alone": alone.train,
+    "gossamer": gossamer.train,
+    "processes": processes.train,
+}
+
+DIVERGED = 99.0
+"""The loss of a run that left what fixed point can hold; JSON has no infinity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One method with its settings, in one world. Nothing else has an influence on what comes out."""
+
+    method: str
+    settings: dict[str, Any]
+    scale: Scale
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Names this run among all others: what a sweep resumes by."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a run."""
+
+    curve: list[Point]
+    cpu_s: float
+
+    @property
+    def loss(self) -> float:
+        """At the end."""
+        return self.curve[-1].loss
+
+
+class Results:
+    """Finished runs, in a JSON file if there is one."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+        self._rows: dict[str, Any] = json.loads(file.read_text()) if file and file.exists() else {}
+
+    def of(self, run: Run) -> Outcome:
+        """What came of a run; trains it if that is not known."""
+        if run.key not in self._rows:
+            self._note(run, train(run))
+        row = self._rows[run.key]
+        return Outcome([Point(*point) for point in row["curve"]], row["cpu_s"])
+
+    def _note(self, run: Run, outcome: Outcome) -> None:
+        self._rows[run.key] = {
+            "cpu_s": round(outcome.cpu_s, 1),
+            "curve": [[p.tokens, round(p.published), round(p.sent), round(p.loss, 4)] for p in outcome.curve],
+        }
+        if self._file:
+            rows = (f"{json.dumps(key)}: {json.dumps(row)}" for key, row in self._rows.items())
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            part = self._file.with_suffix(".part")
+            part.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+            part.replace(self._file)
+
+
+def train(run: Run) -> Outcome:
+    """Train from the beginning to the end."""
+    begun = time.process_time()
+    points = METHODS[run.method](World(run.scale, run.seed), **run.settings)
+    return Outcome(list(_until_diverged(points)), time.process_time() - begun)
+
+
+def _until_diverged(points: Iterator[Point]) -> Iterator[Point]:
+    last = Point(0, 0.0, 0.0, inf)
+    try:
+        for last in points:
+            yield last
+    except DivergedError:
+        yield last._replace(loss=DIVERGED)

@@ -1,0 +1,174 @@
+"""The world that every method trains in: the same model, data, inner optimizer, tokens and evaluation.
+
+A method is a generator: it trains, and yields a `Point` wherever it can be measured. Workers take their
+steps one after another in this process, so nothing depends on the machine's speed or load.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.models.corpus import Corpus, load_corpus
+from gossamer.models.task import Batch, DataStream, named_tensors
+from gossamer.models.text import ByteTextTask, TextOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How much is trained. `context` and `batch_size` are of one inner step of one worker."""
+
+    workers: int = 4
+    windows: int = 100
+    steps: int = 20
+    """Inner steps of a window."""
+    preset: str = "tiny"
+    context: int = 64
+    batch_size: int = 4
+    lr: float = 1e-3
+    """Of the inner AdamW."""
+    decays: bool = False
+    """Whether the inner learning rate falls by a cosine to a tenth; else it is constant."""
+    eval_windows: int = 512
+    points: int = 20
+    """On a curve."""
+
+    @property
+    def inner_steps(self) -> int:
+        """Of all workers together: what all methods have in common."""
+        return self.workers * self.windows * self.steps
+
+    @property
+    def step_tokens(self) -> int:
+        """Of one inner step of one worker."""
+        return self.batch_size * self.context
+
+    @property
+    def tokens(self) -> int:
+        """Of the whole run."""
+        return self.inner_steps * self.step_tokens
+
+    def options(self) -> dict[str, str | int | float]:
+        """As the task `text` takes them."""
+        return {
+            "preset": self.preset,
+            "context": self.context,
+            "batch_size": self.batch_size,
+            "lr": self.lr,
+            "horizon_tokens": self.tokens if self.decays else 0,
+            "eval_batches": max(1, self.eval_windows // self.batch_size),
+        }
+
+
+class Point(NamedTuple):
+    """Where a run is."""
+
+    tokens: int
+    """That all workers together have trained on."""
+    published: float
+    """Bytes of each node's own contributions, averaged over nodes, each counted once."""
+    sent: float
+    """Bytes that a node sends so that all who need them have them."""
+    loss: float
+    """On held-out text, nats per byte."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker's model, inner optimizer and data."""
+
+    number: int
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batches: Iterator[Batch]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [parameter for _, parameter in named_tensors(self.model)]
+
+
+@cache
+def _corpus(context: int) -> Corpus:
+    """The default corpus, read once."""
+    return load_corpus((), context)
+
+
+class World:
+    """What is the same for all methods."""
+
+    def __init__(self, scale: Scale, seed: int) -> None:
+        self.scale, self.seed = scale, seed
+        self.task = ByteTextTask(TextOptions(**scale.options()))  # type: ignore[arg-type]
+        self.task.corpus = _corpus(scale.context)
+        self.steps = 0
+        """Inner steps taken so far, by all workers."""
+        self._judge = self.task.build_model(seed)
+        self._due = 0
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self._judge.parameters())
+
+    @property
+    def tokens(self) -> int:
+        return self.steps * self.scale.step_tokens
+
+    @property
+    def is_over(self) -> bool:
+        return self.steps >= self.scale.inner_steps
+
+    def worker(self, number: int, life: int = 0) -> Worker:
+        """A worker with fresh parameters and optimizer; each `life` of it draws data of its own."""
+        model = self.task.build_model(self.seed)
+        stream = DataStream(seed=self.seed, node_id=bytes([number, life]) * 16)
+        return Worker(number, model, self.task.build_optimizer(model), self.task.batches(stream))
+
+    def workers(self) -> list[Worker]:
+        return [self.worker(number) for number in range(self.scale.workers)]
+
+    def step(self, worker: Worker, *more: Batch) -> Tensor:
+        """One inner step on the worker's next batch, and on `more` along with it; returns the loss."""
+        batches = [next(worker.batches), *more]
+        joined = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+        for group in worker.optimizer.param_groups:
+            group["lr"] = self.scale.lr * self.task.lr_scale(self.tokens)
+        loss = self.task.loss(worker.model, joined)
+        worker.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        worker.optimizer.step()
+        self.steps += len(batches)
+        return loss.detach()
+
+    def is_due(self) -> bool:
+        """Whether the curve wants another point by now; true once for each."""
+        if self.steps < self._due:
+            return False
+        self._due = self.steps - self.steps % self._interval + self._interval
+        return True
+
+    @property
+    def _interval(self) -> int:
+        return max(1, self.scale.inner_steps // self.scale.points)
+
+    @torch.no_grad()
+    def evaluate(self, tensors: Iterable[Tensor]) -> float:
+        """Held-out loss of these parameters."""
+        for (_, parameter), value in zip(named_tensors(self._judge), tensors, strict=True):
+            parameter.copy_(value)
+        return self.task.evaluate(self._judge)
+
+    def point(self, tensors: Iterable[Tensor], published: float, sent: float) -> Point:
+        return Point(self.tokens, published, sent, self.evaluate(tensors))
+
+
+def mean_of(workers: list[Worker]) -> list[Tensor]:
+    """The workers' parameters, averaged tensor by tensor."""
+    return [torch.stack(same).mean(0) for same in zip(*(w.tensors for w in workers), strict=True)]
+
+
+def ring_bytes(payload: float, workers: int) -> float:
+    """What a node sends in one ring all-reduce of `payload` bytes."""
+    return 2 * (workers - 1) / workers * payload

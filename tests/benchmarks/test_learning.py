@@ -1,0 +1,102 @@
+"""The simulated swarm is one: replicas agree, whatever the weather, and interrupted sweeps go on."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.learning import gossamer, sweep
+from benchmarks.learning.figures import bytes_ratio, bytes_until
+from benchmarks.learning.sweep import Results, Run
+from benchmarks.learning.world import Scale, World
+
+SMALL = Scale(workers=4, windows=6, steps=2, context=16, batch_size=1, eval_windows=8, points=2)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Models this small lose by a second thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def advanced(steps, **settings):
+    """A swarm after some time."""
+    swarm = gossamer.found(World(SMALL, seed=1), **settings)
+    for _ in range(steps):
+        swarm.advance()
+    return swarm
+
+
+@pytest.mark.parametrize(
+    "weather",
+    [
+        {"late": 0},
+        {"late": 3, "speeds": [1.0, 1.0, 0.5, 0.25]},
+        {"parted": [0.25, 0.5]},
+        {"deaths": 0.3},
+    ],
+    ids=["calm", "speeds", "parted", "deaths"],
+)
+def test_replicas_of_the_same_records_are_the_same(weather):
+    swarm = advanced(12, fragments=2, weather=weather)
+    for node in swarm.nodes:
+        for _, number, record in swarm.travelling:
+            if number == node.worker.number:
+                node.replica.hear(record)
+        node.replica.merge()
+    swarm.observer.merge()
+    here = [node for node in swarm.nodes if node.absent_until <= 12]
+    assert here and all(np.array_equal(node.replica.phi, swarm.observer.phi) for node in here)
+    assert np.any(swarm.observer.phi != advanced(0, fragments=2).observer.phi), "and they have moved"
+    assert (swarm.deaths > 0) == ("deaths" in weather)
+
+
+def test_halves_do_not_hear_each_other_until_they_are_healed():
+    swarm = advanced(5, weather={"late": 1, "parted": [0.0, 0.5]})
+    one, other = swarm.nodes[0], swarm.nodes[3]
+    assert one.replica.last_round(1) > 0 and one.replica.last_round(3) == 0
+    for _ in range(7):
+        swarm.advance()
+    assert one.replica.last_round(3) > 0 and other.replica.last_round(0) > 0
+
+
+@pytest.mark.parametrize("method", sorted(sweep.METHODS.keys() - {"processes"}))
+def test_all_methods_use_the_same_tokens_and_repeat_exactly(method):
+    training = Run(method=method, settings={}, scale=SMALL, seed=3)
+    outcome = sweep.train(training)
+    assert outcome.curve[-1].tokens == SMALL.tokens / (SMALL.workers if method == "alone" else 1)
+    assert outcome.loss < outcome.curve[0].loss
+    assert sweep.train(training).curve == outcome.curve
+
+
+def test_a_sweep_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
+    file = tmp_path / "out" / "learning.json"
+    training = Run(method="alone", settings={}, scale=SMALL, seed=0)
+    first = Results(file).of(training)
+    monkeypatch.setattr(sweep, "train", lambda _: pytest.fail("trained again"))
+    again = Results(file).of(training)
+    assert again.loss == pytest.approx(first.loss, abs=1e-4)
+    with pytest.raises(pytest.fail.Exception):
+        Results(file).of(replace(training, seed=1))
+
+
+def row(losses, published, seed=0):
+    return {"seed": seed, "loss": losses, "published": published}
+
+
+def test_bytes_until_a_loss_lie_on_the_curve():
+    curve = row([5.0, 2.0, 1.0, 1.5], [0, 100, 200, 300])
+    assert bytes_until(curve, 2.0) == 100
+    assert bytes_until(curve, 1.75) == 125
+    assert bytes_until(curve, 6.0) == 0
+    assert bytes_until(curve, 0.9) is None
+
+
+def test_bytes_are_compared_at_the_same_seeds_and_never_where_one_did_not_get_there():
+    large, small = [row([3.0, 1.0], [0, 4000], seed) for seed in (0, 1)], [row([3.0, 2.0], [0, 10])]
+    assert bytes_ratio(small, large, 2.0) == 200
+    assert bytes_ratio(small, large, 1.5) == 0
