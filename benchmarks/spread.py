@@ -47,7 +47,7 @@ def run(*, quick: bool) -> dict[str, Any]:
             on_daemons(nodes, parameters, 2 if quick else 5) for nodes in ((4,) if quick else (4, 8, 16))
         ],
         "simulated": [
-            simulated(nodes, parameters, 2 if quick else 5)
+            simulated(nodes, parameters, 2 if quick or nodes > 64 else 5)
             for nodes in ((4, 8) if quick else (4, 8, 16, 64, 256))
         ],
         "rounds": [whole_round(nodes, parameters) for nodes in ((4,) if quick else (4, 8, 16, 64))],

@@ -207,6 +207,9 @@ async def test_a_partition_longer_than_the_history_ends_in_one_lineage(tmp_path:
         swarm.rules.heal()
         took = await swarm.until_identical(90, closed=True)
         print(f"one lineage {took:.1f} s after the network's return")
-        restarted = [node.name for node in nodes if "TWO LINEAGES" in node.log]
-        assert restarted in (["n0", "n1"], ["n2", "n3"])
+        restarted = {node.name for node in nodes if "TWO LINEAGES" in node.log}
+        # All of one half. Of the other, too, somebody may have closed rounds without a delta that its
+        # neighbour had: history is shorter here than the 10 s between exchanges. But there is a winner.
+        assert restarted >= {"n0", "n1"} or restarted >= {"n2", "n3"}
+        assert len(restarted) < len(nodes)
         swarm.assert_nobody_blamed()
