@@ -214,16 +214,16 @@ GOALS = (
         what="inner steps with the network busy, against the loop alone, at the worst size",
         at_least=0.99,
         measured=lambda found: min(row["ratio"] for row in found["rows"]),
-        reason="0.4 to 1.7 % is `Peer.step` itself (median pause by steps a second), which publishes or applies"
-        " a fragment at every other step or so here; the rest is presumably what merging on the other core"
-        " takes of the cache and memory that both share",
+        reason="0.4 to 1.7 % is `Peer.step` itself (median pause by steps a second), which publishes or"
+        " applies a fragment at every other step or so here; the rest is presumably what merging on the"
+        " other core takes of the cache and memory that both share",
     ),
     Goal(
         what="longest pause of `Peer.step` at 10 M parameters in 16 fragments",
         at_most=5,
         unit="ms",
         measured=_pause_at_10m,
-        reason="the longest of 144 steps, most of which publish or apply a fragment; the median is 2.2 ms. What"
-        " made it long was not traced",
+        reason="the longest of 144 steps, most of which publish or apply a fragment; the median is 2.2 ms."
+        " What made it long was not traced",
     ),
 )
