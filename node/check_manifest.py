@@ -59,19 +59,18 @@ def _check_task(manifest: Manifest, trains: bool, task: str | None) -> Iterator[
 def _odd_merging(manifest: Manifest) -> Iterator[tuple[str, str]]:
     outer, is_open = manifest.outer, manifest.admission.mode == "open"
     if outer.codec in _BELOW_FOUR_BITS and outer.momentum > 0:
-        yield (
-            "outer.momentum",
-            f"with {outer.codec} momentum costs more than it gains: 0, and learning_rate 1",
-        )
-    if outer.learning_rate > 1:
-        yield "outer.learning_rate", f"{outer.learning_rate:g} overshoots; 0.5 to 1 is usual"
+        yield "outer.momentum", f"with {outer.codec} momentum costs more than it gains: 0"
+    # What is sent of a delta by topk is so short that longer steps make up for it.
+    usual, most = ("1 to 2.5", 3.0) if outer.codec == "topk" else ("0.4 to 1", 1.0)
+    if outer.learning_rate > most:
+        yield "outer.learning_rate", f"{outer.learning_rate:g} overshoots; {usual} is usual"
     if outer.learning_rate < 0.1:
         yield (
             "outer.learning_rate",
-            f"{outer.learning_rate:g} throws most of each window away; 0.5 to 1 is usual",
+            f"{outer.learning_rate:g} throws most of each window away; {usual} is usual",
         )
     if outer.ef_decay < 0.5:
-        yield "outer.ef_decay", f"{outer.ef_decay:g} forgets what the codec left out; 0.9 or 1 is usual"
+        yield "outer.ef_decay", f"{outer.ef_decay:g} forgets what the codec left out; 0.8 to 1 is usual"
     if outer.clip == 0 and is_open:
         yield (
             "outer.clip",

@@ -195,6 +195,7 @@ def odd(**sections: Any) -> set[str]:
     [
         ({"outer": {"codec": "int2"}}, "outer.momentum"),
         ({"outer": {"learning_rate": 3.0}}, "outer.learning_rate"),
+        ({"outer": {"codec": "topk", "momentum": 0.0, "learning_rate": 4.0}}, "outer.learning_rate"),
         ({"outer": {"learning_rate": 0.01}}, "outer.learning_rate"),
         ({"outer": {"ef_decay": 0.1}}, "outer.ef_decay"),
         ({"outer": {"clip": 0.0}}, "outer.clip"),
