@@ -42,7 +42,7 @@ def outer_defaults(codec: str) -> dict[str, float]:
         return {"learning_rate": 2.5, "momentum": 0.0, "ef_decay": 0.8}
     if codec == "int2":
         return {"learning_rate": 1.0, "momentum": 0.0, "ef_decay": 0.9}
-    return {"learning_rate": 0.4, "momentum": 0.5, "ef_decay": 1.0}
+    return {"learning_rate": 0.5, "momentum": 0.7, "ef_decay": 1.0}
 
 
 def create(

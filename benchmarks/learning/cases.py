@@ -64,6 +64,7 @@ TOPK_TRIED = (
 )
 """Outer learning rate, decay of the residual, workers."""
 
+TUNED_INT4 = {"learning_rate": 0.4, "momentum": 0.5, "ef_decay": 1.0}
 PUBLISHED_DILOCO = {"lr": 0.7, "momentum": 0.9}
 PUBLISHED_NOLOCO = {"lr": 0.7, "momentum": 0.5}
 TUNED_DILOCO = {"lr": 0.7, "momentum": 0.5}
@@ -87,8 +88,9 @@ class Case:
 
 
 def gossamer(codec: str = "int4", outer: dict[str, float] | None = None, **weather: object) -> dict[str, Any]:
-    """Settings of the method: the defaults that manifests are written with, written out."""
-    settings: dict[str, Any] = {"codec": codec, "outer": {**outer_defaults(codec), **(outer or {})}}
+    """Settings of the method: for int4 tuned to this world, as rivals are; else those of manifests."""
+    chosen = TUNED_INT4 if codec == "int4" else outer_defaults(codec)
+    settings: dict[str, Any] = {"codec": codec, "outer": {**chosen, **(outer or {})}}
     return {**settings, "weather": weather} if weather else settings
 
 

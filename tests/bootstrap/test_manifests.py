@@ -84,13 +84,13 @@ def test_comments_and_layout_do_not_matter_and_values_do(tmp_path: Path) -> None
     lines = [line.split("  #")[0] for line in text.splitlines() if not line.startswith("#")]
     path.write_text("\n\n".join(lines))
     assert manifests.read(path).swarm_id == written.swarm_id
-    path.write_text(text.replace("learning_rate = 0.4", "learning_rate = 0.25"))
+    path.write_text(text.replace("learning_rate = 0.5", "learning_rate = 0.25"))
     edited = manifests.read(path)
     assert edited.outer.learning_rate == 0.25 and edited.swarm_id != written.swarm_id
 
 
 def test_the_outer_settings_suit_the_codec() -> None:
-    assert create(codec="int4")[0].outer.momentum == 0.5
+    assert create(codec="int4")[0].outer.momentum == 0.7
     for codec in ("int2", "topk"):
         outer = create(codec=codec)[0].outer
         assert outer.momentum == 0.0 and outer.ef_decay < 1.0, "below 4 bits momentum hurts"
