@@ -33,7 +33,7 @@ send their deltas turned around no longer stop it (docs/attacks.md)."""
 
 
 def outer_defaults(codec: str) -> dict[str, float]:
-    """Outer optimizer settings that suit a codec, by what `python -m benchmarks learning` measured.
+    """Outer optimizer settings that suit a codec; docs/benchmarks/learning.md has the evidence.
 
     Momentum only pays from 4 bits up. topk sends so little of a delta that longer steps make up for it, if
     what was left out is forgotten the sooner.

@@ -22,7 +22,7 @@ SEEDS = (0, 1, 2)
 CALM = "4 workers, windows of 20 steps"
 WEATHER = "Gossamer, int4, in rough weather"
 THIRTY = "4 workers, windows of 30 steps"
-EARLIER = "Outer settings that manifests had before, and now"
+EARLIER = "Outer settings: those of manifests, and those that were tried"
 TRIED = "Tried with one seed: int4, outer learning rate / momentum"
 TRIED_SHORT = "Tried with one seed: rivals after 25 windows, outer learning rate / momentum"
 TRIED_HALF = "Tried first: 50 windows, evaluated on 4 kB"
@@ -48,7 +48,7 @@ BEFORE_TOPK: dict[str, Any] = {
     "codec": "topk",
     "outer": {"learning_rate": 1.0, "momentum": 0.0, "ef_decay": 0.9},
 }
-"""What manifests were written with before this was measured."""
+"""What manifests were written with when this was measured; int4 still is."""
 
 TOPK_TRIED = (
     (2.0, 0.9, 4),
@@ -129,8 +129,8 @@ def _thirty() -> Iterator[Case]:
 
 def _before() -> Iterator[Case]:
     for label, settings, scale, seeds in (
-        ("int4 before, 0.5 / 0.7, 50 windows", BEFORE, FIFTY, SEEDS),
-        ("int4 now, 0.4 / 0.5, 50 windows", gossamer(), FIFTY, SEEDS),
+        ("int4 in manifests, 0.5 / 0.7, 50 windows", BEFORE, FIFTY, SEEDS),
+        ("int4 tuned here, 0.4 / 0.5, 50 windows", gossamer(), FIFTY, SEEDS),
         ("top-k before, 1.0, decay 0.9, 25 windows", BEFORE_TOPK, CLOSER, SEEDS),
         ("top-k now, 2.5, decay 0.8, 25 windows", gossamer("topk"), CLOSER, SEEDS),
         ("top-k before, 1.0, decay 0.9, 100 windows", BEFORE_TOPK, FULL, (0,)),
