@@ -81,3 +81,22 @@ def test_the_patterns_for_commands_find_something() -> None:
     with pytest.raises(AssertionError, match="no command 'nod'"):
         parse("gossamer nod")
     assert unknown_flags("gossamer node --jion a:1") == {"--jion"}
+
+
+def test_every_module_has_its_line_in_the_architecture() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    tables = dict(re.findall(r"^#{3,4} `([\w/]+)/`.*?\n(.*?)(?=^##)", text, re.M | re.S))
+    folders = {
+        path.parent
+        for room in ("protocol", "node", "models", "bootstrap")
+        for path in (ROOT / room).rglob("*.py")
+    }
+    missing = []
+    for folder in folders:
+        inside = folder.relative_to(ROOT).as_posix()
+        headed, below = (inside, "") if inside in tables else (inside.rpartition("/")[0], f"{folder.name}/")
+        for path in folder.glob("*.py"):
+            of_a_folder = path.name == "__init__.py" and f"`{folder.name}/`" in text
+            if not of_a_folder and f"`{below}{path.name}`" not in tables[headed]:
+                missing.append(f"{inside}/{path.name}")
+    assert missing == []
