@@ -489,7 +489,8 @@ def swarm(
 
         gossamer swarm --chaos
     """
-    from gossamer.bootstrap.swarm import SwarmOptions, run_swarm
+    from gossamer.bootstrap.local_swarm import SwarmOptions
+    from gossamer.bootstrap.swarm import run_swarm
 
     options = SwarmOptions(
         nodes=nodes,

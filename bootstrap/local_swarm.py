@@ -8,9 +8,9 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -18,12 +18,10 @@ from gossamer.bootstrap.chaos import Storm
 from gossamer.bootstrap.display import Display
 from gossamer.bootstrap.processes import NodeProcess, stop_all, threads_each
 from gossamer.bootstrap.summary import SwarmSummary, summarise
+from gossamer.models.registry import OptionValue
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import LocalError
 from gossamer.protocol.manifest import Manifest
-
-if TYPE_CHECKING:
-    from gossamer.bootstrap.swarm import SwarmOptions
 
 REFRESH_S = 0.5
 EXCHANGE_DEADLINE_S = 60.0
@@ -34,10 +32,33 @@ SAMPLE_CHARACTERS = 300
 EVALUATIONS = 16
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmOptions:
+    """What was asked for on the command line."""
+
+    nodes: int
+    rounds: int
+    task: str
+    """The name of a task that comes with Gossamer, or ``FILE.py:CLASS``."""
+    options: Mapping[str, OptionValue]
+    settings: tuple[str, ...]
+    data: tuple[str, ...]
+    codec: str
+    every_steps: int
+    fragments: int
+    seed: int
+    folder: Path | None
+    json_path: Path | None
+    chaos: bool = False
+    """Whether a storm passes over it, see `chaos`."""
+    plaintext: bool
+    debug: bool
+
+
 class LocalSwarm:
     """A bootstrap peer, its nodes, and what they are put through."""
 
-    def __init__(self, options: "SwarmOptions", manifest: Manifest, folder: Path) -> None:
+    def __init__(self, options: SwarmOptions, manifest: Manifest, folder: Path) -> None:
         self._options = options
         self._manifest = manifest
         self._folder = folder

@@ -8,15 +8,13 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from gossamer.bootstrap import manifests
 from gossamer.bootstrap.display import show_summary
-from gossamer.bootstrap.local_swarm import LocalSwarm
+from gossamer.bootstrap.local_swarm import LocalSwarm, SwarmOptions
 from gossamer.models.corpus import load_corpus
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import OptionValue, find_kind
@@ -28,29 +26,6 @@ from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
 
 FAILURE = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwarmOptions:
-    """What was asked for on the command line."""
-
-    nodes: int
-    rounds: int
-    task: str
-    """The name of a task that comes with Gossamer, or ``FILE.py:CLASS``."""
-    options: Mapping[str, OptionValue]
-    settings: tuple[str, ...]
-    data: tuple[str, ...]
-    codec: str
-    every_steps: int
-    fragments: int
-    seed: int
-    folder: Path | None
-    json_path: Path | None
-    chaos: bool = False
-    """Whether a storm passes over it, see `chaos`."""
-    plaintext: bool
-    debug: bool
 
 
 def run_swarm(options: SwarmOptions) -> int:

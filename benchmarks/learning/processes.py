@@ -12,8 +12,7 @@ from typing import Any
 from benchmarks.learning.gossamer import genesis
 from benchmarks.learning.world import Point, World
 from gossamer.bootstrap import manifests
-from gossamer.bootstrap.local_swarm import LocalSwarm
-from gossamer.bootstrap.swarm import SwarmOptions
+from gossamer.bootstrap.local_swarm import LocalSwarm, SwarmOptions
 from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
