@@ -10,7 +10,7 @@ import torch
 from benchmarks.goals import Goal
 from benchmarks.measure import best_of, copy_seconds, delta_like
 from benchmarks.tables import Table
-from gossamer.node.encoders import encode_tensor
+from gossamer.node.training.encoders import encode_tensor
 from gossamer.protocol.codecs import CODECS
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from gossamer.node import snapshots
-from gossamer.node.chunkstore import ChunkStore
-from gossamer.node.client import fetch_status
-from gossamer.node.home import Home
 from gossamer.node.lifeline import Child
+from gossamer.node.network.client import fetch_status
 from gossamer.node.options import DaemonOptions
+from gossamer.node.phi import snapshots
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import Manifest, from_values

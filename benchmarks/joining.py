@@ -16,10 +16,10 @@ from benchmarks.daemons import new_home, swarm_of
 from benchmarks.goals import Goal
 from benchmarks.plots import axes, save
 from benchmarks.tables import Table
-from gossamer.node import snapshots
-from gossamer.node.chunkstore import ChunkStore
-from gossamer.node.home import Home
 from gossamer.node.options import DaemonOptions
+from gossamer.node.phi import snapshots
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.home import Home
 from tests.net import hosts as namespaces
 from tests.net.hosts import NET, Hosts
 from tests.net.puppet import Puppet

@@ -22,8 +22,8 @@ from benchmarks.growth import bends, in_fresh_process
 from benchmarks.tables import Table
 from gossamer.bootstrap import manifests
 from gossamer.models.task import named_tensors
-from gossamer.node import snapshots
-from gossamer.node.outer import OuterLoop
+from gossamer.node.phi import snapshots
+from gossamer.node.training.outer import OuterLoop
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.layout import Fragment

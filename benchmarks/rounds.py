@@ -15,7 +15,7 @@ from gossamer.bootstrap import manifests
 from gossamer.models.corpus import Corpus
 from gossamer.models.task import DataStream, Task, named_tensors
 from gossamer.models.text import ByteTextTask, TextOptions
-from gossamer.node.outer import OuterLoop
+from gossamer.node.training.outer import OuterLoop
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints, check_healthy
 from gossamer.protocol.manifest import Manifest

@@ -16,10 +16,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks.tables import Table
-from gossamer.node.link import PeerLink
-from gossamer.node.questions import Questions
-from gossamer.node.tls import Certificate
-from gossamer.node.transport import Transport
+from gossamer.node.network.link import PeerLink
+from gossamer.node.network.questions import Questions
+from gossamer.node.network.tls import Certificate
+from gossamer.node.network.transport import Transport
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 

@@ -26,7 +26,7 @@ from typing import Any
 from gossamer.bootstrap.fault_proxy import FaultProxy, own_loopback
 from gossamer.bootstrap.processes import NodeProcess
 from gossamer.node.address import parse_address
-from gossamer.node.home import Home
+from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError
 
 NODES_MIN = 2

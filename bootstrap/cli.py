@@ -12,7 +12,7 @@ import typer
 from gossamer.bootstrap import owners
 from gossamer.models.registry import task_names
 from gossamer.models.task_file import flag_for, is_own_name
-from gossamer.node import logs, option_values
+from gossamer.node import logs
 from gossamer.node.address import WILDCARDS, format_address, parse_address
 from gossamer.node.cli import (
     AdminAddress,
@@ -29,10 +29,11 @@ from gossamer.node.cli import (
     Plaintext,
     app,
 )
-from gossamer.node.client import Asker, deliver, fetch_status
+from gossamer.node.config import option_values
 from gossamer.node.entering import checked_advertise, checked_join, default_folder, given_invitation
-from gossamer.node.home import Home
+from gossamer.node.network.client import Asker, deliver, fetch_status
 from gossamer.node.options import DaemonOptions
+from gossamer.node.storage.home import Home
 from gossamer.node.supervisor import Supervisor
 from gossamer.protocol.admission import Role
 from gossamer.protocol.codecs import CODECS

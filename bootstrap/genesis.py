@@ -7,10 +7,10 @@ from pathlib import Path
 from gossamer.bootstrap import genesis_file
 from gossamer.models.registry import task_names
 from gossamer.models.task_file import is_own_name
-from gossamer.node import genesis, snapshots
-from gossamer.node.chunkstore import ChunkStore
-from gossamer.node.home import Home
-from gossamer.node.recordstore import RecordStore
+from gossamer.node.phi import genesis, snapshots
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.home import Home
+from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.manifest import Manifest
 
@@ -57,7 +57,7 @@ def ensure_genesis(home: Home, manifest: Manifest, manifest_path: Path) -> None:
 def _rebuild(home: Home) -> None:
     """In a process that may import torch. Raises ConfigError with that process's own explanation."""
     result = subprocess.run(
-        [sys.executable, "-m", "gossamer.node.genesis", str(home.root)],
+        [sys.executable, "-m", "gossamer.node.phi.genesis", str(home.root)],
         capture_output=True,
         text=True,
         check=False,

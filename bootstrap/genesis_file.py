@@ -12,8 +12,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from gossamer.node import snapshots
-from gossamer.node.home import write_atomically
+from gossamer.node.phi import snapshots
+from gossamer.node.storage.home import write_atomically
 from gossamer.protocol.errors import ConfigError, DivergedError, StorageError
 from gossamer.protocol.fixedpoint import Ints, to_fixed, to_float
 from gossamer.protocol.manifest import Manifest

@@ -18,7 +18,7 @@ from gossamer.bootstrap.chaos import Storm
 from gossamer.bootstrap.display import Display
 from gossamer.bootstrap.processes import NodeProcess, stop_all, threads_each
 from gossamer.bootstrap.summary import SwarmSummary, summarise
-from gossamer.node.home import Home
+from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import LocalError
 from gossamer.protocol.manifest import Manifest
 
@@ -186,7 +186,7 @@ class LocalSwarm:
         """A few lines from the first node's model. A failure to write is no failure to train."""
         if self._manifest.task.source:
             return ""
-        from gossamer.node.generate import generate
+        from gossamer.node.exports.generate import generate
 
         try:
             pieces = generate(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import OptionValue
 from gossamer.models.task_file import kind_of
-from gossamer.node import genesis, snapshots
 from gossamer.node.entering import read_manifest
-from gossamer.node.home import write_atomically
+from gossamer.node.phi import genesis, snapshots
+from gossamer.node.storage.home import write_atomically
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.layout import TensorSpec, plan

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from gossamer.node.home import write_atomically
+from gossamer.node.storage.home import write_atomically
 from gossamer.protocol.admission import (
     Grant,
     Role,

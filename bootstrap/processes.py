@@ -10,10 +10,10 @@ from typing import Any
 
 import psutil
 
-from gossamer.node.client import fetch_status
-from gossamer.node.home import Home
+from gossamer.node.config.settings import CONFIG_VARIABLE
 from gossamer.node.lifeline import Child
-from gossamer.node.settings import CONFIG_VARIABLE
+from gossamer.node.network.client import fetch_status
+from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import LocalError, UnreachableError
 
 START_TIMEOUT_S = 60.0

@@ -20,9 +20,9 @@ from gossamer.bootstrap.local_swarm import LocalSwarm
 from gossamer.models.corpus import load_corpus
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import OptionValue, find_kind
-from gossamer.node import snapshots
-from gossamer.node.chunkstore import ChunkStore
-from gossamer.node.home import Home, write_atomically
+from gossamer.node.phi import snapshots
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.home import Home, write_atomically
 from gossamer.protocol.errors import ConfigError, LocalError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest

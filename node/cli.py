@@ -12,10 +12,9 @@ from typing import Annotated
 
 import typer
 
-from gossamer.node import config_cli, logs, option_values
-from gossamer.node.askers import asker_for
-from gossamer.node.client import fetch_status
-from gossamer.node.command import App
+from gossamer.node import logs
+from gossamer.node.config import config_cli, option_values
+from gossamer.node.config.command import App
 from gossamer.node.entering import (
     checked_advertise,
     checked_join,
@@ -25,11 +24,13 @@ from gossamer.node.entering import (
     node_in,
     own_id,
 )
+from gossamer.node.monitoring.status import one_line
+from gossamer.node.monitoring.verify import verify as verify_replicas
+from gossamer.node.network.askers import asker_for
+from gossamer.node.network.client import fetch_status
 from gossamer.node.options import DaemonOptions, TrainerOptions
 from gossamer.node.own_task import check_trainable, remember_task
-from gossamer.node.status import one_line
 from gossamer.node.supervisor import Supervisor
-from gossamer.node.verify import verify as verify_replicas
 from gossamer.protocol.admission import Role
 from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
 
@@ -286,7 +287,7 @@ def peers(
         return
     from rich.console import Console
 
-    from gossamer.node.peers import peers_table
+    from gossamer.node.dashboard.peers import peers_table
 
     Console().print(peers_table(found))
 
@@ -319,8 +320,8 @@ def top(
         gossamer top --dir ~/.gossamer/0f2aa9b7d875
         gossamer top 127.0.0.1:7781
     """
-    from gossamer.node.admin_client import find_admin
-    from gossamer.node.top import show_top
+    from gossamer.node.dashboard.admin_client import find_admin
+    from gossamer.node.dashboard.top import show_top
 
     find_admin(address, folder)  # a mistake is better said before the screen is taken over
     show_top(lambda: find_admin(address, folder))
@@ -382,7 +383,7 @@ def generate(
     # One byte is many small steps. Beside a trainer on the same cores, threads that spin between them wait
     # longer than they work. It has to be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from gossamer.node.generate import generate as write_text
+    from gossamer.node.exports.generate import generate as write_text
 
     pieces = write_text(home, prompt, length, temperature=temperature, seed=seed)
     try:
@@ -427,7 +428,7 @@ def export(
 
         gossamer export my-model
     """
-    from gossamer.node.export import export as write_model
+    from gossamer.node.exports.export import export as write_model
 
     done = write_model(node_in(folder), out, dtype=dtype, sealed=sealed, force=force)
     if as_json:

@@ -14,29 +14,30 @@ import time
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
-from gossamer.node import __version__, control, lifeline, logs
-from gossamer.node.acquaintances import Acquaintances, whom_to_join
+from gossamer.node import __version__, lifeline, logs
 from gossamer.node.address import WILDCARDS, format_address, parse_address, port_of
-from gossamer.node.admin import TOKEN_VARIABLE, AdminServer
-from gossamer.node.admitting import Admitting
-from gossamer.node.archive import Archive
-from gossamer.node.briefing import Briefing
-from gossamer.node.chunkstore import ChunkStore
-from gossamer.node.home import Home, remove_unfinished
-from gossamer.node.merging import Merging
-from gossamer.node.open_links import OpenLinks
+from gossamer.node.dashboard.admin import TOKEN_VARIABLE, AdminServer
+from gossamer.node.ipc import control
+from gossamer.node.ipc.briefing import Briefing
+from gossamer.node.ipc.publisher import Publisher
+from gossamer.node.ipc.trainer_port import TrainerPort
+from gossamer.node.monitoring.status import describe
+from gossamer.node.network.acquaintances import Acquaintances, whom_to_join
+from gossamer.node.network.admitting import Admitting
+from gossamer.node.network.open_links import OpenLinks
+from gossamer.node.network.policing import Policing
+from gossamer.node.network.questions import Questions
+from gossamer.node.network.tls import Certificate
+from gossamer.node.network.transfers import Transfers
+from gossamer.node.network.transport import Transport
 from gossamer.node.options import DaemonOptions
-from gossamer.node.policing import Policing
-from gossamer.node.publisher import Publisher
-from gossamer.node.questions import Questions
-from gossamer.node.recordstore import RecordStore
-from gossamer.node.recordwriter import RecordWriter
-from gossamer.node.snapshots import SnapshotShelf
-from gossamer.node.status import describe
-from gossamer.node.tls import Certificate
-from gossamer.node.trainer_port import TrainerPort
-from gossamer.node.transfers import Transfers
-from gossamer.node.transport import Transport
+from gossamer.node.phi.archive import Archive
+from gossamer.node.phi.merging import Merging
+from gossamer.node.phi.snapshots import SnapshotShelf
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.home import Home, remove_unfinished
+from gossamer.node.storage.recordstore import RecordStore
+from gossamer.node.storage.recordwriter import RecordWriter
 from gossamer.node.watching import Watching
 from gossamer.protocol import effects as fx
 from gossamer.protocol.chunks import payload_chunk_sizes

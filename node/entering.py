@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gossamer.node.address import parse_address, parse_contact
-from gossamer.node.askers import asker_of, nodes_root
-from gossamer.node.client import fetch_manifest
-from gossamer.node.home import Home
-from gossamer.node.restore import has_model
+from gossamer.node.network.askers import asker_of, nodes_root
+from gossamer.node.network.client import fetch_manifest
+from gossamer.node.phi.restore import has_model
+from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError, NotAnsweredError
 from gossamer.protocol.invitation import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
 from gossamer.protocol.manifest import Manifest, from_toml

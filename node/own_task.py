@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import find_kind, task_names
 from gossamer.models.task_file import TaskFile, flag_for, is_own_name, load, parse_task_file
-from gossamer.node.home import Home
+from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import Manifest
 

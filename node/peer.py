@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.models.task import named_tensors
-from gossamer.node import control
-from gossamer.node.beside import Beside
-from gossamer.node.checkpoint import CheckpointWriter, Progress, StateCopy, collect, restore
-from gossamer.node.daemon_link import DaemonLink, Offer
-from gossamer.node.home import Home
-from gossamer.node.outer import OuterLoop
-from gossamer.node.ranks import DONE, GAVE_UP, Alone, Ranks, Word
-from gossamer.node.standing import LEAVE_S, Standing
+from gossamer.node.ipc import control
+from gossamer.node.ipc.daemon_link import DaemonLink, Offer
+from gossamer.node.storage.home import Home
+from gossamer.node.training.beside import Beside
+from gossamer.node.training.checkpoint import CheckpointWriter, Progress, StateCopy, collect, restore
+from gossamer.node.training.outer import OuterLoop
+from gossamer.node.training.ranks import DONE, GAVE_UP, Alone, Ranks, Word
+from gossamer.node.training.standing import LEAVE_S, Standing
 from gossamer.protocol.limits import LOSS_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
@@ -134,7 +134,7 @@ class Peer(Standing):
             StorageError: the folder cannot be used.
             SystemExit: the node was told to stop before it had the model.
         """
-        from gossamer.node.attaching import attach
+        from gossamer.node.training.attaching import attach
 
         return attach(
             model,

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from gossamer.node.address import parse_address
-from gossamer.node.home import Home
 from gossamer.node.lifeline import Child
 from gossamer.node.options import DaemonOptions, TrainerOptions
+from gossamer.node.storage.home import Home
 
 BACKOFF_MAX_S = 30.0
 STEADY_AFTER_S = 60.0
@@ -80,7 +80,7 @@ def trainer_service(options: TrainerOptions) -> Service:
 
     def start() -> Child:
         told = replace(options, restarted=service.failures > 0)
-        return Child("gossamer.node.trainer", [told.to_json()], env=threads)
+        return Child("gossamer.node.training.trainer", [told.to_json()], env=threads)
 
     service = Service("trainer", start)
     return service

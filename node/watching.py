@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gossamer.node import feed
-from gossamer.node.admin_state import admin_state
-from gossamer.node.chronicle import Chronicle, Round, as_json
-from gossamer.node.chroniclestore import ChronicleStore
-from gossamer.node.happenings import Happenings
-from gossamer.node.link import PeerLink
-from gossamer.node.notices import Notices
-from gossamer.node.rates import Rates
-from gossamer.node.status import state_of
-from gossamer.node.vitals import Look, Vitals
+from gossamer.node.dashboard import feed
+from gossamer.node.dashboard.admin_state import admin_state
+from gossamer.node.monitoring.chronicle import Chronicle, Round, as_json
+from gossamer.node.monitoring.chroniclestore import ChronicleStore
+from gossamer.node.monitoring.happenings import Happenings
+from gossamer.node.monitoring.notices import Notices
+from gossamer.node.monitoring.rates import Rates
+from gossamer.node.monitoring.status import state_of
+from gossamer.node.monitoring.vitals import Look, Vitals
+from gossamer.node.network.link import PeerLink
 from gossamer.protocol.conduct import RoundFigures
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.records import Delta

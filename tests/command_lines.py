@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from gossamer.bootstrap import cli
-from gossamer.node.command import Command
+from gossamer.node.config.command import Command
 
 GOSSAMER: Any = typer.main.get_command(cli.app)
 

@@ -16,7 +16,7 @@ from benchmarks.learning.replica import History, Record, Replica
 from benchmarks.learning.world import Point, Worker, World
 from gossamer.bootstrap import manifests
 from gossamer.models.task import named_tensors
-from gossamer.node.outer import OuterLoop
+from gossamer.node.training.outer import OuterLoop
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.fixedpoint import ONE, Ints
 from gossamer.protocol.manifest import Manifest

@@ -14,9 +14,9 @@ from benchmarks.learning.world import Point, World
 from gossamer.bootstrap import manifests
 from gossamer.bootstrap.local_swarm import LocalSwarm
 from gossamer.bootstrap.swarm import SwarmOptions
-from gossamer.node import snapshots
-from gossamer.node.chunkstore import ChunkStore
-from gossamer.node.home import Home
+from gossamer.node.phi import snapshots
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.home import Home
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.payload import payload_bytes_max
 

@@ -1,4 +1,4 @@
-"""Phi as the fold of the records that a worker knows, as `gossamer.node.merger` keeps it, without disk."""
+"""Phi as the fold of the records that a worker knows, as `gossamer.node.phi.merger` keeps it, without disk."""
 
 from collections import OrderedDict
 from typing import NamedTuple

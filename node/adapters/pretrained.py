@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from gossamer.node.home import Home, write_atomically
-from gossamer.node.pretrained import FROZEN
+from gossamer.node.exports.pretrained import FROZEN
+from gossamer.node.storage.home import Home, write_atomically
 
 log = logging.getLogger("gossamer.peer")
 

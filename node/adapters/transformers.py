@@ -20,9 +20,9 @@ from torch.utils.hooks import RemovableHandle
 
 from gossamer.node.adapters.membership import Membership
 from gossamer.node.adapters.pretrained import keep_pretrained
-from gossamer.node.home import Home
 from gossamer.node.peer import Peer
 from gossamer.node.schedules import Schedule
+from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError
 
 try:

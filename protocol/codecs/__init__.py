@@ -1,7 +1,7 @@
 """Codecs: how a tensor of fixed-point values becomes few bytes, and back.
 
 What nodes must agree on is the wire form and its decoding; `encode` is the reference that the trainer's
-device encoders (`gossamer.node.encoders`) match bit for bit. A record names its codec, so one round may
+device encoders (`gossamer.node.training.encoders`) match bit for bit. A record names its codec, so one round may
 mix them: Merge sees integers only.
 """
 

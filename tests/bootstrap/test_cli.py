@@ -14,8 +14,8 @@ from gossamer.bootstrap import cli, genesis_file
 from gossamer.bootstrap.manifests import read
 from gossamer.models.registry import build_task
 from gossamer.models.task_file import parse_task_file
-from gossamer.node import genesis
-from gossamer.node.home import Home
+from gossamer.node.phi import genesis
+from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Charter, Revocation, Role
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import read_invitation

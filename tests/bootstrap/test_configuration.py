@@ -11,7 +11,7 @@ import typer
 
 from gossamer.bootstrap import cli
 from gossamer.bootstrap.processes import NodeProcess
-from gossamer.node.settings import flag_of, key_of, settable, settings_of, variable_of
+from gossamer.node.config.settings import flag_of, key_of, settable, settings_of, variable_of
 from gossamer.protocol.errors import ConfigError
 
 GOSSAMER: Any = typer.main.get_command(cli.app)

@@ -10,9 +10,9 @@ from safetensors.numpy import load_file, save_file
 
 from gossamer.bootstrap import genesis_file
 from gossamer.bootstrap.genesis import ensure_genesis
-from gossamer.node import genesis, snapshots
-from gossamer.node.chunkstore import ChunkStore
-from gossamer.node.home import Home
+from gossamer.node.phi import genesis, snapshots
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import Ints, to_fixed
 from gossamer.protocol.layout import TensorSpec, plan

@@ -14,9 +14,9 @@ import pytest
 import typer
 
 from gossamer.bootstrap import cli
-from gossamer.node.command import Command
-from gossamer.node.command_help import PANELS, examples
-from gossamer.node.home import Home
+from gossamer.node.config.command import Command
+from gossamer.node.config.command_help import PANELS, examples
+from gossamer.node.storage.home import Home
 from tests.command_lines import GOSSAMER, parse
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from gossamer.bootstrap import manifests
-from gossamer.node import genesis, snapshots
-from gossamer.node.chunkstore import ChunkStore
+from gossamer.node.phi import genesis, snapshots
+from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints

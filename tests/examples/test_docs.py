@@ -16,7 +16,7 @@ import pytest
 from gossamer.models import checking
 from gossamer.models.task import DataStream
 from gossamer.models.task_file import kind_of
-from gossamer.node.home import Home
+from gossamer.node.storage.home import Home
 from tests.net.processes import assert_all_gone, processes_naming, wait_for
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "your-model.md"

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.home import Home
-from gossamer.node.recordstore import RecordStore
+from gossamer.node.storage.home import Home
+from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.records import Delta
 from tests.net.processes import (
     BootstrapPeer,

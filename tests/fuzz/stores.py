@@ -24,13 +24,15 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from gossamer.node import checkpoint, control, snapshots
 from gossamer.node.address import format_address, parse_address
-from gossamer.node.chunkstore import MissingChunkError
-from gossamer.node.client import parse_status
-from gossamer.node.merger import Base
-from gossamer.node.outer import OuterLoop
-from gossamer.node.recordstore import RecordStore
+from gossamer.node.ipc import control
+from gossamer.node.network.client import parse_status
+from gossamer.node.phi import snapshots
+from gossamer.node.phi.merger import Base
+from gossamer.node.storage.chunkstore import MissingChunkError
+from gossamer.node.storage.recordstore import RecordStore
+from gossamer.node.training import checkpoint
+from gossamer.node.training.outer import OuterLoop
 from gossamer.protocol.chunks import chunk_hashes, chunk_sizes
 from gossamer.protocol.errors import GossamerError, LocalError, StorageError
 from gossamer.protocol.history import Claim

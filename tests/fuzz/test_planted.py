@@ -10,7 +10,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from gossamer.node import control, snapshots
+from gossamer.node.ipc import control
+from gossamer.node.phi import snapshots
 from gossamer.protocol import intake
 from gossamer.protocol.chunks import parse_index
 from gossamer.protocol.codecs import block

@@ -14,14 +14,14 @@ import psutil
 
 from gossamer.bootstrap.fault_proxy import FaultProxy, own_loopback
 from gossamer.bootstrap.owners import invite
-from gossamer.node import snapshots
 from gossamer.node.address import parse_address
-from gossamer.node.askers import asker_of
-from gossamer.node.chunkstore import ChunkStore
-from gossamer.node.client import Asker, fetch_status
-from gossamer.node.home import Home
 from gossamer.node.lifeline import Child
+from gossamer.node.network.askers import asker_of
+from gossamer.node.network.client import Asker, fetch_status
 from gossamer.node.options import DaemonOptions
+from gossamer.node.phi import snapshots
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Role
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.identity import Identity

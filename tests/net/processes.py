@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from gossamer.node.home import Home
+from gossamer.node.storage.home import Home
 
 COMMAND = [sys.executable, "-m", "gossamer.bootstrap.cli"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gossamer.node import control
-from gossamer.node.daemon_link import DaemonLink
+from gossamer.node.ipc import control
+from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from gossamer.node.tls import client_context, fingerprint_of
-from gossamer.node.transport import PREFIX
+from gossamer.node.network.tls import client_context, fingerprint_of
+from gossamer.node.network.transport import PREFIX
 from gossamer.protocol.handshake import ClientHandshake
 from gossamer.protocol.identity import Identity
 

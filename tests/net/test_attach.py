@@ -17,7 +17,7 @@ import pytest
 
 from gossamer.bootstrap import manifests
 from gossamer.bootstrap.owners import invite
-from gossamer.node.home import Home
+from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Role
 from gossamer.protocol.identity import Identity
 from tests.net.attached import build_model

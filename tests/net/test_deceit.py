@@ -10,8 +10,8 @@ import pytest
 
 from gossamer.bootstrap.fault_rules import Rule
 from gossamer.node.address import Contact
-from gossamer.node.client import fetch_manifest, fetch_status
-from gossamer.node.recordstore import RecordStore
+from gossamer.node.network.client import fetch_manifest, fetch_status
+from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.history import Claim

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.bootstrap.fault_rules import Bandwidth, Rule
-from gossamer.node.recordstore import RecordStore
+from gossamer.node.storage.recordstore import RecordStore
 from tests.net.nodes import HEAL_S, LocalNode, LocalNodes, small_manifest
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gossamer.bootstrap import manifests
-from gossamer.node import snapshots
-from gossamer.node.chunkstore import ChunkStore
-from gossamer.node.home import Home
+from gossamer.node.phi import snapshots
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.home import Home
 from gossamer.protocol.manifest import Manifest
 from tests.net.processes import BootstrapPeer, gossamer
 
@@ -67,7 +67,7 @@ def test_a_damaged_database(home: Home) -> None:
 
 
 def test_the_database_of_another_swarm(home: Home, tmp_path: Path) -> None:
-    from gossamer.node.recordstore import RecordStore
+    from gossamer.node.storage.recordstore import RecordStore
 
     RecordStore(home.ledger_path, bytes(32)).close()
     status, lines = bootstrap(home)

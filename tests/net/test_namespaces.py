@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from gossamer.node import snapshots
-from gossamer.node.chunkstore import ChunkStore
-from gossamer.node.home import Home
 from gossamer.node.options import DaemonOptions
+from gossamer.node.phi import snapshots
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.home import Home
 from gossamer.protocol.manifest import Manifest
 from tests.net.hosts import NET, Hosts, why_not
 from tests.net.nodes import HEAL_S, LocalNodes, small_manifest

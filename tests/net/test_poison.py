@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.node.chunkstore import ChunkStore
-from gossamer.node.recordstore import RecordStore
-from gossamer.node.snapshots import digest
+from gossamer.node.phi.snapshots import digest
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import messages as msg
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.ledger import Ledger

@@ -16,10 +16,10 @@ import aiohttp
 import psutil
 import pytest
 
-from gossamer.node.client import fetch_status
-from gossamer.node.home import Home
-from gossamer.node.tls import client_context
-from gossamer.node.transport import PREFIX, SESSION_HEADER
+from gossamer.node.network.client import fetch_status
+from gossamer.node.network.tls import client_context
+from gossamer.node.network.transport import PREFIX, SESSION_HEADER
+from gossamer.node.storage.home import Home
 from gossamer.protocol import messages as msg
 from gossamer.protocol.identity import Identity, short
 from gossamer.protocol.limits import MESSAGE_BYTES_MAX

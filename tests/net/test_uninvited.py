@@ -14,11 +14,11 @@ import pytest
 import pytest_asyncio
 
 from gossamer.bootstrap.owners import invite, revoke
-from gossamer.node.client import deliver
-from gossamer.node.questions import ASK_HEADER
-from gossamer.node.recordstore import RecordStore
-from gossamer.node.tls import client_context
-from gossamer.node.transport import PREFIX, SESSION_HEADER
+from gossamer.node.network.client import deliver
+from gossamer.node.network.questions import ASK_HEADER
+from gossamer.node.network.tls import client_context
+from gossamer.node.network.transport import PREFIX, SESSION_HEADER
+from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import messages as msg
 from gossamer.protocol.admission import Role
 from gossamer.protocol.ask import ask

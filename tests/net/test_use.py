@@ -17,10 +17,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from gossamer.bootstrap import manifests
-from gossamer.node import restore, snapshots
-from gossamer.node.chunkstore import ChunkStore
-from gossamer.node.export import export
-from gossamer.node.home import Home
+from gossamer.node.exports.export import export
+from gossamer.node.phi import restore, snapshots
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.home import Home
 from gossamer.protocol.fixedpoint import to_fixed
 from gossamer.protocol.manifest import Manifest
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest

@@ -13,12 +13,13 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from gossamer.node import control, snapshots
-from gossamer.node.chunkstore import ChunkStore
 from gossamer.node.daemon import Daemon
-from gossamer.node.daemon_link import DaemonLink
-from gossamer.node.home import Home
+from gossamer.node.ipc import control
+from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.options import DaemonOptions
+from gossamer.node.phi import snapshots
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.home import Home
 from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payload import encode_payload

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gossamer.node import snapshots
-from gossamer.node.chunkstore import ChunkStore
-from gossamer.node.home import Home
-from gossamer.node.merger import GENESIS, Base, Merger
-from gossamer.node.recordstore import RecordStore
-from gossamer.node.restore import replay
+from gossamer.node.phi import snapshots
+from gossamer.node.phi.merger import GENESIS, Base, Merger
+from gossamer.node.phi.restore import replay
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.home import Home
+from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.chunks import parse_index, split
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.history import Claim

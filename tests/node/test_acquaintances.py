@@ -1,13 +1,13 @@
-"""`gossamer.node.acquaintances`: whom a node remembers, and in which order."""
+"""`gossamer.node.network.acquaintances`: whom a node remembers, and in which order."""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
 
-from gossamer.node.acquaintances import Acquaintances, whom_to_join
 from gossamer.node.address import Contact
-from gossamer.node.home import Home
+from gossamer.node.network.acquaintances import Acquaintances, whom_to_join
+from gossamer.node.storage.home import Home
 from gossamer.protocol import effects as fx
 from gossamer.protocol.presence import NodeInfo
 from gossamer.protocol.replica import Replica

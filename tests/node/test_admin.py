@@ -13,11 +13,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gossamer.node import feed as feeds
 from gossamer.node.address import port_of
-from gossamer.node.admin import TOKEN_VARIABLE, AdminServer
-from gossamer.node.admin_client import AdminClient, admin_of, find_admin
-from gossamer.node.chronicle import OWN
+from gossamer.node.dashboard import feed as feeds
+from gossamer.node.dashboard.admin import TOKEN_VARIABLE, AdminServer
+from gossamer.node.dashboard.admin_client import AdminClient, admin_of, find_admin
+from gossamer.node.monitoring.chronicle import OWN
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from tests.node.daemons import facts, founded, get, joining, publish, report, running, training
 from tests.node.recorded_swarm import Recorded
@@ -129,7 +129,7 @@ async def test_what_happened_is_known_after_a_restart(
             before = (await get(home, "/api/rounds"))[2]
     async with running(home):
         assert (await get(home, "/api/rounds"))[2] == before
-    monkeypatch.setattr("gossamer.node.chroniclestore.ENTRIES_MAX", 1)
+    monkeypatch.setattr("gossamer.node.monitoring.chroniclestore.ENTRIES_MAX", 1)
     async with running(home) as daemon:
         assert daemon.watching.chronicle.oldest() == 2
         _, headers, after = await get(home, "/api/rounds")

@@ -12,15 +12,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gossamer.node import askers
 from gossamer.node.address import Contact, parse_contact
-from gossamer.node.askers import asker_for, asker_of
-from gossamer.node.client import Asker, deliver, fetch_manifest, fetch_status
-from gossamer.node.home import Home
-from gossamer.node.questions import NONCE_HEADER, PROOF_HEADER
-from gossamer.node.recordstore import RecordStore
-from gossamer.node.tls import Certificate, client_context
-from gossamer.node.transport import PREFIX
+from gossamer.node.network import askers
+from gossamer.node.network.askers import asker_for, asker_of
+from gossamer.node.network.client import Asker, deliver, fetch_manifest, fetch_status
+from gossamer.node.network.questions import NONCE_HEADER, PROOF_HEADER
+from gossamer.node.network.tls import Certificate, client_context
+from gossamer.node.network.transport import PREFIX
+from gossamer.node.storage.home import Home
+from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.admission import parse_grant
 from gossamer.protocol.ask import ask, check_proof
 from gossamer.protocol.envelope import open_envelope

@@ -5,10 +5,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gossamer.node.archive import Archive
-from gossamer.node.chunkstore import ChunkStore
-from gossamer.node.merger import Base
-from gossamer.node.snapshots import SnapshotShelf
+from gossamer.node.phi.archive import Archive
+from gossamer.node.phi.merger import Base
+from gossamer.node.phi.snapshots import SnapshotShelf
+from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.effects import Close
 
 

@@ -1,4 +1,4 @@
-"""`gossamer.node.client` and `gossamer.node.verify`: asking nodes from outside."""
+"""`gossamer.node.network.client` and `gossamer.node.monitoring.verify`: asking nodes from outside."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gossamer.node import client, verify
 from gossamer.node.address import parse_contact
-from gossamer.node.client import fetch_status
-from gossamer.node.transport import PREFIX
+from gossamer.node.monitoring import verify
+from gossamer.node.network import client
+from gossamer.node.network.client import fetch_status
+from gossamer.node.network.transport import PREFIX
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from gossamer.protocol.limits import MANIFEST_BYTES_MAX
 from tests.protocol.builders import SMALL, manifest

@@ -1,4 +1,4 @@
-"""`gossamer.node.attaching`: mistakes that come to light before a daemon is started, as one line each."""
+"""`attaching`: mistakes that come to light before a daemon is started, as one line each."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from gossamer.bootstrap import manifests
-from gossamer.node import attaching
-from gossamer.node.attaching import _enter
-from gossamer.node.beside import Beside
-from gossamer.node.home import Home
 from gossamer.node.peer import Peer
+from gossamer.node.storage.home import Home
+from gossamer.node.training import attaching
+from gossamer.node.training.attaching import _enter
+from gossamer.node.training.beside import Beside
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from gossamer.protocol.manifest import Manifest
 

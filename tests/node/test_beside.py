@@ -1,4 +1,4 @@
-"""`gossamer.node.beside`: SIGTERM as an end in good order, taken over where nobody else has."""
+"""`gossamer.node.training.beside`: SIGTERM as an end in good order, taken over where nobody else has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gossamer.node.beside import TERMINATED, Beside
+from gossamer.node.training.beside import TERMINATED, Beside
 
 
 @pytest.fixture(autouse=True)

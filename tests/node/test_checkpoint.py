@@ -8,9 +8,9 @@ from safetensors.torch import save
 from torch import nn
 
 from gossamer.models.task import named_tensors
-from gossamer.node import checkpoint
-from gossamer.node.checkpoint import CheckpointWriter, Progress, StateCopy, collect, restore
-from gossamer.node.outer import OuterLoop
+from gossamer.node.training import checkpoint
+from gossamer.node.training.checkpoint import CheckpointWriter, Progress, StateCopy, collect, restore
+from gossamer.node.training.outer import OuterLoop
 from tests.protocol import builders
 
 
@@ -52,8 +52,8 @@ def saved(tmp_path):
 
 def test_a_state_copied_in_shares_names_the_round_of_each_fragment(tmp_path, monkeypatch):
     """Training goes on in between; a fragment's residual is that of the round it is labelled with."""
-    monkeypatch.setattr("gossamer.node.checkpoint.SHARE_BYTES", 1)
-    monkeypatch.setattr("gossamer.node.checkpoint.SHARES", 10**9)
+    monkeypatch.setattr("gossamer.node.training.checkpoint.SHARE_BYTES", 1)
+    monkeypatch.setattr("gossamer.node.training.checkpoint.SHARES", 10**9)
     model, outer, optimizer = trained()
     copy, out, round_ = StateCopy(outer, [optimizer]), memoryview(bytearray(10_000)), 3
     residuals = {state.last_published: [r.clone() for r in state.residual] for state in outer.fragments}

@@ -1,4 +1,4 @@
-"""`gossamer.node.chronicle` and `gossamer.node.chroniclestore`: what happened, round by round."""
+"""`chronicle` and `chroniclestore`: what happened, round by round."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node import chronicle as chronicles
-from gossamer.node import chroniclestore as stores
-from gossamer.node.chronicle import CLIPPED, LATE, OWN, VOID, Chronicle, Entry, Round, as_json
-from gossamer.node.chroniclestore import ChronicleStore
+from gossamer.node.monitoring import chronicle as chronicles
+from gossamer.node.monitoring import chroniclestore as stores
+from gossamer.node.monitoring.chronicle import CLIPPED, LATE, OWN, VOID, Chronicle, Entry, Round, as_json
+from gossamer.node.monitoring.chroniclestore import ChronicleStore
 from gossamer.protocol.conduct import Figures
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.records import Delta

@@ -1,4 +1,4 @@
-"""`gossamer.node.chunkstore`: what is read is what was hashed, or it is not there."""
+"""`gossamer.node.storage.chunkstore`: what is read is what was hashed, or it is not there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.chunkstore import ChunkStore, MissingChunkError
+from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.protocol.errors import StorageError
 
 

@@ -1,10 +1,10 @@
-"""`gossamer.node.client`: what a stranger's node answers is a status, or one clear line."""
+"""`gossamer.node.network.client`: what a stranger's node answers is a status, or one clear line."""
 
 from __future__ import annotations
 
 import pytest
 
-from gossamer.node.client import parse_status
+from gossamer.node.network.client import parse_status
 from gossamer.protocol.errors import UnreachableError
 
 

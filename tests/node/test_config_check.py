@@ -17,14 +17,14 @@ import typer
 
 from gossamer.bootstrap import cli, manifests
 from gossamer.bootstrap.owners import invite
-from gossamer.node import check_machine
 from gossamer.node.address import parse_contact
-from gossamer.node.check_folder import check_folder, is_running
-from gossamer.node.check_manifest import check_manifest, disk_needed
-from gossamer.node.check_swarm import ask_nodes
-from gossamer.node.config_check import check
-from gossamer.node.findings import Finding
-from gossamer.node.home import Home
+from gossamer.node.config import check_machine
+from gossamer.node.config.check_folder import check_folder, is_running
+from gossamer.node.config.check_manifest import check_manifest, disk_needed
+from gossamer.node.config.check_swarm import ask_nodes
+from gossamer.node.config.config_check import check
+from gossamer.node.config.findings import Finding
+from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Role
 from tests.node.daemons import facts, founded, joining, manifest_of, running
 from tests.protocol import builders
@@ -275,7 +275,7 @@ async def test_nodes_that_answer(tmp_path: Path) -> None:
 async def test_a_clock_that_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = founded(tmp_path / "a")
     async with running(home):
-        monkeypatch.setattr("gossamer.node.client.offset_of", lambda date, now: 3600.0)
+        monkeypatch.setattr("gossamer.node.network.client.offset_of", lambda date, now: 3600.0)
         contact = parse_contact(facts(home)["address"])
         answers = await asyncio.to_thread(ask_nodes, [contact], None, plaintext=True, asker=None)
     ((level, text),) = found(answers.findings)["clock"]

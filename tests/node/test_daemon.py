@@ -15,14 +15,15 @@ import aiohttp
 import numpy as np
 import pytest
 
-from gossamer.node import control, daemon_link, snapshots
-from gossamer.node.chunkstore import ChunkStore
-from gossamer.node.client import fetch_status
 from gossamer.node.daemon import Daemon
-from gossamer.node.daemon_link import DaemonLink
-from gossamer.node.home import Home
+from gossamer.node.dashboard.peers import peers_table
+from gossamer.node.ipc import control, daemon_link
+from gossamer.node.ipc.daemon_link import DaemonLink
+from gossamer.node.network.client import fetch_status
 from gossamer.node.options import DaemonOptions
-from gossamer.node.peers import peers_table
+from gossamer.node.phi import snapshots
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.home import Home
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import RefusedError, StorageError
@@ -131,7 +132,7 @@ async def test_a_restarted_daemon_never_signs_a_round_again(
             control.Publish(2, 1, 100, 10, 2.0, "int8", len(payload(home))),
             payload(home),
         )
-    from gossamer.node.recordstore import RecordStore
+    from gossamer.node.storage.recordstore import RecordStore
 
     load = RecordStore.load
 

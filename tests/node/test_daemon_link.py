@@ -1,4 +1,4 @@
-"""`gossamer.node.trainer_port` and `gossamer.node.daemon_link`, over a real Unix socket.
+"""`gossamer.node.ipc.trainer_port` and `gossamer.node.ipc.daemon_link`, over a real Unix socket.
 
 The daemon may die at any moment; the trainer goes on, and hands a delta over again exactly once.
 """
@@ -17,8 +17,8 @@ import numpy as np
 import psutil
 import pytest
 
-from gossamer.node import control, daemon_link
-from gossamer.node.daemon_link import DaemonLink
+from gossamer.node.ipc import control, daemon_link
+from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.protocol.errors import UnreachableError
 from tests.node.trainer_side import NODE_ID, FakeDaemon, daemon_at, link_to, publish, until, values_of
 from tests.protocol.builders import LAYOUT

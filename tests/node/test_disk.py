@@ -1,4 +1,4 @@
-"""`gossamer.node.publisher` and `gossamer.node.transfers`: a full disk delays, and loses nothing."""
+"""`publisher` and `transfers`: a full disk delays, and loses nothing."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gossamer.node import control, publisher, transfers
-from gossamer.node.chunkstore import ChunkStore
-from gossamer.node.publisher import Publisher
-from gossamer.node.transfers import Transfers
-from gossamer.node.uploads import Uploads
+from gossamer.node.ipc import control, publisher
+from gossamer.node.ipc.publisher import Publisher
+from gossamer.node.network import transfers
+from gossamer.node.network.transfers import Transfers
+from gossamer.node.network.uploads import Uploads
+from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol import effects as fx
 from gossamer.protocol import messages as msg
 from gossamer.protocol.chunks import split_payload

@@ -1,4 +1,4 @@
-"""`gossamer.node.door`: strangers have little time and few bytes, and give way to those who come to talk."""
+"""`door`: strangers have little time and few bytes, and give way to those who come to talk."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from gossamer.node import door as door_module
-from gossamer.node.door import Door
-from gossamer.node.tls import client_context
-from gossamer.node.transport import PREFIX, SESSION_HEADER
+from gossamer.node.network import door as door_module
+from gossamer.node.network.door import Door
+from gossamer.node.network.tls import client_context
+from gossamer.node.network.transport import PREFIX, SESSION_HEADER
 from gossamer.protocol.budget import PER_ADDRESS, PER_NODE, Allowance, Resource
 from tests.net.stranger import linked as stranger_linked
 from tests.node.trainer_side import until

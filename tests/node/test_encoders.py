@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from gossamer.node import encoders
-from gossamer.node.encoders import ENCODERS, encode_fragment, encode_tensor
+from gossamer.node.training import encoders
+from gossamer.node.training.encoders import ENCODERS, encode_fragment, encode_tensor
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints

@@ -8,7 +8,7 @@ import pytest
 
 from gossamer.bootstrap.owners import invite
 from gossamer.node.entering import enter_invited, node_in
-from gossamer.node.home import Home
+from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Role
 from gossamer.protocol.errors import ConfigError
 from tests.protocol import builders

@@ -1,4 +1,4 @@
-"""`gossamer.node.export`: the same records make the same files, which appear whole or not at all."""
+"""`gossamer.node.exports.export`: the same records make the same files, which appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from gossamer.node import restore, snapshots, tensorfile
-from gossamer.node.chunkstore import MissingChunkError
-from gossamer.node.export import export
-from gossamer.node.home import Home
-from gossamer.node.merger import Merger
-from gossamer.node.restore import replay
+from gossamer.node.exports import tensorfile
+from gossamer.node.exports.export import export
+from gossamer.node.phi import restore, snapshots
+from gossamer.node.phi.merger import Merger
+from gossamer.node.phi.restore import replay
+from gossamer.node.storage.chunkstore import MissingChunkError
+from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints, to_float
 from gossamer.protocol.history import Claim
@@ -285,7 +286,7 @@ def test_a_failed_swap_puts_the_old_folder_back(
             raise OSError(errno.EIO, "Input/output error")
         do(old, new)
 
-    monkeypatch.setattr("gossamer.node.placing.os.rename", second_fails)
+    monkeypatch.setattr("gossamer.node.storage.placing.os.rename", second_fails)
     with pytest.raises(StorageError, match="cannot write .*: Input/output error"):
         export(folder.home, tmp_path / "out", force=True)
     assert next(renames, "all made") == "all made" and files(tmp_path) == before

@@ -1,4 +1,4 @@
-"""`gossamer.node.happenings`: who comes, goes and differs, said once and in few lines."""
+"""`gossamer.node.monitoring.happenings`: who comes, goes and differs, said once and in few lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.node.happenings import Happenings
+from gossamer.node.monitoring.happenings import Happenings
 from gossamer.protocol.history import Claim
 from gossamer.protocol.roster import Health, Member
 from tests.protocol import builders

@@ -1,4 +1,4 @@
-"""`gossamer.node.home`: nothing readable by others, nothing half-written, one clear line when damaged."""
+"""`home`: nothing readable by others, nothing half-written, one clear line when damaged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.home import Home, write_atomically
+from gossamer.node.storage.home import Home, write_atomically
 from gossamer.protocol.errors import ConfigError, StorageError
 from tests.protocol.builders import SMALL, manifest
 

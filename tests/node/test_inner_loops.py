@@ -16,9 +16,9 @@ from torch.optim import LBFGS, SGD, AdamW, Optimizer
 
 from gossamer.bootstrap.manifests import describe
 from gossamer.models.task import named_tensors
-from gossamer.node.genesis import parameters
-from gossamer.node.outer import OuterLoop
 from gossamer.node.peer import Peer
+from gossamer.node.phi.genesis import parameters
+from gossamer.node.training.outer import OuterLoop
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import ONE
 from gossamer.protocol.manifest import Manifest

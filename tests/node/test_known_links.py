@@ -1,8 +1,8 @@
-"""`gossamer.node.known_links`: our links, and those that the living tell of, by the beginnings of ids."""
+"""`known_links`: our links, and those that the living tell of, by the beginnings of ids."""
 
 from __future__ import annotations
 
-from gossamer.node.known_links import known_links
+from gossamer.node.monitoring.known_links import known_links
 from gossamer.protocol.records import Peer
 from gossamer.protocol.roster import Health, Member
 from tests.protocol import builders

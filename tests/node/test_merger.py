@@ -1,4 +1,4 @@
-"""`gossamer.node.merger`: whatever the order in which records come, Phi is the fold over their set."""
+"""`gossamer.node.phi.merger`: whatever the order in which records come, Phi is the fold over their set."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.node import merger as merger_module
-from gossamer.node import snapshots
-from gossamer.node.chunkstore import ChunkStore, MissingChunkError
-from gossamer.node.merger import Merger
+from gossamer.node.phi import merger as merger_module
+from gossamer.node.phi import snapshots
+from gossamer.node.phi.merger import Merger
+from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.errors import DivergedError, PayloadError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints

@@ -1,4 +1,4 @@
-"""`gossamer.node.merging`: merged when the trainer is about to look, offered when it has taken the last."""
+"""`merging`: merged when the trainer is about to look, offered when it has taken the last."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gossamer.node import merging as merging_module
-from gossamer.node.merger import MergedState
-from gossamer.node.merging import Merging
+from gossamer.node.phi import merging as merging_module
+from gossamer.node.phi.merger import MergedState
+from gossamer.node.phi.merging import Merging
 from gossamer.protocol.conduct import ROUNDS_MIN
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.identity import short

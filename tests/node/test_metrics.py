@@ -1,4 +1,4 @@
-"""`gossamer.node.metrics` as Prometheus reads it, and the dashboard that is made of it."""
+"""`gossamer.node.dashboard.metrics` as Prometheus reads it, and the dashboard that is made of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from gossamer.node.metrics import STATES
+from gossamer.node.dashboard.metrics import STATES
 from gossamer.protocol.roster import Health
 from tests.node.daemons import founded, get, publish, report, running, training
 from tests.node.trainer_side import until

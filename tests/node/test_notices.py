@@ -1,4 +1,4 @@
-"""`gossamer.node.notices` and `gossamer.node.rates`."""
+"""`gossamer.node.monitoring.notices` and `gossamer.node.monitoring.rates`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gossamer.node.link import Traffic
-from gossamer.node.notices import NOTICES_MAX, TEXT_MAX, Notices
-from gossamer.node.rates import SAMPLES, Rates
+from gossamer.node.monitoring.notices import NOTICES_MAX, TEXT_MAX, Notices
+from gossamer.node.monitoring.rates import SAMPLES, Rates
+from gossamer.node.network.link import Traffic
 
 log = logging.getLogger("gossamer.some.part")
 

@@ -1,4 +1,4 @@
-"""`gossamer.node.outer`: DESIGN section 4 against plain float64 arithmetic, and what must never be lost."""
+"""`outer`: DESIGN section 4 against plain float64 arithmetic, and what must never be lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gossamer.models.task import named_tensors
-from gossamer.node.outer import OuterLoop
+from gossamer.node.training.outer import OuterLoop
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, DivergedError
 from gossamer.protocol.fixedpoint import ONE, Ints, to_fixed

@@ -11,8 +11,8 @@ import pytest
 from gossamer.bootstrap import manifests
 from gossamer.models.errors import TaskError
 from gossamer.node import own_task
-from gossamer.node.check_manifest import check_manifest
-from gossamer.node.home import Home
+from gossamer.node.config.check_manifest import check_manifest
+from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import Manifest, from_values
 from tests.models.own_tasks import write_task

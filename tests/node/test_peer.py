@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from gossamer.models.task import named_tensors
-from gossamer.node import control, daemon_link
-from gossamer.node.outer import Ints
+from gossamer.node.ipc import control, daemon_link
 from gossamer.node.peer import Peer
+from gossamer.node.training.outer import Ints
 from gossamer.protocol.fixedpoint import ONE
 from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import Manifest

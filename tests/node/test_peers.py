@@ -1,4 +1,4 @@
-"""`gossamer.node.peers`: the table of members."""
+"""`gossamer.node.dashboard.peers`: the table of members."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gossamer.node.peers import peers_table
+from gossamer.node.dashboard.peers import peers_table
 from gossamer.protocol.conduct import Conduct, Figures, RoundFigures
 
 

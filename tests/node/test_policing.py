@@ -1,4 +1,4 @@
-"""`gossamer.node.policing`: who is turned away and for how long, and few log lines about it."""
+"""`gossamer.node.network.policing`: who is turned away and for how long, and few log lines about it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from hashlib import sha256
 
 import pytest
 
-from gossamer.node import policing as conduct_module
-from gossamer.node.policing import Policing
+from gossamer.node.network import policing as conduct_module
+from gossamer.node.network.policing import Policing
 from gossamer.protocol import limits
 from gossamer.protocol.greylist import Offence
 from gossamer.protocol.identity import short

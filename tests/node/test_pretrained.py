@@ -1,4 +1,4 @@
-"""`gossamer.node.pretrained`: models of `transformers` come back from an export as they were trained."""
+"""`pretrained`: models of `transformers` come back from an export as they were trained."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 from gossamer.bootstrap import manifests
 from gossamer.models.registry import build_task
-from gossamer.node import genesis
-from gossamer.node.export import export
-from gossamer.node.generate import load_into
-from gossamer.node.restore import replay
+from gossamer.node.exports.export import export
+from gossamer.node.exports.generate import load_into
+from gossamer.node.phi import genesis
+from gossamer.node.phi.restore import replay
 from tests.node.folders import Folder
 
 transformers = pytest.importorskip("transformers")

@@ -1,4 +1,4 @@
-"""`gossamer.node.recordstore`: what was committed comes back verified; damage is one clear line."""
+"""`gossamer.node.storage.recordstore`: what was committed comes back verified; damage is one clear line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.node.recordstore import RecordStore
+from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.records import Delta
 from tests.protocol.builders import LAYOUT, SMALL, identity, random_delta
@@ -53,7 +53,7 @@ def test_writes_ahead_and_waits_for_the_disk_when_it_must(path: Path, deltas: li
 
 
 def _base(round_: int):
-    from gossamer.node.merger import Base
+    from gossamer.node.phi.merger import Base
 
     return Base(round_, bytes(32), 0)
 

@@ -1,4 +1,4 @@
-"""`gossamer.node.recordwriter`: batches, our own first stored and then spoken of, and a disk that fails."""
+"""`recordwriter`: batches, our own first stored and then spoken of, and a disk that fails."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterable
 
 import pytest
 
-from gossamer.node import recordwriter
-from gossamer.node.recordwriter import RecordWriter
+from gossamer.node.storage import recordwriter
+from gossamer.node.storage.recordwriter import RecordWriter
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.records import Delta
 from tests.protocol.builders import unsigned

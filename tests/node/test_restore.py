@@ -1,4 +1,4 @@
-"""`gossamer.node.restore` and `gossamer.node.generate`: a node's folder alone gives back its model."""
+"""`restore` and `generate`: a node's folder alone gives back its model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from gossamer.bootstrap import manifests
 from gossamer.models.registry import build_task
 from gossamer.models.task import named_tensors
-from gossamer.node import genesis, snapshots
-from gossamer.node.chunkstore import ChunkStore
-from gossamer.node.generate import generate, load_into
-from gossamer.node.home import Home
-from gossamer.node.merger import GENESIS
-from gossamer.node.recordstore import RecordStore
-from gossamer.node.restore import replay
+from gossamer.node.exports.generate import generate, load_into
+from gossamer.node.phi import genesis, snapshots
+from gossamer.node.phi.merger import GENESIS
+from gossamer.node.phi.restore import replay
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.home import Home
+from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints

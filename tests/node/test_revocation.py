@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.node import snapshots
-from gossamer.node.chunkstore import ChunkStore
-from gossamer.node.client import deliver, fetch_status
 from gossamer.node.daemon import Daemon
-from gossamer.node.home import Home
-from gossamer.node.merger import GENESIS
+from gossamer.node.network.client import deliver, fetch_status
 from gossamer.node.options import DaemonOptions
-from gossamer.node.recordstore import RecordStore
-from gossamer.node.restore import replay
+from gossamer.node.phi import snapshots
+from gossamer.node.phi.merger import GENESIS
+from gossamer.node.phi.restore import replay
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.home import Home
+from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import effects as fx
 from gossamer.protocol.admission import Role, parse_grant
 from gossamer.protocol.chunks import split_payload

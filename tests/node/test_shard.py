@@ -1,10 +1,10 @@
-"""`gossamer.node.shard`: every node draws the data in an order of its own."""
+"""`gossamer.node.training.shard`: every node draws the data in an order of its own."""
 
 from __future__ import annotations
 
 import pytest
 
-from gossamer.node.shard import Shard
+from gossamer.node.training.shard import Shard
 from gossamer.protocol.errors import ConfigError
 
 

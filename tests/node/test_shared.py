@@ -1,4 +1,4 @@
-"""`gossamer.node.shared`: both sides see the same memory, part by part, and give it back."""
+"""`gossamer.node.ipc.shared`: both sides see the same memory, part by part, and give it back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
-from gossamer.node.shared import SharedMemory
+from gossamer.node.ipc.shared import SharedMemory
 from tests.protocol.builders import LAYOUT, SMALL
 
 

@@ -5,9 +5,9 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from gossamer.node import snapshots
-from gossamer.node.chunkstore import ChunkStore, MissingChunkError
-from gossamer.node.snapshots import SnapshotShelf
+from gossamer.node.phi import snapshots
+from gossamer.node.phi.snapshots import SnapshotShelf
+from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, CLAIMS_MAX

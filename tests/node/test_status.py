@@ -1,4 +1,4 @@
-"""`gossamer.node.status`: docs/status.md has every field that there is, and none that is not."""
+"""`gossamer.node.monitoring.status`: docs/status.md has every field that there is, and none that is not."""
 
 from __future__ import annotations
 

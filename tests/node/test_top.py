@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gossamer.node.top import Top, keys_in, show_top
-from gossamer.node.top_view import (
+from gossamer.node.dashboard.top import Top, keys_in, show_top
+from gossamer.node.dashboard.top_view import (
     SORTS,
     Board,
     Choices,

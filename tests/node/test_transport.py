@@ -1,4 +1,4 @@
-"""`gossamer.node.transport`: handshakes over pinned TLS, and chunks for members only."""
+"""`gossamer.node.network.transport`: handshakes over pinned TLS, and chunks for members only."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gossamer.node import transport as transport_module
-from gossamer.node.link import PeerLink
-from gossamer.node.tls import Certificate, client_context
-from gossamer.node.transport import PREFIX, SESSION_HEADER
+from gossamer.node.network import transport as transport_module
+from gossamer.node.network.link import PeerLink
+from gossamer.node.network.tls import Certificate, client_context
+from gossamer.node.network.transport import PREFIX, SESSION_HEADER
 from gossamer.protocol.errors import ConfigError, PayloadError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from tests.node.trainer_side import until

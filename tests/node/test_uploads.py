@@ -2,8 +2,8 @@
 
 import pytest
 
-from gossamer.node import uploads
-from gossamer.node.uploads import Uploads
+from gossamer.node.network import uploads
+from gossamer.node.network.uploads import Uploads
 from gossamer.protocol.limits import UPLOAD_COUNTS_S, UPLOADS_MAX
 
 

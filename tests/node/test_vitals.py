@@ -1,4 +1,4 @@
-"""`gossamer.node.vitals` and `gossamer.node.clocks`: what a node says of itself, and how often."""
+"""`vitals` and `clocks`: what a node says of itself, and how often."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gossamer.node import vitals as v
-from gossamer.node.clocks import judge, offset_of
-from gossamer.node.vitals import Look, Vitals
+from gossamer.node.monitoring import vitals as v
+from gossamer.node.monitoring.vitals import Look, Vitals
+from gossamer.node.network.clocks import judge, offset_of
 
 
 class Shown:

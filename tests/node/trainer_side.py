@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from gossamer.node import control
-from gossamer.node.daemon_link import DaemonLink, Offer
-from gossamer.node.merger import MergedState
-from gossamer.node.trainer_port import TrainerPort
+from gossamer.node.ipc import control
+from gossamer.node.ipc.daemon_link import DaemonLink, Offer
+from gossamer.node.ipc.trainer_port import TrainerPort
+from gossamer.node.phi.merger import MergedState
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
 from tests.protocol.builders import SMALL, identity

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from hashlib import sha256
 from typing import Any
 
-from gossamer.node.link import PeerLink
-from gossamer.node.policing import Policing
-from gossamer.node.questions import Questions
-from gossamer.node.tls import Certificate
-from gossamer.node.transport import Transport
+from gossamer.node.network.link import PeerLink
+from gossamer.node.network.policing import Policing
+from gossamer.node.network.questions import Questions
+from gossamer.node.network.tls import Certificate
+from gossamer.node.network.transport import Transport
 from gossamer.protocol.errors import RefusedError, SignatureError
 from tests.protocol.builders import SMALL, identity
 

@@ -10,8 +10,8 @@ import pytest
 from torch import nn
 
 from gossamer.node.adapters.pretrained import keep_pretrained
-from gossamer.node.home import Home
-from gossamer.node.pretrained import frozen_names
+from gossamer.node.exports.pretrained import frozen_names
+from gossamer.node.storage.home import Home
 
 
 class Part:

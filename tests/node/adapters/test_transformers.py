@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from gossamer.bootstrap.manifests import describe
-from gossamer.node.genesis import parameters
 from gossamer.node.peer import Peer
+from gossamer.node.phi.genesis import parameters
 from gossamer.node.schedules import linear
 from gossamer.protocol.errors import ConfigError
 from tests.node.adapters.fake_peer import Fakes

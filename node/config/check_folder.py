@@ -1,0 +1,92 @@
+"""Whether a node can live in its folder: writable, not in use, its files whole and of one swarm."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from gossamer.node.config.findings import Finding, error, ok, told, warning
+from gossamer.node.phi.restore import has_model
+from gossamer.node.storage.home import Home
+from gossamer.protocol.errors import LocalError
+from gossamer.protocol.identity import short
+from gossamer.protocol.invitation import Invitation
+
+EXPIRES_SOON_S = 3 * 86_400.0
+
+
+def check_folder(home: Home, joins: bool) -> Iterator[Finding]:
+    """Look at a node's folder and change nothing; `joins` says whether there is anybody to ask."""
+    if not home.root.exists():
+        yield _would_be_made(home.root)
+        return
+    if not home.root.is_dir() or not os.access(home.root, os.W_OK | os.X_OK):
+        yield error("dir", f"{home.root} is no folder that can be written to; choose another --dir")
+        return
+    yield (
+        warning("dir", f"a node is running in {home.root}; what you change counts from its next start")
+        if is_running(home)
+        else ok("dir", f"{home.root} is there, and no node is running in it")
+    )
+    if home.key_path.exists():
+        yield from told("key", lambda: f"this node is {short(home.identity().node_id)}")
+    yield from _check_swarm(home, joins)
+
+
+def is_running(home: Home) -> bool:
+    """Whether a daemon holds the folder's lock."""
+    try:
+        with open(home.root / "lock", "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # and let go again
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def _would_be_made(root: Path) -> Finding:
+    above = next(folder for folder in root.absolute().parents if folder.exists())
+    if not os.access(above, os.W_OK | os.X_OK):
+        return error("dir", f"{root} cannot be made: {above} is not yours to write to; choose another --dir")
+    return ok("dir", f"{root} will be made")
+
+
+def _check_swarm(home: Home, joins: bool) -> Iterator[Finding]:
+    """Manifest, model and invitation in the folder."""
+    try:
+        manifest = home.manifest()
+        if manifest is not None:
+            name = manifest.swarm.name
+            yield ok("manifest", f"the folder is of swarm {name!r} ({manifest.swarm_id.hex()[:12]})")
+            if not joins and not home.read_peers() and not has_model(home, manifest):
+                yield error("join", "the folder never got a model: name a node of the swarm with --join")
+        invitation = home.invitation()
+    except LocalError as problem:
+        yield error("dir", str(problem))
+        return
+    if invitation is not None and home.key_path.exists():
+        try:
+            own = home.identity().node_id
+        except LocalError:
+            return  # said of the key
+        yield from check_invitation(invitation, own, manifest.swarm_id if manifest else None)
+
+
+def check_invitation(invitation: Invitation, own: bytes, swarm_id: bytes | None) -> Iterator[Finding]:
+    """Whether an invitation is for the node `own` and this swarm, and still holds."""
+    grant = invitation.grant
+    left_s = grant.expires - time.time()
+    if swarm_id is not None and invitation.swarm_id != swarm_id:
+        yield error("invite", "the invitation is to another swarm than the folder's; choose another --dir")
+    elif grant.node_id != own:
+        yield error(
+            "invite", f"the invitation is for node {grant.node_id.hex()}; ask for one for {own.hex()}"
+        )
+    elif not grant.is_current(time.time()):
+        yield error("invite", "the invitation has run out; ask an owner to renew it")
+    elif grant.expires and left_s < EXPIRES_SOON_S:
+        yield warning("invite", f"the invitation runs out in {left_s / 86_400:.1f} days; have it renewed")
+    else:
+        yield ok("invite", f"this node is invited to {grant.role.name.lower()}")

@@ -1,0 +1,122 @@
+"""Whether this machine has what a node needs: ports, a device, disk, open files."""
+
+import os
+import resource
+import shutil
+import socket
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from gossamer.node.address import format_address, is_loopback, parse_address
+from gossamer.node.config.findings import Finding, error, ok, told, warning
+from gossamer.node.dashboard.admin import TOKEN_VARIABLE, check_token
+from gossamer.node.options import ADMIN_OFF
+from gossamer.protocol.errors import ConfigError, LocalError
+
+FILES_MIN = 1024
+"""Sockets of links and chunks, and the store's files (see docs/operating.md, limits)."""
+
+DISK_SPARE = 1.5
+"""How much more than the estimate should be free."""
+
+
+def check_listen(address: str, *, is_running: bool, is_loopback_swarm: bool) -> Iterator[Finding]:
+    """The port that others dial."""
+    host, port = parse_address(address, port_min=0)
+    yield from _check_bind("listen", host, port, is_running)
+    if port == 0 and not is_loopback_swarm:
+        yield warning(
+            "listen",
+            "port 0 is another port at each start; a lasting node should have a fixed one",
+        )
+    if is_loopback(host) and not is_loopback_swarm:
+        yield warning("listen", f"{host} is reached from this machine only; 0.0.0.0 is every address")
+
+
+def check_admin(option: str, *, is_running: bool) -> Iterator[Finding]:
+    """The port for those who watch."""
+    if option in ("", ADMIN_OFF):
+        yield ok("admin", "no admin server" if option else "the first free port from 7780 of 127.0.0.1")
+        return
+    host, port = parse_address(option, port_min=0)
+    try:
+        check_token(option, host, os.environ.get(TOKEN_VARIABLE, ""))
+    except ConfigError as problem:
+        yield error("admin", str(problem))
+    yield from _check_bind("admin", host, port, is_running)
+
+
+def check_advertised(addresses: Iterable[str]) -> Iterator[Finding]:
+    """Whether the names that others are told are known here, at least."""
+    for address in addresses:
+        host, port = parse_address(address)
+        try:
+            socket.getaddrinfo(host, port)
+        except OSError as problem:
+            yield warning("advertise", f"{host} cannot be looked up from here ({_why(problem)})")
+        else:
+            yield ok("advertise", f"others are told {address}; whether it leads here, only they can tell")
+
+
+def _check_bind(subject: str, host: str, port: int, is_running: bool) -> Iterator[Finding]:
+    where = format_address(host, port)
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
+    except (OSError, OverflowError, UnicodeError) as problem:
+        if is_running:
+            yield ok(subject, f"{where} is in use, as it should be if that is the node that is running")
+        else:
+            yield error(subject, f"cannot listen on {where}: {_why(problem)}; choose another --{subject}")
+    else:
+        yield ok(subject, f"can listen on {where}")
+
+
+def _why(problem: Exception) -> str:
+    said = problem.strerror if isinstance(problem, OSError) else None
+    return (said or str(problem)).lower()
+
+
+def check_device(name: str, threads: int) -> Iterator[Finding]:
+    """What would be trained on. This imports torch."""
+
+    def chosen() -> str:
+        try:
+            from gossamer.node.training.trainer import choose_device
+        except (ImportError, OSError) as problem:
+            raise LocalError(f"torch cannot be used: {problem}; install it for this machine") from None
+        return f"{choose_device(name)} can be trained on"
+
+    yield from told("device", chosen)
+    cpus = os.cpu_count() or 1
+    if threads > cpus:
+        yield warning("threads", f"{threads} threads on {cpus} CPUs only get in each other's way")
+
+
+def check_disk(folder: Path, needed: int | None) -> Iterator[Finding]:
+    """Space beside what a node will need, in bytes; None if that cannot be told yet."""
+    above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(above).free
+    if needed is None:
+        yield ok("disk", f"{_size(free)} free; what the model needs is known once the swarm has been asked")
+    elif free < needed:
+        yield error("disk", f"{_size(free)} free, and up to {_size(needed)} needed; see Sizing in the docs")
+    elif free < DISK_SPARE * needed:
+        yield warning("disk", f"{_size(free)} free, and up to {_size(needed)} needed: that is tight")
+    else:
+        yield ok("disk", f"{_size(free)} free, up to {_size(needed)} needed")
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def check_open_files() -> Iterator[Finding]:
+    """How many files and sockets one process may have."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= limit < FILES_MIN:  # infinity is negative
+        yield warning(
+            "files", f"only {limit} open files allowed: ulimit -n {FILES_MIN}, LimitNOFILE= in systemd"
+        )
+    else:
+        yield ok("files", "open files enough")

@@ -1,0 +1,118 @@
+"""What a manifest's values are like: allowed all of them, and yet some are seldom meant."""
+
+import time
+from collections.abc import Iterator
+
+from gossamer.models.errors import TaskError
+from gossamer.models.registry import resolve_options, task_names
+from gossamer.models.task_file import is_own_name
+from gossamer.node import own_task
+from gossamer.node.config.findings import Finding, error, ok, warning
+from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.payload import payload_bytes_max
+
+CLOCK_S = 120.0
+SNAPSHOTS = 5
+"""Two as a rule, four while old ones are downloaded, one more while it is written."""
+
+_BELOW_FOUR_BITS = ("int2", "topk")
+
+
+def check_manifest(manifest: Manifest, *, trains: bool = False, task: str | None = None) -> Iterator[Finding]:
+    """Say what the swarm is, and what of it is odd.
+
+    `trains` says whether `gossamer node` is to train it; `task` is what its --task says, or said once.
+    """
+    numel = manifest.plan().numel
+    yield ok(
+        "manifest",
+        f"swarm {manifest.swarm.name!r} ({manifest.swarm_id.hex()[:12]}): {manifest.task.name},"
+        f" {numel / 1e6:.3g} M parameters, {manifest.admission.mode}",
+    )
+    yield from _check_task(manifest, trains, task)
+    for field, text in (*_odd_merging(manifest), *_odd_pace(manifest), *_odd_history(manifest)):
+        yield warning(field, text)
+
+
+def _check_task(manifest: Manifest, trains: bool, task: str | None) -> Iterator[Finding]:
+    name = manifest.task.name
+    if name not in task_names():
+        if is_own_name(name) and not trains:
+            yield ok("task.name", f"{name!r} is in a file of somebody's own: nodes that train need --task")
+            return
+        try:
+            difference = own_task.difference_of(manifest, own_task.task_file(manifest, task))
+        except ConfigError as problem:
+            yield (error if trains else warning)("task.name", str(problem))
+            return
+        if difference:
+            yield warning("task.source", difference)
+        return
+    try:
+        resolve_options(name, manifest.task.options)
+    except TaskError as problem:
+        yield error("task.options", str(problem))
+
+
+def _odd_merging(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    outer, is_open = manifest.outer, manifest.admission.mode == "open"
+    if outer.codec in _BELOW_FOUR_BITS and outer.momentum > 0:
+        yield "outer.momentum", f"with {outer.codec} momentum costs more than it gains: 0"
+    # What is sent of a delta by topk is so short that longer steps make up for it.
+    usual, most = ("1 to 2.5", 3.0) if outer.codec == "topk" else ("0.4 to 1", 1.0)
+    if outer.learning_rate > most:
+        yield "outer.learning_rate", f"{outer.learning_rate:g} overshoots; {usual} is usual"
+    if outer.learning_rate < 0.1:
+        yield (
+            "outer.learning_rate",
+            f"{outer.learning_rate:g} throws most of each window away; {usual} is usual",
+        )
+    if outer.ef_decay < 0.5:
+        yield "outer.ef_decay", f"{outer.ef_decay:g} forgets what the codec left out; 0.8 to 1 is usual"
+    if outer.clip == 0 and is_open:
+        yield (
+            "outer.clip",
+            "0 lets any member send a delta of any length; 1.5 is usual where anybody may join",
+        )
+    if outer.weight_cap == 0 and is_open:
+        yield "outer.weight_cap", "0 lets any member claim any weight; 4 is usual where anybody may join"
+
+
+def _odd_pace(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    pace = manifest.pace
+    if 0 < pace.every_steps < manifest.layout.fragments:
+        yield "pace.every_steps", "there are more fragments than steps in a window: several rounds a step"
+    if 0 < pace.every_seconds < 1:
+        yield (
+            "pace.every_seconds",
+            f"a delta each {pace.every_seconds:g} s keeps the network busier than training",
+        )
+    if pace.min_round_seconds > 60:
+        yield "pace.min_round_seconds", f"no round can be shorter than {pace.min_round_seconds:g} s"
+    if manifest.swarm.created > time.time() + CLOCK_S:
+        yield "swarm.created", "that is in the future: rounds are refused until then, or this clock is wrong"
+
+
+def _odd_history(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    history = manifest.history
+    if history.retain == 0:
+        yield "history.retain", "0 keeps every payload for ever: the disk fills as long as the swarm runs"
+    elif history.retain < 2 * (history.seal_after + history.snapshot_every):
+        yield (
+            "history.retain",
+            f"a partition of over {history.retain} rounds will not heal exactly; 256 is usual",
+        )
+    if history.snapshot_every > 1000:
+        yield "history.snapshot_every", "newcomers fetch all rounds since the last snapshot; 16 is usual"
+
+
+def disk_needed(manifest: Manifest, members: int, trains: bool) -> int:
+    """Bytes that a node's folder may reach (docs/operating.md, Sizing); with `retain` 0 after 256 rounds."""
+    layout, history = manifest.plan(), manifest.history
+    codec = CODECS[manifest.outer.codec]
+    payload = max(payload_bytes_max(codec, fragment) for fragment in layout.fragments)
+    payloads = members * ((history.retain or 256) + history.snapshot_every) * payload
+    trainer = 2 * 16 * layout.numel if trains else 0
+    return payloads + 4 * SNAPSHOTS * layout.numel + trainer

@@ -1,0 +1,195 @@
+"""One node looked over for `gossamer config check`: from its settings to the machine it is to run on."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gossamer.node.address import is_loopback, parse_address, parse_contact
+from gossamer.node.config.check_folder import check_folder, check_invitation, is_running
+from gossamer.node.config.check_machine import (
+    check_admin,
+    check_advertised,
+    check_device,
+    check_disk,
+    check_listen,
+    check_open_files,
+)
+from gossamer.node.config.check_manifest import check_manifest, disk_needed
+from gossamer.node.config.check_swarm import ask_nodes
+from gossamer.node.config.findings import Finding, error
+from gossamer.node.entering import checked_join, default_folder, given_invitation, read_manifest
+from gossamer.node.network.askers import nodes_root
+from gossamer.node.network.client import Asker, fetch_manifest
+from gossamer.node.storage.home import Home
+from gossamer.protocol.admission import Role
+from gossamer.protocol.errors import LocalError
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.invitation import Invitation
+from gossamer.protocol.manifest import Manifest
+
+MEMBERS_GUESS = 4
+"""How many members the disk must have room for, as long as nobody has told."""
+
+
+@dataclass(slots=True)
+class NodeCheck:
+    """The check of one node; what is found out first serves what follows."""
+
+    params: dict[str, Any]
+    """By the names of the command's parameters; None where a value is missing or wrong."""
+    is_bootstrap: bool
+    offline: bool
+    manifest: Manifest | None = None
+    invitation: Invitation | None = None
+    home: Home | None = None
+    members: int = MEMBERS_GUESS
+
+    def findings(self) -> Iterator[Finding]:
+        """Look at what was given, the swarm, the folder, the manifest and the machine, in this order."""
+        yield from self._given()
+        if not self.offline:
+            yield from self._swarm()
+        yield from self._folder()
+        if self.manifest is not None:
+            yield from check_manifest(self.manifest, trains=self._trains, task=self._task())
+        yield from self._machine()
+
+    @property
+    def _trains(self) -> bool:
+        invited_to = self.invitation.grant.role if self.invitation else Role.TRAIN
+        return not self.is_bootstrap and not self.params.get("observe") and invited_to is Role.TRAIN
+
+    def _task(self) -> str | None:
+        """Which file holds the swarm's task, as given or remembered."""
+        given: str | None = self.params.get("task")
+        try:
+            return given or (self.home.task() if self.home is not None else None)
+        except LocalError:
+            return None
+
+    @property
+    def _named_swarm(self) -> bytes | None:
+        """The swarm of the manifest or the invitation."""
+        if self.manifest is not None:
+            return self.manifest.swarm_id
+        return self.invitation.swarm_id if self.invitation is not None else None
+
+    def _given(self) -> Iterator[Finding]:
+        """What was given to read: manifest and invitation."""
+        path = self.params.get("path")
+        try:
+            self.invitation = given_invitation(self.params.get("invite"))
+            self.manifest = read_manifest(path) if path is not None else None
+            folder = self.params.get("folder")
+            if folder is not None:
+                self.home = Home(folder)
+                self.manifest = self.manifest or self.home.manifest()
+                self.invitation = self.invitation or self.home.invitation()
+        except LocalError as problem:
+            yield error("manifest" if path is not None else "dir", str(problem))
+
+    def _swarm(self) -> Iterator[Finding]:
+        """What the nodes to join say, and their manifest where ours is not known."""
+        joined = self.params.get("join") or (self.invitation.contacts if self.invitation else ())
+        contacts = tuple(map(parse_contact, checked_join(joined)))
+        if not contacts:
+            return
+        plaintext, swarm_id = bool(self.params.get("plaintext")), self._swarm_id()
+        asker = self._asker()
+        answers = ask_nodes(contacts, swarm_id, plaintext=plaintext, asker=asker)
+        yield from answers.findings
+        self.members = answers.members + 1 if answers.members else self.members
+        if self.manifest is None and answers.swarm_ids:
+            try:
+                self.manifest = fetch_manifest(contacts, swarm_id, plaintext=plaintext, asker=asker)
+            except LocalError as problem:
+                yield error("join", str(problem))
+
+    def _swarm_id(self) -> str | None:
+        """The id, or its beginning, of the swarm that is meant; None if any will do."""
+        named = self._named_swarm
+        return named.hex() if named is not None else self.params.get("swarm_id") or None
+
+    def _identity(self) -> Identity | None:
+        """Who the node is, if that is decided already: a check makes no key. Raises StorageError."""
+        homes = [self.home] if self.home else []
+        if self.params.get("folder") is None and not self.is_bootstrap:
+            homes.append(Home(nodes_root()))  # as `entering.new_home` does
+        return next((home.identity() for home in homes if home.key_path.exists()), None)
+
+    def _asker(self) -> Asker | None:
+        """Ask as that node, with its invitation, since an invited swarm answers members only."""
+        swarm_id = self._named_swarm
+        try:
+            identity = self._identity()
+        except LocalError:
+            return None  # said where the folder is looked at
+        if identity is None or swarm_id is None:
+            return None
+        return Asker(identity, swarm_id, self.invitation.grant.data if self.invitation else b"")
+
+    def _folder(self) -> Iterator[Finding]:
+        if (
+            not self.is_bootstrap
+            and self.home is None
+            and not self.params.get("join")
+            and not self.invitation
+        ):
+            yield error("join", "which swarm? Name a node of it with --join, or a folder with --dir")
+        swarm_id = self.manifest.swarm_id if self.manifest else None
+        if self.home is None and self._named_swarm is not None:
+            suffix = "-bootstrap" if self.is_bootstrap else ""
+            self.home = Home(default_folder(self._named_swarm, suffix))
+        if self.home is None:
+            return
+        joins = self.is_bootstrap or bool(self.params.get("join") or self.invitation)
+        yield from check_folder(self.home, joins)
+        if self.params.get("invite") and self.invitation is not None:
+            yield from self._given_invitation(self.invitation, self.home)
+        pinned = str(self.params.get("swarm_id") or "")
+        if swarm_id is not None and not swarm_id.hex().startswith(pinned.lower()):
+            yield error("swarm-id", f"the swarm is {swarm_id.hex()[:12]}, not {pinned}")
+        if self.is_bootstrap and swarm_id is not None:
+            yield from self._other_swarm(self.home, swarm_id)
+
+    def _given_invitation(self, invitation: Invitation, home: Home) -> Iterator[Finding]:
+        try:
+            identity = self._identity()
+        except LocalError:
+            return  # said already
+        if identity is None:
+            where = f" --dir {home.root}" if self.params.get("folder") else ""
+            yield error("invite", f"no key is here that it could be for; send an owner: gossamer id{where}")
+            return
+        swarm_id = self.manifest.swarm_id if self.manifest else None
+        yield from check_invitation(invitation, identity.node_id, swarm_id)
+
+    def _other_swarm(self, home: Home, swarm_id: bytes) -> Iterator[Finding]:
+        try:
+            known = home.manifest()
+        except LocalError:
+            return  # said already
+        if known is not None and known.swarm_id != swarm_id:
+            yield error(
+                "dir", f"{home.root} belongs to swarm {known.swarm_id.hex()[:12]}; choose another --dir"
+            )
+
+    def _machine(self) -> Iterator[Finding]:
+        params, running = self.params, self.home is not None and is_running(self.home)
+        listen = params.get("listen") or ""
+        is_local = bool(params.get("plaintext")) or _all_local(params.get("join") or ())
+        if listen:
+            yield from check_listen(listen, is_running=running, is_loopback_swarm=is_local)
+        if params.get("admin") is not None:
+            yield from check_admin(params["admin"], is_running=running)
+        yield from check_advertised(params.get("advertise") or ())
+        if self._trains and params.get("device") is not None:
+            yield from check_device(params["device"], params.get("threads") or 0)
+        needed = disk_needed(self.manifest, self.members, self._trains) if self.manifest else None
+        yield from check_disk(self.home.root if self.home else default_folder(b""), needed)
+        yield from check_open_files()
+
+
+def _all_local(contacts: Sequence[str]) -> bool:
+    hosts = [parse_address(parse_contact(text).address)[0] for text in contacts]
+    return bool(hosts) and all(map(is_loopback, hosts))

@@ -1,0 +1,81 @@
+"""What the nodes to join say: whether they answer, for which swarm, and what time it is there."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gossamer.node.address import Contact
+from gossamer.node.config.findings import Finding, error, ok, warning
+from gossamer.node.network import clocks
+from gossamer.node.network.client import Asker, probe_status
+from gossamer.protocol.errors import LocalError, NotAnsweredError
+
+
+@dataclass(slots=True)
+class Answers:
+    """What came of asking."""
+
+    findings: list[Finding] = field(default_factory=list)
+    swarm_ids: list[str] = field(default_factory=list)
+    offsets: list[float | None] = field(default_factory=list)
+    """By how many seconds their clocks are ahead of ours."""
+    members: int = 0
+
+
+def ask_nodes(
+    contacts: Sequence[Contact], swarm_id: str | None, *, plaintext: bool, asker: Asker | None
+) -> Answers:
+    """Ask all at once. A node of another swarm than `swarm_id` (or its beginning) is an error."""
+    answers = Answers()
+    asyncio.run(_ask_all(answers, contacts, swarm_id, plaintext, asker))
+    if contacts and not answers.swarm_ids:
+        answers.findings = [Finding("error", found.subject, found.text) for found in answers.findings]
+    said = clocks.judge(answers.offsets)
+    if said is not None:
+        answers.findings.append(warning("clock", f"{said}: set it (NTP) before the node starts"))
+    elif any(offset is not None for offset in answers.offsets):
+        answers.findings.append(ok("clock", "agrees with theirs"))
+    return answers
+
+
+async def _ask_all(
+    answers: Answers,
+    contacts: Sequence[Contact],
+    swarm_id: str | None,
+    plaintext: bool,
+    asker: Asker | None,
+) -> None:
+    async with asyncio.TaskGroup() as group:
+        for contact in contacts:
+            group.create_task(_ask_one(answers, contact, swarm_id, plaintext, asker))
+
+
+async def _ask_one(
+    answers: Answers, contact: Contact, swarm_id: str | None, plaintext: bool, asker: Asker | None
+) -> None:
+    try:
+        status, offset_s = await probe_status(contact, plaintext=plaintext, asker=asker)
+    except NotAnsweredError as problem:
+        answers.findings.append(warning("join", f"{problem}; a node needs an invitation there (--invite)"))
+        return
+    except LocalError as problem:
+        answers.findings.append(warning("join", str(problem)))
+        return
+    answers.offsets.append(offset_s)
+    found = str(status["swarm_id"])
+    answers.swarm_ids.append(found)
+    if swarm_id is not None and not found.startswith(swarm_id.lower()):
+        answers.findings.append(
+            error("join", f"{contact.address} belongs to swarm {found[:12]}, not to {swarm_id[:12]}")
+        )
+        return
+    members = 1 + _count(status.get("members"))
+    answers.members = max(answers.members, members)
+    answers.findings.append(
+        ok("join", f"{contact.address} answers, of swarm {found[:12]}; members there: {members}")
+    )
+
+
+def _count(members: Any) -> int:
+    return len(members) if isinstance(members, list) else 0

@@ -1,0 +1,188 @@
+"""What all `gossamer` commands have in common: where their values come from, and their help."""
+
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from gossamer.node.config import command_help, node_file, settings
+from gossamer.protocol.errors import ConfigError
+
+_ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        f"--{settings.CONFIG}",
+        metavar="FILE",
+        envvar=settings.CONFIG_VARIABLE,
+        show_envvar=False,  # the foot of the help names it
+        expose_value=False,
+        help=f"Take flags that are not given from here. Default: {node_file.FILE_NAME} in --dir.",
+    ),
+]
+
+
+@cache
+def _config_option() -> TyperOption:
+    """The option --config, which every command has."""
+    holder = typer.Typer(add_completion=False)
+
+    @holder.command()
+    def _holder(config: _ConfigFile = None) -> None:
+        pass
+
+    option = typer.main.get_command(holder).params[0]
+    assert isinstance(option, TyperOption)
+    return option
+
+
+class Command(TyperCommand):
+    """A command whose flags may also come from the environment or a node file.
+
+    Click's contexts are typed `Any` in what overrides it: it names them privately.
+    """
+
+    takes_file = True
+    """Whether it has the option --config."""
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.help = command_help.unwrapped(self.help or "")
+        if self.takes_file:
+            self.params.append(_config_option())
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Find out every value. Raises ConfigError for a node file that cannot be used."""
+        settings.name_variables(ctx)
+        if self.takes_file and not ctx.resilient_parsing:
+            given, _, _ = self.make_parser(ctx).parse_args(list(args))
+            file = None if given.get("help") else find_file(ctx, given)
+            if file is not None:
+                settings.use_file(ctx, file.path, file.values_for(ctx))
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            name_source(ctx, error)
+            raise
+
+    def look_over(self, name: str, args: list[str], parent: Any) -> tuple[typer.Context, list[str]]:
+        """Find out every value like `parse_args`, and all that is wrong, one line each; that stays None.
+
+        Raises ConfigError for a node file that cannot be read.
+        """
+        ctx: Any = self.make_context(name, list(args), parent=parent, resilient_parsing=True)
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        file = find_file(ctx, given)
+        faults = [] if file is None else list(file.faults_for(ctx))
+        if file is not None:
+            settings.use_file(ctx, file.path, file.usable_for(ctx))
+        ctx.resilient_parsing = False
+        for parameter in settings.settable(ctx):
+            try:
+                parameter.handle_parse_result(ctx, given, [])
+            except typer.BadParameter as error:
+                ctx.params[str(parameter.name)] = None
+                if settings.source_of(ctx, parameter)[0] != "default":  # else it may still be given
+                    name_source(ctx, error)
+                    faults.append(error.format_message())
+        return ctx, faults
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its parameters, with what the help calls their values."""
+        found = super().get_params(ctx)
+        command_help.name_values(found)
+        return found
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help."""
+        self.epilog = command_help.foot(ctx)
+        super().format_help(ctx, formatter)
+
+
+class Commands(TyperGroup):
+    """A group of commands, in the order in which one needs them."""
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.help = command_help.unwrapped(self.help or "")
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names, in the order of the help's panels."""
+        return command_help.ordered(self.commands.values())
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its parameters, with what the help calls their values."""
+        found = super().get_params(ctx)
+        command_help.name_values(found)
+        return found
+
+
+class App(typer.Typer):
+    """A `typer.Typer` whose commands are `Command` and whose group is `Commands`."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(
+            cls=Commands,
+            no_args_is_help=True,
+            pretty_exceptions_enable=False,
+            rich_markup_mode="rich",
+            **attributes,
+        )
+
+    def command(
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = Command, **attributes: Any
+    ) -> Callable[[Any], Any]:
+        """As Typer's."""
+        return super().command(name, cls=cls, **attributes)
+
+
+def find_file(ctx: typer.Context, given: dict[str, Any]) -> node_file.NodeFile | None:
+    """The node file that --config names, or that is in the folder of --dir. Raises ConfigError.
+
+    `given` has what stands on the command line, by parameter name.
+    """
+    path = given.get(settings.CONFIG) or os.environ.get(settings.CONFIG_VARIABLE)
+    if not path:
+        folder = _given_folder(ctx, given)
+        path = folder / node_file.FILE_NAME if folder is not None else None
+        if path is None or not path.is_file():
+            return None
+    file = node_file.read(Path(path))
+    file.check_sections(sections(ctx))
+    return file
+
+
+def _given_folder(ctx: typer.Context, given: dict[str, Any]) -> Path | None:
+    for parameter in settings.settable(ctx):
+        if settings.flag_of(parameter) == "--dir":
+            folder = given.get(str(parameter.name)) or os.environ.get(settings.variable_of(ctx, parameter))
+            return Path(folder) if folder else None
+    return None
+
+
+def sections(ctx: typer.Context) -> list[str]:
+    """The sections that a node file may have: all commands."""
+    root: Any = ctx.find_root().command
+    return [name for name, found in root.commands.items() if isinstance(found, Command)]
+
+
+def command_named(name: str, ctx: typer.Context) -> Command:
+    """A command of gossamer. Raises ConfigError for what is none."""
+    root: Any = ctx.find_root().command
+    found = root.commands.get(name)
+    if not isinstance(found, Command):
+        raise ConfigError(f"{name!r} is no command of gossamer{node_file.did_you_mean(name, sections(ctx))}")
+    return found
+
+
+def name_source(ctx: typer.Context, error: typer.BadParameter) -> None:
+    """Make a message about a bad value say where the value stands."""
+    if isinstance(error.param, settings.Parameter):
+        source, where = settings.source_of(ctx, error.param)
+        if source == "environment":
+            error.param_hint = where
+        elif source == "file":
+            error.param_hint = f"{settings.key_of(error.param)} in {where}"

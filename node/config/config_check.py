@@ -1,0 +1,83 @@
+"""`gossamer config check`: all that would go wrong with a node, or is odd, without starting it."""
+
+import os
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from gossamer.node.config import node_file, settings
+from gossamer.node.config.check_manifest import check_manifest
+from gossamer.node.config.check_node import NodeCheck
+from gossamer.node.config.command import command_named
+from gossamer.node.config.findings import Finding, error, ok, warning
+from gossamer.node.entering import read_manifest
+from gossamer.protocol.errors import ConfigError
+
+RUNS_A_NODE = ("node", "bootstrap")
+_MANIFEST_SECTIONS = frozenset({"genesis", "layout", "task"})
+
+
+def check(root: typer.Context, path: Path | None, offline: bool) -> Iterator[Finding]:
+    """Look over a node file, a manifest, a node's folder, or what the environment says. Raises ConfigError.
+
+    `root` is the context of the `gossamer` command, whose commands say what a node file may hold.
+    """
+    if path is not None and path.is_file() and _is_manifest(path):
+        try:
+            yield from check_manifest(read_manifest(path))
+        except ConfigError as problem:
+            yield error("manifest", str(problem))
+        return
+    for name, args in _commands(path):
+        yield from _check_command(root, name, args, offline)
+
+
+def _is_manifest(path: Path) -> bool:
+    try:
+        return bool(_MANIFEST_SECTIONS & tomllib.loads(path.read_text("utf-8")).keys())
+    except (OSError, ValueError, RecursionError):
+        return False  # reading it as a node file says what is wrong
+
+
+def _commands(path: Path | None) -> list[tuple[str, list[str]]]:
+    """Names and arguments of the commands to check. Raises ConfigError."""
+    folder: list[str] = []
+    if path is not None and path.is_dir():
+        folder = ["--dir", str(path)]
+        path = path / node_file.FILE_NAME
+        if not path.exists():
+            return [("node", folder)]
+    given = path or os.environ.get(settings.CONFIG_VARIABLE)
+    if given:
+        config = [f"--{settings.CONFIG}", str(given)]
+        return [
+            (name, [*config, *folder] if name in RUNS_A_NODE else config)
+            for name in node_file.read(Path(given)).sections or RUNS_A_NODE[:1]
+        ]
+    is_set = [name for name in RUNS_A_NODE if any(v.startswith(_prefix(name)) for v in os.environ)]
+    return [(name, []) for name in is_set or ["node"]]
+
+
+def _prefix(command: str) -> str:
+    return f"GOSSAMER_{command.upper()}_"
+
+
+def _check_command(root: typer.Context, name: str, args: list[str], offline: bool) -> Iterator[Finding]:
+    ctx, faults = command_named(name, root).look_over(name, args, root)
+    for fault in faults:
+        yield error(name, fault)
+    given = [setting for setting in settings.settings_of(ctx) if setting.source in ("environment", "file")]
+    yield ok(name, f"{len(given)} settings: {', '.join(setting.key for setting in given) or 'all defaults'}")
+    yield from _unknown_variables(ctx, name)
+    if name in RUNS_A_NODE:
+        yield from NodeCheck(ctx.params, is_bootstrap=name == "bootstrap", offline=offline).findings()
+
+
+def _unknown_variables(ctx: typer.Context, name: str) -> Iterator[Finding]:
+    known = [settings.variable_of(ctx, parameter) for parameter in settings.settable(ctx)]
+    for variable in sorted(os.environ):
+        if variable.startswith(_prefix(name)) and variable not in known:
+            meant = node_file.did_you_mean(variable, known)
+            yield warning("environment", f"{variable} sets nothing{meant}")

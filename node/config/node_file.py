@@ -1,0 +1,144 @@
+"""The node file: flags of commands, written down as TOML.
+
+::
+
+    [node]
+    join = ["192.168.1.5:7700"]
+    listen = "0.0.0.0:7701"
+    data = ["texts"]            # relative to this file
+
+A section is a command, a key is one of its flags without the dashes. What may stand there follows from the
+command's own parameters.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from gossamer.node.config.settings import Parameter, key_of, settable
+from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.invitation import PREFIX
+
+FILE_NAME = "node.toml"
+"""Looked for in the folder that --dir names."""
+
+BYTES_MAX = 1024 * 1024
+
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text in quotes",
+    Path: "a path in quotes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFile:
+    """What a node file says, by command."""
+
+    path: Path
+    sections: dict[str, dict[str, Any]]
+
+    def values_for(self, ctx: typer.Context) -> dict[str, Any]:
+        """Values of the command's section by parameter name. Raises ConfigError for the first fault."""
+        for fault in self.faults_for(ctx):
+            raise ConfigError(fault)
+        return self.usable_for(ctx)
+
+    def usable_for(self, ctx: typer.Context) -> dict[str, Any]:
+        """Like `values_for`, with faulty keys left out."""
+        parameters = {key_of(parameter): parameter for parameter in settable(ctx)}
+        return {
+            str(parameter.name): self._absolute(parameter, value)
+            for key, value in self.sections.get(_section_of(ctx), {}).items()
+            if (parameter := parameters.get(key)) is not None and _fits(value, parameter)
+        }
+
+    def faults_for(self, ctx: typer.Context) -> Iterator[str]:
+        """What is wrong with the command's section, one line each."""
+        section = _section_of(ctx)
+        parameters = {key_of(parameter): parameter for parameter in settable(ctx)}
+        for key, value in self.sections.get(section, {}).items():
+            where = f"{self.path}: [{section}] {key}"
+            parameter = parameters.get(key)
+            if parameter is None:
+                yield f"{where}: gossamer {section} has no such flag{did_you_mean(key, parameters)}"
+            elif not _fits(value, parameter):
+                yield f"{where} must be {_wanted(parameter)}"
+
+    def check_sections(self, commands: Iterable[str]) -> None:
+        """Raise ConfigError for a section that is no command."""
+        known = list(commands)
+        for section in self.sections:
+            if section not in known:
+                raise ConfigError(
+                    f"{self.path}: [{section}] is no command of gossamer{did_you_mean(section, known)}"
+                )
+
+    def _absolute(self, parameter: Parameter, value: Any) -> Any:
+        """Paths in a file are relative to it."""
+        if isinstance(value, list):
+            return [self._absolute(parameter, item) for item in value]
+        is_path = _kind(parameter) is Path
+        if parameter.name == "invite":  # an invitation, or a file that holds one
+            is_path = not value.startswith(PREFIX)
+        return str(self.path.absolute().parent / Path(value).expanduser()) if is_path else value
+
+
+def read(path: Path) -> NodeFile:
+    """Read a node file. Raises ConfigError."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(BYTES_MAX + 1)
+        if len(data) > BYTES_MAX:
+            raise ConfigError(f"{path} is too large for a node file")
+        found = tomllib.loads(data.decode("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text; a node file is TOML") from None
+    except (ValueError, RecursionError) as error:  # tomllib lets those of int() through
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    for key, value in found.items():
+        if not isinstance(value, dict):
+            raise ConfigError(
+                f"{path}: {key} stands in no section; put it under [node], or the command it is for"
+            )
+    return NodeFile(path, found)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that does not exist."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _section_of(ctx: typer.Context) -> str:
+    return ctx.command_path.partition(" ")[2]
+
+
+def _kind(parameter: Parameter) -> type:
+    """bool, int, float, str or Path: what one value of a parameter is."""
+    annotation: Any = parameter.type_descriptor.annotation
+    if parameter.type_descriptor.is_list:
+        annotation = annotation.__args__[0]
+    return annotation if annotation in _WORDS else str
+
+
+def _fits(value: Any, parameter: Parameter) -> bool:
+    kind = _kind(parameter)
+    accepted = {float: (int, float), Path: (str,)}.get(kind, (kind,))
+    if parameter.type_descriptor.is_list:
+        return isinstance(value, list) and all(type(item) in accepted for item in value)
+    return type(value) in accepted
+
+
+def _wanted(parameter: Parameter) -> str:
+    words = _WORDS[_kind(parameter)]
+    return f'a list, such as ["..."]: each is {words}' if parameter.type_descriptor.is_list else words

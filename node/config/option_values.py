@@ -1,0 +1,117 @@
+"""What the options of commands may hold: checked as they are read, and completed by the shell.
+
+A check that is made here and not later can say where a wrong value stands: flag, variable or node file.
+"""
+
+import glob
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypedDict
+
+import typer
+
+from gossamer.node.address import parse_address, parse_contact
+from gossamer.node.network.askers import nodes_root
+from gossamer.node.options import ADMIN_OFF
+from gossamer.node.storage.home import Home
+from gossamer.protocol.errors import ConfigError
+
+
+class OptionValues(TypedDict):
+    """Arguments for `typer.Option` or `typer.Argument`."""
+
+    callback: Callable[[Any], Any]
+    autocompletion: Callable[[], list[str]]
+
+
+def _checked(check: Callable[[str], object]) -> Callable[[Any], Any]:
+    """A callback: each text must pass, or one line says which option has which fault."""
+
+    def callback(value: Any) -> Any:
+        for text in value if isinstance(value, list | tuple) else [value]:
+            try:
+                if text is not None:
+                    check(str(text))
+            except ConfigError as error:
+                raise typer.BadParameter(str(error)) from None
+        return value
+
+    return callback
+
+
+def one_of(names: Iterable[str]) -> OptionValues:
+    """One of a few words."""
+    known = list(names)
+
+    def check(text: str) -> None:
+        if text not in known:
+            raise ConfigError(f"{text!r} is none of {', '.join(known)}")
+
+    return {"callback": _checked(check), "autocompletion": lambda: known}
+
+
+def contacts() -> OptionValues:
+    """HOST:PORT or gossamer://NODE_ID@HOST:PORT; completed with this machine's nodes."""
+    return {"callback": _checked(parse_contact), "autocompletion": _own_addresses}
+
+
+def address(*, port_min: int = 1) -> OptionValues:
+    """HOST:PORT of this machine."""
+    return {
+        "callback": _checked(lambda text: parse_address(text, port_min=port_min)),
+        "autocompletion": lambda: ["0.0.0.0:7700", "127.0.0.1:0"] if not port_min else [],
+    }
+
+
+def check_admin(text: str) -> None:
+    """Raise ConfigError for what is no admin address, "off" or empty."""
+    if text not in ("", ADMIN_OFF):
+        parse_address(text, port_min=0)
+
+
+def admin_address() -> OptionValues:
+    """Where a node is to be watched."""
+    return {"callback": _checked(check_admin), "autocompletion": lambda: [ADMIN_OFF, "127.0.0.1:7780"]}
+
+
+def existing_path() -> Callable[[Any], Any]:
+    """Files or folders that are there; the shell completes them by itself."""
+
+    def check(text: str) -> None:
+        if not Path(text).exists():
+            raise ConfigError(f"{text}: there is no such file or folder")
+
+    return _checked(check)
+
+
+def at_most(bound: int) -> Callable[[Any], Any]:
+    """A number with a bound that is too long for the help."""
+
+    def check(text: str) -> None:
+        if int(text) > bound:
+            raise ConfigError(f"{text} is more than {bound}")
+
+    return _checked(check)
+
+
+def node_folders() -> list[str]:
+    """Folders of this machine's nodes."""
+    return sorted(str(path.parent) for path in nodes_root().glob("*/manifest"))
+
+
+def admin_addresses() -> list[str]:
+    """Where this machine's nodes are, or were last, to be watched."""
+    from gossamer.node.dashboard.admin_client import admin_of  # slow to import
+
+    return [found for folder in node_folders() if (found := admin_of(Path(folder)))]
+
+
+def devices() -> list[str]:
+    """Devices that there may be, told without torch."""
+    gpus = range(len(glob.glob("/dev/nvidia[0-9]*")))
+    return ["auto", "cpu", "cuda", "mps", *(f"cuda:{number}" for number in gpus)]
+
+
+def _own_addresses() -> list[str]:
+    facts = [Home(Path(folder)).read_daemon() or {} for folder in node_folders()]
+    return [str(found["address"]) for found in facts if found.get("address")]

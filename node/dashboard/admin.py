@@ -1,0 +1,263 @@
+"""The admin server: this machine's view of a node, over HTTP on an address of its own.
+
+========================== ==============================================================================
+``GET /``                  the page
+``GET /api/state``         what `admin_state` says, JSON
+``GET /api/rounds``        what happened round by round, ``?from=`` one ``&to=`` another, JSON
+``GET /api/events``        server-sent events: state, rounds, notice
+``GET /status``            what ``/gossamer/1/status`` says, JSON, with the same query
+``GET /healthz``           200 if the node does what it is for, else 503, with the reason as JSON
+``GET /metrics``           for Prometheus
+========================== ==============================================================================
+
+It tells and changes nothing. It listens on loopback; elsewhere only with a token, which is then asked for
+everywhere. Pages of other origins get nothing: no CORS header is ever sent, and a name that leads here by
+DNS rebinding is refused by its Host header.
+"""
+
+import hmac
+import ipaddress
+import logging
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from prometheus_client.exposition import choose_encoder
+
+from gossamer.node.address import WILDCARDS, format_address, is_loopback, parse_address
+from gossamer.node.dashboard.feed import to_json
+from gossamer.node.dashboard.metrics import registry_of
+from gossamer.node.dashboard.page import document, policy
+from gossamer.node.options import ADMIN_OFF
+from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.limits import ROUND_MAX
+
+if TYPE_CHECKING:
+    from gossamer.node.daemon import Daemon
+
+PORT_FIRST, PORTS = 7780, 64
+"""Where a node looks for a free port unless told; after these, the system chooses one."""
+
+TOKEN_VARIABLE = "GOSSAMER_ADMIN_TOKEN"
+TOKEN_MIN = 16
+COOKIE = "gossamer-admin"
+
+POLICY = "default-src 'none'; frame-ancestors 'none'"
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""What keeps a browser from doing harm with what it gets here."""
+
+COMPRESSED_INLINE_MAX = 1 << 16
+"""Bytes; more is compressed in a thread, so that the event loop goes on."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+log = logging.getLogger("gossamer.admin")
+
+
+def check_token(option: str, host: str, token: str) -> None:
+    """Raise ConfigError for a token that is too short, or missing where other machines can ask."""
+    if token and len(token) < TOKEN_MIN:
+        raise ConfigError(f"{TOKEN_VARIABLE} is too short: give it {TOKEN_MIN} characters or more")
+    if not is_loopback(host) and not token:
+        raise ConfigError(
+            f"--admin {option} can be reached from other machines: set {TOKEN_VARIABLE} to a secret of"
+            f" {TOKEN_MIN} characters or more that who looks must give, or stay on 127.0.0.1"
+        )
+
+
+class AdminServer:
+    """Serves one daemon's pages."""
+
+    def __init__(self, daemon: "Daemon", option: str, token: str = "") -> None:
+        """`option` as in `DaemonOptions.admin`. Raises ConfigError for an address that may not be used."""
+        self._daemon = daemon
+        self._watching = daemon.watching
+        self._token = token
+        self._is_off = option == ADMIN_OFF
+        self._address = parse_address(option, port_min=0) if option and not self._is_off else None
+        self._host = self._address[0] if self._address else "127.0.0.1"
+        self._registry = registry_of(daemon)
+        self._page, self._page_policy = document(), policy()
+        self._runner: web.AppRunner | None = None
+        check_token(option, self._host, token)
+
+    async def start(self, last: int = 0) -> str | None:
+        """Listen and return the address, None if switched off. Raises ConfigError if that cannot be.
+
+        Of many free ports the one used `last` is taken, so that open pages find us again.
+        """
+        if self._is_off:
+            return None
+        app = web.Application(client_max_size=1024, middlewares=[self._guard])
+        for path, handler in (
+            ("/", self._serve_page),
+            ("/api/state", self._serve_state),
+            ("/api/rounds", self._serve_rounds),
+            ("/api/events", self._serve_events),
+            ("/status", self._serve_status),
+            ("/healthz", self._serve_health),
+            ("/metrics", self._serve_metrics),
+        ):
+            app.router.add_get(path, handler, allow_head=False)
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=1.0, keepalive_timeout=30.0
+        )
+        await self._runner.setup()
+        port = await self._listen(self._runner, last)
+        address = format_address(self._host, port)
+        log.info("watch this node at http://%s/", address)
+        return address
+
+    async def _listen(self, runner: web.AppRunner, last: int) -> int:
+        ports: Iterable[int] = (*((last,) if last else ()), *range(PORT_FIRST, PORT_FIRST + PORTS), 0)
+        if self._address is not None:
+            ports = (self._address[1],)
+        problem: OSError | None = None
+        for port in ports:
+            site = web.TCPSite(runner, self._host, port, reuse_address=True)
+            try:
+                await site.start()
+            except OSError as error:
+                problem = error
+                await site.stop()
+                continue
+            return int(runner.addresses[0][1])
+        await runner.cleanup()
+        why = os.strerror(problem.errno).lower() if problem and problem.errno else str(problem)
+        where = format_address(self._host, self._address[1] if self._address else 0)
+        raise ConfigError(f"cannot listen on {where}: {why}; choose another --admin, or --admin off")
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    # -- who may ask
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Turn away whoever may not ask, and put `HEADERS` on every answer."""
+        try:
+            self._check_host(request)
+            self._check_origin(request)
+            self._check_token(request)
+            response = await handler(request)
+        except web.HTTPException as refusal:
+            refusal.headers.update(HEADERS)
+            raise
+        if not response.prepared:
+            response.headers.update({**HEADERS, **response.headers})
+            self._remember_token(request, response)
+        return response
+
+    def _check_host(self, request: web.Request) -> None:
+        """Raise unless the browser believes to talk to this machine, or to the address that we were given."""
+        host = _host_of(request.headers.get("Host", ""))
+        is_bound = host == self._host.lower() or (self._host in WILDCARDS and _is_ip(host))
+        if not is_bound and not is_loopback(host):
+            raise web.HTTPMisdirectedRequest(text=f"there is no {host or 'nameless host'} here")
+
+    def _check_origin(self, request: web.Request) -> None:
+        """Raise if another site's page asks: it could read nothing, but take a listener's place."""
+        if request.path != "/" and request.headers.get("Sec-Fetch-Site", "none") not in (
+            "none",
+            "same-origin",
+        ):
+            raise web.HTTPForbidden(text="not for other sites")
+
+    def _check_token(self, request: web.Request) -> None:
+        """Raise unless the token is given, as bearer, in the query, or by a cookie that we set."""
+        if not self._token:
+            return
+        scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+        given = (
+            bearer.strip() if scheme.lower() == "bearer" else "",
+            request.query.get("token", ""),
+            request.cookies.get(self._cookie, ""),
+        )
+        if not any(hmac.compare_digest(_bytes(text), _bytes(self._token)) for text in given):
+            raise web.HTTPUnauthorized(
+                text="give the token: ?token=..., or Authorization: Bearer ...",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    @property
+    def _cookie(self) -> str:
+        """Cookies do not know ports: nodes of one machine must not take each other's."""
+        return f"{COOKIE}-{self._daemon.identity.node_id[:4].hex()}"
+
+    def _remember_token(self, request: web.Request, response: web.StreamResponse) -> None:
+        """A page opened with ?token= may then load what it needs."""
+        if self._token and request.query.get("token"):
+            response.set_cookie(self._cookie, self._token, httponly=True, samesite="Strict")
+
+    # -- what is answered
+
+    async def _serve_page(self, request: web.Request) -> web.Response:
+        headers = {"Content-Security-Policy": self._page_policy}
+        return web.Response(text=self._page, content_type="text/html", headers=headers)
+
+    async def _serve_state(self, request: web.Request) -> web.Response:
+        return _json(self._watching.state())
+
+    async def _serve_rounds(self, request: web.Request) -> web.Response:
+        first, last = _round_in(request, "from", 0), _round_in(request, "to", ROUND_MAX)
+        told = await self._watching.rounds(first, last)
+        response = _json(told)
+        response.enable_compression()  # of 1,000 rounds with 64 members in 0.1 s, in a thread
+        return response
+
+    async def _serve_events(self, request: web.Request) -> web.StreamResponse:
+        return await self._watching.feed.serve(request, self._watching.opening(), HEADERS)
+
+    async def _serve_status(self, request: web.Request) -> web.Response:
+        return web.json_response(await self._daemon.status(dict(request.query)))
+
+    async def _serve_health(self, request: web.Request) -> web.Response:
+        healthy, reason = self._watching.health()
+        return _json(to_json({"healthy": healthy, "reason": reason}), status=200 if healthy else 503)
+
+    async def _serve_metrics(self, request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
+
+
+def _round_in(request: web.Request, name: str, default: int) -> int:
+    """A round that the query names."""
+    text = request.query.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10):
+        raise web.HTTPBadRequest(text=f"{name}: the number of a round")
+    return int(text)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _json(body: bytes, status: int = 200) -> web.Response:
+    return web.Response(
+        body=body, status=status, content_type="application/json", zlib_executor_size=COMPRESSED_INLINE_MAX
+    )
+
+
+def _host_of(header: str) -> str:
+    """The host of a Host header, without port and brackets."""
+    host = header.rsplit(":", 1)[0] if re.search(r":[0-9]*$", header) and not header.endswith("]") else header
+    return host.strip("[]").rstrip(".").lower()
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

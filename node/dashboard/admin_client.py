@@ -1,0 +1,129 @@
+"""Finding a node's admin server, and listening to it."""
+
+import json
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from gossamer.node.address import format_address, parse_address
+from gossamer.node.dashboard.admin import TOKEN_VARIABLE
+from gossamer.node.network.askers import nodes_root
+from gossamer.node.storage.home import Home
+from gossamer.protocol.errors import ConfigError, UnreachableError
+
+EVENT_BYTES_MAX = 32 * 1024 * 1024
+CONNECT_TIMEOUT_S = 5.0
+SILENCE_S = 20.0
+"""A server that has sent nothing for this long, not even that it is still there, is gone."""
+
+
+def find_admin(address: str | None, folder: Path | None) -> str:
+    """Where to ask: at an address, of the node in a folder, or of the only node of this machine.
+
+    Raises ConfigError.
+    """
+    if address is not None:
+        return format_address(*parse_address(address))
+    if folder is not None:
+        found = admin_of(folder)
+        if found is None:
+            raise ConfigError(f"no node with an admin server runs in {folder}; start it, without --admin off")
+        return found
+    told = {str(path.parent): admin_of(path.parent) for path in nodes_root().glob("*/daemon.json")}
+    known = {where: found for where, found in told.items() if found is not None and _answers(found)}
+    if not known:
+        raise ConfigError(
+            f"no node runs in {nodes_root()}; give one's folder with --dir, or its admin HOST:PORT"
+        )
+    if len(known) > 1:
+        which = ", ".join(f"--dir {where}" for where in sorted(known))
+        raise ConfigError(f"which node? Give one of {which}")
+    return next(iter(known.values()))
+
+
+def _answers(address: str) -> bool:
+    """Whether anybody listens there: a node that was killed leaves its address behind."""
+    try:
+        socket.create_connection(parse_address(address), CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def admin_of(folder: Path) -> str | None:
+    """Where the daemon that runs in a folder, or ran last, serves its pages."""
+    found = (Home(folder).read_daemon() or {}).get("admin")
+    try:
+        return format_address(*parse_address(found)) if isinstance(found, str) else None
+    except ConfigError:
+        return None
+
+
+class AdminClient:
+    """Asks one admin server. Use as an async context."""
+
+    def __init__(self, address: str) -> None:
+        token = os.environ.get(TOKEN_VARIABLE, "")
+        self._url = f"http://{address}"
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "AdminClient":
+        self._session = aiohttp.ClientSession(
+            headers=self._headers,
+            read_bufsize=EVENT_BYTES_MAX,
+            timeout=aiohttp.ClientTimeout(connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_S),
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def rounds(self, first: int) -> dict[str, Any]:
+        """What happened from a round on. Raises UnreachableError."""
+        async for _, data in self._read(f"/api/rounds?from={first}", _whole):
+            return data
+        raise UnreachableError("the answer was empty")
+
+    async def events(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """Name and data of every event, until the server goes. Raises UnreachableError."""
+        async for event in self._read("/api/events", _events):
+            yield event
+
+    async def _read(self, path: str, parse: Any) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        assert self._session is not None
+        try:
+            async with self._session.get(self._url + path, allow_redirects=False) as response:
+                if response.status != 200:
+                    said = (await response.content.read(200)).decode("utf-8", "replace")
+                    raise UnreachableError(f"{self._url} answers {response.status}: {_printable(said)}")
+                async for event in parse(response.content):
+                    yield event
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise UnreachableError(f"no answer from {self._url} ({type(error).__name__})") from None
+        except ValueError:
+            raise UnreachableError(f"what answers at {self._url} is no admin server") from None
+
+
+async def _whole(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    yield "", json.loads(await stream.read())
+
+
+async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """As https://html.spec.whatwg.org/multipage/server-sent-events.html has it, as far as we use it."""
+    name = ""
+    while line := await stream.readline():
+        field, _, value = line.rstrip(b"\r\n").partition(b": ")
+        if field == b"event":
+            name = value.decode()
+        elif field == b"data":
+            yield name, json.loads(value)
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)

@@ -1,0 +1,181 @@
+"""The state of a node as the page and `gossamer top` show it: JSON, about once a second.
+
+Ids are hex, times and durations seconds, sizes bytes.
+"""
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from gossamer.node import __version__
+from gossamer.node.monitoring.known_links import LIVE, known_links
+from gossamer.node.monitoring.replicas import Comparison, compare, summary
+from gossamer.node.monitoring.status import state_of
+from gossamer.protocol.admission import Role
+from gossamer.protocol.conduct import Summary
+from gossamer.protocol.records import PeerBody
+from gossamer.protocol.roster import Health, Member
+
+if TYPE_CHECKING:
+    from gossamer.node.daemon import Daemon
+
+
+def admin_state(daemon: "Daemon") -> dict[str, Any]:
+    """What is shown of a node, its swarm and its members."""
+    others = daemon.core.roster.members()
+    claims = daemon.core.sealing.claims
+    found = [compare(claims, m.peer.body.claims) if m.health in LIVE else None for m in others]
+    members = [_itself(daemon), *(_member(daemon, m, f) for m, f in zip(others, found, strict=True))]
+    return {
+        "time": round(time.time(), 3),
+        "swarm": _swarm(daemon),
+        "node": _node(daemon),
+        "now": {**_now(daemon, members), "agree": summary(claims, found)},
+        "members": members,
+        "links": _links(daemon),
+        "edges": known_links((link.node_id for link in daemon.links.values()), others),
+    }
+
+
+def _swarm(daemon: "Daemon") -> dict[str, Any]:
+    manifest, layout = daemon.manifest, daemon.core.layout
+    pace = manifest.pace
+    return {
+        "id": daemon.core.swarm_id.hex(),
+        "name": manifest.swarm.name,
+        "task": manifest.task.name,
+        "parameters": layout.numel,
+        "tensors": sum(len(fragment.slots) for fragment in layout.fragments),
+        "fragments": len(layout.fragments),
+        "codec": manifest.outer.codec,
+        "averaging": sorted({s.spec.averaging for fragment in layout.fragments for s in fragment.slots}),
+        "pace": f"{pace.every_steps} steps" if pace.every_steps else f"{pace.every_seconds:g} s",
+        "admission": manifest.admission.mode,
+    }
+
+
+def _node(daemon: "Daemon") -> dict[str, Any]:
+    report = daemon.port.report
+    return {
+        "id": daemon.identity.node_id.hex(),
+        "name": daemon.core.info.name,
+        "state": state_of(daemon),
+        "trains": daemon.core.info.trains,
+        "version": __version__,
+        "uptime_s": round(time.monotonic() - daemon.started, 1),
+        "addresses": list(daemon.core.own_row.addresses),
+        "reachable": daemon.watching.vitals.reachable,
+        "device": report.device if report else "",
+        "folder": str(daemon.home.root.absolute()),
+    }
+
+
+def _now(daemon: "Daemon", members: list[dict[str, Any]]) -> dict[str, Any]:
+    core, report = daemon.core, daemon.port.report
+    training = [m for m in members if m["trains"] and m["health"] in LIVE]
+    fetching = daemon.archive.progress()
+    return {
+        "round": core.own_last,
+        "clock": core.clock,
+        "swarm_tokens": daemon.merging.tokens,
+        "own_tokens": report.tokens if report else 0,
+        "tokens_per_s": _finite(report.tokens_per_s) or 0.0 if report else 0.0,
+        "swarm_tokens_per_s": sum(member["tokens_per_s"] for member in training),
+        "inner_steps": report.inner_steps if report else 0,
+        "loss": _finite(report.loss) if report and report.inner_steps else None,
+        "val_loss": _finite(report.val_loss) if report else None,
+        "val_version": report.evaluated_version if report else 0,
+        "wait_fraction": report.wait_fraction if report else 0.0,
+        "rounds_behind": daemon.merging.behind,
+        "payloads_missing": core.fetcher.pending,
+        "sealed_round": core.sealing.claims[0].round if core.sealing.claims else None,
+        "closed_round": core.ledger.floor,
+        "records": len(core.ledger),
+        "version": daemon.merging.version,
+        "fetching": list(fetching) if fetching else None,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no word for a loss that is none."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _itself(daemon: "Daemon") -> dict[str, Any]:
+    report = daemon.port.report
+    row = _row(daemon, daemon.identity.node_id, daemon.core.own_row)
+    if report is not None:  # newer than what the row tells others
+        row.update(tokens=report.tokens, device=report.device)
+    return {
+        **row,
+        "health": Health.ALIVE.value,
+        "self": True,
+        "heard_s": 0.0,
+        "claim": None,
+        "claim_round": None,
+    }
+
+
+def _member(daemon: "Daemon", member: Member, found: Comparison | None) -> dict[str, Any]:
+    return {
+        **_row(daemon, member.peer.node_id, member.peer.body),
+        "health": member.health.value,
+        "self": False,
+        "heard_s": round(max(0.0, time.monotonic() - member.heard), 1),
+        "claim": found.likeness.value if found else None,
+        "claim_round": found.round if found else None,
+    }
+
+
+def _row(daemon: "Daemon", node_id: bytes, row: PeerBody) -> dict[str, Any]:
+    """What is the same for ourselves and for others."""
+    may_train = daemon.core.charter.role_of(node_id) is Role.TRAIN
+    return {
+        "id": node_id.hex(),
+        "name": row.name,
+        "trains": row.trains,
+        "round": max(row.round, daemon.core.ledger.last_round(node_id)),
+        "tokens": row.tokens,
+        "tokens_per_s": row.tokens_per_s,
+        "loss": row.loss or None,
+        "device": row.device,
+        "version": row.version,
+        "addresses": list(row.addresses),
+        "role": "train" if row.trains and may_train else "observe",
+        "conduct": _conduct(daemon.merging.conduct.of(node_id)),
+    }
+
+
+def _conduct(found: Summary) -> dict[str, Any] | None:
+    """What has been seen of a member's deltas; None if there were none lately."""
+    if not found.judged:
+        return None
+    return {
+        "judged": found.judged,
+        "void": found.void,
+        "clipped": found.clipped,
+        "mean_clip": found.clip_factor,
+        "opposed": found.opposed,
+        "agreement": found.agreement,
+        "verdict": found.verdict,
+    }
+
+
+def _links(daemon: "Daemon") -> list[dict[str, Any]]:
+    rows = []
+    for link in daemon.links.values():
+        sent, received = daemon.watching.rates.of(link.number)
+        rows.append(
+            {
+                "id": link.node_id.hex(),
+                "outbound": link.outbound,
+                "sent": link.traffic.sent,
+                "received": link.traffic.received,
+                "payload_sent": link.traffic.payload_sent,
+                "payload_received": link.traffic.payload_received,
+                "sent_per_s": round(sent, 1),
+                "received_per_s": round(received, 1),
+                "dropped": link.dropped,
+            }
+        )
+    return rows

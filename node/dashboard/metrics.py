@@ -1,0 +1,163 @@
+"""What Prometheus scrapes: the daemon's state, read at the moment of the scrape.
+
+Names follow https://prometheus.io/docs/practices/naming/: base units, ``_total`` for what only grows.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from gossamer.node import __version__
+from gossamer.node.monitoring.status import describe
+from gossamer.protocol.roster import Health
+
+if TYPE_CHECKING:
+    from gossamer.node.daemon import Daemon
+
+STATES = ("joining", "starting", "training", "serving", "finished", "leaving")
+
+Status = dict[str, Any]
+Reading = Callable[[Status], float | None]
+
+
+def _of(key: str) -> Reading:
+    return lambda status: status[key]
+
+
+def _of_trainer(key: str) -> Reading:
+    """Of a node that does not train, or whose trainer has not said anything yet: nothing."""
+    return lambda status: status.get("trainer", {}).get(key)
+
+
+_GAUGES: tuple[tuple[str, str, Reading], ...] = (
+    ("gossamer_uptime_seconds", "Time since the daemon started.", _of("uptime_s")),
+    ("gossamer_round", "Last round that this node published a delta for.", _of("round")),
+    ("gossamer_swarm_round", "Round clock of the swarm.", _of("clock")),
+    ("gossamer_sealed_round", "Round of the newest snapshot here.", _of("sealed_round")),
+    ("gossamer_closed_round", "Rounds up to this one cannot change any more.", _of("closed_round")),
+    ("gossamer_records", "Delta records held.", _of("records")),
+    ("gossamer_void_records", "Rounds of members that are void.", lambda status: len(status["void"])),
+    ("gossamer_rounds_behind", "Rounds that have changed and wait to be merged.", _of("rounds_behind")),
+    ("gossamer_payloads_missing", "Payloads that are known of and not here.", _of("payloads_missing")),
+    ("gossamer_agreement_ratio", "Mean cosine of pairs of deltas, last round, -1 to 1.", _of("agreement")),
+    (
+        "gossamer_members_accused",
+        "Members whose deltas are bad as a rule.",
+        lambda status: sum(member["conduct"]["verdict"] is not None for member in status["members"]),
+    ),
+    ("gossamer_training_loss", "Training loss of this node's latest step.", _of_trainer("loss")),
+    ("gossamer_validation_loss", "Held-out loss at the last evaluation.", _of_trainer("val_loss")),
+    ("gossamer_wait_ratio", "Part of training time kept from inner steps.", _of_trainer("wait_fraction")),
+    ("gossamer_tokens_per_second", "Speed of this node's trainer.", _of_trainer("tokens_per_s")),
+)
+
+_COUNTERS: tuple[tuple[str, str, Reading], ...] = (
+    ("gossamer_swarm_tokens_total", "Tokens of all deltas merged.", _of("swarm_tokens")),
+    ("gossamer_merges_total", "Merges that changed the model.", _of("version")),
+    ("gossamer_misbehaviours_total", "Messages that break the protocol.", _of("misbehaviours_seen")),
+    ("gossamer_inner_steps_total", "Inner steps of this node's trainer.", _of_trainer("inner_steps")),
+    ("gossamer_tokens_total", "Tokens that this node has trained on.", _of_trainer("tokens")),
+)
+
+
+class DaemonCollector(Collector):
+    """Every metric of one daemon."""
+
+    def __init__(self, daemon: "Daemon") -> None:
+        self._daemon = daemon
+
+    def collect(self) -> Iterator[Metric]:
+        """Called at every scrape, on the event loop's thread."""
+        status = describe(self._daemon, None)
+        yield self._info(status)
+        for name, help_text, reading in _GAUGES:
+            yield _filled(GaugeMetricFamily(name, help_text), reading(status))
+        for name, help_text, reading in _COUNTERS:
+            yield _filled(CounterMetricFamily(name, help_text), reading(status))
+        yield from self._of_watching()
+        yield _labelled(
+            "gossamer_state",
+            "1 for what the node is doing.",
+            "state",
+            {state: int(state == status["state"]) for state in STATES},
+        )
+        healths = Counter(member["health"] for member in status["members"])
+        yield _labelled(
+            "gossamer_members",
+            "Other members by what is believed of them.",
+            "health",
+            {health.value: healths[health.value] for health in Health},
+        )
+        directions = Counter("outbound" if link["outbound"] else "inbound" for link in status["links"])
+        yield _labelled(
+            "gossamer_links",
+            "Links, by who dialled.",
+            "direction",
+            {direction: directions[direction] for direction in ("inbound", "outbound")},
+        )
+        yield _link_bytes(status)
+
+    def _info(self, status: Status) -> Metric:
+        info = InfoMetricFamily("gossamer_node", "Which node of which swarm this is.")
+        labels = {
+            "swarm": status["swarm"],
+            "swarm_id": status["swarm_id"],
+            "node_id": status["node_id"],
+            "name": status["name"],
+            "version": __version__,
+        }
+        info.add_metric([], labels)
+        return info
+
+    def _of_watching(self) -> Iterator[Metric]:
+        watching = self._daemon.watching
+        vitals = watching.vitals
+        lag = "Longest time in the last minute that the daemon's event loop was busy."
+        yield GaugeMetricFamily("gossamer_event_loop_lag_seconds", lag, vitals.lag_s)
+        healthy = "1 if the node does what it is for, see /healthz."
+        yield GaugeMetricFamily("gossamer_healthy", healthy, int(watching.health()[0]))
+        free = GaugeMetricFamily("gossamer_disk_free_bytes", "Free space where the node's folder is.")
+        yield _filled(free, watching.disk_free)
+        seconds = self._daemon.merging.seconds
+        yield CounterMetricFamily("gossamer_merge_seconds_total", "Wall time spent merging.", seconds)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, value: float | None) -> Metric:
+    """A family of one sample, or of none where there is no value."""
+    if value is not None:
+        family.add_metric([], value)
+    return family
+
+
+def _labelled(name: str, help_text: str, label: str, values: dict[str, int]) -> Metric:
+    family = GaugeMetricFamily(name, help_text, labels=[label])
+    for of_label, value in values.items():
+        family.add_metric([of_label], value)
+    return family
+
+
+def _link_bytes(status: Status) -> Metric:
+    help_text = "Bytes of all links: messages, and the chunks of payloads and snapshots."
+    family = CounterMetricFamily("gossamer_link_bytes_total", help_text, labels=["direction", "kind"])
+    for direction in ("sent", "received"):
+        payload = status[f"payload_bytes_{direction}"]
+        family.add_metric([direction, "payload"], payload)
+        family.add_metric([direction, "control"], status[f"bytes_{direction}"] - payload)
+    return family
+
+
+def registry_of(daemon: "Daemon") -> CollectorRegistry:
+    """A registry of this daemon's metrics, and of its process's CPU, memory and files."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(DaemonCollector(daemon))
+    ProcessCollector(registry=registry)
+    return registry

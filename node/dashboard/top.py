@@ -1,0 +1,140 @@
+"""`gossamer top`: a node and its swarm on a full terminal, until a key ends it."""
+
+import asyncio
+import os
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Callable
+from contextlib import suppress
+
+from rich.console import Console
+from rich.live import Live
+
+from gossamer.node.dashboard.admin_client import AdminClient
+from gossamer.node.dashboard.top_view import ROUNDS_SHOWN, SORTS, Board, Choices, screen
+from gossamer.protocol.errors import ConfigError, UnreachableError
+
+RECONNECT_S = 1.0
+
+_UP = ("\x1b[A", "\x1bOA", "k")
+_DOWN = ("\x1b[B", "\x1bOB", "j")
+_QUIT = ("q", "Q", "\x03", "\x04")
+
+
+def keys_in(data: str) -> list[str]:
+    """Split what a terminal sends into keys: an arrow is three characters."""
+    keys = []
+    while data:
+        length = 3 if data[0] == "\x1b" and data[1:2] in ("[", "O") else 1
+        keys.append(data[:length])
+        data = data[length:]
+    return keys
+
+
+class Top:
+    """Listens to an admin server and draws."""
+
+    def __init__(self, where: Callable[[], str], console: Console) -> None:
+        """`where` finds the server, anew after each time that it went; it may raise ConfigError."""
+        self._where = where
+        self._console = console
+        self._board = Board(where())
+        self._paused: Board | None = None
+        self._choices = Choices()
+        self._over = asyncio.Event()
+        self._live: Live | None = None
+
+    async def run(self) -> None:
+        """Draw until the person has seen enough."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._over.set)
+        loop.add_signal_handler(signal.SIGWINCH, self._draw)
+        with Live(console=self._console, screen=True, auto_refresh=False) as self._live:
+            self._draw()
+            listening = asyncio.create_task(self._listen())
+            listening.add_done_callback(lambda _: self._over.set())  # it ends by a fault only
+            try:
+                await self._over.wait()
+            finally:
+                self._live = None
+                listening.cancel()
+                with suppress(asyncio.CancelledError):
+                    await listening
+
+    def press(self, key: str) -> None:
+        """React to a key."""
+        choices = self._choices
+        if key in _QUIT:
+            self._over.set()
+            return
+        if key == "?" or choices.help:
+            choices.help = not choices.help
+        elif key == "s":
+            choices.sort = (choices.sort + 1) % len(SORTS)
+        elif key in _UP:
+            choices.step -= 1
+        elif key in _DOWN:
+            choices.step += 1
+        elif key in ("p", " "):
+            choices.paused = not choices.paused
+            self._paused = self._board.copy() if choices.paused else None
+        self._draw()
+
+    async def _listen(self) -> None:
+        """Take in what the server says; look for it again when it goes."""
+        while True:
+            try:
+                async with AdminClient(self._board.address) as client:
+                    await self._follow(client)
+                self._board.problem = "the node went away"
+            except UnreachableError as error:
+                self._board.problem = str(error)
+            self._draw()
+            await asyncio.sleep(RECONNECT_S)
+            with suppress(ConfigError):  # it may have come back elsewhere
+                self._board.address = self._where()
+
+    async def _follow(self, client: AdminClient) -> None:
+        self._board.notices.clear()
+        is_first = True
+        async for name, data in client.events():
+            self._board.take(name, data)
+            if is_first and name == "state":
+                is_first = False
+                first = max(0, data["now"]["clock"] - ROUNDS_SHOWN)
+                self._board.take("rounds", await client.rounds(first))
+            if name == "state":
+                self._draw()
+
+    def _draw(self) -> None:
+        if self._live is not None:
+            width, height = self._console.size
+            board = self._paused or self._board
+            self._live.update(screen(board, self._choices, width, height), refresh=True)
+
+
+def show_top(where: Callable[[], str]) -> None:
+    """Run on this process's terminal. Raises ConfigError if there is none."""
+    console = Console()
+    if not (console.is_terminal and sys.stdin.isatty()):
+        raise ConfigError("gossamer top needs a terminal; for scripts there is gossamer status --json")
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    try:
+        tty.setcbreak(fd)
+        asyncio.run(_run(Top(where, console), fd))
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+async def _run(top: Top, fd: int) -> None:
+    def read() -> None:
+        data = os.read(fd, 1024)
+        for key in keys_in(data.decode("utf-8", "replace")) or ["q"]:  # the terminal is gone
+            top.press(key)
+
+    asyncio.get_running_loop().add_reader(fd, read)
+    await top.run()

@@ -1,0 +1,1 @@
+"""The model for other programs: files, Hugging Face folders, text."""

@@ -1,0 +1,57 @@
+"""Use what was trained: a model with Phi's parameters, and text from it."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from gossamer.models.errors import TaskError
+from gossamer.models.registry import task_names
+from gossamer.models.task import named_tensors
+from gossamer.models.task_file import is_own_name
+from gossamer.node import own_task
+from gossamer.node.phi.restore import manifest_of, replay
+from gossamer.node.storage.home import Home
+from gossamer.node.training.outer import check_fits
+from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.fixedpoint import Ints, to_float
+from gossamer.protocol.manifest import Manifest
+
+
+def load_into(model: nn.Module, manifest: Manifest, phi: Ints) -> None:
+    """Set a model's parameters to Phi, int32[numel] in snapshot order."""
+    by_name = dict(named_tensors(model))
+    with torch.no_grad():
+        for spec, span in manifest.plan().tensors():
+            by_name[spec.name].copy_(torch.from_numpy(to_float(phi[span]).reshape(spec.shape)))
+
+
+def generate(home: Home, prompt: str, length: int, *, temperature: float, seed: int) -> Iterator[str]:
+    """Continue a prompt with the model in a node's folder, piece by piece.
+
+    Raises ConfigError or StorageError.
+    """
+    manifest = manifest_of(home)
+    name = manifest.task.name
+    if name not in task_names() and not is_own_name(name):
+        raise ConfigError(
+            f"swarm {manifest.swarm.name!r} trains {name!r}, a script of its own, and only that"
+            " can run the model; gossamer export writes it for other programs"
+        )
+    _, merger = replay(home)
+    try:
+        task = own_task.build(home, manifest)
+        model = task.build_model(manifest.task.seed)
+        check_fits(dict(named_tensors(model)), manifest)
+        load_into(model, manifest, merger.phi)
+        pieces = task.sample(model, prompt, length, temperature=temperature, seed=seed)
+    except TaskError as error:
+        raise ConfigError(str(error)) from error
+    return _told(pieces)
+
+
+def _told(pieces: Iterator[str]) -> Iterator[str]:
+    try:
+        yield from pieces
+    except TaskError as error:
+        raise ConfigError(str(error)) from error

@@ -1,0 +1,96 @@
+"""What a Hugging Face folder holds beside the weights: configuration, tokenizer, model card.
+
+For the built-in tasks `gossamer.models` knows it. For a model of `transformers` itself the script that trains
+it has left it in `Home.pretrained_path`, as `save_pretrained` writes it.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gossamer.models.errors import TaskError
+from gossamer.models.registry import task_names
+from gossamer.node import own_task
+from gossamer.node.storage.home import Home
+from gossamer.protocol.errors import ConfigError, StorageError
+from gossamer.protocol.manifest import Manifest
+
+CONFIG = "config.json"
+FROZEN = "frozen.json"
+"""In `Home.pretrained_path`: a list of names, of the parameters that the swarm does not train."""
+
+FOREIGN_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".index.json")
+"""How files of weights end, and the index of several. Ours are in one file."""
+
+
+def files_beside(home: Home, manifest: Manifest, dtype: str) -> dict[str, bytes]:
+    """By name, all but the card; `dtype` is that of the weights. Raises ConfigError or StorageError."""
+    frozen = frozen_names(home)
+    if frozen:
+        raise ConfigError(
+            f"the swarm does not train all of this model, {frozen[0]!r} for one is frozen: export to a"
+            " .safetensors file, and load that into the model that training began with (load_state_dict with"
+            " strict=False)"
+        )
+    if home.pretrained_path.is_dir():
+        files = _kept_files(home.pretrained_path)
+    elif manifest.task.name in task_names() or home.task() is not None:
+        try:
+            files = own_task.build(home, manifest).pretrained_files()
+        except TaskError as error:
+            raise ConfigError(str(error)) from None
+    else:
+        raise ConfigError(
+            f"swarm {manifest.swarm.name!r} trains {manifest.task.name!r}, and {home.root} holds no"
+            " configuration of a Hugging Face model; export to a .safetensors file"
+        )
+    return {**files, CONFIG: _with_dtype(files[CONFIG], dtype)}
+
+
+def frozen_names(home: Home) -> tuple[str, ...]:
+    """Parameters that are not in Phi, as far as a script has noted them. Raises StorageError."""
+    path = home.pretrained_path / FROZEN
+    try:
+        names = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError) as error:
+        raise StorageError(f"cannot use {path}: {error}") from None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise StorageError(f"cannot use {path}: it should be a list of names")
+    return tuple(names)
+
+
+def card(facts: Mapping[str, str]) -> bytes:
+    """The model card, in Markdown, with `facts` as a table."""
+    rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
+    text = f"---\nlibrary_name: transformers\n---\n\n# {facts['swarm']}\n\nTrained by a Gossamer swarm.\n\n"
+    return f"{text}| | |\n| --- | --- |\n{rows}".encode()
+
+
+def _kept_files(folder: Path) -> dict[str, bytes]:
+    """What a script has left, weights excepted. Raises StorageError."""
+    try:
+        files = {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path.name != FROZEN and not path.name.endswith(FOREIGN_WEIGHTS)
+        }
+    except OSError as error:
+        raise StorageError(f"cannot read {folder}: {error.strerror}") from None
+    if CONFIG not in files:
+        raise StorageError(f"{folder} has no {CONFIG}; export to a .safetensors file")
+    return files
+
+
+def _with_dtype(config: bytes, dtype: str) -> bytes:
+    """The configuration with another dtype: `transformers` loads weights in the one that it states."""
+    try:
+        values: Any = json.loads(config)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise StorageError(f"the model's {CONFIG} is damaged; export to a .safetensors file")
+    values.pop("torch_dtype", None)  # its older name
+    return (json.dumps({**values, "dtype": dtype}, indent=2) + "\n").encode()

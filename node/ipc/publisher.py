@@ -1,0 +1,66 @@
+"""From a payload in shared memory to a signed record on disk: write before you speak."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from hashlib import sha256
+
+from gossamer.node.ipc import control
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.protocol import effects as fx
+from gossamer.protocol.chunks import split_payload
+from gossamer.protocol.records import NO_RECORD, DeltaBody
+
+DISK_RETRY_S = 5.0
+
+log = logging.getLogger("gossamer.publisher")
+
+
+class Publisher:
+    """Takes our trainer's deltas. It is acknowledged only when the record is durable."""
+
+    def __init__(
+        self,
+        chunks: ChunkStore,
+        dispatch: Callable[[fx.Event], list[fx.Effect]],
+        acknowledge: Callable[[control.Published], None],
+    ) -> None:
+        self._chunks = chunks
+        self._dispatch = dispatch
+        self._acknowledge = acknowledge
+
+    async def publish(self, message: control.Publish, payload: memoryview) -> None:
+        """Store a payload, then have the core sign for it. A full disk delays this, and nothing else."""
+        data = bytes(payload)
+        payload.release()
+        while True:
+            try:
+                hashes = await asyncio.to_thread(self._store, data)
+                break
+            except OSError as error:
+                log.error(
+                    "cannot store our own delta: %s; publishing pauses until there is space", error.strerror
+                )
+                await asyncio.sleep(DISK_RETRY_S)
+        body = DeltaBody(
+            round=message.round,
+            base=message.base,
+            tokens=message.tokens,
+            steps=message.steps,
+            loss=message.loss,
+            codec=message.codec,
+            payload_bytes=len(data),
+            chunks=hashes,
+            previous=NO_RECORD,
+        )
+        effects = self._dispatch(fx.Publish(body))
+        if not any(isinstance(effect, fx.Store) for effect in effects):
+            self._acknowledge(control.Published(message.round))
+
+    def _store(self, data: bytes) -> tuple[bytes, ...]:
+        hashes = []
+        for piece in split_payload(data):
+            blob = sha256(piece).digest()
+            self._chunks.put(blob, piece, durable=True)
+            hashes.append(blob)
+        return tuple(hashes)

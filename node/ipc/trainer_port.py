@@ -1,0 +1,157 @@
+"""The daemon's side of the connection to its trainer.
+
+One trainer at a time; a new one replaces the old, which is told to stop. Fragments of Phi are offered
+through shared memory as they change, each at most once until the trainer has taken it.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+from gossamer.node.ipc import control
+from gossamer.node.ipc.shared import SharedMemory
+from gossamer.node.phi.merger import MergedState
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.layout import Fragment
+from gossamer.protocol.manifest import Manifest
+
+BUFFER_BYTES_MAX = 1 << 20
+
+log = logging.getLogger("gossamer.trainer")
+
+
+class TrainerPort:
+    """Accepts the trainer, and keeps what was last said on either side."""
+
+    def __init__(
+        self,
+        path: str,
+        manifest: Manifest,
+        node_id: bytes,
+        *,
+        on_attach: Callable[[], control.Welcome],
+        on_publish: Callable[[control.Publish, memoryview], Awaitable[None]],
+        on_change: Callable[[], None],
+    ) -> None:
+        """`on_change` is called when the trainer reported, took a fragment, came or went."""
+        self._path = Path(path)
+        self._manifest = manifest
+        self._fragments = manifest.plan().fragments
+        self._on_attach = on_attach
+        self._on_publish = on_publish
+        self._on_change = on_change
+        self._shared: SharedMemory | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._taken: set[int] = set()
+        self.attachments = 0
+        """How many trainers have come so far: tells a new one from the one before."""
+        self.report: control.Report | None = None
+        self.done = asyncio.Event()
+        """Set while no trainer is attached."""
+        self.done.set()
+
+    @property
+    def attached(self) -> bool:
+        return self._writer is not None
+
+    def is_free(self, fragment: int) -> bool:
+        """Whether the trainer has taken what it was offered of this fragment."""
+        return fragment not in self._taken
+
+    async def serve(self) -> None:
+        """Accept trainers until cancelled."""
+        with suppress(FileNotFoundError):
+            self._path.unlink()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(str(self._path))
+            os.chmod(self._path, 0o600)
+            listener.listen(1)
+            listener.setblocking(False)
+            loop = asyncio.get_running_loop()
+            async with asyncio.TaskGroup() as tasks:
+                attending: asyncio.Task[None] | None = None
+                while True:
+                    connection, _ = await loop.sock_accept(listener)
+                    if attending is not None and not attending.done():
+                        self.send(control.Stop())
+                        attending.cancel()
+                        await asyncio.wait([attending])
+                    attending = tasks.create_task(self._attend(connection))
+        finally:
+            listener.close()
+            with suppress(FileNotFoundError):
+                self._path.unlink()
+
+    async def _attend(self, connection: socket.socket) -> None:
+        """Serve one trainer until it goes."""
+        self._shared = SharedMemory.create(self._manifest)
+        try:
+            welcome = control.encode(self._on_attach())
+            socket.send_fds(connection, [welcome[: control.LENGTH_BYTES]], [self._shared.fd])
+            reader, writer = await asyncio.open_unix_connection(sock=connection, limit=BUFFER_BYTES_MAX)
+        except OSError as error:
+            log.warning("a trainer could not attach: %s", error)
+            connection.close()
+            self._shared.close()
+            return
+        writer.write(welcome[control.LENGTH_BYTES :])
+        self._writer = writer
+        self.attachments += 1
+        self._taken.clear()
+        self.done.clear()
+        self._on_change()
+        try:
+            while True:
+                length = control.frame_length(await reader.readexactly(control.LENGTH_BYTES))
+                await self._handle(control.decode(await reader.readexactly(length)))
+        except (asyncio.IncompleteReadError, ConnectionError, MalformedError):
+            pass
+        finally:
+            self._writer = None
+            self.done.set()
+            writer.close()
+            self._shared.close()
+            self._on_change()
+
+    async def _handle(self, message: control.ControlMessage) -> None:
+        assert self._shared is not None
+        match message:
+            case control.Publish():
+                await self._on_publish(message, self._shared.payload[: message.payload_bytes])
+            case control.Took():
+                self._taken.discard(message.fragment)
+                self._on_change()
+            case control.Report():
+                self.report = message
+                self._on_change()
+            case _:
+                raise MalformedError("a message that only a daemon sends")
+
+    def send(self, message: control.ControlMessage) -> None:
+        """Send to the trainer if there is one. A trainer that reads nothing is cut off."""
+        writer = self._writer
+        if writer is None:
+            return
+        writer.write(control.encode(message))
+        if writer.transport.get_write_buffer_size() > BUFFER_BYTES_MAX:
+            writer.transport.abort()
+
+    async def offer(self, fragment: Fragment, phi: Ints, state: MergedState) -> None:
+        """Hand a fragment of Phi to the trainer, if there is one and it has taken the last."""
+        shared = self._shared
+        if not self.attached or shared is None or fragment.index in self._taken:
+            return
+        self._taken.add(fragment.index)
+        area = shared.phi(fragment)
+        if fragment.numel > 1 << 20:
+            await asyncio.to_thread(area.__setitem__, slice(None), phi)
+        else:
+            area[:] = phi
+        if shared is self._shared:
+            self.send(control.Phi(fragment.index, state.merged_round, state.own_round, state.version))

@@ -1,0 +1,1 @@
+"""What a daemon notices of itself and of the swarm, and remembers."""

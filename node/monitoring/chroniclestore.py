@@ -1,0 +1,167 @@
+"""The chronicle on disk: one SQLite file, written in batches. Losing it loses nothing but memories.
+
+It reaches further back than what is kept in memory: those who look at old rounds are few, and can wait.
+"""
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from gossamer.node.monitoring.chronicle import ENTRIES_MAX, ROUNDS_MAX, Entry, Round
+from gossamer.protocol.errors import MalformedError, StorageError
+from gossamer.protocol.wire import pack, unpack
+
+ENTRIES_BYTES_MAX = 1 << 20
+"""Of one round: 1,024 entries of under 100 bytes."""
+
+STORED_BYTES_MAX = 1 << 26
+"""Of all rounds together: 10,000 with 64 members each are 35 MB."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS rounds (
+    round INTEGER PRIMARY KEY, seen REAL NOT NULL, swarm_tokens INTEGER, agreement REAL,
+    entries BLOB NOT NULL  -- msgpack: [[author, tokens, steps, staleness, loss, flags], ...]
+);
+"""
+
+_COLUMNS = "round, seen, swarm_tokens, agreement, entries"
+_DROP_OLDEST = """
+DELETE FROM rounds WHERE round <= (
+    SELECT max(round) FROM (
+        SELECT round, count(*) OVER newest AS rounds, sum(length(entries)) OVER newest AS bytes
+        FROM rounds WINDOW newest AS (ORDER BY round DESC)
+    ) WHERE rounds > ? OR bytes > ?
+);
+"""
+
+log = logging.getLogger("gossamer.chronicle")
+
+
+class ChronicleStore:
+    """Blocking: call it from worker threads."""
+
+    def __init__(self, path: Path) -> None:
+        """Nothing is opened yet."""
+        self._path = path
+        self._lock = threading.Lock()
+        self._db: sqlite3.Connection | None = None
+
+    def load(self) -> tuple[list[Round], int]:
+        """The newest rounds, as many as are kept in memory, ascending; and the newest one left out, or 0.
+
+        A file that is damaged is begun anew.
+        """
+        with self._lock:
+            try:
+                return self._load()
+            except (sqlite3.Error, MalformedError, TypeError, ValueError) as error:
+                log.warning("what happened before is not known: cannot read %s (%s)", self._path, error)
+                if _is_damage(error):
+                    self._begin_anew()
+                return [], 0
+
+    def _load(self) -> tuple[list[Round], int]:
+        found: list[Round] = []
+        entries = 0
+        for values in self._open().execute(f"SELECT {_COLUMNS} FROM rounds ORDER BY round DESC"):
+            row = _round_of(values)
+            entries += len(row.entries)
+            if len(found) == ROUNDS_MAX or (entries > ENTRIES_MAX and found):
+                return found[::-1], row.number
+            found.append(row)
+        return found[::-1], 0
+
+    def between(self, first: int, last: int) -> list[Round]:
+        """The rounds kept from one to another, ascending; none if they cannot be read."""
+        query = f"SELECT {_COLUMNS} FROM rounds WHERE round BETWEEN ? AND ? ORDER BY round"
+        with self._lock:
+            try:
+                return [_round_of(values) for values in self._open().execute(query, (first, last))]
+            except (sqlite3.Error, MalformedError, TypeError, ValueError) as error:
+                log.debug("cannot read %s: %s", self._path, error)
+                return []
+
+    def oldest(self) -> int | None:
+        """The oldest round kept; None if there is none, or it cannot be read."""
+        with self._lock:
+            try:
+                (found,) = self._open().execute("SELECT min(round) FROM rounds").fetchone()
+            except sqlite3.Error:
+                return None
+        return None if found is None else int(found)
+
+    def _open(self) -> sqlite3.Connection:
+        if self._db is None:
+            self._db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None, timeout=5)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.executescript(_SCHEMA)
+        return self._db
+
+    def _begin_anew(self) -> None:
+        self._close()
+        for suffix in ("", "-wal", "-shm"):
+            with suppress(OSError):
+                self._path.with_name(self._path.name + suffix).unlink()
+
+    def save(self, rounds: Iterable[Round]) -> None:
+        """Write rounds, and drop the oldest beyond what is kept. Raises StorageError."""
+        rows = [
+            (row.number, row.seen, _bounded(row.swarm_tokens), row.agreement, _pack(row)) for row in rounds
+        ]
+        with self._lock:
+            try:
+                db = self._open()
+                db.execute("BEGIN IMMEDIATE")
+                try:
+                    db.executemany("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?)", rows)
+                    db.execute(_DROP_OLDEST, (ROUNDS_MAX, STORED_BYTES_MAX))
+                    db.execute("COMMIT")
+                except BaseException:
+                    if db.in_transaction:  # a full disk has rolled back already
+                        db.execute("ROLLBACK")
+                    raise
+            except sqlite3.Error as error:
+                raise StorageError(f"cannot write {self._path}: {error}") from None
+
+    def close(self) -> None:
+        """Close the database."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        if self._db is not None:
+            with suppress(sqlite3.Error):
+                self._db.close()
+            self._db = None
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether the file itself is at fault, rather than a full disk or missing rights."""
+    is_operational = isinstance(error, sqlite3.OperationalError)
+    return not is_operational or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
+
+
+def _round_of(values: tuple[int, float, int | None, float | None, bytes]) -> Round:
+    """Raises MalformedError, TypeError or ValueError."""
+    number, seen, swarm_tokens, agreement, packed = values
+    return Round(number, seen, swarm_tokens, agreement, _unpack(packed))
+
+
+def _pack(row: Round) -> bytes:
+    return pack([list(entry) for entry in row.entries])
+
+
+def _unpack(packed: bytes) -> tuple[Entry, ...]:
+    value = unpack(packed, ENTRIES_BYTES_MAX)
+    if not isinstance(value, list):
+        raise ValueError("entries that are no list")
+    return tuple(Entry(*fields) for fields in value)
+
+
+def _bounded(tokens: int | None) -> int | None:
+    """SQLite's integers have 64 bits; what members claim may add up to more."""
+    return None if tokens is None else min(tokens, 2**63 - 1)

@@ -1,0 +1,75 @@
+"""What changes in the swarm, in sentences: who comes and goes, and whether the replicas agree.
+
+That somebody does not answer, or is down, says whoever found out (see `protocol.membership`).
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from gossamer.node.monitoring.known_links import LIVE
+from gossamer.node.monitoring.replicas import Likeness, compare
+from gossamer.protocol.history import Claim
+from gossamer.protocol.identity import short
+from gossamer.protocol.roster import Health, Member
+
+NAMES_MAX = 6
+"""Of one sentence."""
+
+log = logging.getLogger("gossamer.node")
+
+
+class Happenings:
+    """Compares looks at the swarm, one after another."""
+
+    def __init__(self) -> None:
+        self._healths: dict[bytes, Health] = {}
+        self._told_round = 0
+        self._differing: set[bytes] = set()
+
+    def look(self, members: Sequence[Member], claims: tuple[Claim, ...]) -> None:
+        """Say what has changed since the last look; `claims` are ours."""
+        self._say_who_came_and_went(members)
+        self._say_who_differs(members, claims)
+
+    def _say_who_came_and_went(self, members: Sequence[Member]) -> None:
+        before = self._healths
+        self._healths = {member.peer.node_id: member.health for member in members}
+        known = [member for member in members if member.peer.node_id in before]
+        _say("heard of %s", [m for m in members if m.peer.node_id not in before and m.health in LIVE])
+        _say("back again: %s", [m for m in known if m.health is Health.ALIVE and _was_gone(m, before)])
+        _say("left: %s", [m for m in known if m.health is Health.LEFT is not before[m.peer.node_id]])
+
+    def _say_who_differs(self, members: Sequence[Member], claims: tuple[Claim, ...]) -> None:
+        """Whether the others hold our model, once for each snapshot of ours that all who live have, too."""
+        live = [member for member in members if member.health in LIVE]
+        found = {member.peer.node_id: compare(claims, member.peer.body.claims) for member in live}
+        differing = {id_ for id_, pair in found.items() if pair and pair.likeness is Likeness.OTHER}
+        for member in live:
+            pair = found[member.peer.node_id]
+            if pair is not None and member.peer.node_id in differing - self._differing:
+                log.error("the model of %s differs from ours at round %d", _named(member), pair.round)
+        self._differing = differing
+        newest = claims[0].round if claims else 0
+        is_shared = bool(found) and all(pair == (newest, Likeness.SAME) for pair in found.values())
+        if is_shared and newest > self._told_round:
+            self._told_round = newest
+            log.info("round %d is sealed: all %d replicas are identical", newest, len(found) + 1)
+
+
+def _was_gone(member: Member, before: dict[bytes, Health]) -> bool:
+    return before[member.peer.node_id] in (Health.DOWN, Health.LEFT)
+
+
+def _say(sentence: str, members: Iterable[Member]) -> None:
+    """One line for all of them."""
+    names = [_named(member) for member in members]
+    if len(names) > NAMES_MAX:
+        names = [*names[: NAMES_MAX - 1], f"{len(names) - NAMES_MAX + 1} more"]
+    if names:
+        last = f" and {names[-1]}" if len(names) > 1 else names[-1]
+        log.info(sentence, ", ".join(names[:-1]) + last)
+
+
+def _named(member: Member) -> str:
+    name = member.peer.body.name
+    return f"{name} ({short(member.peer.node_id)})" if name else short(member.peer.node_id)

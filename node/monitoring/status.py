@@ -1,0 +1,137 @@
+"""What a node says of itself: the JSON of ``/gossamer/1/status``."""
+
+import asyncio
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from gossamer.node.ipc.control import Report
+from gossamer.protocol.conduct import Summary
+from gossamer.protocol.identity import short
+from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.roster import Member
+
+if TYPE_CHECKING:
+    from gossamer.node.daemon import Daemon
+
+
+def describe(daemon: "Daemon", digests: tuple[bytes, bytes] | None) -> dict[str, Any]:
+    """The node's state; docs/status.md describes every field.
+
+    `digests` are those of the records merged and of Phi, if they were asked for.
+    """
+    core = daemon.core
+    report = daemon.port.report
+    sent, received, payload_sent, payload_received = daemon.links.traffic()
+    status: dict[str, Any] = {
+        "swarm_id": core.swarm_id.hex(),
+        "swarm": daemon.manifest.swarm.name,
+        "node_id": core.identity.node_id.hex(),
+        "name": core.info.name,
+        "trains": core.info.trains,
+        "state": state_of(daemon),
+        "uptime_s": round(time.monotonic() - daemon.started, 1),
+        "round": core.own_last,
+        "clock": core.clock,
+        "records": len(core.ledger),
+        "ledger_digest": core.ledger.digests.root.hex(),
+        "sealed_round": core.sealing.claims[0].round if core.sealing.claims else None,
+        "closed_round": core.ledger.floor,
+        "fetching": daemon.archive.progress(),
+        "version": daemon.merging.version,
+        "swarm_tokens": daemon.merging.tokens,
+        "rounds_behind": daemon.merging.behind,
+        "payloads_missing": core.fetcher.pending,
+        "links": [
+            {
+                "node_id": link.node_id.hex(),
+                "outbound": link.outbound,
+                "dropped": link.dropped,
+                "throttled_s": round(link.throttled_s, 1),
+            }
+            for link in daemon.links.values()
+        ],
+        "members": [
+            _member(member, core.ledger, daemon.merging.conduct.of(member.peer.node_id))
+            for member in sorted(core.roster.members(), key=_place)
+        ],
+        "conduct": asdict(daemon.merging.conduct.of(core.identity.node_id)),
+        "agreement": daemon.merging.conduct.agreement,
+        "void": [{"node_id": author.hex(), "round": round_} for author, round_ in core.ledger.voided()],
+        "misbehaviours_seen": daemon.policing.blamed,
+        "throttled": daemon.policing.throttled,
+        "greylisted": daemon.policing.greylisted,
+        "turned_away": daemon.policing.turned_away,
+        "door": daemon.transport.door.describe() if daemon.transport.door is not None else {},
+        "tasks": len(asyncio.all_tasks()),
+        "bytes_sent": sent + payload_sent,
+        "bytes_received": received + payload_received,
+        "payload_bytes_sent": payload_sent,
+        "payload_bytes_received": payload_received,
+    }
+    if report is not None:
+        status["trainer"] = _trainer(report)
+    if digests is not None:
+        status["merged_digest"], status["phi_digest"] = (digest.hex() for digest in digests)
+    return status
+
+
+def _place(member: Member) -> tuple[str, bytes]:
+    """Members are listed by name."""
+    return member.peer.body.name, member.peer.node_id
+
+
+def _member(member: Member, ledger: Ledger, conduct: Summary) -> dict[str, Any]:
+    row = member.peer.body
+    return {
+        "node_id": member.peer.node_id.hex(),
+        "name": row.name,
+        "health": member.health.value,
+        "trains": row.trains,
+        "round": max(row.round, ledger.last_round(member.peer.node_id)),
+        "tokens": row.tokens,
+        "tokens_per_s": row.tokens_per_s,
+        "loss": row.loss,
+        "addresses": list(row.addresses),
+        "dialled": [prefix.hex() for prefix in row.dialled],
+        "conduct": asdict(conduct),
+    }
+
+
+def _trainer(report: Report) -> dict[str, Any]:
+    return {
+        "state": report.state,
+        "device": report.device,
+        "inner_steps": report.inner_steps,
+        "tokens": report.tokens,
+        "tokens_per_s": report.tokens_per_s,
+        "loss": report.loss,
+        "val_loss": report.val_loss,
+        "val_loss_start": report.val_loss_start,
+        "val_version": report.evaluated_version,
+        "wait_fraction": report.wait_fraction,
+    }
+
+
+def state_of(daemon: "Daemon") -> str:
+    """joining, starting, training, serving, finished or leaving."""
+    if daemon.stopping:
+        return "leaving"
+    if not daemon.merging.ready:
+        return "joining"
+    if not daemon.core.info.trains:
+        return "serving"
+    report = daemon.port.report
+    return report.state if daemon.port.attached and report is not None else "starting"
+
+
+def one_line(status: dict[str, Any]) -> str:
+    """A status as a person reads it."""
+    trainer = status.get("trainer") or {}
+    loss = f", loss {trainer['loss']:.3f}" if trainer.get("loss") else ""
+    live = sum(member["health"] == "alive" for member in status["members"])
+    name = status["name"] or short(bytes.fromhex(status["node_id"]))
+    return (
+        f"{name}: {status['state']}, round {status['round']}"
+        f" (swarm {status['clock']}){loss}, {live} peers alive, {len(status['links'])} links"
+    )

@@ -1,0 +1,66 @@
+"""`gossamer verify`: do replicas that hold the same records hold the same bits?
+
+Nodes of a running swarm hold the same records only at moments, so they are asked until they do. Two answers
+with the same digest of merged records and different digests of Phi are the proof that something is wrong.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from gossamer.node.network.client import Asker, fetch_status
+from gossamer.protocol.errors import ConfigError
+
+ASK_INTERVAL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found. `differing` names two nodes with equal records and different models."""
+
+    agreed: bool
+    differing: tuple[str, str] | None
+    answers: dict[str, dict[str, Any]]
+
+    def explain(self) -> str:
+        """One line for a person."""
+        if self.differing:
+            return f"{self.differing[0]} and {self.differing[1]} hold the same records and DIFFERENT models"
+        if self.agreed:
+            answer = next(iter(self.answers.values()))
+            return (
+                f"identical: {len(self.answers)} replicas, {answer['records']} records,"
+                f" round {answer['clock']}, model {answer['phi_digest'][:16]}"
+            )
+        return "not comparable: the nodes never held the same records at once; ask again with a longer --wait"
+
+
+async def verify(
+    addresses: tuple[str, ...], *, wait_s: float, plaintext: bool, asker: Asker | None = None
+) -> Verdict:
+    """Ask until all hold the same records, for at most `wait_s`. Raises UnreachableError or ConfigError."""
+    deadline = time.monotonic() + wait_s
+    seen: dict[str, tuple[str, str]] = {}
+    while True:
+        found = await asyncio.gather(
+            *(fetch_status(a, digest=True, plaintext=plaintext, asker=asker) for a in addresses)
+        )
+        answers = dict(zip(addresses, found, strict=True))
+        if len({answer["node_id"] for answer in found}) < len(found):
+            raise ConfigError("two of these addresses lead to one node, which agrees with itself")
+        swarms = {answer["swarm_id"] for answer in found}
+        if len(swarms) > 1:
+            raise ConfigError("these nodes belong to different swarms; verify one swarm at a time")
+        for address, answer in answers.items():
+            if "merged_digest" not in answer:
+                continue
+            known = seen.setdefault(answer["merged_digest"], (address, answer["phi_digest"]))
+            if known[1] != answer["phi_digest"]:
+                return Verdict(False, (known[0], address), answers)
+        merged = {answer.get("merged_digest") for answer in found}
+        if len(merged) == 1 and None not in merged:
+            return Verdict(True, None, answers)
+        if time.monotonic() > deadline:
+            return Verdict(False, None, answers)
+        await asyncio.sleep(ASK_INTERVAL_S)

@@ -1,0 +1,161 @@
+"""How the node itself is doing: alone, out of reach, slow, out of space, on a wrong clock. It says so, once.
+
+It is shown a `Look` every second and keeps no other source of its own. One line an event, and the same event
+not again within minutes: who runs a node should be told, and not be tired by it.
+"""
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+
+from gossamer.node.network import clocks
+
+ALONE_S = 30.0
+REACH_S = 600.0
+"""Who can be dialled has been by then, as a rule: each newcomer looks for six links."""
+
+MEMBERS_MIN = 2
+"""With fewer other members up, nobody having dialled us says nothing."""
+
+SLOW_S = 1.0
+STUCK_S = 120.0
+"""Rounds wait to be merged, and none has been for this long. A merge takes milliseconds to seconds."""
+
+TRAINER_S = 120.0
+DISK_FREE_MIN = 64 * 1024 * 1024
+REPEAT_S = 300.0
+LAGS = 60
+
+log = logging.getLogger("gossamer.vitals")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The node at one moment."""
+
+    now: float
+    """Seconds of the local monotonic clock."""
+    late_s: float = 0.0
+    """How much later than meant we look: the event loop was busy for this long."""
+    links: int = 0
+    was_dialled: bool = False
+    """Whether any other node has linked to us since we started."""
+    addresses: tuple[str, ...] = ()
+    """Where we say that we can be dialled."""
+    live: int = 0
+    """Other members believed to be up."""
+    known: int = 0
+    """Addresses that lead, or once led, to others."""
+    behind: int = 0
+    """Rounds that wait to be merged."""
+    version: int = 0
+    """Counts merges."""
+    disk_free: int | None = None
+    """Bytes; None where it is not known."""
+    offsets: tuple[float | None, ...] = ()
+    """By how many seconds the clocks of peers are ahead of ours."""
+    lacks_trainer: bool = False
+
+
+class Vitals:
+    """Judges looks, and says what a person should know."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        """Why this node does not do what it is for; None if it does."""
+        self.reachable: bool | None = None
+        """Whether others can dial us; None while that cannot be told."""
+        self._begun: float | None = None
+        self._alone_since: float | None = None
+        self._told_alone = False
+        self._merged: tuple[int, float] = (-1, 0.0)
+        self._trainer_seen: float | None = None
+        self._said: dict[str, float] = {}
+        self._lags: deque[float] = deque(maxlen=LAGS)
+
+    @property
+    def lag_s(self) -> float:
+        """The longest time in the last minute that the event loop was busy."""
+        return max(self._lags, default=0.0)
+
+    def look(self, look: Look) -> None:
+        """Take note of how things are now."""
+        if self._begun is None:
+            self._begun = look.now
+        self._lags.append(max(0.0, look.late_s))
+        self._look_at_links(look)
+        self._look_at_reach(look, look.now - self._begun)
+        self._look_at_clock(look)
+        if look.late_s > SLOW_S:
+            self._say(
+                "slow",
+                look.now,
+                f"this node was busy for {look.late_s:.1f} s and answered nobody meanwhile: too little CPU"
+                " (see --threads), or a disk that hangs",
+            )
+        self.problem = self._disk(look) or self._merging(look) or self._trainer(look)
+
+    def _look_at_links(self, look: Look) -> None:
+        if look.links:
+            if self._told_alone and self._alone_since is not None:
+                log.info("linked to others again after %.0f s", look.now - self._alone_since)
+            self._alone_since, self._told_alone = None, False
+            return
+        if self._alone_since is None:
+            self._alone_since = look.now
+        if not self._told_alone and look.known and look.now - self._alone_since > ALONE_S:
+            self._told_alone = True
+            log.warning(
+                "alone: no link for %.0f s. Dialling the %d addresses known, again and again; what is trained"
+                " meanwhile is handed on later. Check this machine's network, and --join",
+                ALONE_S,
+                look.known,
+            )
+
+    def _look_at_reach(self, look: Look, uptime_s: float) -> None:
+        if look.was_dialled:
+            self.reachable = True
+        elif not look.addresses or look.live < MEMBERS_MIN or not look.links:
+            self.reachable = None
+        elif uptime_s > REACH_S and self.reachable is None:
+            self.reachable = False
+            log.warning(
+                "nobody has dialled this node at %s within %.0f minutes: if a firewall or NAT is in the way,"
+                " open or forward that port, or say --advertise HOST:PORT. It trains all the same: it dials"
+                " others",
+                ", ".join(look.addresses),
+                REACH_S / 60,
+            )
+
+    def _look_at_clock(self, look: Look) -> None:
+        said = clocks.judge(look.offsets)
+        if said is not None:
+            self._say("clock", look.now, f"{said}: set it (NTP) and restart this node")
+
+    def _disk(self, look: Look) -> str | None:
+        if look.disk_free is None or look.disk_free >= DISK_FREE_MIN:
+            return None
+        found = f"the disk is full: {look.disk_free >> 20} MiB are free"
+        self._say("disk", look.now, f"{found}; publishing and fetching pause when nothing is left")
+        return found
+
+    def _merging(self, look: Look) -> str | None:
+        if not look.behind or look.version != self._merged[0]:
+            self._merged = (look.version, look.now)
+        if look.now - self._merged[1] <= STUCK_S:
+            return None
+        found = f"merging is stuck: {look.behind} rounds wait, none was merged for {STUCK_S:.0f} s"
+        self._say("stuck", look.now, found)
+        return found
+
+    def _trainer(self, look: Look) -> str | None:
+        if not look.lacks_trainer or self._trainer_seen is None:
+            self._trainer_seen = look.now
+        gone_s = look.now - self._trainer_seen
+        return f"there has been no trainer for {TRAINER_S:.0f} s" if gone_s > TRAINER_S else None
+
+    def _say(self, event: str, now: float, text: str) -> None:
+        """Warn of an event, unless that was done a moment ago."""
+        if now - self._said.get(event, -REPEAT_S) >= REPEAT_S:
+            self._said[event] = now
+            log.warning("%s", text)

@@ -1,0 +1,1 @@
+"""Links with other nodes: one port, TLS, the guard at the door, frames, chunks, questions."""

@@ -1,0 +1,80 @@
+"""Being found, and finding others again: our own address, and those of members met."""
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from gossamer.node.address import Contact, format_address, is_loopback, parse_contact
+from gossamer.node.network.link import PeerLink
+from gossamer.node.storage.home import Home
+from gossamer.protocol.effects import Effect
+from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.replica import Replica
+
+REMEMBER_INTERVAL_S = 30.0
+REMEMBERED_MAX = 32
+
+log = logging.getLogger("gossamer.node")
+
+
+def whom_to_join(told: tuple[str, ...], home: Home) -> tuple[Contact, ...]:
+    """Where we were told to join, and whom we knew in our last life: bootstrap peers may be gone.
+
+    Raises ConfigError for a contact that we were told and cannot be one.
+    """
+    contacts = {contact.address: contact for contact in map(parse_contact, told)}
+    for known in home.read_peers() if home.ledger_path.exists() else ():
+        with suppress(ConfigError):  # written by another version, perhaps
+            contact = parse_contact(known)
+            contacts.setdefault(contact.address, contact)
+    return tuple(contacts.values())
+
+
+class Acquaintances:
+    """Writes down where members are, and works out where they can dial us."""
+
+    def __init__(self, home: Home, core: Replica) -> None:
+        self._home = home
+        self._core = core
+        self._port = 0
+        self._is_open = False
+        """Whether we still want to learn where others can dial us."""
+
+    def listening(self, port: int, advertised: tuple[str, ...]) -> list[Effect]:
+        """We listen on `port`; others can dial the `advertised` addresses, if any are known."""
+        self._port = port
+        self._is_open = not advertised
+        return self._core.announce(advertised)
+
+    def learn_address(self, link: PeerLink) -> list[Effect]:
+        """A node that listens everywhere and was not told its address uses the one that its links show.
+
+        One that only this machine can reach gives way to a better one.
+        """
+        name = link.socket_name()
+        if name is None or not self._is_open or (is_loopback(name[0]) and self._core.own_row.addresses):
+            return []
+        self._is_open = is_loopback(name[0])
+        return self._core.announce((format_address(name[0], self._port),))
+
+    def remember(self) -> None:
+        """Write down where members are, and who they are: first the anchors, then the others alive."""
+        others = [
+            (address, member.peer.node_id)
+            for member in self._core.roster.live()
+            for address in member.peer.body.addresses
+        ]
+        # Anchors we chose long ago: nobody can have put them there since.
+        found = dict.fromkeys((*self._core.links.anchors(), *others))
+        contacts = [str(Contact(address, node_id)) for address, node_id in found]
+        try:
+            if contacts:
+                self._home.write_peers(contacts[:REMEMBERED_MAX])
+        except OSError as error:
+            log.warning("cannot write down our peers' addresses: %s", error.strerror)
+
+    async def run(self) -> None:
+        """Remember now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(REMEMBER_INTERVAL_S)
+            self.remember()

@@ -1,0 +1,106 @@
+"""Who is let in: the transport asks, the core decides, what owners have signed is kept on disk.
+
+And whether we are: a node that was never invited, or whose invitation was revoked, does not go on.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from gossamer.node.storage.recordstore import RecordStore
+from gossamer.protocol import effects as fx
+from gossamer.protocol.admission import Role
+from gossamer.protocol.errors import ConfigError, PeerError, StorageError
+from gossamer.protocol.replica import Replica
+
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+log = logging.getLogger("gossamer.node")
+
+
+class Admitting:
+    """The transport's `Admission`."""
+
+    def __init__(
+        self,
+        core: Replica,
+        records: RecordStore,
+        dispatch: Callable[[fx.Event], object],
+        spawn: Spawn,
+    ) -> None:
+        self._core = core
+        self._records = records
+        self._dispatch = dispatch
+        self._spawn = spawn
+        self._expelled: str | None = None
+        self._keeping: set[asyncio.Task[None]] = set()
+
+    # -- others
+
+    @property
+    def answers_anyone(self) -> bool:
+        return self._core.charter.is_open
+
+    def own_credential(self) -> bytes:
+        return self._core.vetting.credential_of(self._core.identity.node_id, time.monotonic())
+
+    def vet(self, node_id: bytes, credential: bytes) -> None:
+        self._core.vetting.vet(node_id, credential, time.monotonic())
+
+    def vet_question(self, node_id: bytes, credential: bytes) -> None:
+        self._core.vetting.vet_question(node_id, credential, time.monotonic())
+
+    def deliver(self, credential: bytes) -> None:
+        self._dispatch(fx.Deliver(credential))
+
+    # -- what owners have signed
+
+    def keep(self, effect: fx.StoreCredential) -> None:
+        """Write a grant or revocation to disk, in a task of its own."""
+        task = self._spawn(self._write(effect))
+        self._keeping.add(task)
+        task.add_done_callback(self._keeping.discard)
+
+    @property
+    def has_kept_all(self) -> bool:
+        return not self._keeping
+
+    async def kept_all(self, timeout_s: float) -> None:
+        """Wait until everything is on disk, but no longer than this."""
+        if self._keeping:
+            await asyncio.wait(self._keeping, timeout=timeout_s)
+
+    async def _write(self, effect: fx.StoreCredential) -> None:
+        try:
+            await asyncio.to_thread(self._records.add_credential, effect.record_id, effect.data)
+        except StorageError as error:  # others hold it: it comes again when we link to them
+            log.error("%s", error)
+
+    # -- ourselves
+
+    def check_own(self) -> None:
+        """Nobody would let us in: better said now, and once. Raises ConfigError."""
+        own = self._core.identity.node_id
+        try:
+            self.vet(own, b"")
+        except PeerError as error:
+            mend = "" if self._core.charter.revocation_of(own) else "; start it with --invite INVITATION"
+            raise ConfigError(f"{error}{mend}") from None
+        if self._core.info.trains and self._core.charter.role_of(own) is not Role.TRAIN:
+            raise ConfigError("this node was invited to observe, not to train; start it with --observe")
+
+    @property
+    def is_expelled(self) -> bool:
+        return self._expelled is not None
+
+    def expelled(self, reason: str) -> None:
+        """An owner has revoked us. The reason is the owner's, and may be empty."""
+        self._expelled = reason
+
+    def check_expelled(self) -> None:
+        """Raises ConfigError if an owner has revoked us."""
+        if self._expelled is not None:
+            because = f": {self._expelled}" if self._expelled else ""
+            raise ConfigError(f"an owner of this swarm has revoked this node{because}")

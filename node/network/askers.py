@@ -1,0 +1,37 @@
+"""Whose key asks: an invited swarm answers the questions of its members only."""
+
+import json
+import os
+from pathlib import Path
+
+from gossamer.node.network.client import Asker
+from gossamer.node.storage.home import Home
+from gossamer.protocol.errors import ConfigError, LocalError
+
+
+def nodes_root() -> Path:
+    """Where nodes live unless told otherwise; ``key`` in it is this machine's, see `gossamer id`."""
+    root = os.environ.get("GOSSAMER_HOME")
+    return Path(root) if root else Path.home() / ".gossamer"
+
+
+def asker_of(home: Home) -> Asker:
+    """Ask as the node in a folder. Raises ConfigError or StorageError."""
+    manifest, invitation = home.manifest(), home.invitation()
+    if manifest is None and invitation is None:
+        raise ConfigError(f"there is no node in {home.root}; give a node's folder with --dir")
+    swarm_id = manifest.swarm_id if manifest else invitation.swarm_id if invitation else b""
+    return Asker(home.identity(), swarm_id, invitation.grant.data if invitation else b"")
+
+
+def asker_for(folder: Path | None, address: str) -> Asker | None:
+    """Ask as the node in `folder`, or as one of this machine's that runs at `address`, or as nobody."""
+    if folder is not None:
+        return asker_of(Home(folder))
+    for found in nodes_root().glob("*/daemon.json"):
+        try:
+            if json.loads(found.read_bytes())["address"] == address:
+                return asker_of(Home(found.parent))
+        except (OSError, ValueError, KeyError, TypeError, LocalError):
+            continue  # not ours to read, or not a node's
+    return None

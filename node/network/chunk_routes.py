@@ -1,0 +1,110 @@
+"""Chunks over HTTP: reading one that comes in, and the routes by which linked peers get and put them.
+
+A hash is checked here, and nothing else: which chunks there are, and which are wanted, the receiver knows.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from hashlib import sha256
+
+import aiohttp
+from aiohttp import web
+
+from gossamer.node.network.link import PeerLink
+from gossamer.node.network.policing import Policing
+from gossamer.node.network.receiver import Receiver
+from gossamer.node.network.uploads import Uploads
+from gossamer.protocol.errors import PayloadError, PeerError, RefusedError
+from gossamer.protocol.greylist import Offence
+from gossamer.protocol.identity import short
+from gossamer.protocol.limits import CHUNK_BYTES_MAX, FETCH_TIMEOUT_S
+
+PIECE_BYTES = 256 * 1024
+"""Bodies are streamed in pieces of this size: measured fastest on loopback, and bounds what is buffered."""
+
+log = logging.getLogger("gossamer.transport")
+
+
+async def read_body(stream: aiohttp.StreamReader, blob: bytes, size: int, link: PeerLink) -> bytes:
+    """Read exactly `size` bytes that hash to `blob`. Raises PayloadError or RefusedError."""
+    body = bytearray()
+    async for piece in stream.iter_chunked(PIECE_BYTES):
+        link.traffic.payload_received += len(piece)
+        body += piece
+        if len(body) > size:
+            break
+    data = bytes(body)
+    what = f"{short(link.node_id)} sent a chunk that is not {short(blob)}"
+    if len(data) <= size and sha256(data).digest() != blob:
+        raise PayloadError(what)
+    if len(data) != size:  # a record may have lied about the size of somebody else's chunk
+        raise RefusedError(what)
+    return data
+
+
+class ChunkRoutes:
+    """The server's side. `session_of` gives the link that a request belongs to, or raises HTTPForbidden."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        session_of: Callable[[web.Request], PeerLink],
+        policing: Policing,
+        uploads: Uploads,
+    ) -> None:
+        self._receiver = receiver
+        self._session_of = session_of
+        self._policing = policing
+        self._uploads = uploads
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """A peer gets a chunk, unless it is not here or we are busy."""
+        link = self._session_of(request)
+        blob = bytes.fromhex(request.match_info["hash"])
+        if not self._uploads.begin():
+            raise web.HTTPServiceUnavailable(text="busy")
+        try:
+            async with link.serving:
+                data = await self._receiver.read_chunk(blob)
+                if data is None:
+                    raise web.HTTPNotFound(text="not here")
+                return await self._send(request, link, data)
+        finally:
+            self._uploads.end()
+
+    async def _send(self, request: web.Request, link: PeerLink, data: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
+        response.content_length = len(data)
+        await response.prepare(request)
+        view = memoryview(data)
+        try:
+            for start in range(0, len(data), PIECE_BYTES):
+                async with asyncio.timeout(FETCH_TIMEOUT_S):
+                    await response.write(view[start : start + PIECE_BYTES])
+                link.traffic.payload_sent += len(view[start : start + PIECE_BYTES])
+        except (OSError, aiohttp.ClientError) as error:  # a line that broke, or a peer that takes nothing
+            log.debug("sending chunk %s: %s", short(link.node_id), error)
+            if request.transport is not None:
+                request.transport.abort()
+        return response
+
+    async def take(self, request: web.Request) -> web.Response:
+        """A peer puts a chunk that we asked it for."""
+        link = self._session_of(request)
+        blob = bytes.fromhex(request.match_info["hash"])
+        size = self._receiver.expected_size(blob)
+        if size is None or size > CHUNK_BYTES_MAX:
+            raise web.HTTPConflict(text="not asked for")
+        try:
+            async with asyncio.timeout(FETCH_TIMEOUT_S):
+                data = await read_body(request.content, blob, size, link)
+        except (PeerError, OSError, aiohttp.ClientError) as error:
+            if isinstance(error, PayloadError):
+                self._policing.blame(link.node_id, str(error), Offence.CHUNK)
+            # Flipped bits that TLS rejects, a line that broke: not worth a traceback in our log.
+            self._receiver.chunk_failed(link, blob)
+            raise web.HTTPBadRequest(text=str(error)) from None
+        if not await self._receiver.chunk_arrived(blob, data):
+            raise web.HTTPInsufficientStorage(text="cannot store it now")
+        return web.Response(status=204)

@@ -1,0 +1,212 @@
+"""Asking a running node from outside: its manifest and its status."""
+
+import asyncio
+import json
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from gossamer.node.address import Contact, parse_address, parse_contact
+from gossamer.node.network.clocks import offset_of
+from gossamer.node.network.questions import ASK_HEADER, NONCE_HEADER, PROOF_HEADER
+from gossamer.node.network.tls import client_context, fingerprint_of
+from gossamer.node.network.transport import PREFIX
+from gossamer.protocol.ask import ask, check_proof
+from gossamer.protocol.errors import (
+    ConfigError,
+    MalformedError,
+    NotAnsweredError,
+    PeerError,
+    UnreachableError,
+)
+from gossamer.protocol.handshake import NONCE_BYTES
+from gossamer.protocol.identity import Identity, short
+from gossamer.protocol.limits import MANIFEST_BYTES_MAX, TEXT_BYTES_MAX
+from gossamer.protocol.manifest import Manifest, from_canonical
+
+ASK_TIMEOUT_S = 10.0
+STATUS_BYTES_MAX = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Whose key signs our questions: a member's or an owner's."""
+
+    identity: Identity
+    swarm_id: bytes
+    credential: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    body: bytes
+    clock_offset_s: float | None
+    """By how many seconds the other's clock is ahead of ours, if it says."""
+
+
+async def _ask(
+    contact: Contact,
+    path: str,
+    bytes_max: int,
+    *,
+    plaintext: bool,
+    asker: Asker | None = None,
+    put: bytes | None = None,
+) -> _Answer:
+    """One request; pinned to the contact's node id where that is known, signed where somebody asks."""
+    address = contact.address
+    scheme = "http" if plaintext else "https"
+    try:
+        async with (
+            asyncio.timeout(ASK_TIMEOUT_S),
+            aiohttp.ClientSession(auto_decompress=False) as session,
+        ):
+            is_bound = not plaintext and (asker is not None or contact.node_id is not None)
+            binding = await _certificate_at(address) if is_bound else b""
+            nonce = os.urandom(NONCE_BYTES)
+            headers = {NONCE_HEADER: nonce.hex()}
+            if asker is not None:
+                where = f"{PREFIX}/{path}"
+                signed = ask(asker.identity, asker.swarm_id, binding, time.time(), where, asker.credential)
+                headers[ASK_HEADER] = signed.hex()
+            async with session.request(
+                "GET" if put is None else "PUT",
+                f"{scheme}://{address}{PREFIX}/{path}",
+                data=put,
+                headers=headers,
+                ssl=aiohttp.Fingerprint(binding) if binding else not plaintext and client_context(),
+                allow_redirects=False,
+            ) as response:
+                _check_who_answers(contact, response.headers.get(PROOF_HEADER, ""), binding, nonce)
+                await _check_status(address, response)
+                offset_s = offset_of(response.headers.get("Date"), time.time())
+                body = await _read(response, bytes_max + 1)
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise UnreachableError(
+            f"nobody useful answers at {address} ({_reason(error)}); is the node running?"
+        ) from None
+    if len(body) > bytes_max:
+        raise UnreachableError(f"{address} sends more than a node would")
+    return _Answer(body, offset_s)
+
+
+async def _certificate_at(address: str) -> bytes:
+    """Fingerprint of the certificate that is shown at an address. Raises OSError."""
+    host, port = parse_address(address)
+    _, writer = await asyncio.open_connection(host, port, ssl=client_context(), server_hostname="")
+    try:
+        return fingerprint_of(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
+    finally:
+        writer.transport.abort()
+
+
+def _check_who_answers(contact: Contact, proof: str, binding: bytes, nonce: bytes) -> None:
+    """Raise UnreachableError if another node answers than the contact names."""
+    if contact.node_id is None:
+        return
+    try:
+        answers = check_proof(bytes.fromhex(proof), binding, nonce)
+    except (PeerError, ValueError):
+        raise UnreachableError(f"{contact.address} does not prove which node it is") from None
+    if answers != contact.node_id:
+        raise UnreachableError(
+            f"{contact.address} is node {short(answers)}, not {short(contact.node_id)} as you were told"
+        )
+
+
+async def _check_status(address: str, response: aiohttp.ClientResponse) -> None:
+    if response.status in (200, 204):
+        return
+    said = (await _read(response, TEXT_BYTES_MAX)).decode("utf-8", "replace")
+    if response.status in (400, 403) and said.isprintable():
+        raise NotAnsweredError(f"{address} refuses: {said}")
+    raise UnreachableError(f"{address} is not a Gossamer node (HTTP status {response.status})")
+
+
+async def _read(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+    body = b""
+    while len(body) < bytes_max and (more := await response.content.read(bytes_max - len(body))):
+        body += more
+    return body
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError) and error.errno:
+        return os.strerror(error.errno).lower()
+    return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
+
+
+def fetch_manifest(
+    contacts: tuple[Contact, ...], swarm_id: str | None, *, plaintext: bool, asker: Asker | None = None
+) -> Manifest:
+    """Get the manifest from the first contact that answers, checking the swarm id if one is given.
+
+    Raises UnreachableError or ConfigError.
+    """
+    problems: list[UnreachableError] = []
+    for contact in contacts:
+        try:
+            answer = asyncio.run(
+                _ask(contact, "manifest", MANIFEST_BYTES_MAX, plaintext=plaintext, asker=asker)
+            )
+            manifest = from_canonical(answer.body)
+        except UnreachableError as error:
+            problems.append(error)
+            continue
+        except MalformedError as error:
+            raise ConfigError(f"{contact.address} sent a manifest that cannot be used: {error}") from None
+        if swarm_id is not None and not manifest.swarm_id.hex().startswith(swarm_id.lower()):
+            raise ConfigError(
+                f"{contact.address} belongs to swarm {manifest.swarm_id.hex()[:12]}, not {swarm_id}"
+            )
+        return manifest
+    raise problems[0]
+
+
+async def fetch_status(
+    address: str,
+    *,
+    digest: bool = False,
+    up_to: int | None = None,
+    plaintext: bool = False,
+    asker: Asker | None = None,
+) -> dict[str, Any]:
+    """Ask a node for its status, with digests of all that it has merged, and of that up to a round.
+
+    Raises UnreachableError or ConfigError.
+    """
+    query = (["digest=1"] if digest else []) + ([f"up_to={up_to}"] if up_to is not None else [])
+    path = "status" + ("?" + "&".join(query) if query else "")
+    contact = parse_contact(address)
+    answer = await _ask(contact, path, STATUS_BYTES_MAX, plaintext=plaintext, asker=asker)
+    return parse_status(address, answer.body)
+
+
+async def probe_status(
+    contact: Contact, *, plaintext: bool = False, asker: Asker | None = None
+) -> tuple[dict[str, Any], float | None]:
+    """A node's status, and by how many seconds its clock is ahead of ours, if it says.
+
+    Raises UnreachableError or ConfigError.
+    """
+    answer = await _ask(contact, "status", STATUS_BYTES_MAX, plaintext=plaintext, asker=asker)
+    return parse_status(contact.address, answer.body), answer.clock_offset_s
+
+
+async def deliver(address: str, credential: bytes, *, plaintext: bool = False) -> None:
+    """Hand a grant or a revocation to a node. Raises UnreachableError or ConfigError."""
+    await _ask(parse_contact(address), "credential", 0, plaintext=plaintext, put=credential)
+
+
+def parse_status(address: str, body: bytes) -> dict[str, Any]:
+    """Read a status answer. Raises UnreachableError."""
+    try:
+        status = json.loads(body)
+    except (ValueError, RecursionError):
+        status = None
+    if not isinstance(status, dict) or not {"swarm_id", "node_id"} <= status.keys():
+        raise UnreachableError(f"{address} sent a status that cannot be read")
+    return status

@@ -1,0 +1,162 @@
+"""What peers have cost us and done wrong: budgets, points, and the log lines about them.
+
+`protocol.budget` and `protocol.greylist` decide; this applies them to the daemon's links and connections, and
+reads the clock for them.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gossamer.node.network.link import PeerLink
+from gossamer.protocol.budget import PER_ADDRESS, PER_NODE, Budgets, Resource, cost_of_message
+from gossamer.protocol.greylist import Greylist, Offence
+from gossamer.protocol.identity import short
+
+SWEEP_S = 5.0
+COMPLAINT_INTERVAL_S = 30.0
+"""Between two log lines about one peer; what comes in between is counted."""
+
+COMPLAINTS_MAX = 16
+"""Peers with a log line of their own in that time; the others are counted together."""
+
+OTHERS = "other peers"
+
+log = logging.getLogger("gossamer.node")
+
+
+@dataclass(slots=True)
+class _Complaint:
+    due: float
+    unsaid: int = 0
+    last: str = ""
+
+
+class Policing:
+    """Watches over peers. `turn_away` is called with the node id of one that has done too much wrong."""
+
+    def __init__(
+        self,
+        turn_away: Callable[[bytes], None] = lambda node_id: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._turn_away = turn_away
+        self._clock = clock
+        self._nodes = Budgets(PER_NODE)
+        self._addresses = Budgets(PER_ADDRESS)
+        self._greylist = Greylist()
+        self._complaints: dict[str, _Complaint] = {}
+        self.blamed = 0
+        self.turned_away = 0
+        """Handshakes refused to those on the greylist."""
+        self.throttled = 0
+        """How often a link was left unread for a while."""
+
+    # -- budgets
+
+    def heard(self, link: PeerLink, received: int, cpu_s: float, fresh: int) -> float:
+        """Charge a peer for a message; returns the seconds for which its link should be left unread."""
+        sent, link.traffic.charged = link.traffic.sent - link.traffic.charged, link.traffic.sent
+        costs = cost_of_message(received=received, sent=sent, cpu_s=cpu_s, fresh=fresh)
+        return self._charge(link.node_id, link.origin, costs)
+
+    def parsed(self, node_id: bytes, origin: str | None, cpu_s: float) -> float:
+        """Charge a peer for bytes that took `cpu_s` to parse, whether or not they became a message."""
+        return self._charge(node_id, origin, {Resource.CPU: cpu_s})
+
+    def missed(self, node_id: bytes) -> float:
+        """A peer asked for a chunk that is not here; returns the seconds for which to let it wait."""
+        return self._nodes.spend(node_id, {Resource.MISSES: 1.0}, self._clock())
+
+    def asked(self, origin: str | None) -> float:
+        """A stranger's request; returns the seconds for which to let it wait."""
+        return self._addresses.spend(origin or "", {Resource.REQUESTS: 1.0}, self._clock())
+
+    def may_connect(self, origin: str | None) -> bool:
+        """Whether an address may open one more connection now."""
+        return self._addresses.afford(origin or "", Resource.CONNECTIONS, self._clock())
+
+    def _charge(self, node_id: bytes, origin: str | None, costs: dict[Resource, float]) -> float:
+        now = self._clock()
+        pause = self._nodes.spend(node_id, costs, now)
+        if origin is not None:
+            pause = max(pause, self._addresses.spend(origin, costs, now))
+        self.throttled += pause > 0.0
+        return pause
+
+    # -- misbehaviour
+
+    def blame(self, node_id: bytes, reason: str, offence: Offence) -> None:
+        """Note what a peer did; turn it away if that was too much."""
+        self.blamed += 1
+        name = short(node_id)
+        self.complain(name, f"misbehaved: {reason}")
+        if self._greylist.add(node_id, offence, self._clock()):
+            self._said_last(name)
+            minutes = self._greylist.remaining(node_id, self._clock()) / 60.0
+            log.warning("%s is turned away for about %.0f min: it misbehaved too often", name, minutes)
+            self._turn_away(node_id)
+
+    def blame_address(self, origin: str | None, reason: str) -> None:
+        """A connection from an address failed to prove a key. Our own machine is never turned away."""
+        if origin is not None and self._greylist.add(origin, Offence.HANDSHAKE, self._clock()):
+            log.warning("connections from %s are turned away for a while: %s", origin, reason)
+
+    def refusal(self, node_id: bytes) -> str | None:
+        """Why a peer that has proven its key gets no link now; None if it may have one."""
+        seconds = self._greylist.remaining(node_id, self._clock())
+        if seconds > 0.0:
+            self.turned_away += 1
+            return f"turned away for misbehaviour, for another {seconds:.0f} s"
+        if not self._nodes.afford(node_id, Resource.HANDSHAKES, self._clock()):
+            return "too many handshakes; try again later"
+        return None
+
+    def is_greylisted(self, key: bytes | str | None) -> bool:
+        """Whether a node id or an address is turned away now."""
+        return key is not None and self._greylist.remaining(key, self._clock()) > 0.0
+
+    @property
+    def greylisted(self) -> int:
+        """How many node ids and addresses are turned away now."""
+        return len(self._greylist.listed(self._clock()))
+
+    # -- what a person reads
+
+    def complain(self, who: str, what: str) -> None:
+        """Log a line about a peer, or count it where there was one lately."""
+        if who not in self._complaints and len(self._complaints) >= COMPLAINTS_MAX:
+            who = OTHERS
+        complaint = self._complaints.get(who)
+        if complaint is None:
+            self._complaints[who] = _Complaint(self._clock() + COMPLAINT_INTERVAL_S)
+            log.warning("%s %s", who, what)
+        else:
+            complaint.unsaid += 1
+            complaint.last = what
+
+    def sweep(self) -> None:
+        """Say what was counted, and who is let in again."""
+        now = self._clock()
+        for who in [who for who, complaint in self._complaints.items() if complaint.due <= now]:
+            if not self._said_last(who):
+                del self._complaints[who]
+        for key in self._greylist.released(now):
+            log.warning("%s is let in again", short(key) if isinstance(key, bytes) else key)
+
+    def _said_last(self, who: str) -> bool:
+        """Log what was counted of one peer, if anything was."""
+        complaint = self._complaints[who if who in self._complaints else OTHERS]
+        if not complaint.unsaid:
+            return False
+        log.warning("%s (%d more times) %s", who, complaint.unsaid, complaint.last)
+        complaint.unsaid, complaint.due = 0, self._clock() + COMPLAINT_INTERVAL_S
+        return True
+
+    async def run(self) -> None:
+        """Sweep now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.sweep()

@@ -1,0 +1,95 @@
+"""Questions from outside any link: the manifest, the status, and owners' grants and revocations.
+
+Who asks signs the question where the swarm is invited; who answers proves whose channel it is to anybody who
+sends a nonce. `client` is the other end.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from gossamer.node.network.receiver import Admission
+from gossamer.protocol.ask import check_question, prove
+from gossamer.protocol.errors import PeerError
+from gossamer.protocol.handshake import NONCE_BYTES
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.limits import CREDENTIAL_BYTES_MAX
+
+BODY_TIMEOUT_S = 10.0
+"""A credential is a few hundred bytes; whoever takes longer over one is not waited for."""
+
+ASK_HEADER = "Gossamer-Ask"
+"""Hex of a signed question, see `protocol.ask`."""
+
+NONCE_HEADER = "Gossamer-Nonce"
+PROOF_HEADER = "Gossamer-Proof"
+"""Hex of 32 bytes from who asks, and of the proof of who answers."""
+
+Status = Callable[[dict[str, str]], Awaitable[dict[str, Any]]]
+
+
+class Questions:
+    """Answers them, or says why not. `status` is given a request's query, and returns what becomes JSON."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        swarm_id: bytes,
+        fingerprint: bytes,
+        manifest: bytes,
+        admission: Admission,
+        status: Status,
+    ) -> None:
+        """`fingerprint` is of our certificate, empty where there is no TLS; `manifest` in canonical bytes."""
+        self._identity = identity
+        self._swarm_id = swarm_id
+        self._fingerprint = fingerprint
+        self._manifest = manifest
+        self._admission = admission
+        self._status = status
+
+    async def serve_manifest(self, request: web.Request) -> web.Response:
+        self._vet(request)
+        return web.Response(body=self._manifest, content_type="application/octet-stream")
+
+    async def serve_status(self, request: web.Request) -> web.Response:
+        self._vet(request)
+        return web.json_response(await self._status(dict(request.query)))
+
+    async def take_credential(self, request: web.Request) -> web.Response:
+        if request.content_length is None or request.content_length > CREDENTIAL_BYTES_MAX:
+            raise web.HTTPRequestEntityTooLarge(CREDENTIAL_BYTES_MAX, request.content_length or 0)
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                data = await request.read()
+            self._admission.deliver(data)
+        except (PeerError, OSError, TimeoutError) as error:
+            raise web.HTTPBadRequest(text=str(error)) from None
+        return web.Response(status=204)
+
+    async def prove(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Whoever sends a nonce, with whatever request, is shown whose channel this is."""
+        try:
+            nonce = bytes.fromhex(request.headers.get(NONCE_HEADER, ""))
+        except ValueError:
+            return
+        if len(nonce) == NONCE_BYTES:
+            response.headers[PROOF_HEADER] = prove(self._identity, self._fingerprint, nonce).hex()
+
+    def _vet(self, request: web.Request) -> None:
+        """Raise HTTPForbidden, with a reason, unless who asks may be answered."""
+        if self._admission.answers_anyone:
+            return
+        asked = request.headers.get(ASK_HEADER)
+        if asked is None:
+            raise web.HTTPForbidden(text="this swarm answers its members only")
+        try:
+            question = check_question(
+                bytes.fromhex(asked), self._swarm_id, self._fingerprint, time.time(), request.path_qs
+            )
+            self._admission.vet_question(question.node_id, question.credential)
+        except (PeerError, ValueError) as error:
+            raise web.HTTPForbidden(text=str(error)) from None

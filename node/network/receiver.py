@@ -1,0 +1,54 @@
+"""What the transport asks of the node that it works for: two interfaces, and nothing that does anything."""
+
+from typing import Protocol
+
+from gossamer.node.network.link import PeerLink
+
+
+class Receiver(Protocol):
+    """Takes links as they come and go, and what they carry."""
+
+    def link_up(self, link: PeerLink) -> None: ...
+
+    def link_down(self, link: PeerLink) -> None: ...
+
+    async def message(self, link: PeerLink, data: bytes) -> None: ...
+
+    def expected_size(self, blob: bytes) -> int | None:
+        """Size of a chunk that we want now, None for any other."""
+        ...
+
+    async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
+        """A wanted chunk whose hash holds. Returns whether it could be stored."""
+        ...
+
+    def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
+        """A chunk that a peer put to us was not what it should be: it need not be waited for."""
+        ...
+
+    async def read_chunk(self, blob: bytes) -> bytes | None: ...
+
+
+class Admission(Protocol):
+    """Says who may link to us and who may ask us."""
+
+    @property
+    def answers_anyone(self) -> bool:
+        """Whether strangers may ask for the manifest and the status."""
+        ...
+
+    def own_credential(self) -> bytes:
+        """What we show at others' doors."""
+        ...
+
+    def vet(self, node_id: bytes, credential: bytes) -> None:
+        """May this node link to us? Raises RefusedError."""
+        ...
+
+    def vet_question(self, node_id: bytes, credential: bytes) -> None:
+        """May this node ask how we are doing? Raises RefusedError."""
+        ...
+
+    def deliver(self, credential: bytes) -> None:
+        """A grant or revocation from anybody. Raises PeerError if no owner has signed it."""
+        ...

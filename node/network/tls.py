@@ -1,0 +1,97 @@
+"""TLS 1.3 between nodes, without certificate authorities.
+
+A daemon makes a self-signed certificate when it first starts. Nobody trusts it for what it says: the hello
+(`protocol.handshake`) signs its fingerprint with both nodes' Ed25519 keys, so a man in the middle with a
+certificate of his own breaks the signatures. The fingerprint also stands in the node's signed row, and later
+connections are pinned to it.
+"""
+
+import datetime
+import ssl
+import tempfile
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Self
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.x509.oid import NameOID
+
+from gossamer.node.storage.home import write_atomically
+from gossamer.protocol.errors import StorageError
+
+_BEGIN = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+_VALID = datetime.timedelta(days=36500)
+"""Nobody looks at the dates: who may take part is for admission to say."""
+
+
+def _self_signed() -> bytes:
+    """A new key and its certificate, PEM."""
+    key = Ed25519PrivateKey.generate()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gossamer")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_BEGIN)
+        .not_valid_after(_BEGIN + _VALID)
+        .sign(key, None)
+    )
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ) + certificate.public_bytes(serialization.Encoding.PEM)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A node's own certificate: the context it serves with, and the SHA-256 fingerprint others pin."""
+
+    context: ssl.SSLContext
+    fingerprint: bytes
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """The certificate in a file, made anew if there is none or it is damaged. Raises StorageError."""
+        try:
+            if not path.exists():
+                write_atomically(path, _self_signed(), durable=True)
+            path.chmod(0o600)
+            try:
+                return cls._load(path)
+            except (ssl.SSLError, ValueError):
+                write_atomically(path, _self_signed(), durable=True)
+                return cls._load(path)
+        except OSError as error:
+            raise StorageError(f"cannot use {path}: {error.strerror or error}") from None
+
+    @classmethod
+    def fresh(cls) -> Self:
+        """One that is not kept."""
+        with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:  # ssl reads keys from files only
+            return cls.of(Path(folder) / "tls.pem")
+
+    @classmethod
+    def _load(cls, path: Path) -> Self:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_cert_chain(path)
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        return cls(context, sha256(certificate.public_bytes(serialization.Encoding.DER)).digest())
+
+
+def client_context() -> ssl.SSLContext:
+    """A context that accepts any certificate: who it belongs to is proven by the hello, not by its text."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def fingerprint_of(certificate_der: bytes | None) -> bytes:
+    """SHA-256 of a certificate; empty bytes for a connection without TLS."""
+    return sha256(certificate_der).digest() if certificate_der else b""

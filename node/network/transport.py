@@ -1,0 +1,338 @@
+"""The network: one port, TLS, a WebSocket per peer, and plain HTTP for chunks.
+
+================================== ====================================================================
+``GET /gossamer/1/link``           WebSocket: hello, then records and control, both ways
+``GET /gossamer/1/manifest``       the manifest's canonical bytes; members only in an invited swarm
+``GET /gossamer/1/chunk/{hash}``   a chunk; needs the session of a link
+``PUT /gossamer/1/chunk/{hash}``   a chunk we asked the sender for; likewise
+``GET /gossamer/1/status``         what the node says of itself, JSON; likewise
+``PUT /gossamer/1/credential``     a grant or revocation, signed by an owner
+================================== ====================================================================
+
+Nothing here judges content: hashes of chunks apart, bytes go to the `Receiver` as they came. Who may speak
+to us is for the `Admission` to say, and is asked before anything is told. Chunks and questions have files of
+their own: this one listens, dials and shakes hands.
+"""
+
+import asyncio
+import logging
+import os
+import ssl
+import time
+from itertools import count
+
+import aiohttp
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from gossamer.node.address import WILDCARDS, format_address, is_loopback, origin_of
+from gossamer.node.network.chunk_routes import ChunkRoutes, read_body
+from gossamer.node.network.clocks import offset_of
+from gossamer.node.network.door import IDLE_TIMEOUT_S, Door, guest_of
+from gossamer.node.network.link import PeerLink
+from gossamer.node.network.policing import Policing
+from gossamer.node.network.questions import Questions
+from gossamer.node.network.receiver import Admission, Receiver
+from gossamer.node.network.tls import Certificate, client_context, fingerprint_of
+from gossamer.node.network.uploads import Uploads
+from gossamer.protocol.errors import ConfigError, PeerError, RefusedError
+from gossamer.protocol.handshake import (
+    HELLO_BYTES_MAX,
+    NONCE_BYTES,
+    ClientHandshake,
+    ServerHandshake,
+    refusal,
+)
+from gossamer.protocol.identity import Identity, short
+from gossamer.protocol.limits import FETCH_TIMEOUT_S, MESSAGE_BYTES_MAX
+
+HANDSHAKE_TIMEOUT_S = 10.0
+
+SESSION_HEADER = "Gossamer-Session"
+"""Hex of the session that the handshake of a link has agreed on."""
+
+PREFIX = "/gossamer/1"
+
+log = logging.getLogger("gossamer.transport")
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """What aiohttp would log with a traceback is often only a stranger that does not speak HTTP."""
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, HttpProcessingError | ConnectionError):
+        return True
+    log.debug("a request that cannot be answered: %s", type(error).__name__)
+    return False
+
+
+_http_log = logging.getLogger("gossamer.http")
+_http_log.addFilter(_is_ours)
+
+
+def _dial_from(host: str) -> tuple[str, int] | None:
+    """A node that listens on one of this machine's addresses dials from it too; None for any.
+
+    Not from the usual loopback address: it is chosen anyway where it leads, and leads to no other machine.
+    """
+    return None if host in (*WILDCARDS, "127.0.0.1", "::1") else (host, 0)
+
+
+class Transport:
+    """Server and client of one node."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        swarm_id: bytes,
+        receiver: Receiver,
+        admission: Admission,
+        questions: Questions,
+        certificate: Certificate | None,
+        policing: Policing | None = None,
+    ) -> None:
+        """Without a certificate there is no TLS, and everything stays on loopback."""
+        self._identity = identity
+        self._swarm_id = swarm_id
+        self._receiver = receiver
+        self._admission = admission
+        self._questions = questions
+        self._policing = policing or Policing()
+        self.uploads = Uploads()
+        self._chunk_routes = ChunkRoutes(receiver, self._session_of, self._policing, self.uploads)
+        self.door: Door | None = None
+        self._numbers = count(1)
+        self._sessions: dict[bytes, PeerLink] = {}
+        self._handshakes = 0
+        self._server_ssl = certificate.context if certificate else None
+        self._client_ssl: ssl.SSLContext | bool = client_context() if certificate else False
+        self._fingerprint = certificate.fingerprint if certificate else b""
+        self._scheme = "https" if certificate else "http"
+        self._runner: web.AppRunner | None = None
+        self._client: aiohttp.ClientSession | None = None
+
+    # -- life
+
+    async def start(self, host: str, port: int, last: int = 0) -> int:
+        """Listen and return the port. Raises ConfigError if that cannot be.
+
+        For port 0 the `last` one is taken again if it is free: others look for us there.
+        """
+        if not self._server_ssl and not is_loopback(host):
+            raise ConfigError(f"plaintext is for loopback only; listen on 127.0.0.1, not {host}, or use TLS")
+        self.door = Door(self._protocol, self._server_ssl, self._policing)
+        self._runner = web.AppRunner(
+            self._application(self.door),
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=1.0,
+            keepalive_timeout=IDLE_TIMEOUT_S,
+            logger=_http_log,
+        )
+        await self._runner.setup()
+        try:
+            bound_host, bound_port = await self._open(self.door, host, (port or last, port))
+        except OSError as error:
+            await self._runner.cleanup()
+            where = format_address(host, port)
+            why = os.strerror(error.errno).lower() if error.errno else error.strerror
+            raise ConfigError(f"cannot listen on {where}: {why}; choose another --listen") from None
+        self._client = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=64, ssl=self._client_ssl, local_addr=_dial_from(bound_host)),
+            auto_decompress=False,
+            timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S),
+        )
+        return bound_port
+
+    async def _open(self, door: Door, host: str, ports: tuple[int, int]) -> tuple[str, int]:
+        wanted, otherwise = ports
+        try:
+            return await door.open(host, wanted)
+        except OSError:
+            if wanted == otherwise:
+                raise
+            return await door.open(host, otherwise)
+
+    def _application(self, door: Door) -> web.Application:
+        """All routes, behind the door."""
+        app = web.Application(client_max_size=HELLO_BYTES_MAX, middlewares=[door.attend(self._member_of)])
+        chunk = f"{PREFIX}/chunk/{{hash:[0-9a-f]{{64}}}}"
+        app.router.add_get(f"{PREFIX}/link", self._serve_link)
+        app.router.add_get(f"{PREFIX}/manifest", self._questions.serve_manifest)
+        app.router.add_get(chunk, self._chunk_routes.serve)
+        app.router.add_put(chunk, self._chunk_routes.take)
+        app.router.add_get(f"{PREFIX}/status", self._questions.serve_status)
+        app.router.add_put(f"{PREFIX}/credential", self._questions.take_credential)
+        app.on_response_prepare.append(self._questions.prove)
+        return app
+
+    def _protocol(self) -> asyncio.Protocol:
+        """One of the HTTP server's own protocols, for a new connection."""
+        assert self._runner is not None
+        assert self._runner.server is not None
+        return self._runner.server()
+
+    async def stop(self) -> None:
+        """Stop listening and close everything."""
+        for link in list(self._sessions.values()):
+            link.close_soon()
+        if self.door is not None:
+            self.door.close()
+        if self._client:
+            await self._client.close()
+        if self._runner:
+            await self._runner.cleanup()
+
+    # -- dialling
+
+    async def dial(self, address: str, expected: bytes | None, fingerprint: bytes = b"") -> None:
+        """Connect, shake hands and carry the link until it ends.
+
+        `expected` and `fingerprint` pin the node id and the certificate, where they are known. Raises
+        OSError, TimeoutError, aiohttp.ClientError or PeerError if it never came up.
+        """
+        assert self._client is not None
+        base_url = f"{self._scheme}://{address}{PREFIX}"
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            socket = await self._client.ws_connect(
+                f"{base_url}/link",
+                ssl=aiohttp.Fingerprint(fingerprint) if fingerprint and self._server_ssl else True,
+                compress=0,
+                autoping=False,
+                max_msg_size=MESSAGE_BYTES_MAX,
+                timeout=aiohttp.ClientWSTimeout(ws_close=2.0),
+            )
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                tls = socket.get_extra_info("ssl_object")
+                binding = fingerprint_of(tls.getpeercert(binary_form=True)) if tls else b""
+                shake = ClientHandshake(
+                    self._identity,
+                    self._swarm_id,
+                    binding,
+                    os.urandom(NONCE_BYTES),
+                    expected,
+                    credential=self._admission.own_credential(),
+                    vet=self._admission.vet,
+                )
+                await socket.send_bytes(shake.hello(await socket.receive_bytes()))
+                node_id, session = shake.finish(await socket.receive_bytes())
+            if self._policing.is_greylisted(node_id):
+                raise RefusedError(f"{short(node_id)} answers there, and is turned away for misbehaviour")
+        except TypeError:  # the peer closed, or sent text, where bytes were due
+            await socket.close()
+            raise RefusedError("the peer ended the handshake") from None
+        except BaseException:
+            await socket.close()
+            raise
+        pin = aiohttp.Fingerprint(binding) if binding else None
+        link = PeerLink(
+            next(self._numbers),
+            node_id,
+            socket,
+            session,
+            credential=shake.peer_credential,
+            base_url=base_url,
+            address=address,
+            pin=pin,
+        )
+        await self._carry(link)
+
+    async def _carry(self, link: PeerLink) -> None:
+        self._receiver.link_up(link)
+        try:
+            await link.run(lambda data: self._receiver.message(link, data))
+        finally:
+            self._receiver.link_down(link)
+
+    # -- chunks, as the client
+
+    async def get_chunk(self, link: PeerLink, blob: bytes, size: int) -> bytes:
+        """Fetch a chunk from a peer that we dialled. Raises PeerError, OSError or aiohttp.ClientError."""
+        assert self._client is not None
+        async with self._client.get(
+            f"{link.base_url}/chunk/{blob.hex()}",
+            headers={SESSION_HEADER: link.session.hex()},
+            ssl=link.pin or self._client_ssl,
+            allow_redirects=False,
+        ) as response:
+            link.clock_offset_s = offset_of(response.headers.get("Date"), time.time())
+            if response.status != 200:
+                raise RefusedError(f"{short(link.node_id)} does not have chunk {short(blob)}")
+            return await read_body(response.content, blob, size, link)
+
+    async def put_chunk(self, link: PeerLink, blob: bytes, data: bytes) -> None:
+        """Send a chunk to a peer that we dialled. Raises PeerError, OSError or aiohttp.ClientError."""
+        assert self._client is not None
+        async with self._client.put(
+            f"{link.base_url}/chunk/{blob.hex()}",
+            data=data,
+            headers={SESSION_HEADER: link.session.hex()},
+            ssl=link.pin or self._client_ssl,
+            allow_redirects=False,
+        ) as response:
+            if response.status != 204:
+                raise RefusedError(f"{short(link.node_id)} did not take chunk {short(blob)}")
+        link.traffic.payload_sent += len(data)
+
+    # -- the server
+
+    async def _serve_link(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(
+            compress=False, autoping=False, max_msg_size=MESSAGE_BYTES_MAX, timeout=2.0
+        )
+        await socket.prepare(request)
+        session = os.urandom(32)
+        shake = ServerHandshake(
+            self._identity,
+            self._swarm_id,
+            self._fingerprint,
+            os.urandom(NONCE_BYTES),
+            session,
+            credential=self._admission.own_credential(),
+            vet=self._admission.vet,
+        )
+        self._handshakes += 1
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                await socket.send_bytes(shake.challenge())
+                node_id, welcome = shake.answer(await socket.receive_bytes())
+                if (reason := self._policing.refusal(node_id)) is not None:
+                    raise RefusedError(reason)
+                guest_of(request).proves(node_id, is_link=True)
+                await socket.send_bytes(welcome)
+        except RefusedError as error:
+            await socket.send_bytes(refusal(str(error)))
+            await socket.close()
+            return socket
+        except (PeerError, TypeError, OSError) as error:
+            log.debug("handshake with %s failed: %s", request.remote, error)
+            if isinstance(error, PeerError | TimeoutError):  # who only went away did nothing wrong
+                self._policing.blame_address(origin_of(request.remote or ""), "handshakes failed")
+            await socket.close()
+            return socket
+        finally:
+            self._handshakes -= 1
+        link = PeerLink(next(self._numbers), node_id, socket, session, credential=shake.peer_credential)
+        self._sessions[session] = link
+        try:
+            await self._carry(link)
+        finally:
+            del self._sessions[session]
+        return socket
+
+    def _member_of(self, request: web.Request) -> bytes | None:
+        """Whose session a request carries, None for a stranger's."""
+        try:
+            return self._session_of(request).node_id
+        except web.HTTPForbidden:
+            return None
+
+    def _session_of(self, request: web.Request) -> PeerLink:
+        """The link of a request. One that we hung up serves no more, however slowly it closes."""
+        try:
+            link = self._sessions.get(bytes.fromhex(request.headers.get(SESSION_HEADER, "")))
+        except ValueError:
+            link = None
+        if link is None or link.is_closing:
+            raise web.HTTPForbidden(text="no such session")
+        return link

@@ -1,0 +1,1 @@
+"""The model as a function of records: merging, snapshots, restoring."""

@@ -1,0 +1,235 @@
+"""The node's past, as the core decides about it: seal, close, adopt.
+
+One worker does it all, one thing after another: snapshots are written from a copy of Phi with the later
+rounds taken back, while merging goes on; a record that arrives late for a sealed round has the snapshot
+written anew after a moment; what is closed is dropped from disk.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from gossamer.node.phi import snapshots
+from gossamer.node.phi.merger import Base, Merger
+from gossamer.node.phi.merging import Merging
+from gossamer.node.phi.restore import is_held, restore_merger
+from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
+from gossamer.node.storage.recordstore import RecordStore
+from gossamer.protocol import effects as fx
+from gossamer.protocol.chunks import chunk_sizes
+from gossamer.protocol.errors import PayloadError, StorageError
+from gossamer.protocol.history import Claim
+from gossamer.protocol.replica import Replica
+
+LATE_SETTLE_S = 2.0
+"""Late records come in bunches: a snapshot is written anew when none has come for this long."""
+
+RETRY_S = 5.0
+PROGRESS_S = 2.0
+
+log = logging.getLogger("gossamer.archive")
+
+
+class Archive:
+    """Carries out Seal, Close and Adopt."""
+
+    def __init__(
+        self,
+        core: Replica,
+        merging: Merging,
+        chunks: ChunkStore,
+        records: RecordStore,
+        shelf: snapshots.SnapshotShelf,
+        dispatch: Callable[[fx.Event], object],
+    ) -> None:
+        self._core = core
+        self._merging = merging
+        self._chunks = chunks
+        self._records = records
+        self._shelf = shelf
+        self._dispatch = dispatch
+        self._adopting: Claim | None = None
+        self._seal_round = 0
+        self._closing: fx.Close | None = None
+        self._late_since: float | None = None
+        self._news = asyncio.Event()
+        self._told_at = 0.0
+        merging.on_merged = self._note_merged
+
+    # -- the start
+
+    async def restore(self, credentials: Iterable[bytes] = ()) -> list[fx.Effect]:
+        """Read back what an earlier run left on disk; returns the core's effects. Raises StorageError.
+
+        `credentials` are grants that we were given otherwise.
+        """
+        stored = await asyncio.to_thread(self._records.load, self._core.layout)
+        history = await asyncio.to_thread(self._records.load_history)
+        kept = await asyncio.to_thread(self._records.load_credentials)
+        own_id = self._core.identity.node_id
+        merger, claims = await asyncio.to_thread(
+            restore_merger, self._core.manifest, self._chunks, history, stored, own_id
+        )
+        if merger is not None:
+            self._shelf.restore(claims)
+            needed = self._shelf.blobs().union(*(delta.body.chunks for delta in stored))
+            await asyncio.to_thread(self._chunks.sweep, needed)
+            await self._merging.begin(merger)
+        elif history.claims and not self._core.info.bootstrap:
+            raise StorageError("our copy of the model is damaged; fetch it again with --join HOST:PORT")
+        return self._core.restore(
+            stored,
+            [delta.record_id for delta in stored if is_held(delta, self._chunks)],
+            time.monotonic(),
+            claims=claims,
+            floor=history.base.round,
+            own_last=history.own_last,
+            credentials=[*kept, *credentials],
+        )
+
+    # -- what the core asks
+
+    def adopt(self, claim: Claim) -> None:
+        """Fetch a snapshot and start from it; a newer request replaces an older one."""
+        self._adopting = claim
+        self._news.set()
+
+    def seal(self, round_: int) -> None:
+        """Snapshot everything up to a round."""
+        self._seal_round = round_
+        self._news.set()
+
+    def close(self, effect: fx.Close) -> None:
+        """Drop what is closed."""
+        earlier = self._closing.deltas if self._closing else ()
+        self._closing = fx.Close(effect.round, earlier + effect.deltas)
+        self._news.set()
+
+    def chunk_here(self) -> None:
+        """Chunks that were asked for have arrived."""
+        self._news.set()
+
+    def progress(self) -> tuple[int, int] | None:
+        """Chunks here and chunks in all of the snapshot that is being fetched."""
+        if self._adopting is None:
+            return None
+        total = len(chunk_sizes(self._core.layout.snapshot_bytes))
+        return total - len(self._core.fetcher.missing(self._adopting.root)), total
+
+    # -- the worker
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        while True:
+            try:
+                await self._one_thing()
+            except (OSError, StorageError) as error:
+                log.error("%s; trying again in %.0f s", error, RETRY_S)
+                await asyncio.sleep(RETRY_S)
+
+    async def _one_thing(self) -> None:
+        if self._adopting is not None:
+            if await self._try_to_adopt(self._adopting):
+                return
+        elif self._closing is not None:
+            await self._close(self._closing)
+            return
+        elif self._shelf.claims and self._seal_round > self._shelf.claims[0].round:
+            await self._seal(self._seal_round)
+            return
+        elif self._late_since is not None and time.monotonic() - self._late_since > LATE_SETTLE_S:
+            self._late_since = None
+            await self._seal(self._shelf.claims[0].round)
+            return
+        await self._wait()
+
+    async def _wait(self) -> None:
+        busy = self._adopting is not None or self._late_since is not None
+        try:
+            async with asyncio.timeout(0.5 if busy else None):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+        self._news.clear()
+
+    def _note_merged(self, round_: int) -> None:
+        if self._shelf.claims and round_ <= self._shelf.claims[0].round:
+            self._late_since = time.monotonic()
+            self._news.set()
+
+    async def _try_to_adopt(self, claim: Claim) -> bool:
+        """Ask for what is missing of a snapshot, or start from it when all is here."""
+        total = self._core.layout.snapshot_bytes
+        try:
+            lacking = await asyncio.to_thread(snapshots.missing, claim.root, total, self._chunks)
+            if lacking:
+                self._dispatch(fx.Need(claim.root, lacking))
+                self._tell_progress(claim, len(lacking))
+                return False
+            phi = await asyncio.to_thread(snapshots.load, claim.root, self._core.layout.numel, self._chunks)
+        except MissingChunkError:
+            return False
+        except PayloadError as error:
+            log.error("the snapshot of round %d cannot be used: %s", claim.round, error)
+            self._adopting = None
+            return False
+        base = Base(claim.round, claim.digest, claim.tokens)
+        self._shelf.replace(claim)
+        await asyncio.to_thread(self._records.begin_at, claim, self._core.own_last)
+        merger = Merger(self._core.manifest, phi, self._chunks, self._core.identity.node_id, base=base)
+        await self._merging.begin(merger)
+        await asyncio.to_thread(self._shelf.drop_others)
+        self._adopting = None
+        self._seal_round = claim.round
+        self._late_since = None
+        if claim.round:
+            log.info("starting from the swarm's model of round %d (%d tokens)", claim.round, claim.tokens)
+        self._dispatch(fx.Adopted(claim))
+        return True
+
+    def _tell_progress(self, claim: Claim, lacking: int) -> None:
+        now = time.monotonic()
+        total = len(chunk_sizes(self._core.layout.snapshot_bytes))
+        if now - self._told_at > PROGRESS_S and claim.root in self._chunks:
+            self._told_at = now
+            log.info("fetching the model of round %d: %d of %d MiB", claim.round, total - lacking, total)
+
+    async def _seal(self, round_: int) -> None:
+        """Write the snapshot of everything merged up to a round, and claim it."""
+        await self._merging.settled(round_)
+        copy = await self._merging.copy()
+        if copy is None:
+            return
+        try:
+            claim = await asyncio.to_thread(self._write, copy, round_)
+        except MissingChunkError as error:
+            self._merging.chunk_lost(error.blob)
+            await asyncio.sleep(RETRY_S)
+            return
+        if claim == self._shelf.claims[0]:
+            return
+        keep = self._shelf.add(claim)
+        await asyncio.to_thread(self._records.add_snapshot, claim, copy.merged_ids(), keep)
+        await asyncio.to_thread(self._shelf.drop_others)
+        self._dispatch(fx.Sealed(self._shelf.claims))
+
+    def _write(self, copy: Merger, round_: int) -> Claim:
+        copy.take_back(round_)
+        root = snapshots.store(copy.phi, self._chunks)
+        return Claim(round_, copy.tokens, copy.chain(), root)
+
+    async def _close(self, closing: fx.Close) -> None:
+        base = await self._merging.close_up_to(closing.round)
+        if base is not None:
+            await asyncio.to_thread(self._records.close_up_to, base, self._core.own_last)
+            # Two deltas with the same payload share its chunks.
+            needed = self._shelf.blobs().union(*(delta.body.chunks for delta in self._core.ledger))
+            closed = {blob for delta in closing.deltas for blob in delta.body.chunks}
+            await asyncio.to_thread(self._drop_chunks, closed - needed)
+        if self._closing is closing:
+            self._closing = None
+
+    def _drop_chunks(self, blobs: set[bytes]) -> None:
+        for blob in blobs:
+            self._chunks.drop(blob)

@@ -1,0 +1,112 @@
+"""Phi_0: the first parameters, rebuilt from the manifest's seed or read from the chunk store.
+
+Run as a module it rebuilds them in a process of its own, so that a daemon never imports torch::
+
+    python -m gossamer.node.phi.genesis FOLDER
+"""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gossamer.node.phi import snapshots
+from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
+from gossamer.node.storage.home import Home
+from gossamer.protocol.errors import ConfigError, DivergedError, LocalError
+from gossamer.protocol.fixedpoint import Ints, to_fixed
+from gossamer.protocol.layout import Layout
+from gossamer.protocol.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+
+
+def parameters(model: "nn.Module", layout: Layout) -> Ints:
+    """The model's trainable parameters as Phi: int32[layout.numel] in snapshot order.
+
+    Raises KeyError for a tensor that the model lacks, or ConfigError.
+    """
+    from gossamer.models.task import named_tensors
+
+    return image(dict(named_tensors(model)), layout)
+
+
+def image(tensors: "Mapping[str, Tensor]", layout: Layout) -> Ints:
+    """Named tensors as Phi. Raises KeyError for one that is missing, ConfigError for one out of range."""
+    phi = np.empty(layout.numel, dtype=np.int32)
+    for fragment in layout.fragments:
+        for slot in fragment.slots:
+            start = fragment.offset + slot.offset
+            values = tensors[slot.spec.name].detach().float().cpu().numpy()
+            try:
+                phi[start : start + slot.numel] = to_fixed(values).reshape(-1)
+            except DivergedError as error:
+                raise ConfigError(f"tensor {slot.spec.name!r}: {error}") from None
+    return phi
+
+
+def found(manifest: Manifest, phi: Ints, chunks: ChunkStore) -> None:
+    """Keep `phi` as the swarm's first parameters. Raises ConfigError if they are not the manifest's."""
+    digest = snapshots.digest(phi)
+    if digest != manifest.genesis.root:
+        raise ConfigError(
+            f"to found swarm {manifest.swarm.name!r} the model must hold its first parameters: all names and"
+            f" shapes fit, but the values have digest {digest.hex()[:12]}, and the manifest says"
+            f" {manifest.genesis.digest[:12]}. Build the model as when it was written (the same seed"
+            " or weights, the same torch), write the manifest anew, or join a node that runs"
+        )
+    snapshots.store(phi, chunks)
+
+
+def is_stored(manifest: Manifest, chunks: ChunkStore) -> bool:
+    """Whether all of Phi_0 is in the chunk store and undamaged; what is damaged is removed."""
+    try:
+        snapshots.load(manifest.genesis.root, manifest.plan().numel, chunks)
+    except MissingChunkError:
+        return False
+    return True
+
+
+def rebuild(manifest: Manifest, chunks: ChunkStore) -> None:
+    """Build the task's model from the seed and keep its parameters.
+
+    Raises ConfigError if their digest is not the manifest's.
+    """
+    from gossamer.models.errors import TaskError
+    from gossamer.models.registry import build_task
+
+    try:
+        model = build_task(manifest.task.name, manifest.task.options, ()).build_model(manifest.task.seed)
+        phi = parameters(model, manifest.plan())
+    except (TaskError, KeyError, ValueError) as error:
+        raise ConfigError(f"the manifest's task does not fit its layout: {error}") from None
+    if snapshots.digest(phi) != manifest.genesis.root:
+        raise ConfigError(
+            "this machine's torch makes other first parameters than the manifest states; join a node that has"
+            " them (--join), or write the manifest anew with this version. If it was written with --from, put"
+            " the .genesis.safetensors that came with it beside it"
+        )
+    snapshots.store(phi, chunks)
+
+
+def main() -> int:
+    home = Home(Path(sys.argv[1]))
+    try:
+        manifest = home.manifest()
+        if manifest is None:
+            raise ConfigError(f"no manifest in {home.root}")
+        chunks = ChunkStore(home.chunks_path)
+        if not is_stored(manifest, chunks):
+            rebuild(manifest, chunks)
+    except LocalError as error:
+        print(f"gossamer: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,271 @@
+"""When to merge: as something new has arrived and the trainer is about to look, not once per arrival.
+
+Rounds that changed are marked dirty. They are merged in a worker thread as soon as the trainer has taken
+what it was last offered of that fragment (or a second has passed, or there is no trainer), and the new Phi
+is offered to it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from gossamer.node.ipc.trainer_port import TrainerPort
+from gossamer.node.phi.merger import GENESIS, Base, Merger
+from gossamer.node.storage.chunkstore import MissingChunkError
+from gossamer.protocol.conduct import Conduct, RoundFigures
+from gossamer.protocol.history import WITNESSES
+from gossamer.protocol.identity import short
+from gossamer.protocol.records import Delta
+from gossamer.protocol.replica import Replica
+
+GATHER_S = 0.02
+"""Arrivals within this time of each other are merged together."""
+
+PATIENCE_S = 1.0
+"""A trainer that has not looked for this long does not hold merging up."""
+
+OnJudged = Callable[[int, tuple[Delta, ...], RoundFigures | None], None]
+
+log = logging.getLogger("gossamer.merging")
+
+
+class Merging:
+    """Keeps Phi up to date with the core's ledger, and the trainer with Phi."""
+
+    def __init__(
+        self,
+        core: Replica,
+        port: TrainerPort,
+        chunk_lost: Callable[[bytes], None],
+    ) -> None:
+        """`chunk_lost` is called with the hash of a payload chunk that turned out damaged on disk."""
+        self._core = core
+        self._port = port
+        self.chunk_lost = chunk_lost
+        self.on_merged: Callable[[int], None] = lambda round_: None
+        """Called with every round that was merged."""
+        self.on_judged: OnJudged = lambda round_, deltas, found: None
+        """Called with every round looked at, all deltas merged into it, and what was found in them."""
+        self.seconds = 0.0
+        """Wall time spent in merges so far."""
+        self.conduct = Conduct()
+        """What has been seen of every member's deltas."""
+        self._merger: Merger | None = None
+        self._begun = asyncio.Event()
+        self._dirty: set[int] = set()
+        self._held_back: set[int] = set()
+        self._unoffered: set[int] = set()
+        self._merged_at: dict[int, float] = {}
+        self._news = asyncio.Event()
+        self._merged_some = asyncio.Event()
+        self._busy = asyncio.Lock()
+        self._attachments = 0
+        self._catch_up_to: int | None = None
+        self.ready = False
+        """Whether Phi holds all that the swarm had when we joined: the trainer may begin."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all deltas merged."""
+        return self._merger.tokens if self._merger else 0
+
+    @property
+    def version(self) -> int:
+        """Counts the merges so far."""
+        return self._merger.version if self._merger else 0
+
+    @property
+    def behind(self) -> int:
+        """Rounds that have changed and are not merged yet."""
+        return len(self._reached())
+
+    @property
+    def base(self) -> Base:
+        """What cannot change any more."""
+        return self._merger.base if self._merger else GENESIS
+
+    async def begin(self, merger: Merger) -> None:
+        """Take over a state, at the start or in place of ours; records above its base are merged into it."""
+        async with self._busy:
+            if self._merger is not None:
+                merger.version = self._merger.version + 1
+            self._merger = merger
+        self._dirty = {round_ for round_ in self._core.ledger.rounds() if round_ > merger.base.round}
+        self._unoffered.update(fragment.index for fragment in self._core.layout.fragments)
+        self._begun.set()
+        self._news.set()
+
+    async def settled(self, round_: int) -> None:
+        """Wait until no round up to this one waits to be merged."""
+        while any(dirty <= round_ for dirty in self._dirty):
+            self._merged_some.clear()
+            await self._merged_some.wait()
+
+    async def copy(self) -> Merger | None:
+        """A copy of the state, to work on in another thread."""
+        if self._merger is None:
+            return None
+        async with self._busy:
+            return await asyncio.to_thread(self._merger.copy)
+
+    async def close_up_to(self, floor: int) -> Base | None:
+        """Make everything up to a round unchangeable; returns the new base."""
+        if self._merger is None:
+            return None
+        async with self._busy:
+            self._merger.close_up_to(floor)
+        self._dirty = {round_ for round_ in self._dirty if round_ > floor}
+        return self._merger.base
+
+    def mark(self, round_: int) -> None:
+        """A round's set of complete, valid records has changed."""
+        self._dirty.add(round_)
+        self._held_back.discard(round_)
+        self._news.set()
+
+    def look(self) -> None:
+        """The trainer took something, came or went."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Merge until cancelled. Raises DivergedError."""
+        await self._begun.wait()
+        while True:
+            await self._wait_for_news()
+            await asyncio.sleep(GATHER_S)
+            self._note_new_trainer()
+            self._forget_closed()
+            for round_ in self._reached():
+                if self._is_due(round_):
+                    await self._merge(round_)
+            self._merged_some.set()
+            self._look_whether_ready()
+            if self.ready:
+                await self._offer()
+
+    async def _wait_for_news(self) -> None:
+        """Sleep until something changed; while anything is held up, look again soon."""
+        held_up = bool(self._dirty) or not self.ready
+        try:
+            async with asyncio.timeout(PATIENCE_S / 4 if held_up else None):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+        self._news.clear()
+
+    def _look_whether_ready(self) -> None:
+        """We may train once all that the swarm had, when we first had seen all of it, is merged."""
+        if self.ready or not (self._core.caught_up and self._core.sealing.joined):
+            return
+        reached = self._reached()
+        if self._catch_up_to is None:
+            self._catch_up_to = max(reached, default=0)
+        self.ready = all(round_ > self._catch_up_to for round_ in reached)
+
+    def _reached(self) -> list[int]:
+        """The rounds to merge, in order: none that the swarm cannot have reached, or that is held back."""
+        horizon, clock = self._core.horizon, self._core.clock
+        return [
+            round_
+            for round_ in sorted(self._dirty)
+            if round_ <= horizon and not (round_ in self._held_back and round_ >= clock)
+        ]
+
+    def _forget_closed(self) -> None:
+        """What the core has closed is no longer in its ledger, and stays as it is merged here."""
+        floor = self._core.ledger.floor
+        self._dirty = {round_ for round_ in self._dirty if round_ > floor}
+
+    def _stand_alone(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
+        """Whether nothing in a round that is still under way shows what is usual in it: too few have
+        published for it, and we are not among them."""
+        own_id = self._core.identity.node_id
+        few = 0 < len(deltas) < WITNESSES and all(delta.author != own_id for delta in deltas)
+        return few and round_ >= self._core.clock
+
+    def _hold_back(self, round_: int, deltas: tuple[Delta, ...]) -> None:
+        """Wait with a round until others have published for it, or the swarm has gone past it."""
+        self._dirty.add(round_)
+        self._held_back.add(round_)
+        names = ", ".join(short(delta.author) for delta in deltas)
+        log.info("%s: a delta far longer than usual; round %d waits for those of others", names, round_)
+
+    def _note_new_trainer(self) -> None:
+        if self._port.attachments != self._attachments:
+            self._unoffered.update(fragment.index for fragment in self._core.layout.fragments)
+        self._attachments = self._port.attachments
+
+    def _is_due(self, round_: int) -> bool:
+        fragment = round_ % len(self._core.layout.fragments)
+        waited = time.monotonic() - self._merged_at.get(fragment, 0.0)
+        return not self._port.attached or self._port.is_free(fragment) or waited > PATIENCE_S
+
+    async def _merge(self, round_: int) -> None:
+        assert self._merger is not None
+        if round_ <= self._core.ledger.floor:  # closed while the rounds before it were merged
+            return
+        self._dirty.discard(round_)
+        self._held_back.discard(round_)
+        deltas = tuple(d for d in self._core.ledger.valid(round_) if self._core.holds(d.record_id))
+        fragment = self._core.layout.of_round(round_)
+        before = self._merger.version
+        try:
+            async with self._busy:
+                if self._stand_alone(round_, deltas) and await asyncio.to_thread(
+                    self._merger.are_outliers, round_, deltas
+                ):
+                    self._hold_back(round_, deltas)
+                    return
+                begun = time.monotonic()
+                await asyncio.to_thread(self._merger.merge, round_, deltas)
+                self.seconds += time.monotonic() - begun
+        except MissingChunkError as error:
+            self.chunk_lost(error.blob)
+            if not all(self._core.holds(delta.record_id) for delta in deltas):
+                self._dirty.add(round_)  # without that delta, until it is here again
+            return
+        self._judge(round_)
+        self.on_judged(round_, deltas, self._merger.figures)
+        if self._merger.version == before:
+            return
+        self.on_merged(round_)
+        self._merged_at[fragment.index] = time.monotonic()
+        self._unoffered.add(fragment.index)
+
+    def _judge(self, round_: int) -> None:
+        """Note what a merge found in its round, and say whose verdict began or ended."""
+        assert self._merger is not None
+        found = self._merger.figures or RoundFigures({}, None)
+        for change in self.conduct.note(round_, found, self._core.ledger.void_in(round_)):
+            if change.verdict is None:
+                log.info("%s: its deltas are as they should be again", short(change.node_id))
+            else:
+                log.warning("%s: %s", short(change.node_id), change.verdict)
+
+    async def _offer(self) -> None:
+        assert self._merger is not None
+        for index in sorted(self._unoffered):
+            if self._port.attached and self._port.is_free(index):
+                fragment = self._core.layout.fragments[index]
+                self._unoffered.discard(index)
+                await self._port.offer(fragment, self._merger.view(fragment), self._merger.state(fragment))
+
+    async def digest(self) -> tuple[bytes, bytes] | None:
+        """Digest of the records merged, and of Phi; None before genesis is here."""
+        if self._merger is None:
+            return None
+        async with self._busy:
+            return self._merger.chain(), await asyncio.to_thread(self._merger.digest)
+
+    async def prefix_digest(self, up_to: int) -> bytes | None:
+        """Digest of the records merged up to a round; None if it is closed already, or nothing is here."""
+        if self._merger is None:
+            return None
+        async with self._busy:
+            return self._merger.chain(up_to) if up_to >= self._merger.base.round else None
+
+    def close(self) -> None:
+        """Stop the merge threads."""
+        if self._merger:
+            self._merger.close()

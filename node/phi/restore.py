@@ -1,0 +1,168 @@
+"""Phi from a node's folder alone: the newest snapshot, and the fold over the records after it."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gossamer.node.phi import snapshots
+from gossamer.node.phi.merger import Merger
+from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
+from gossamer.node.storage.home import Home
+from gossamer.node.storage.recordstore import RecordStore, StoredHistory
+from gossamer.protocol.admission import Charter
+from gossamer.protocol.errors import ConfigError, PayloadError, PeerError, StorageError
+from gossamer.protocol.history import Claim
+from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.records import Delta
+
+ATTEMPTS_MAX = 8
+"""How often a reader begins again because the running daemon has moved on."""
+
+
+def restore_merger(
+    manifest: Manifest, chunks: ChunkStore, history: StoredHistory, deltas: Sequence[Delta], own_id: bytes
+) -> tuple[Merger | None, tuple[Claim, ...]]:
+    """The state at the newest snapshot that is whole, if any, and the claims from that one on."""
+    for place, claim in enumerate(history.claims):
+        # Of the newest we know what it holds; an older one held everything there was, or is of no use.
+        held = [
+            delta
+            for delta in deltas
+            if (delta.record_id in history.covered if place == 0 else delta.round <= claim.round)
+        ]
+        merged: dict[int, tuple[Delta, ...]] = {}
+        for delta in sorted(held, key=lambda d: (d.round, d.author)):
+            merged[delta.round] = (*merged.get(delta.round, ()), delta)
+        try:
+            phi = snapshots.load(claim.root, manifest.plan().numel, chunks)
+        except (MissingChunkError, PayloadError):
+            continue
+        merger = Merger(manifest, phi, chunks, own_id, base=history.base, merged=merged)
+        if merger.chain() == claim.digest:
+            return merger, history.claims[place:]
+    return None, ()
+
+
+def has_model(home: Home, manifest: Manifest) -> bool:
+    """Whether a node's folder holds a model to start from. Raises StorageError."""
+    if not home.ledger_path.exists():
+        return False
+    store = RecordStore(home.ledger_path, manifest.swarm_id)
+    try:
+        return bool(store.load_history().claims)
+    finally:
+        store.close()
+
+
+def is_held(delta: Delta, chunks: ChunkStore) -> bool:
+    """Whether a delta's payload is on disk, all of it."""
+    return all(blob in chunks for blob in delta.body.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What a folder's records were at one moment."""
+
+    history: StoredHistory
+    deltas: list[Delta]
+    credentials: list[bytes]
+
+
+def manifest_of(home: Home) -> Manifest:
+    """The manifest in a node's folder. Raises ConfigError if there is none, or StorageError."""
+    manifest = home.manifest()
+    if manifest is None:
+        raise ConfigError(f"{home.root} is not the folder of a node; give one with --dir")
+    return manifest
+
+
+def replay(home: Home, *, sealed: bool = False) -> tuple[Manifest, Merger]:
+    """Phi as a node's folder has it: all that is merged by now, or with `sealed` the newest snapshot.
+
+    Only reads, also beside a running daemon. That one may drop chunks while they are read, and commits
+    before it does that it needs them no more; then the fold begins again with what it has committed.
+
+    Raises ConfigError or StorageError.
+    """
+    manifest = manifest_of(home)
+    read: StoredHistory | None = None
+    for _ in range(ATTEMPTS_MAX):
+        # Opened before the records are read: a payload that is dropped in between is then missed, not taken
+        # for one that never came.
+        chunks = _chunks_of(home)
+        stored = _read(home, manifest)
+        if stored.history == read:
+            raise StorageError(
+                f"the model in {home.root} is damaged; a running node fetches again what is missing: start it"
+            )
+        read = stored.history
+        with suppress(MissingChunkError):
+            merger = _fold(home, manifest, chunks, stored, sealed=sealed)
+            if merger is not None:
+                return manifest, merger
+    raise StorageError(
+        f"the node in {home.root} drops old snapshots faster than they can be read; stop it first"
+    )
+
+
+def _chunks_of(home: Home) -> ChunkStore:
+    """The chunks of a node's folder. Raises StorageError."""
+    if not home.chunks_path.exists():
+        raise _no_model(home)
+    return ChunkStore(home.chunks_path, read_only=True)
+
+
+def _read(home: Home, manifest: Manifest) -> _Stored:
+    """The records of a node's folder. Raises StorageError, also if there is no snapshot to begin with."""
+    if not home.ledger_path.exists():
+        raise _no_model(home)
+    store = RecordStore(home.ledger_path, manifest.swarm_id, read_only=True)
+    try:
+        with store.one_state():
+            stored = _Stored(store.load_history(), store.load(manifest.plan()), store.load_credentials())
+    finally:
+        store.close()
+    if not stored.history.claims:
+        raise _no_model(home)
+    return stored
+
+
+def _no_model(home: Home) -> StorageError:
+    return StorageError(f"{home.root} has no model yet; wait until the node has joined")
+
+
+def _fold(
+    home: Home, manifest: Manifest, chunks: ChunkStore, stored: _Stored, *, sealed: bool
+) -> Merger | None:
+    """The newest snapshot that is whole, and the records after it; None if there is no such snapshot.
+
+    Raises MissingChunkError or StorageError.
+    """
+    # Whose folder it is makes no difference to Phi.
+    merger, _ = restore_merger(manifest, chunks, stored.history, stored.deltas, own_id=bytes(32))
+    if merger is None or sealed:
+        return merger
+    charter = _charter(home, manifest, stored.credentials)
+    ledger = Ledger()
+    ledger.close(stored.history.base.round)
+    for delta in stored.deltas:
+        if charter.counts(delta.author, delta.round):
+            ledger.add(delta)
+    merged = set(merger.merged_ids())
+    for round_ in sorted({delta.round for delta in stored.deltas}):  # those with nothing that counts, too
+        if round_ > ledger.horizon:
+            break
+        valid = ledger.valid(round_)
+        merger.merge(round_, tuple(d for d in valid if d.record_id in merged or is_held(d, chunks)))
+    return merger
+
+
+def _charter(home: Home, manifest: Manifest, credentials: Sequence[bytes]) -> Charter:
+    """Who counts, by what a folder holds."""
+    charter = Charter(manifest.admission, manifest.swarm_id)
+    invitation = home.invitation()
+    for data in (*credentials, *([invitation.grant.data] if invitation else [])):
+        with suppress(PeerError):
+            charter.learn(data)
+    return charter

@@ -1,0 +1,135 @@
+"""Snapshots on disk: Phi as chunks and an index, named by its root. Genesis is the first of them.
+
+The bytes are int32, little endian, fragment after fragment: the same file on every node that merged the same
+records, so a joiner can take its chunks from all of them at once.
+"""
+
+import sys
+import time
+from collections.abc import Iterable
+
+import numpy as np
+
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.protocol.chunks import chunk_hashes, chunk_sizes, parse_index, root_of, split
+from gossamer.protocol.errors import PayloadError
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.history import Claim
+from gossamer.protocol.limits import CLAIMS_MAX
+
+KEPT = 2
+"""Snapshots kept in any case: the newest, and the one that others may still be at."""
+
+LEASE_S = 60.0
+"""An older one is kept while somebody is downloading it, up to CLAIMS_MAX in all."""
+
+
+def _bytes_of(phi: Ints) -> memoryview:
+    if sys.byteorder != "little":
+        phi = phi.astype("<i4")
+    return memoryview(phi.data).cast("B")
+
+
+def digest(phi: Ints) -> bytes:
+    """The root of these values; also the replica's digest, and what a manifest's genesis states."""
+    return root_of(chunk_hashes(_bytes_of(phi)))
+
+
+def store(phi: Ints, chunks: ChunkStore) -> bytes:
+    """Keep Phi, int32[numel], durably as chunks and an index; returns its root. Raises OSError."""
+    view = _bytes_of(phi)
+    hashes = chunk_hashes(view)
+    for blob, piece in zip(hashes, split(view), strict=True):
+        if blob not in chunks:
+            chunks.put(blob, piece, durable=True)
+    root = root_of(hashes)
+    chunks.put(root, b"".join(hashes), durable=True)
+    return root
+
+
+def missing(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, int], ...]:
+    """What is not here of a snapshot of `total` bytes: (hash, size), its index first, then what that lists.
+
+    Raises MissingChunkError (fetch again) or PayloadError (an index that cannot be).
+    """
+    if root not in chunks:
+        return ((root, 32 * len(chunk_sizes(total))),)
+    sizes = zip(parse_index(chunks.get(root), total), chunk_sizes(total), strict=True)
+    return tuple((blob, size) for blob, size in sizes if blob not in chunks)
+
+
+def load(root: bytes, numel: int, chunks: ChunkStore) -> Ints:
+    """Read a snapshot: int32[numel]. Raises MissingChunkError or PayloadError."""
+    phi = np.empty(numel, dtype="<i4")
+    view = memoryview(phi.data).cast("B")
+    start = 0
+    for blob, size in zip(parse_index(chunks.get(root), 4 * numel), chunk_sizes(4 * numel), strict=True):
+        data = chunks.get(blob)
+        if len(data) != size:  # we had it already, as part of something else
+            raise PayloadError(f"a snapshot's chunk has {len(data)} bytes instead of {size}")
+        view[start : start + size] = data
+        start += size
+    return phi.astype(np.int32, copy=False)
+
+
+class SnapshotShelf:
+    """Which snapshots are kept, newest first, and when each was last asked for."""
+
+    def __init__(self, chunks: ChunkStore, total_bytes: int) -> None:
+        self._chunks = chunks
+        self._total = total_bytes
+        self.claims: tuple[Claim, ...] = ()
+        self._used: dict[bytes, float] = {}
+        self._owner: dict[bytes, bytes] = {}
+
+    def _blobs(self, root: bytes) -> tuple[bytes, ...]:
+        if root not in self._chunks:
+            return (root,)
+        return (root, *parse_index(self._chunks.get(root), self._total))
+
+    def _learn_owners(self) -> None:
+        self._owner = {
+            blob: claim.root for claim in reversed(self.claims) for blob in self._blobs(claim.root)
+        }
+
+    def blobs(self) -> set[bytes]:
+        """All chunks that the kept snapshots consist of."""
+        return set(self._owner)
+
+    def touch(self, blob: bytes) -> None:
+        """A chunk was asked for: its snapshot is in use."""
+        root = self._owner.get(blob)
+        if root is not None:
+            self._used[root] = time.monotonic()
+
+    def add(self, claim: Claim) -> tuple[bytes, ...]:
+        """Put a new snapshot in front; returns the roots of the others that are kept.
+
+        Call `drop_others` once that is noted durably.
+        """
+        # One of the same round was superseded by a late record: nobody should start from it any more.
+        older = [known for known in self.claims if known.round < claim.round]
+        now = time.monotonic()
+        kept = [
+            known
+            for place, known in enumerate(older)
+            if place < KEPT - 1 or now - self._used.get(known.root, -LEASE_S) < LEASE_S
+        ][: CLAIMS_MAX - 1]
+        self.claims = (claim, *kept)
+        return tuple(known.root for known in kept)
+
+    def restore(self, claims: Iterable[Claim]) -> None:
+        """Take over what an earlier run kept."""
+        self.claims = tuple(claims)
+        self._learn_owners()
+
+    def replace(self, claim: Claim) -> None:
+        """Begin anew with one snapshot."""
+        self.claims = (claim,)
+
+    def drop_others(self) -> None:
+        """Remove the chunks of snapshots that are kept no more."""
+        before = set(self._owner)
+        self._learn_owners()
+        for blob in before - set(self._owner):
+            self._chunks.drop(blob)

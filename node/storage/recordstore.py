@@ -1,0 +1,246 @@
+"""Signed records on disk: SQLite in WAL mode, one row an envelope.
+
+Our own records are committed with a full sync before anybody hears of them ("write before you speak"), so
+that a crash cannot make us sign another delta for the same round. Records of others are committed in
+batches; what a crash loses of those, anti-entropy brings back.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gossamer.node.phi.merger import GENESIS, Base
+from gossamer.protocol.envelope import open_envelope
+from gossamer.protocol.errors import MalformedError, PeerError, StorageError
+from gossamer.protocol.history import Claim
+from gossamer.protocol.layout import Layout
+from gossamer.protocol.records import Delta, parse_delta
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS swarm (id BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS deltas (
+    record_id BLOB PRIMARY KEY, round INTEGER NOT NULL, envelope BLOB NOT NULL,
+    covered INTEGER NOT NULL DEFAULT 0  -- whether the newest snapshot holds it
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS credentials (
+    record_id BLOB PRIMARY KEY, envelope BLOB NOT NULL  -- grants and revocations
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS snapshots (
+    root BLOB PRIMARY KEY, round INTEGER NOT NULL, tokens INTEGER NOT NULL, digest BLOB NOT NULL,
+    number INTEGER NOT NULL  -- the highest is the newest
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS history (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    floor INTEGER NOT NULL, chain BLOB NOT NULL, tokens INTEGER NOT NULL, own_last INTEGER NOT NULL
+);
+"""
+
+_SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""The second when a message quotes what is in a damaged file."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredHistory:
+    """What is kept of the past: the closed part, the snapshots, and what the newest of them holds."""
+
+    base: Base
+    own_last: int
+    claims: tuple[Claim, ...]
+    covered: frozenset[bytes]
+
+
+class RecordStore:
+    """Blocking: call it from worker threads."""
+
+    def __init__(self, path: Path, swarm_id: bytes, *, read_only: bool = False) -> None:
+        """Open or create the database; `read_only` leaves it as it is, for those who only look at a node's.
+
+        Raises StorageError if it is damaged or another swarm's.
+        """
+        self._path = path
+        self._swarm_id = swarm_id
+        self._read_only = read_only
+        self._lock = threading.Lock()
+        try:
+            self._db = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}",
+                uri=True,
+                check_same_thread=False,
+                isolation_level=None,
+                timeout=10,
+            )
+        except _SQLITE_ERRORS as error:
+            raise self._broken(error) from None
+        try:
+            if not read_only:
+                self._db.execute("PRAGMA journal_mode=WAL")
+                self._db.executescript(_SCHEMA)
+            row = self._db.execute("SELECT id FROM swarm").fetchone()
+            if row is not None and row[0] != swarm_id:
+                raise StorageError(f"{path} belongs to another swarm; choose another --dir")
+            if not read_only:
+                if row is None:
+                    self._db.execute("INSERT INTO swarm VALUES (?)", (swarm_id,))
+                path.chmod(0o600)
+        except (*_SQLITE_ERRORS, OSError, StorageError) as error:
+            self._db.close()
+            raise error if isinstance(error, StorageError) else self._broken(error) from None
+
+    def _broken(self, error: Exception) -> StorageError:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            return StorageError(f"cannot write {self._path}: the disk is full; free some space")
+        return self._damaged(str(error))
+
+    def _damaged(self, problem: str) -> StorageError:
+        what = problem if problem.isprintable() else ascii(problem)  # SQLite quotes what it found on disk
+        return StorageError(
+            f"cannot use the database {self._path} ({what});"
+            " if it is damaged, remove it: what others hold is fetched again"
+        )
+
+    @contextmanager
+    def _transaction(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
+        """All or nothing; with `durable`, it survives a power cut once done. Raises StorageError."""
+        try:
+            self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:  # a full disk has rolled back already
+                    self._db.execute("ROLLBACK")
+                raise
+        except _SQLITE_ERRORS as error:
+            raise self._broken(error) from None
+
+    def add(self, deltas: Iterable[Delta], *, durable: bool) -> None:
+        """Commit records; with `durable`, they survive a power cut once this returns. Raises StorageError."""
+        rows = [(delta.record_id, delta.round, delta.data) for delta in deltas]
+        with self._lock, self._transaction(durable=durable) as db:
+            db.executemany("INSERT OR IGNORE INTO deltas (record_id, round, envelope) VALUES (?, ?, ?)", rows)
+
+    def add_credential(self, record_id: bytes, envelope: bytes) -> None:
+        """Commit a grant or a revocation. Durable. Raises StorageError."""
+        with self._lock, self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO credentials VALUES (?, ?)", (record_id, envelope))
+
+    def load_credentials(self) -> list[bytes]:
+        """The envelopes of all grants and revocations, in order of record id. Raises StorageError."""
+        try:
+            rows = self._db.execute("SELECT envelope FROM credentials ORDER BY record_id").fetchall()
+        except sqlite3.Error as error:
+            raise self._broken(error) from None
+        return [row[0] for row in rows]
+
+    def add_snapshot(self, claim: Claim, covered: Iterable[bytes], keep: Iterable[bytes]) -> None:
+        """Note a snapshot that holds the records `covered`; of the older ones keep those roots. Durable."""
+        with self._lock, self._transaction() as db:
+            self._insert_snapshot(db, claim)
+            db.execute("UPDATE deltas SET covered = 0")
+            db.executemany(
+                "UPDATE deltas SET covered = 1 WHERE record_id = ?", [(record_id,) for record_id in covered]
+            )
+            roots = [claim.root, *keep]
+            marks = ",".join("?" * len(roots))
+            db.execute(f"DELETE FROM snapshots WHERE root NOT IN ({marks})", roots)
+
+    def begin_at(self, claim: Claim, own_last: int) -> None:
+        """Begin history at a snapshot got from others: everything up to it is closed. Durable."""
+        with self._lock, self._transaction() as db:
+            db.execute("DELETE FROM snapshots")
+            self._insert_snapshot(db, claim)
+            db.execute("UPDATE deltas SET covered = 0")
+            self._close(db, Base(claim.round, claim.digest, claim.tokens), own_last)
+
+    def close_up_to(self, base: Base, own_last: int) -> None:
+        """Drop the records that became part of the base. Durable."""
+        with self._lock, self._transaction() as db:
+            self._close(db, base, own_last)
+
+    @staticmethod
+    def _insert_snapshot(db: sqlite3.Connection, claim: Claim) -> None:
+        db.execute(
+            "INSERT OR REPLACE INTO snapshots SELECT ?, ?, ?, ?, 1 + COALESCE(MAX(number), 0) FROM snapshots",
+            (claim.root, claim.round, claim.tokens, claim.digest),
+        )
+
+    @staticmethod
+    def _close(db: sqlite3.Connection, base: Base, own_last: int) -> None:
+        db.execute("DELETE FROM deltas WHERE round <= ?", (base.round,))
+        db.execute(
+            "INSERT OR REPLACE INTO history VALUES (1, ?, ?, ?, ?)",
+            (base.round, base.chain, base.tokens, own_last),
+        )
+
+    def load_history(self) -> StoredHistory:
+        """Read back what `add_snapshot`, `begin_at` and `close_up_to` wrote. Raises StorageError."""
+        try:
+            row = self._db.execute("SELECT floor, chain, tokens, own_last FROM history").fetchone()
+            snapshots = self._db.execute(
+                "SELECT round, tokens, digest, root FROM snapshots ORDER BY number DESC"
+            ).fetchall()
+            covered = self._db.execute("SELECT record_id FROM deltas WHERE covered = 1").fetchall()
+        except _SQLITE_ERRORS as error:
+            raise self._broken(error) from None
+        kinds = [(row, "ibii"), *((s, "iibb") for s in snapshots), *((c, "b") for c in covered)]
+        if not all(_is_of(found, kind) for found, kind in kinds if found is not None):
+            raise self._damaged("a row holds what was never written")
+        base = Base(row[0], row[1], row[2]) if row else GENESIS
+        return StoredHistory(
+            base, row[3] if row else 0, tuple(Claim(*s) for s in snapshots), frozenset(r[0] for r in covered)
+        )
+
+    @contextmanager
+    def one_state(self) -> Iterator[None]:
+        """What is loaded inside is of one moment, whatever a running daemon commits. Raises StorageError."""
+        try:
+            self._db.execute("BEGIN")
+        except _SQLITE_ERRORS as error:
+            raise self._broken(error) from None
+        try:
+            yield
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")  # of nothing: it only ends the reading
+
+    def load(self, layout: Layout) -> list[Delta]:
+        """Read everything back, in order of round, checking signatures again. Raises StorageError.
+
+        A row that does not verify is left out and, unless read-only, dropped: its record is fetched again
+        from those who hold it.
+        """
+        found: list[Delta] = []
+        broken: list[bytes] = []
+        try:
+            for record_id, envelope in self._db.execute(
+                "SELECT record_id, envelope FROM deltas ORDER BY round"
+            ):
+                try:
+                    if not isinstance(envelope, bytes):  # SQLite does not enforce a column's type
+                        raise MalformedError("not an envelope")
+                    found.append(parse_delta(open_envelope(envelope, self._swarm_id), layout))
+                except PeerError:
+                    broken.append(record_id)
+            if not self._read_only:
+                self._db.executemany(
+                    "DELETE FROM deltas WHERE record_id = ?", [(record_id,) for record_id in broken]
+                )
+        except _SQLITE_ERRORS as error:
+            raise self._broken(error) from None
+        return found
+
+    def close(self) -> None:
+        """Close the database, folding the write-ahead log into it."""
+        self._db.close()
+
+
+def _is_of(row: Sequence[object], kinds: str) -> bool:
+    """Whether a row holds what its kinds say: `i`, a number that is not negative; `b`, a hash."""
+    return all(
+        (type(value) is int and value >= 0) if kind == "i" else (type(value) is bytes and len(value) == 32)
+        for value, kind in zip(row, kinds, strict=True)
+    )

@@ -1,0 +1,69 @@
+"""Writes records to disk in batches, ours first and durably."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from gossamer.node.storage.recordstore import RecordStore
+from gossamer.protocol.errors import StorageError
+from gossamer.protocol.records import Delta
+
+BACKLOG_MAX = 4096
+"""Records waiting to be written; beyond it, links are not read until the disk has caught up."""
+
+RETRY_S = 5.0
+
+log = logging.getLogger("gossamer.records")
+
+
+class RecordWriter:
+    """Keeps the records that come in; the archive notes in the same store what became of them."""
+
+    def __init__(self, store: RecordStore, on_own_stored: Callable[[Delta], None]) -> None:
+        self._store = store
+        self._on_own_stored = on_own_stored
+        self._waiting: list[tuple[Delta, bool]] = []
+        self._news = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    def add(self, delta: Delta, *, own: bool) -> None:
+        """Queue a record. For our own, `on_own_stored` is called once it is safe on disk."""
+        self._waiting.append((delta, own))
+        self._news.set()
+        self._idle.clear()
+        if len(self._waiting) > BACKLOG_MAX:
+            self._has_room.clear()
+
+    async def room(self) -> None:
+        """Wait while the backlog is too long."""
+        await self._has_room.wait()
+
+    async def drained(self) -> None:
+        """Wait until everything queued is on disk."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            batch, self._waiting = self._waiting, []
+            own = [delta for delta, is_own in batch if is_own]
+            await self._write([delta for delta, _ in batch], durable=bool(own))
+            for delta in own:
+                self._on_own_stored(delta)
+            self._has_room.set()
+            if not self._waiting:
+                self._idle.set()
+
+    async def _write(self, deltas: list[Delta], *, durable: bool) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(self._store.add, deltas, durable=durable)
+                return
+            except StorageError as error:
+                log.error("%s; trying again in %.0f s", error, RETRY_S)
+                await asyncio.sleep(RETRY_S)

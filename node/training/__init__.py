@@ -1,0 +1,1 @@
+"""What stands around a training loop: the outer loop, encoding, checkpoints, ranks, attaching."""

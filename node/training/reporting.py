@@ -1,0 +1,56 @@
+"""What a trainer tells its daemon about itself, for peers and displays: twice a second at most."""
+
+import time
+from typing import TYPE_CHECKING
+
+from gossamer.node.ipc.control import Report
+
+if TYPE_CHECKING:
+    from gossamer.node.training.standing import Standing
+
+INTERVAL_S = 0.5
+RATE_OVER_S = 2.0
+"""Tokens per second are measured over this long."""
+
+
+class Reporter:
+    """Sends a peer's reports, none too soon after the last."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._reported_at = 0.0
+        self._recent = (time.monotonic(), 0)
+        self._tokens_per_s = 0.0
+
+    def report(
+        self,
+        peer: "Standing",
+        state: str,
+        *,
+        val_loss: float | None = None,
+        val_loss_start: float | None = None,
+        evaluated_version: int = -1,
+    ) -> None:
+        """Tell the daemon, if it is time to."""
+        now = time.monotonic()
+        if now - self._reported_at < INTERVAL_S:
+            return
+        self._reported_at = now
+        since, tokens = self._recent
+        if now - since > RATE_OVER_S:
+            self._tokens_per_s = (peer.progress.tokens - tokens) / (now - since)
+            self._recent = (now, peer.progress.tokens)
+        peer.report(
+            Report(
+                state=state,
+                inner_steps=peer.progress.steps,
+                tokens=peer.progress.tokens,
+                tokens_per_s=self._tokens_per_s,
+                loss=peer.last_loss,
+                val_loss=val_loss,
+                val_loss_start=val_loss_start,
+                evaluated_version=evaluated_version,
+                wait_fraction=peer.wait_fraction,
+                device=self._device,
+            )
+        )

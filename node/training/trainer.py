@@ -1,0 +1,196 @@
+"""The built-in trainer: runs a task's inner loop as one peer of the swarm.
+
+Started beside its daemon as ``python -m gossamer.node.training.trainer``; a user's own script with a `Peer` in it
+takes the same place.
+
+A mistake in a task that shows before the first step is for a person to mend: exit status 2, and the node
+stops. One that shows later may pass (a file out of reach, another process that took the memory): exit
+status 1, and the trainer is started again, with pauses, for as long as it takes; the daemon goes on.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from gossamer.models.errors import TaskError
+from gossamer.models.guarded import explaining
+from gossamer.models.task import DataStream, Task
+from gossamer.node import lifeline, logs, own_task
+from gossamer.node.options import TrainerOptions
+from gossamer.node.peer import Peer
+from gossamer.node.storage.home import Home
+from gossamer.node.training.reporting import Reporter
+from gossamer.protocol.errors import ConfigError, LocalError
+from gossamer.protocol.manifest import Manifest
+
+LEAVE_S = 2.0
+FAILURE = 1
+USER_ERROR = 2
+
+log = logging.getLogger("gossamer.trainer")
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. Raises ConfigError."""
+    try:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+    return device
+
+
+class Trainer:
+    """Task, model and optimizer of one node, and its peer."""
+
+    def __init__(self, options: TrainerOptions, manifest: Manifest) -> None:
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        self._options = options
+        self._manifest = manifest
+        self._device = choose_device(options.device)
+        self._task: Task = own_task.build(
+            Home(options.folder), manifest, tuple(Path(path) for path in options.data)
+        )
+        self._model: nn.Module = self._task.build_model(manifest.task.seed).to(self._device)
+        self._optimizer = self._task.build_optimizer(self._model)
+        self._peak_rates = [group["lr"] for group in self._optimizer.param_groups]
+        self.peer = Peer.connect(
+            self._model, self._optimizer, options.folder, manifest, stop_round=options.stop_round
+        )
+        self._reporter = Reporter(str(self._device))
+        self._state = "joining"
+        self._val_loss: float | None = None
+        self._val_loss_start: float | None = None
+        self._evaluated_version = -1
+        self.stepped = False
+        """Whether this process has done an inner step, so that the task works in principle."""
+        self._stopping = threading.Event()
+
+    @property
+    def _must_stop(self) -> bool:
+        return self._stopping.is_set() or self.peer.should_stop
+
+    def stop(self) -> None:
+        """Ask the loop to end after the current step."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Train until the last round or until asked to stop. Raises DivergedError or TaskError."""
+        stream = DataStream(seed=self._manifest.task.seed, node_id=self.peer.node_id)
+        next(self._task.batches(stream))  # mistakes in the data come to light before anyone waits
+        if not self.peer.begin(on_wait=self._report):
+            return
+        if self.peer.resumed:
+            log.info("resumed after %d inner steps", self.peer.progress.steps)
+        steps = self.peer.progress.steps
+        # A task that draws from torch's own generator draws others on each node, and after each restart.
+        torch.manual_seed(stream.derived_seed(f"torch after {steps} steps"))
+        batches = self._task.batches(replace(stream, skip_batches=steps))
+        if self.peer.clock == 0 and self._options.evaluate_every:
+            self._val_loss_start = self._evaluate()
+        self._state = "training"
+        while not self._must_stop and not self.peer.finished:
+            self._inner_step(next(batches))
+            self._report()
+        if self.peer.finished:
+            self._stay()
+        self._state = "leaving"
+        self.peer.flush(LEAVE_S)
+
+    def _inner_step(self, batch: object) -> None:
+        scale = self.peer.lr_scale(self._task.lr_scale)
+        for group, peak in zip(self._optimizer.param_groups, self._peak_rates, strict=True):
+            group["lr"] = peak * scale
+        loss = self._task.loss(self._model, batch)
+        with explaining(self._task, "in the backward pass"):
+            loss.backward()
+        with explaining(self._task, "in the optimizer's step"):
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        tokens = self._task.tokens(batch)
+        self.stepped = True
+        published = self.peer.step(tokens, loss)
+        every = self._options.evaluate_every
+        if published is not None and every and published % every == 0 and not self.peer.finished:
+            self._evaluate()
+
+    def _evaluate(self) -> float:
+        self._val_loss = float(self._task.evaluate(self._model))
+        self._evaluated_version = self.peer.version
+        return self._val_loss
+
+    def _stay(self) -> None:
+        """After the last round: follow Phi until all deltas are in, evaluating it whenever it changed."""
+        self._state = "finished"
+        self.peer.drop_progress()
+        stale = True
+        while not self._must_stop:
+            if self.peer.settle():
+                stale = True
+            elif stale:
+                self._evaluate()
+                stale = False
+            self._report()
+            self._stopping.wait(0.05)
+
+    def _report(self) -> None:
+        self._reporter.report(
+            self.peer,
+            self._state,
+            val_loss=self._val_loss,
+            val_loss_start=self._val_loss_start,
+            evaluated_version=self._evaluated_version,
+        )
+
+
+class _Ending:
+    """Ends the loop from a signal or a cut lifeline, whether there is one yet or not."""
+
+    def __init__(self) -> None:
+        self.trainer: Trainer | None = None
+
+    def terminate(self, *_: object) -> None:
+        """SIGTERM: after the current step, or at once if the loop has not begun."""
+        if self.trainer is None:
+            os._exit(0)
+        self.trainer.stop()
+
+    def node_is_gone(self) -> None:
+        """By force if a step takes too long."""
+        self.terminate()
+        time.sleep(LEAVE_S)
+        os._exit(1)
+
+
+def main() -> int:
+    """Run a trainer from its one JSON argument; returns its exit status."""
+    options = TrainerOptions.from_json(sys.argv[1])
+    logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
+    ending = _Ending()
+    signal.signal(signal.SIGTERM, ending.terminate)
+    lifeline.watch(ending.node_is_gone)
+    try:
+        manifest = Home(options.folder).manifest()
+        if manifest is None:
+            raise ConfigError(f"no manifest in {options.folder}")
+        trainer = ending.trainer = Trainer(options, manifest)
+        trainer.run()
+        trainer.peer.close()
+    except (LocalError, TaskError) as error:
+        log.error("%s", error, exc_info=error if options.debug else None)
+        has_worked = options.restarted or (ending.trainer is not None and ending.trainer.stepped)
+        return FAILURE if isinstance(error, TaskError) and has_worked else USER_ERROR
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
