@@ -83,6 +83,7 @@ class Daemon:
                 incarnation=self.home.next_incarnation(),
                 bootstrap=tuple(contact.address for contact in contacts),
                 pins={contact.address: contact.node_id for contact in contacts if contact.node_id},
+                trusted=frozenset(map(bytes.fromhex, options.trust)),
                 fingerprint=fingerprint,
                 version=__version__,
             ),

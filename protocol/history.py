@@ -22,7 +22,7 @@ from typing import NamedTuple
 from gossamer.protocol.manifest import HistorySection
 
 WITNESSES = 3
-"""Members that must claim the same before anyone relies on it, where there are as many."""
+"""Members that are enough to rely on what they claim alike; see `most_of` for fewer."""
 
 
 class Claim(NamedTuple):
@@ -42,13 +42,17 @@ def sealed_round(clock: int, section: HistorySection) -> int:
     return max(0, clock - section.seal_after) // section.snapshot_every * section.snapshot_every
 
 
+def most_of(members: int) -> int:
+    """How many of them must say a thing: more than half, and three of any number."""
+    return min(WITNESSES, members // 2 + 1)
+
+
 def agreed(claims: Iterable[Claim], members: int) -> Claim | None:
-    """The newest claim that at least `min(3, members)` make, None if there is none."""
+    """The newest claim that `most_of` the members make, None if there is none."""
     counts: dict[Claim, int] = {}
     for claim in claims:
         counts[claim] = counts.get(claim, 0) + 1
-    needed = min(WITNESSES, max(1, members))
-    return max((claim for claim, count in counts.items() if count >= needed), default=None)
+    return max((claim for claim, count in counts.items() if count >= most_of(members)), default=None)
 
 
 def contest(own: Claim, others: Iterable[Claim]) -> Claim | None:

@@ -173,6 +173,9 @@ LINEAGE_PATIENCE_S = 12.0
 ROSTER_PATIENCE_S = 2.0
 """A joiner hears this long of members before it decides how many of them there are."""
 
+NAMED_PATIENCE_S = 30.0
+"""It waits this long for the members that it was told of to claim what others claim; they may be behind."""
+
 RESUME_PATIENCE_S = 15.0
 """A resumed node looks this long for a peer to compare notes with before it goes on alone."""
 

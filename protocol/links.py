@@ -81,6 +81,10 @@ class Links:
         anchors = [(link.address, link.node_id) for link in self.outbound() if link.address is not None]
         return anchors[: limits.LINKS_OUTBOUND_MIN]
 
+    def told_of(self) -> set[bytes]:
+        """Node ids of those who answer at our bootstrap addresses, or must."""
+        return {*self._pins.values(), *self._leads_to.values()}
+
     def up(self, event: LinkUp, now: float) -> tuple[bool, list[Effect]]:
         """Take in a new link, or turn it away. Returns whether it stays."""
         self._note_dialled(event)

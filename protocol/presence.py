@@ -34,6 +34,8 @@ class NodeInfo:
     bootstrap: tuple[str, ...] = ()
     pins: Mapping[str, bytes] = field(default_factory=dict)
     """Node ids that must answer at bootstrap addresses, where they are known."""
+    trusted: frozenset[bytes] = frozenset()
+    """Node ids whose word about the past is enough to start from it, if the user has named any."""
     fingerprint: bytes = b""
     """SHA-256 of our TLS certificate, empty without TLS."""
     version: str = ""

@@ -25,6 +25,7 @@ from gossamer.protocol.greylist import Offence
 from gossamer.protocol.holdings import Holdings
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.intake import Intake
+from gossamer.protocol.joining import Witness
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.links import Links
 from gossamer.protocol.manifest import Manifest
@@ -67,7 +68,7 @@ class Replica:
         self.dealing = Dealing(rng)
         self.holdings = Holdings(self.ledger, self.links, self.fetcher, self.offers, rng)
         self.gossip = Gossip(self.ledger, self.holdings.holds, rng, self.offers.promise)
-        self.sealing = Sealing(manifest, is_first=not info.bootstrap)
+        self.sealing = Sealing(manifest, is_first=not info.bootstrap, trusted=info.trusted)
         self._author = Author(identity, self.swarm_id, self.layout, self.charter, self.ledger, self.holdings)
         self.presence = Presence(
             identity,
@@ -270,10 +271,14 @@ class Replica:
     def _look_at_history(self, now: float) -> list[Effect]:
         if now < self.sealing.deadline():
             return []
-        others = [member.peer.body.claims for member in self.roster.live()]
         quiet = self.fetcher.pending == 0
-        result = self.sealing.wake(now, self.clock, others, quiet, self._claims_of_contributors)
+        result = self.sealing.wake(now, self.clock, self._witnesses(), quiet, self._claims_of_contributors)
         return [self.holdings.close(e.round) if isinstance(e, fx.Close) else e for e in result]
+
+    def _witnesses(self) -> list[Witness]:
+        told_of = self.links.told_of()
+        peers = [member.peer for member in self.roster.live()]
+        return [Witness(peer.body.claims, peer.node_id, peer.node_id in told_of) for peer in peers]
 
     def _claims_of_contributors(self) -> list[Claims]:
         authors = {delta.author for delta in self.ledger if self.holds(delta.record_id)}

@@ -5,18 +5,17 @@ It sees its own claims and those of the live members, and asks its adapter for w
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Adopt, Close, Effect, Notice, Seal
 from gossamer.protocol.history import Claim, agreed, closable_round, contest, genesis_claim, sealed_round
+from gossamer.protocol.joining import Joining, Witness
 from gossamer.protocol.manifest import Manifest
 
 LOOK_INTERVAL_S = 1.0
 GONE_AFTER_S = 10.0
 """A snapshot that nobody has claimed for this long is not worth waiting for."""
-
-REMIND_S = 15.0
 
 Claims = tuple[Claim, ...]
 
@@ -24,21 +23,21 @@ Claims = tuple[Claim, ...]
 class Sealing:
     """Decides about the sealed past of one node."""
 
-    def __init__(self, manifest: Manifest, is_first: bool) -> None:
-        """`is_first`: there is nobody to join, so history begins here, with genesis."""
+    def __init__(self, manifest: Manifest, is_first: bool, trusted: Collection[bytes] = ()) -> None:
+        """`is_first`: there is nobody to join, so history begins here, with genesis. `trusted`: see
+        `Joining`."""
         self._section = manifest.history
         self._genesis = genesis_claim(manifest.genesis.root)
         self._is_first = is_first
+        self._joining = Joining(trusted)
         self.claims: Claims = ()
         """The snapshots that we hold, newest first; empty until we have joined."""
         self.adopting: Claim | None = None
         self.floor = 0
         self._asked_to_seal = 0
         self._clocks: deque[tuple[float, int]] = deque()
-        self._heard_since: float | None = None
         self._claimed_at = 0.0
         self._differs_since: float | None = None
-        self._reminded_at = 0.0
         self._next_look = 0.0
 
     @property
@@ -69,7 +68,7 @@ class Sealing:
         self,
         now: float,
         clock: int,
-        others: Sequence[Claims],
+        members: Sequence[Witness],
         quiet: bool,
         contributors: Callable[[], Sequence[Claims]] | None = None,
     ) -> list[Effect]:
@@ -80,11 +79,12 @@ class Sealing:
         if now < self._next_look:
             return []
         self._next_look = now + LOOK_INTERVAL_S
+        others = [member.claims for member in members]
         if self.adopting is not None:
             self._give_up_if_gone(self.adopting, others, now)
             return []
         if not self.joined:
-            return self._join(others, now)
+            return self._join(members, now)
         return [
             *self._seal(clock, now),
             *self._close(clock, others),
@@ -93,23 +93,11 @@ class Sealing:
 
     # -- joining
 
-    def _join(self, others: Sequence[Claims], now: float) -> list[Effect]:
+    def _join(self, members: Sequence[Witness], now: float) -> list[Effect]:
         if self._is_first:
             return self._adopt(self._genesis, now)
-        witnesses = [claims for claims in others if claims]
-        if not witnesses:
-            return []
-        if self._heard_since is None:
-            self._heard_since = now
-        if now < self._heard_since + limits.ROSTER_PATIENCE_S:
-            return []
-        best = agreed((claim for claims in witnesses for claim in claims), len(witnesses))
-        if best is not None:
-            return self._adopt(best, now)
-        if now - self._reminded_at < REMIND_S:
-            return []
-        self._reminded_at = now
-        return [Notice(f"waiting for {len(witnesses)} members to agree on a snapshot to start from")]
+        best, said = self._joining.choose(members, now)
+        return said if best is None else self._adopt(best, now)
 
     def _adopt(self, claim: Claim, now: float) -> list[Effect]:
         self.adopting = claim
