@@ -52,6 +52,9 @@ STOP_POLL_S = 0.05
 """The core is plain data: whether our last delta has spread is looked at, not awaited."""
 
 
+CLOCK_MOVED_S = 2.0
+"""What time servers correct by and by is none of our business."""
+
 log = logging.getLogger("gossamer.node")
 
 
@@ -88,7 +91,7 @@ class Daemon:
                 version=__version__,
             ),
             has_chunk=self.chunks.__contains__,
-            unix_offset_s=time.time() - time.monotonic(),
+            unix_offset_s=_unix_offset_s(),
             rng=random.Random(),
         )
         self.admitting = Admitting(self.core, self.records, self.dispatch, self.spawn)
@@ -138,6 +141,7 @@ class Daemon:
         self._tasks: asyncio.TaskGroup | None = None
         self._link_tasks: set[asyncio.Task[None]] = set()
         self._timer_moved = asyncio.Event()
+        self._unix_offset_s = _unix_offset_s()
         self._stopping = asyncio.Event()
         self.watching = Watching(self)
         self.admin = AdminServer(self, options.admin, os.environ.get(TOKEN_VARIABLE, ""))
@@ -254,6 +258,7 @@ class Daemon:
         while True:
             delay = self.core.next_wake() - time.monotonic()
             if delay <= 0:
+                self._look_at_the_time()
                 self.dispatch(fx.Wake())
                 continue
             self._timer_moved.clear()
@@ -262,6 +267,14 @@ class Daemon:
                     await self._timer_moved.wait()
             except TimeoutError:
                 pass
+
+    def _look_at_the_time(self) -> None:
+        """Tell the core of a clock that was set, and of a sleep, in which only the one for people goes on."""
+        offset_s = _unix_offset_s()
+        if abs(offset_s - self._unix_offset_s) > CLOCK_MOVED_S:
+            log.info("this machine's clock has moved by %.0f s", offset_s - self._unix_offset_s)
+            self._unix_offset_s = offset_s
+            self.dispatch(fx.TimeSet(offset_s))
 
     def carry_out(self, effects: Iterable[fx.Effect]) -> None:
         """Do what the core asks for."""
@@ -331,6 +344,11 @@ class Daemon:
             prefix = await self.merging.prefix_digest(int(up_to))
             status["prefix"] = {"up_to": int(up_to), "digest": prefix.hex() if prefix else None}
         return status
+
+
+def _unix_offset_s() -> float:
+    """Unix time less the monotonic clock, seconds."""
+    return time.time() - time.monotonic()
 
 
 def _first(error: BaseException) -> BaseException:

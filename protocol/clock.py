@@ -5,6 +5,7 @@ from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import is_plausible, round_clock
 from gossamer.protocol.roster import Roster
+from gossamer.protocol.unix_time import UnixTime
 
 
 class SwarmClock:
@@ -18,19 +19,19 @@ class SwarmClock:
         ledger: Ledger,
         *,
         trains: bool,
-        unix_offset_s: float,
+        unix_time: UnixTime,
     ) -> None:
-        """`trains`: whether we count as a member of the clock. `unix_offset_s` is Unix time less `now`."""
+        """`trains`: whether we count as a member of the clock."""
         self._manifest = manifest
         self._charter = charter
         self._roster = roster
         self._ledger = ledger
         self._trains = trains
-        self._unix_offset_s = unix_offset_s
+        self._unix_time = unix_time
 
     def allows(self, round_: int, now: float) -> bool:
         """Whether the swarm is old enough for this round."""
-        return is_plausible(round_, self._manifest, now + self._unix_offset_s)
+        return is_plausible(round_, self._manifest, self._unix_time.at(now))
 
     def read(self, own_last: int, now: float) -> int:
         """The round that the swarm is at. Who has never published has no say in it yet, but counts.

@@ -36,6 +36,7 @@ from gossamer.protocol.presence import NodeInfo, Presence
 from gossamer.protocol.records import Delta, PeerBody
 from gossamer.protocol.roster import Roster
 from gossamer.protocol.sealing import Claims, Sealing
+from gossamer.protocol.unix_time import UnixTime
 from gossamer.protocol.vetting import Vetting
 
 
@@ -52,6 +53,7 @@ class Replica:
         unix_offset_s: float,
         rng: RandomSource,
     ) -> None:
+        """`unix_offset_s` is Unix time less `now`; `TimeSet` tells when that has changed."""
         self.identity = identity
         self.manifest = manifest
         self.info = info
@@ -61,7 +63,8 @@ class Replica:
         self.charter = Charter(manifest.admission, manifest.swarm_id)
         self.roster = Roster(identity.node_id)
         self.links = Links(identity.node_id, self.roster, info.bootstrap, rng, pins=info.pins)
-        self.vetting = Vetting(self.charter, self.links, rng, unix_offset_s)
+        self._unix_time = UnixTime(unix_offset_s)
+        self.vetting = Vetting(self.charter, self.links, rng, self._unix_time)
         self.membership = Membership(self.roster, rng)
         self.offers = Offers()
         self.fetcher = Fetcher(has_chunk, rng)
@@ -80,7 +83,7 @@ class Replica:
             standing=lambda: (self.own_last, self.sealing.claims),
         )
         self._clock = SwarmClock(
-            manifest, self.charter, self.roster, self.ledger, trains=info.trains, unix_offset_s=unix_offset_s
+            manifest, self.charter, self.roster, self.ledger, trains=info.trains, unix_time=self._unix_time
         )
         self._catch_up = CatchUp(self.links, self.gossip, self.fetcher, is_first=not info.bootstrap)
         self._peering = Peering(
@@ -253,6 +256,9 @@ class Replica:
                 return [self.holdings.close(event.claim.round)]
             case fx.Deliver():
                 return self._credentials.received(event.data, None, now)
+            case fx.TimeSet():
+                self._unix_time.offset_s = event.unix_offset_s
+                return []
             case fx.Leave():
                 return self.presence.leave()
 

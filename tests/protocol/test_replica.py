@@ -522,11 +522,25 @@ def test_a_record_that_does_not_hold_costs_a_blame_and_is_not_relayed(seed, what
     assert bad not in [data for data, _ in relayed]
 
 
+def test_a_node_that_slept_takes_what_the_swarm_did_meanwhile_once_it_knows_the_time(seed):
+    """Its monotonic clock stood still, and so the rounds of hours seem to lie in the future."""
+    world = _swarm(seed, 2)
+    awake, slept = world.nodes[0], world.nodes[1]
+    right = slept.core._unix_time.offset_s
+    slept.core._unix_time.offset_s -= 8 * 3600.0
+    world.publish(awake)
+    world.run(30.0)
+    assert (len(awake.core.ledger), len(slept.core.ledger)) == (1, 0)
+    world.handle(slept, fx.TimeSet(right))
+    world.run(30.0, world.agree)
+    assert len(slept.core.ledger) == 1
+
+
 def test_an_implausible_record_does_not_go_round_between_two_nodes(seed):
     """One accepts it and the other, whose clock is behind, does not: once per exchange, not for ever."""
     world = _swarm(seed, 2)
     a, b = world.nodes[0], world.nodes[1]
-    a.core._clock._unix_offset_s += 10**6
+    a.core._unix_time.offset_s += 10**6
     far, payload = builders.random_delta(
         np.random.default_rng(0), builders.identity(66), 10**6, of=world.manifest
     )
