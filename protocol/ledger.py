@@ -125,10 +125,16 @@ class Ledger:
         return self._last.get(author, (0, NO_RECORD))[0]
 
     @property
+    def reached(self) -> int:
+        """The round that the authors of open rounds have reached, those who are gone among them."""
+        rounds = [round_ for round_, _ in self._last.values() if round_ > self.floor]
+        return max(self.floor, round_clock(rounds))
+
+    @property
     def horizon(self) -> int:
         """The newest round that its authors can have reached: honest ones open none past their clock plus
-        one, and authors who are gone count too."""
-        return 1 + round_clock(round_ for round_, _ in self._last.values())
+        one."""
+        return 1 + self.reached
 
     def last_record(self, author: bytes) -> bytes:
         """Record id of an author's latest delta, or NO_RECORD."""

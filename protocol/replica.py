@@ -83,7 +83,13 @@ class Replica:
             standing=lambda: (self.own_last, self.sealing.claims),
         )
         self._clock = SwarmClock(
-            manifest, self.charter, self.roster, self.ledger, trains=info.trains, unix_time=self._unix_time
+            manifest,
+            self.charter,
+            self.roster,
+            self.ledger,
+            own_last=lambda: self.own_last,
+            trains=info.trains,
+            unix_time=self._unix_time,
         )
         self._catch_up = CatchUp(self.links, self.gossip, self.fetcher, is_first=not info.bootstrap)
         self._peering = Peering(
@@ -141,7 +147,7 @@ class Replica:
     @property
     def clock(self) -> int:
         """The swarm's round clock as we see it."""
-        return self._clock.read(self.own_last, self._now)
+        return self._clock.read(self._now)
 
     @property
     def horizon(self) -> int:
