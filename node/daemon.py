@@ -177,6 +177,7 @@ class Daemon:
                         ("acquaintances", self.acquaintances.run()),
                         ("policing", self.policing.run()),
                         ("watching", self.watching.run()),
+                        ("invitation", self.admitting.renewed()),
                     )
                 ]
                 self._begin(host, bound, admin)
