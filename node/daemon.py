@@ -37,6 +37,7 @@ from gossamer.node.tls import Certificate
 from gossamer.node.trainer_port import TrainerPort
 from gossamer.node.transfers import Transfers
 from gossamer.node.transport import Transport
+from gossamer.node.uploads import Uploads
 from gossamer.node.watching import Watching
 from gossamer.protocol import effects as fx
 from gossamer.protocol.chunks import payload_chunk_sizes
@@ -113,6 +114,7 @@ class Daemon:
             questions,
             certificate,
             policing=self.policing,
+            uploads=Uploads(self.chunks),
         )
         self.briefing = Briefing(self)
         self.publisher = Publisher(self.chunks, self.dispatch, self.briefing.acknowledge)

@@ -212,6 +212,16 @@ UPLOAD_COUNTS_S = 1.0
 """Chunks under way from us to all links together; what is asked for beyond them is declined. Two MiB, as
 payloads of 10 M parameters are cut: a fifth of a second of 100 Mbit/s. What takes longer counts no more."""
 
+RATION_COPIES = 4.0
+"""How many times over a member may take what we hold, and what comes anew: an honest one takes it once, parts
+of it again where its line breaks, and all of it when it loses its disk."""
+
+RATION_PERIOD_S = 24 * 3600.0
+"""As many copies are granted again in this time where nothing comes any more."""
+
+RATION_BYTES_MIN = 64 * 1024 * 1024
+"""Of what we hold, at least this is counted: who has little to give need not count."""
+
 ASKS_PER_LINK_MAX = 64
 """Chunks a peer may have asked us to send and not yet received."""
 
