@@ -16,7 +16,7 @@ from typing import Any
 
 from gossamer.node import __version__, control, lifeline, logs
 from gossamer.node.acquaintances import Acquaintances, whom_to_join
-from gossamer.node.address import WILDCARDS, format_address, parse_address, port_of
+from gossamer.node.address import WILDCARDS, format_address, parse_address, parse_contact, port_of
 from gossamer.node.admin import TOKEN_VARIABLE, AdminServer
 from gossamer.node.admitting import Admitting
 from gossamer.node.archive import Archive
@@ -76,6 +76,7 @@ class Daemon:
         self.chunks = ChunkStore(self.home.chunks_path)
         self.records = RecordStore(self.home.ledger_path, manifest.swarm_id)
         contacts = whom_to_join(options.join, self.home)
+        told = {parse_contact(text).address for text in options.join}
         certificate = None if options.plaintext else Certificate.of(self.home.tls_path)
         fingerprint = certificate.fingerprint if certificate else b""
         self.core = Replica(
@@ -87,6 +88,7 @@ class Daemon:
                 incarnation=self.home.next_incarnation(),
                 bootstrap=tuple(contact.address for contact in contacts),
                 pins={contact.address: contact.node_id for contact in contacts if contact.node_id},
+                remembered=frozenset(contact.address for contact in contacts) - told,
                 trusted=frozenset(map(bytes.fromhex, options.trust)),
                 fingerprint=fingerprint,
                 version=__version__,

@@ -22,6 +22,7 @@ from gossamer.protocol.errors import PeerError, UnsupportedError
 from gossamer.protocol.fetch import Fetcher
 from gossamer.protocol.gossip import Gossip
 from gossamer.protocol.greylist import Offence
+from gossamer.protocol.history import Claims
 from gossamer.protocol.holdings import Holdings
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.intake import Intake
@@ -35,7 +36,7 @@ from gossamer.protocol.peering import Peering
 from gossamer.protocol.presence import NodeInfo, Presence
 from gossamer.protocol.records import Delta, PeerBody
 from gossamer.protocol.roster import Roster
-from gossamer.protocol.sealing import Claims, Sealing
+from gossamer.protocol.sealing import Sealing
 from gossamer.protocol.unix_time import UnixTime
 from gossamer.protocol.vetting import Vetting
 
@@ -62,7 +63,9 @@ class Replica:
         self.ledger = Ledger()
         self.charter = Charter(manifest.admission, manifest.swarm_id)
         self.roster = Roster(identity.node_id)
-        self.links = Links(identity.node_id, self.roster, info.bootstrap, rng, pins=info.pins)
+        self.links = Links(
+            identity.node_id, self.roster, info.bootstrap, rng, pins=info.pins, remembered=info.remembered
+        )
         self._unix_time = UnixTime(unix_offset_s)
         self.vetting = Vetting(self.charter, self.links, rng, self._unix_time)
         self.membership = Membership(self.roster, rng)

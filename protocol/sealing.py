@@ -9,15 +9,21 @@ from collections.abc import Callable, Collection, Sequence
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Adopt, Close, Effect, Notice, Seal
-from gossamer.protocol.history import Claim, agreed, closable_round, contest, genesis_claim, sealed_round
+from gossamer.protocol.history import (
+    Claim,
+    Claims,
+    agreed,
+    closable_round,
+    contest,
+    genesis_claim,
+    sealed_round,
+)
 from gossamer.protocol.joining import Joining, Witness
 from gossamer.protocol.manifest import Manifest
 
 LOOK_INTERVAL_S = 1.0
 GONE_AFTER_S = 10.0
 """A snapshot that nobody has claimed for this long is not worth waiting for."""
-
-Claims = tuple[Claim, ...]
 
 
 class Sealing:
@@ -129,10 +135,11 @@ class Sealing:
         if closable_round(self.claims[0].round, clock, self._section) <= self.floor:
             return []
         everyone = [self.claims, *(claims for claims in others if claims)]
-        newest = agreed((claim for claims in everyone for claim in claims), len(everyone))
+        ours = (claim for claims in everyone for claim in claims if claim in self.claims)
+        newest = agreed(ours, len(everyone))
         if newest is None:
             return []
-        floor = closable_round(min(newest.round, self.claims[0].round), clock, self._section)
+        floor = closable_round(newest.round, clock, self._section)
         if floor <= self.floor:
             return []
         self.floor = floor
@@ -145,15 +152,15 @@ class Sealing:
 
         Names are free in an open swarm, so those who never contributed have no voice against our history.
         """
-        winner = contest(self.claims[0], (claim for claims in others for claim in claims))
+        own = self.claims[0]
+        differs = any(claim.round == own.round and claim != own for claims in others for claim in claims)
+        winner = contest(own, contributors()) if differs else None
         if winner is None:
             self._differs_since = None
             return []
         if self._differs_since is None:
             self._differs_since = now
         if not quiet or now - self._differs_since < limits.LINEAGE_PATIENCE_S:
-            return []
-        if contest(self.claims[0], (claim for claims in contributors() for claim in claims)) != winner:
             return []
         text = (
             f"TWO LINEAGES: the swarm's history up to round {winner.round} holds {winner.tokens} tokens, ours"

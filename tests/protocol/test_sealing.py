@@ -115,6 +115,11 @@ def test_history_is_not_closed_while_members_disagree(manifest):
     assert kinds(drive(sealing, 0.0, 5, clock=100, others=others), Close) == []
 
 
+def test_history_is_not_closed_because_others_agree_on_something_else(manifest):
+    sealing = joined(manifest, claim(16, mark=1))
+    assert kinds(drive(sealing, 0.0, 5, clock=100, others=[(claim(1000, mark=2),)] * 3), Close) == []
+
+
 def test_the_lighter_lineage_yields_loudly_after_a_while(manifest):
     sealing = joined(manifest, claim(16, tokens=5, mark=1))
     winner = claim(16, tokens=9, mark=2)
@@ -134,7 +139,10 @@ def test_names_without_deltas_have_no_voice_against_our_history(manifest):
     for tick in range(100):
         effects += sealing.wake(tick / 2, 0, list(map(Witness, invented)), True, lambda: [])
     assert effects == []
-    assert kinds(sealing.wake(60.0, 0, list(map(Witness, invented)), True, lambda: invented[:3]), Adopt)
+    for tick in range(int(2 * limits.LINEAGE_PATIENCE_S) + 2):
+        now = 60.0 + tick / 2
+        effects += sealing.wake(now, 0, list(map(Witness, invented)), True, lambda: invented[:3])
+    assert kinds(effects, Adopt), "those who contribute have one"
 
 
 def test_the_heavier_lineage_stays(manifest):

@@ -112,7 +112,8 @@ def _any_other_history_wins() -> list[Patch]:
     """Two lineages: each side gives its own up for the other's."""
 
     def contest(own: Claim, others: Any) -> Claim | None:
-        return max((claim for claim in others if claim != own and claim.round <= own.round), default=None)
+        said = [claim for claims in others for claim in claims]
+        return max((claim for claim in said if claim != own and claim.round <= own.round), default=None)
 
     return [(sealing, "contest", contest)]
 
