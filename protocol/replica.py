@@ -286,7 +286,7 @@ class Replica:
     def _look_at_history(self, now: float) -> list[Effect]:
         if now < self.sealing.deadline():
             return []
-        quiet = self.fetcher.pending == 0
+        quiet = self.fetcher.lacking(now) == 0
         result = self.sealing.wake(now, self.clock, self._witnesses(), quiet, self._claims_of_contributors)
         return [self.holdings.close(e.round) if isinstance(e, fx.Close) else e for e in result]
 

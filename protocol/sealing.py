@@ -78,7 +78,7 @@ class Sealing:
         quiet: bool,
         contributors: Callable[[], Sequence[Claims]] | None = None,
     ) -> list[Effect]:
-        """Look at the members' claims. `quiet`: no payload that we know of is missing here.
+        """Look at the members' claims. `quiet`: no payload is missing here that somebody holds.
 
         `contributors` gives the claims of those whose deltas are here; without it, all count as such.
         """
