@@ -12,17 +12,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from gossamer.protocol import (
-    author,
-    envelope,
-    gossip,
-    ledger,
-    links,
-    membership,
-    merge,
-    replica,
-    sealing,
-)
+from gossamer.protocol import author, envelope, gossip, ledger, links, membership, merge, replica, sealing
 from gossamer.protocol.dealing import Dealing
 from gossamer.protocol.effects import Effect, Event, Publish, Send, Store
 from gossamer.protocol.fetch import Fetcher
