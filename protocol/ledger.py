@@ -103,6 +103,11 @@ class Ledger:
         authors = self._rounds.get(round_, {})
         return [authors[author][0] for author in sorted(authors) if len(authors[author]) == 1]
 
+    def by(self, author: bytes) -> Iterator[Delta]:
+        """An author's records, void ones included."""
+        for authors in self._rounds.values():
+            yield from authors.get(author, ())
+
     def is_void(self, delta: Delta) -> bool:
         """Whether its author equivocated in its round."""
         return len(self._rounds.get(delta.round, {}).get(delta.author, ())) > 1

@@ -296,8 +296,11 @@ class Replica:
         return [Witness(peer.body.claims, peer.node_id, peer.node_id in told_of) for peer in peers]
 
     def _claims_of_contributors(self) -> list[Claims]:
-        authors = {delta.author for delta in self.ledger if self.holds(delta.record_id)}
-        return [m.peer.body.claims for m in self.roster.live() if m.peer.node_id in authors]
+        return [
+            peer.body.claims
+            for peer in [member.peer for member in self.roster.live()]
+            if any(self.holds(delta.record_id) for delta in self.ledger.by(peer.node_id))
+        ]
 
     def _need(self, event: fx.Need, now: float) -> list[Effect]:
         """Fetch chunks; whoever claims the snapshot with this root has them."""

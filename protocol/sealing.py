@@ -94,7 +94,7 @@ class Sealing:
         return [
             *self._seal(clock, now),
             *self._close(clock, others),
-            *self._settle_difference(others, contributors or (lambda: others), quiet, now),
+            *self._settle_difference(contributors or (lambda: others), quiet, now),
         ]
 
     # -- joining
@@ -146,15 +146,13 @@ class Sealing:
         return [Close(floor)]
 
     def _settle_difference(
-        self, others: Sequence[Claims], contributors: Callable[[], Sequence[Claims]], quiet: bool, now: float
+        self, contributors: Callable[[], Sequence[Claims]], quiet: bool, now: float
     ) -> list[Effect]:
         """Two lineages: ours yields if another claim for our round outweighs it and stays.
 
         Names are free in an open swarm, so those who never contributed have no voice against our history.
         """
-        own = self.claims[0]
-        differs = any(claim.round == own.round and claim != own for claims in others for claim in claims)
-        winner = contest(own, contributors()) if differs else None
+        winner = contest(self.claims[0], contributors())
         if winner is None:
             self._differs_since = None
             return []
