@@ -13,7 +13,7 @@ from gossamer.bootstrap import owners
 from gossamer.models.registry import task_names
 from gossamer.models.task_file import flag_for, is_own_name
 from gossamer.node import logs
-from gossamer.node.address import WILDCARDS, format_address, parse_address
+from gossamer.node.address import WILDCARDS, format_address, parse_address, parse_node_id
 from gossamer.node.cli import (
     AdminAddress,
     Advertise,
@@ -280,7 +280,7 @@ def invite_node(
     invitation = owners.invite(
         owner,
         manifest.swarm_id,
-        owners.node_id_from(node_id),
+        parse_node_id(node_id),
         role=_ROLES[role],
         days=days,
         contacts=checked_join(join),
@@ -321,7 +321,7 @@ def revoke(
         gossamer revoke NODE_ID --to my.host:7700 --reason "key stolen"
     """
     manifest, owner = _owned(manifest_path, owner_key)
-    target = owners.node_id_from(node_id)
+    target = parse_node_id(node_id)
     asker = Asker(owner, manifest.swarm_id)
     status = asyncio.run(fetch_status(to[0], plaintext=plaintext, asker=asker))
     if status["swarm_id"] != manifest.swarm_id.hex():

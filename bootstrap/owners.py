@@ -18,7 +18,7 @@ from gossamer.protocol.admission import (
 )
 from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.errors import ConfigError, StorageError
-from gossamer.protocol.identity import NODE_ID_BYTES, Identity
+from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.limits import REASON_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
@@ -69,17 +69,6 @@ def owner_of(manifest: Manifest, manifest_path: Path, key_path: Path | None) -> 
     if owner.public_key.hex() not in manifest.admission.owners:
         raise ConfigError(f"that key is no owner's of swarm {manifest.swarm_id.hex()[:12]}")
     return owner
-
-
-def node_id_from(text: str) -> bytes:
-    """A node id as `gossamer id` prints it. Raises ConfigError."""
-    try:
-        node_id = bytes.fromhex(text)
-    except ValueError:
-        node_id = b""
-    if len(node_id) != NODE_ID_BYTES:
-        raise ConfigError(f"{text!r} is no node id: that has 64 hex digits, as gossamer id prints them")
-    return node_id
 
 
 def invite(

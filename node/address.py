@@ -98,11 +98,16 @@ class Contact:
         return f"{SCHEME}{self.node_id.hex()}@{self.address}" if self.node_id else self.address
 
 
+def parse_node_id(text: str) -> bytes:
+    """A node id as `gossamer id` prints it. Raises ConfigError."""
+    if not _NODE_ID.fullmatch(text.strip().lower()):
+        raise ConfigError(f"{text!r} is no node id: that has 64 hex digits, as gossamer id prints them")
+    return bytes.fromhex(text)
+
+
 def parse_contact(text: str) -> Contact:
     """Read ``host:port`` or ``gossamer://NODE_ID@host:port``. Raises ConfigError."""
     rest = text.strip().removeprefix(SCHEME)
     node_id, at, address = rest.rpartition("@")
-    if at and not _NODE_ID.fullmatch(node_id.lower()):
-        raise ConfigError(f"{text!r}: a node id has 64 hex digits, as gossamer id prints it")
     parse_address(address)
-    return Contact(address, bytes.fromhex(node_id) if at else None)
+    return Contact(address, parse_node_id(node_id) if at else None)

@@ -18,6 +18,7 @@ from gossamer.node.config.command import App
 from gossamer.node.entering import (
     checked_advertise,
     checked_join,
+    checked_trust,
     enter_invited,
     enter_swarm,
     given_invitation,
@@ -145,6 +146,14 @@ def node(
     swarm_id: Annotated[
         str | None, typer.Option(help="Refuse any other swarm than this (its id or the beginning of it).")
     ] = None,
+    trust: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODE_ID",
+            help="When joining, believe this node about the model, whatever others say; may be given several"
+            " times.",
+        ),
+    ] = None,
     data: Data = None,
     task: OwnTask = None,
     listen: Listen = "0.0.0.0:0",
@@ -192,6 +201,7 @@ def node(
     """
     logs.configure(level=log_level, debug=debug, as_json=log_json)
     addresses = checked_join(join)
+    trusted = checked_trust(trust)
     invitation = given_invitation(invite)
     if invitation is not None:
         addresses = addresses or checked_join(list(invitation.contacts))
@@ -211,6 +221,7 @@ def node(
             listen=listen,
             advertise=checked_advertise(advertise),
             join=addresses,
+            trust=trusted,
             name=name,
             trains=not observe,
             plaintext=plaintext,

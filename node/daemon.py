@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from gossamer.node import __version__, lifeline, logs
-from gossamer.node.address import WILDCARDS, format_address, parse_address, port_of
+from gossamer.node.address import WILDCARDS, format_address, parse_address, parse_contact, port_of
 from gossamer.node.dashboard.admin import TOKEN_VARIABLE, AdminServer
 from gossamer.node.ipc import control
 from gossamer.node.ipc.briefing import Briefing
@@ -30,6 +30,7 @@ from gossamer.node.network.questions import Questions
 from gossamer.node.network.tls import Certificate
 from gossamer.node.network.transfers import Transfers
 from gossamer.node.network.transport import Transport
+from gossamer.node.network.uploads import Uploads
 from gossamer.node.options import DaemonOptions
 from gossamer.node.phi.archive import Archive
 from gossamer.node.phi.merging import Merging
@@ -53,6 +54,9 @@ STOP_POLL_S = 0.05
 """The core is plain data: whether our last delta has spread is looked at, not awaited."""
 
 
+CLOCK_MOVED_S = 2.0
+"""What time servers correct by and by is none of our business."""
+
 log = logging.getLogger("gossamer.node")
 
 
@@ -73,6 +77,7 @@ class Daemon:
         self.chunks = ChunkStore(self.home.chunks_path)
         self.records = RecordStore(self.home.ledger_path, manifest.swarm_id)
         contacts = whom_to_join(options.join, self.home)
+        told = {parse_contact(text).address for text in options.join}
         certificate = None if options.plaintext else Certificate.of(self.home.tls_path)
         fingerprint = certificate.fingerprint if certificate else b""
         self.core = Replica(
@@ -84,11 +89,13 @@ class Daemon:
                 incarnation=self.home.next_incarnation(),
                 bootstrap=tuple(contact.address for contact in contacts),
                 pins={contact.address: contact.node_id for contact in contacts if contact.node_id},
+                remembered=frozenset(contact.address for contact in contacts) - told,
+                trusted=frozenset(map(bytes.fromhex, options.trust)),
                 fingerprint=fingerprint,
                 version=__version__,
             ),
             has_chunk=self.chunks.__contains__,
-            unix_offset_s=time.time() - time.monotonic(),
+            unix_offset_s=_unix_offset_s(),
             rng=random.Random(),
         )
         self.admitting = Admitting(self.core, self.records, self.dispatch, self.spawn)
@@ -110,6 +117,7 @@ class Daemon:
             questions,
             certificate,
             policing=self.policing,
+            uploads=Uploads(self.chunks),
         )
         self.briefing = Briefing(self)
         self.publisher = Publisher(self.chunks, self.dispatch, self.briefing.acknowledge)
@@ -138,6 +146,7 @@ class Daemon:
         self._tasks: asyncio.TaskGroup | None = None
         self._link_tasks: set[asyncio.Task[None]] = set()
         self._timer_moved = asyncio.Event()
+        self._unix_offset_s = _unix_offset_s()
         self._stopping = asyncio.Event()
         self.watching = Watching(self)
         self.admin = AdminServer(self, options.admin, os.environ.get(TOKEN_VARIABLE, ""))
@@ -173,6 +182,7 @@ class Daemon:
                         ("acquaintances", self.acquaintances.run()),
                         ("policing", self.policing.run()),
                         ("watching", self.watching.run()),
+                        ("invitation", self.admitting.renewed()),
                     )
                 ]
                 self._begin(host, bound, admin)
@@ -254,6 +264,7 @@ class Daemon:
         while True:
             delay = self.core.next_wake() - time.monotonic()
             if delay <= 0:
+                self._look_at_the_time()
                 self.dispatch(fx.Wake())
                 continue
             self._timer_moved.clear()
@@ -262,6 +273,14 @@ class Daemon:
                     await self._timer_moved.wait()
             except TimeoutError:
                 pass
+
+    def _look_at_the_time(self) -> None:
+        """Tell the core of a clock that was set, and of a sleep, in which only the one for people goes on."""
+        offset_s = _unix_offset_s()
+        if abs(offset_s - self._unix_offset_s) > CLOCK_MOVED_S:
+            log.info("this machine's clock has moved by %.0f s", offset_s - self._unix_offset_s)
+            self._unix_offset_s = offset_s
+            self.dispatch(fx.TimeSet(offset_s))
 
     def carry_out(self, effects: Iterable[fx.Effect]) -> None:
         """Do what the core asks for."""
@@ -331,6 +350,11 @@ class Daemon:
             prefix = await self.merging.prefix_digest(int(up_to))
             status["prefix"] = {"up_to": int(up_to), "digest": prefix.hex() if prefix else None}
         return status
+
+
+def _unix_offset_s() -> float:
+    """Unix time less the monotonic clock, seconds."""
+    return time.time() - time.monotonic()
 
 
 def _first(error: BaseException) -> BaseException:

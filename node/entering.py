@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gossamer.node.address import parse_address, parse_contact
+from gossamer.node.address import parse_address, parse_contact, parse_node_id
 from gossamer.node.network.askers import asker_of, nodes_root
 from gossamer.node.network.client import fetch_manifest
 from gossamer.node.phi.restore import has_model
@@ -25,6 +25,11 @@ def default_folder(swarm_id: bytes, suffix: str = "") -> Path:
 def checked_join(join: Iterable[str] | None) -> tuple[str, ...]:
     """Join addresses. Raises ConfigError for one that is none."""
     return tuple(str(parse_contact(text)) for text in join or ())
+
+
+def checked_trust(trust: Iterable[str] | None) -> tuple[str, ...]:
+    """Node ids in hex, as options hold them. Raises ConfigError for one that is none."""
+    return tuple(parse_node_id(text).hex() for text in trust or ())
 
 
 def checked_advertise(advertise: Sequence[str] | None) -> tuple[str, ...]:

@@ -36,6 +36,8 @@ class DaemonOptions(_Options):
     advertise: tuple[str, ...] = ()
     """Addresses where others can dial us; empty to find out."""
     join: tuple[str, ...] = ()
+    trust: tuple[str, ...] = ()
+    """Node ids in hex whose word about the past is enough when we join; empty: what members agree on."""
     name: str = ""
     trains: bool = True
     plaintext: bool = False

@@ -99,6 +99,7 @@ class Peer(Standing):
         listen: str = "0.0.0.0:0",
         advertise: Sequence[str] = (),
         swarm_id: str | None = None,
+        trust: Collection[str] = (),
         stop_round: int = 0,
         plaintext: bool = False,
         debug: bool = False,
@@ -124,6 +125,7 @@ class Peer(Standing):
             listen: where others reach it; port 0 chooses one.
             advertise: addresses to tell others, where they are not as it listens.
             swarm_id: refuse any other swarm than this (its id or the beginning of it).
+            trust: ids of nodes whose word is enough for which model to start from, where members disagree.
             stop_round: publish no round past this one; 0 for never. See `finished`.
             plaintext: no TLS. For tests on loopback; all nodes must do the same.
             debug: have the daemon log more.
@@ -147,6 +149,7 @@ class Peer(Standing):
             listen=listen,
             advertise=advertise,
             swarm_id=swarm_id,
+            trust=trust,
             stop_round=stop_round,
             plaintext=plaintext,
             debug=debug,

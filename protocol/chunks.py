@@ -5,7 +5,7 @@ and that list is itself a blob (the *index*), so a file of any size can be fetch
 its root alone. Genesis parameters, snapshots and the digest of a replica all use it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from hashlib import sha256
 
 from gossamer.protocol import limits
@@ -63,12 +63,3 @@ def parse_index(index: bytes, total: int) -> tuple[bytes, ...]:
     if len(index) != HASH_BYTES * len(chunk_sizes(total)):
         raise PayloadError(f"an index of {len(index)} bytes does not describe a file of {total}")
     return tuple(index[i : i + HASH_BYTES] for i in range(0, len(index), HASH_BYTES))
-
-
-def check_chunks(chunks: Sequence[bytes | memoryview], hashes: Sequence[bytes]) -> None:
-    """Raise PayloadError unless every chunk has its promised hash."""
-    if len(chunks) != len(hashes):
-        raise PayloadError(f"{len(chunks)} chunks where {len(hashes)} were promised")
-    for number, (chunk, expected) in enumerate(zip(chunks, hashes, strict=True)):
-        if sha256(chunk).digest() != expected:
-            raise PayloadError(f"chunk {number} does not match its hash")

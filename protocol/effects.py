@@ -133,6 +133,13 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeSet:
+    """The machine's clock was set, or it slept: Unix time less `now` is something else from here on."""
+
+    unix_offset_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """We are about to stop."""
 
@@ -156,6 +163,7 @@ Event = (
     | Sealed
     | Adopted
     | Deliver
+    | TimeSet
     | Leave
     | Wake
 )

@@ -11,10 +11,12 @@ then written anew. Sealing is a matter of effort, closing one of history.
 
 Two claims for one round that stay different once the ledgers agree mean that the difference lies in what one
 side has closed: a partition outlasted `retain`, or a node joined from a snapshot that a late record has
-since changed. Then the claim with more tokens wins (digest breaks ties), and the other side starts again
-from the winner's snapshot.
+since changed. Then the claim that most members make wins, or else the one with more tokens (digest breaks
+ties), and the other side starts again from the winner's snapshot. Tokens are a claim like any other, so
+before most members they count for nothing.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from hashlib import sha256
 from typing import NamedTuple
@@ -22,7 +24,7 @@ from typing import NamedTuple
 from gossamer.protocol.manifest import HistorySection
 
 WITNESSES = 3
-"""Members that must claim the same before anyone relies on it, where there are as many."""
+"""Members that are enough to rely on what they claim alike; see `most_of` for fewer."""
 
 
 class Claim(NamedTuple):
@@ -37,35 +39,44 @@ class Claim(NamedTuple):
     """Root of the snapshot's bytes, see `chunks`."""
 
 
+Claims = tuple[Claim, ...]
+"""Those of one member, newest first and all different."""
+
+
 def sealed_round(clock: int, section: HistorySection) -> int:
     """The newest round at which a snapshot is due when the clock stands at `clock`."""
     return max(0, clock - section.seal_after) // section.snapshot_every * section.snapshot_every
 
 
+def most_of(members: int) -> int:
+    """How many of them must say a thing: more than half, and three of any number."""
+    return min(WITNESSES, members // 2 + 1)
+
+
 def agreed(claims: Iterable[Claim], members: int) -> Claim | None:
-    """The newest claim that at least `min(3, members)` make, None if there is none."""
-    counts: dict[Claim, int] = {}
-    for claim in claims:
-        counts[claim] = counts.get(claim, 0) + 1
-    needed = min(WITNESSES, max(1, members))
-    return max((claim for claim, count in counts.items() if count >= needed), default=None)
+    """The newest claim that `most_of` the members make, None if there is none."""
+    counts = Counter(claims)
+    return max((claim for claim, count in counts.items() if count >= most_of(members)), default=None)
 
 
-def contest(own: Claim, others: Iterable[Claim]) -> Claim | None:
-    """The claim for our round that should win against ours, None if ours may stay.
+def contest(own: Claim, others: Iterable[Claims]) -> Claim | None:
+    """The claim for our round that should win against ours, None if ours may stay. `others`: each member's.
 
-    A claim needs `WITNESSES` behind it, or as many as the most common one has where that is fewer (two
-    halves of a small swarm).
+    What most of those say who claim anything for our round wins. Where no claim has most behind it the
+    greatest does that has `WITNESSES`, or as many as the most common one where that is fewer (two halves of
+    a small swarm).
     """
-    rivals = [claim for claim in others if claim.round == own.round]
-    if all(claim <= own for claim in rivals):
+    members = [[claim for claim in claims if claim.round == own.round] for claims in others]
+    said = [claims for claims in members if claims]
+    counts = Counter([own, *(claim for claims in said for claim in claims)])
+    if 2 * counts[own] > 1 + len(said):
         return None
-    counts = {own: 1}
-    for claim in rivals:
-        counts[claim] = counts.get(claim, 0) + 1
+    by_most = [claim for claim, count in counts.items() if 2 * count > 1 + len(said)]
+    if by_most:
+        return max(by_most)
     needed = min(WITNESSES, max(counts.values()))
-    winner = max((claim for claim, count in counts.items() if count >= needed), default=own)
-    return winner if winner != own and winner > own else None
+    winner = max(claim for claim, count in counts.items() if count >= needed)
+    return winner if winner > own else None
 
 
 def chain(before: bytes, round_: int, digest: bytes) -> bytes:

@@ -138,6 +138,8 @@ class Intake:
             return []
         if not self._clock.allows(delta.round, delivery.now):
             raise ImplausibleError(f"round {delta.round} is too early for this swarm's age")
+        if not self._clock.is_near(delta.round, delivery.now):
+            return []
         result = self._holdings.add(delta, delivery.now)
         if result:
             delivery.fresh.append(delta)

@@ -103,6 +103,11 @@ class Ledger:
         authors = self._rounds.get(round_, {})
         return [authors[author][0] for author in sorted(authors) if len(authors[author]) == 1]
 
+    def by(self, author: bytes) -> Iterator[Delta]:
+        """An author's records, void ones included."""
+        for authors in self._rounds.values():
+            yield from authors.get(author, ())
+
     def is_void(self, delta: Delta) -> bool:
         """Whether its author equivocated in its round."""
         return len(self._rounds.get(delta.round, {}).get(delta.author, ())) > 1
@@ -125,10 +130,16 @@ class Ledger:
         return self._last.get(author, (0, NO_RECORD))[0]
 
     @property
+    def reached(self) -> int:
+        """The round that the authors of open rounds have reached, those who are gone among them."""
+        rounds = [round_ for round_, _ in self._last.values() if round_ > self.floor]
+        return max(self.floor, round_clock(rounds))
+
+    @property
     def horizon(self) -> int:
         """The newest round that its authors can have reached: honest ones open none past their clock plus
-        one, and authors who are gone count too."""
-        return 1 + round_clock(round_ for round_, _ in self._last.values())
+        one."""
+        return 1 + self.reached
 
     def last_record(self, author: bytes) -> bytes:
         """Record id of an author's latest delta, or NO_RECORD."""

@@ -173,6 +173,9 @@ LINEAGE_PATIENCE_S = 12.0
 ROSTER_PATIENCE_S = 2.0
 """A joiner hears this long of members before it decides how many of them there are."""
 
+NAMED_PATIENCE_S = 30.0
+"""It waits this long for the members that it was told of to claim what others claim; they may be behind."""
+
 RESUME_PATIENCE_S = 15.0
 """A resumed node looks this long for a peer to compare notes with before it goes on alone."""
 
@@ -208,6 +211,16 @@ UPLOADS_MAX = 16
 UPLOAD_COUNTS_S = 1.0
 """Chunks under way from us to all links together; what is asked for beyond them is declined. Two MiB, as
 payloads of 10 M parameters are cut: a fifth of a second of 100 Mbit/s. What takes longer counts no more."""
+
+RATION_COPIES = 4.0
+"""How many times over a member may take what we hold, and what comes anew: an honest one takes it once, parts
+of it again where its line breaks, and all of it when it loses its disk."""
+
+RATION_PERIOD_S = 24 * 3600.0
+"""As many copies are granted again in this time where nothing comes any more."""
+
+RATION_BYTES_MIN = 64 * 1024 * 1024
+"""Of what we hold, at least this is counted: who has little to give need not count."""
 
 ASKS_PER_LINK_MAX = 64
 """Chunks a peer may have asked us to send and not yet received."""

@@ -13,7 +13,7 @@ and then, and one of the inbound links that came last gives way, of the group th
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from gossamer.protocol import limits
@@ -43,12 +43,15 @@ class Links:
         rng: RandomSource,
         *,
         pins: Mapping[str, bytes] | None = None,
+        remembered: Collection[str] = (),
     ) -> None:
-        """`pins` are the node ids that must answer at bootstrap addresses, where they are known."""
+        """`pins` are the node ids that must answer at bootstrap addresses, where they are known; `remembered`
+        those of the addresses that we were not told, but knew in our last life."""
         self._own_id = own_id
         self._roster = roster
         self._bootstrap = bootstrap
         self._pins = pins or {}
+        self._remembered = frozenset(remembered)
         self._rng = rng
         self._links: dict[int, Link] = {}
         self._dialling: dict[str, float] = {}
@@ -80,6 +83,11 @@ class Links:
         """Address and node id of our oldest outbound links: whom to dial first in our next life."""
         anchors = [(link.address, link.node_id) for link in self.outbound() if link.address is not None]
         return anchors[: limits.LINKS_OUTBOUND_MIN]
+
+    def told_of(self) -> set[bytes]:
+        """Node ids of those who answer, or must, at the bootstrap addresses that are not just remembered."""
+        found = {**self._leads_to, **self._pins}
+        return {node_id for address, node_id in found.items() if address not in self._remembered}
 
     def up(self, event: LinkUp, now: float) -> tuple[bool, list[Effect]]:
         """Take in a new link, or turn it away. Returns whether it stays."""

@@ -34,6 +34,10 @@ class NodeInfo:
     bootstrap: tuple[str, ...] = ()
     pins: Mapping[str, bytes] = field(default_factory=dict)
     """Node ids that must answer at bootstrap addresses, where they are known."""
+    remembered: frozenset[str] = frozenset()
+    """Bootstrap addresses that nobody told us in this life: members met in an earlier one."""
+    trusted: frozenset[bytes] = frozenset()
+    """Node ids whose word about the past is enough to start from it, if the user has named any."""
     fingerprint: bytes = b""
     """SHA-256 of our TLS certificate, empty without TLS."""
     version: str = ""
@@ -268,7 +272,7 @@ class Presence:
             tokens=self._progress.tokens,
             tokens_per_s=self._progress.tokens_per_s,
             loss=self._progress.loss,
-            claims=claims[: limits.CLAIMS_MAX],
+            claims=tuple(dict.fromkeys(claims))[: limits.CLAIMS_MAX],
             dialled=tuple(dialled[: limits.LINKS_TOLD_MAX]),
         )
         envelope = seal(self._identity, Kind.PEER, self._swarm_id, body.pack())

@@ -193,7 +193,7 @@ def parse_peer(envelope: Envelope) -> Peer:
         tokens=fields.integer("tokens", 0, 2**60),
         tokens_per_s=fields.number("tokens_per_s", 0.0, limits.TOKENS_PER_S_MAX),
         loss=fields.number("loss", -limits.LOSS_MAX, limits.LOSS_MAX),
-        claims=tuple(_parse_claim(item) for item in fields.array("claims", limits.CLAIMS_MAX)),
+        claims=_parse_claims(fields.array("claims", limits.CLAIMS_MAX)),
         dialled=_parse_dialled(fields.blob("dialled", 0, limits.LINKS_TOLD_MAX * limits.LINK_PREFIX_BYTES)),
     )
     fields.end()
@@ -211,6 +211,13 @@ def _parse_dialled(value: bytes) -> tuple[bytes, ...]:
     if len(value) % size:
         raise MalformedError(f"peer: field dialled is not a multiple of {size} bytes")
     return tuple(value[at : at + size] for at in range(0, len(value), size))
+
+
+def _parse_claims(items: list[Any]) -> tuple[Claim, ...]:
+    claims = tuple(_parse_claim(item) for item in items)
+    if len(set(claims)) != len(claims):  # each is a vote, and nobody has two
+        raise MalformedError("peer: field claims has one twice")
+    return claims
 
 
 def _parse_claim(value: Any) -> Claim:

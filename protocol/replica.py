@@ -22,9 +22,11 @@ from gossamer.protocol.errors import PeerError, UnsupportedError
 from gossamer.protocol.fetch import Fetcher
 from gossamer.protocol.gossip import Gossip
 from gossamer.protocol.greylist import Offence
+from gossamer.protocol.history import Claims
 from gossamer.protocol.holdings import Holdings
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.intake import Intake
+from gossamer.protocol.joining import Witness
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.links import Links
 from gossamer.protocol.manifest import Manifest
@@ -34,7 +36,8 @@ from gossamer.protocol.peering import Peering
 from gossamer.protocol.presence import NodeInfo, Presence
 from gossamer.protocol.records import Delta, PeerBody
 from gossamer.protocol.roster import Roster
-from gossamer.protocol.sealing import Claims, Sealing
+from gossamer.protocol.sealing import Sealing
+from gossamer.protocol.unix_time import UnixTime
 from gossamer.protocol.vetting import Vetting
 
 
@@ -51,6 +54,7 @@ class Replica:
         unix_offset_s: float,
         rng: RandomSource,
     ) -> None:
+        """`unix_offset_s` is Unix time less `now`; `TimeSet` tells when that has changed."""
         self.identity = identity
         self.manifest = manifest
         self.info = info
@@ -59,15 +63,18 @@ class Replica:
         self.ledger = Ledger()
         self.charter = Charter(manifest.admission, manifest.swarm_id)
         self.roster = Roster(identity.node_id)
-        self.links = Links(identity.node_id, self.roster, info.bootstrap, rng, pins=info.pins)
-        self.vetting = Vetting(self.charter, self.links, rng, unix_offset_s)
+        self.links = Links(
+            identity.node_id, self.roster, info.bootstrap, rng, pins=info.pins, remembered=info.remembered
+        )
+        self._unix_time = UnixTime(unix_offset_s)
+        self.vetting = Vetting(self.charter, self.links, rng, self._unix_time)
         self.membership = Membership(self.roster, rng)
         self.offers = Offers()
         self.fetcher = Fetcher(has_chunk, rng)
         self.dealing = Dealing(rng)
         self.holdings = Holdings(self.ledger, self.links, self.fetcher, self.offers, rng)
         self.gossip = Gossip(self.ledger, self.holdings.holds, rng, self.offers.promise)
-        self.sealing = Sealing(manifest, is_first=not info.bootstrap)
+        self.sealing = Sealing(manifest, is_first=not info.bootstrap, trusted=info.trusted)
         self._author = Author(identity, self.swarm_id, self.layout, self.charter, self.ledger, self.holdings)
         self.presence = Presence(
             identity,
@@ -79,7 +86,13 @@ class Replica:
             standing=lambda: (self.own_last, self.sealing.claims),
         )
         self._clock = SwarmClock(
-            manifest, self.charter, self.roster, self.ledger, trains=info.trains, unix_offset_s=unix_offset_s
+            manifest,
+            self.charter,
+            self.roster,
+            self.ledger,
+            own_last=lambda: self.own_last,
+            trains=info.trains,
+            unix_time=self._unix_time,
         )
         self._catch_up = CatchUp(self.links, self.gossip, self.fetcher, is_first=not info.bootstrap)
         self._peering = Peering(
@@ -137,7 +150,7 @@ class Replica:
     @property
     def clock(self) -> int:
         """The swarm's round clock as we see it."""
-        return self._clock.read(self.own_last, self._now)
+        return self._clock.read(self._now)
 
     @property
     def horizon(self) -> int:
@@ -252,6 +265,9 @@ class Replica:
                 return [self.holdings.close(event.claim.round)]
             case fx.Deliver():
                 return self._credentials.received(event.data, None, now)
+            case fx.TimeSet():
+                self._unix_time.offset_s = event.unix_offset_s
+                return []
             case fx.Leave():
                 return self.presence.leave()
 
@@ -270,14 +286,21 @@ class Replica:
     def _look_at_history(self, now: float) -> list[Effect]:
         if now < self.sealing.deadline():
             return []
-        others = [member.peer.body.claims for member in self.roster.live()]
-        quiet = self.fetcher.pending == 0
-        result = self.sealing.wake(now, self.clock, others, quiet, self._claims_of_contributors)
+        quiet = self.fetcher.lacking(now) == 0
+        result = self.sealing.wake(now, self.clock, self._witnesses(), quiet, self._claims_of_contributors)
         return [self.holdings.close(e.round) if isinstance(e, fx.Close) else e for e in result]
 
+    def _witnesses(self) -> list[Witness]:
+        told_of = self.links.told_of()
+        peers = [member.peer for member in self.roster.live()]
+        return [Witness(peer.body.claims, peer.node_id, peer.node_id in told_of) for peer in peers]
+
     def _claims_of_contributors(self) -> list[Claims]:
-        authors = {delta.author for delta in self.ledger if self.holds(delta.record_id)}
-        return [m.peer.body.claims for m in self.roster.live() if m.peer.node_id in authors]
+        return [
+            peer.body.claims
+            for peer in [member.peer for member in self.roster.live()]
+            if any(self.holds(delta.record_id) for delta in self.ledger.by(peer.node_id))
+        ]
 
     def _need(self, event: fx.Need, now: float) -> list[Effect]:
         """Fetch chunks; whoever claims the snapshot with this root has them."""

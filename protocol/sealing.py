@@ -5,40 +5,45 @@ It sees its own claims and those of the live members, and asks its adapter for w
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Adopt, Close, Effect, Notice, Seal
-from gossamer.protocol.history import Claim, agreed, closable_round, contest, genesis_claim, sealed_round
+from gossamer.protocol.history import (
+    Claim,
+    Claims,
+    agreed,
+    closable_round,
+    contest,
+    genesis_claim,
+    sealed_round,
+)
+from gossamer.protocol.joining import Joining, Witness
 from gossamer.protocol.manifest import Manifest
 
 LOOK_INTERVAL_S = 1.0
 GONE_AFTER_S = 10.0
 """A snapshot that nobody has claimed for this long is not worth waiting for."""
 
-REMIND_S = 15.0
-
-Claims = tuple[Claim, ...]
-
 
 class Sealing:
     """Decides about the sealed past of one node."""
 
-    def __init__(self, manifest: Manifest, is_first: bool) -> None:
-        """`is_first`: there is nobody to join, so history begins here, with genesis."""
+    def __init__(self, manifest: Manifest, is_first: bool, trusted: Collection[bytes] = ()) -> None:
+        """`is_first`: there is nobody to join, so history begins here, with genesis. `trusted`: see
+        `Joining`."""
         self._section = manifest.history
         self._genesis = genesis_claim(manifest.genesis.root)
         self._is_first = is_first
+        self._joining = Joining(trusted)
         self.claims: Claims = ()
         """The snapshots that we hold, newest first; empty until we have joined."""
         self.adopting: Claim | None = None
         self.floor = 0
         self._asked_to_seal = 0
         self._clocks: deque[tuple[float, int]] = deque()
-        self._heard_since: float | None = None
         self._claimed_at = 0.0
         self._differs_since: float | None = None
-        self._reminded_at = 0.0
         self._next_look = 0.0
 
     @property
@@ -69,47 +74,36 @@ class Sealing:
         self,
         now: float,
         clock: int,
-        others: Sequence[Claims],
+        members: Sequence[Witness],
         quiet: bool,
         contributors: Callable[[], Sequence[Claims]] | None = None,
     ) -> list[Effect]:
-        """Look at the members' claims. `quiet`: no payload that we know of is missing here.
+        """Look at the members' claims. `quiet`: no payload is missing here that somebody holds.
 
         `contributors` gives the claims of those whose deltas are here; without it, all count as such.
         """
         if now < self._next_look:
             return []
         self._next_look = now + LOOK_INTERVAL_S
+        others = [member.claims for member in members]
         if self.adopting is not None:
             self._give_up_if_gone(self.adopting, others, now)
             return []
         if not self.joined:
-            return self._join(others, now)
+            return self._join(members, now)
         return [
             *self._seal(clock, now),
             *self._close(clock, others),
-            *self._settle_difference(others, contributors or (lambda: others), quiet, now),
+            *self._settle_difference(contributors or (lambda: others), quiet, now),
         ]
 
     # -- joining
 
-    def _join(self, others: Sequence[Claims], now: float) -> list[Effect]:
+    def _join(self, members: Sequence[Witness], now: float) -> list[Effect]:
         if self._is_first:
             return self._adopt(self._genesis, now)
-        witnesses = [claims for claims in others if claims]
-        if not witnesses:
-            return []
-        if self._heard_since is None:
-            self._heard_since = now
-        if now < self._heard_since + limits.ROSTER_PATIENCE_S:
-            return []
-        best = agreed((claim for claims in witnesses for claim in claims), len(witnesses))
-        if best is not None:
-            return self._adopt(best, now)
-        if now - self._reminded_at < REMIND_S:
-            return []
-        self._reminded_at = now
-        return [Notice(f"waiting for {len(witnesses)} members to agree on a snapshot to start from")]
+        best, said = self._joining.choose(members, now)
+        return said if best is None else self._adopt(best, now)
 
     def _adopt(self, claim: Claim, now: float) -> list[Effect]:
         self.adopting = claim
@@ -141,31 +135,30 @@ class Sealing:
         if closable_round(self.claims[0].round, clock, self._section) <= self.floor:
             return []
         everyone = [self.claims, *(claims for claims in others if claims)]
-        newest = agreed((claim for claims in everyone for claim in claims), len(everyone))
+        ours = (claim for claims in everyone for claim in claims if claim in self.claims)
+        newest = agreed(ours, len(everyone))
         if newest is None:
             return []
-        floor = closable_round(min(newest.round, self.claims[0].round), clock, self._section)
+        floor = closable_round(newest.round, clock, self._section)
         if floor <= self.floor:
             return []
         self.floor = floor
         return [Close(floor)]
 
     def _settle_difference(
-        self, others: Sequence[Claims], contributors: Callable[[], Sequence[Claims]], quiet: bool, now: float
+        self, contributors: Callable[[], Sequence[Claims]], quiet: bool, now: float
     ) -> list[Effect]:
         """Two lineages: ours yields if another claim for our round outweighs it and stays.
 
         Names are free in an open swarm, so those who never contributed have no voice against our history.
         """
-        winner = contest(self.claims[0], (claim for claims in others for claim in claims))
+        winner = contest(self.claims[0], contributors())
         if winner is None:
             self._differs_since = None
             return []
         if self._differs_since is None:
             self._differs_since = now
         if not quiet or now - self._differs_since < limits.LINEAGE_PATIENCE_S:
-            return []
-        if contest(self.claims[0], (claim for claims in contributors() for claim in claims)) != winner:
             return []
         text = (
             f"TWO LINEAGES: the swarm's history up to round {winner.round} holds {winner.tokens} tokens, ours"

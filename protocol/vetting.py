@@ -14,6 +14,7 @@ from gossamer.protocol.gossip import batches, sample
 from gossamer.protocol.links import Links
 from gossamer.protocol.messages import Charter as CharterMessage
 from gossamer.protocol.messages import Records
+from gossamer.protocol.unix_time import UnixTime
 
 STRANGER_INTERVAL_S = 1.0
 """A link that brings records of somebody unknown is asked for its charter, but not for each of them."""
@@ -22,11 +23,11 @@ STRANGER_INTERVAL_S = 1.0
 class Vetting:
     """Asks the charter who may speak, and exchanges it over the links: never in a swarm without owners."""
 
-    def __init__(self, charter: Charter, links: Links, rng: RandomSource, unix_offset_s: float) -> None:
+    def __init__(self, charter: Charter, links: Links, rng: RandomSource, unix_time: UnixTime) -> None:
         self._charter = charter
         self._links = links
         self._rng = rng
-        self._unix_offset_s = unix_offset_s
+        self._unix_time = unix_time
         self._next_exchange = 0.0
         self._next_look = 0.0
         self._strangers: dict[int, float] = {}
@@ -36,7 +37,7 @@ class Vetting:
 
     def vet(self, node_id: bytes, credential: bytes, now: float) -> None:
         """May this node, showing this credential, speak to us? Raises RefusedError."""
-        self._charter.vet(node_id, now + self._unix_offset_s, credential)
+        self._charter.vet(node_id, self._unix_time.at(now), credential)
 
     def vet_question(self, node_id: bytes, credential: bytes, now: float) -> None:
         """May it ask how we are doing? Owners may, besides members. Raises RefusedError."""
@@ -45,7 +46,7 @@ class Vetting:
 
     def credential_of(self, node_id: bytes, now: float) -> bytes:
         """What a node shows at doors, as far as we know; empty where none is needed."""
-        return self._charter.credential_of(node_id, now + self._unix_offset_s)
+        return self._charter.credential_of(node_id, self._unix_time.at(now))
 
     # -- the charter over the links
 

@@ -15,7 +15,7 @@ class Briefing:
 
     def __init__(self, daemon: "Daemon") -> None:
         self._daemon = daemon
-        self._clock_sent: tuple[int, int, bool, int] | None = None
+        self._clock_sent: tuple[int, int, int] | None = None
 
     def welcome(self) -> control.Welcome:
         """The first words to a new trainer; the clock is told it next."""
@@ -26,7 +26,6 @@ class Briefing:
             daemon.identity.node_id,
             daemon.core.own_last,
             daemon.core.clock,
-            daemon.merging.ready,
         )
 
     def trainer_changed(self) -> None:
@@ -44,7 +43,7 @@ class Briefing:
     def tell_clock(self) -> None:
         """Tell the trainer how far the swarm is, if that has changed."""
         daemon = self._daemon
-        told = (daemon.core.clock, daemon.merging.tokens, daemon.merging.ready, len(daemon.links))
+        told = (daemon.core.clock, daemon.merging.tokens, len(daemon.links))
         if daemon.port.attached and told != self._clock_sent:
             self._clock_sent = told
             daemon.port.send(control.Clock(*told))

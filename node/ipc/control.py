@@ -22,7 +22,6 @@ class Welcome:
     node_id: bytes
     own_last: int
     clock: int
-    caught_up: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,6 @@ class Clock:
 
     round: int
     swarm_tokens: int
-    caught_up: bool
     links: int = 0
 
 

@@ -61,7 +61,6 @@ class DaemonLink:
         self.own_last = 0
         """The last round that the daemon has signed for us, or that we have handed over."""
         self.swarm_tokens = 0
-        self.caught_up = False
         self.links = 0
         """Nodes that the daemon is linked to now."""
         self.stop_asked = threading.Event()
@@ -165,7 +164,6 @@ class DaemonLink:
             self._drop_outbox_items()
             self.node_id = welcome.node_id
             self.clock = welcome.clock
-            self.caught_up = welcome.caught_up
             pending = self._unacknowledged
             if pending is not None and welcome.own_last < pending[0].round:
                 shared.payload[: len(pending[1])] = pending[1]
@@ -190,7 +188,6 @@ class DaemonLink:
             case control.Clock():
                 self.clock = message.round
                 self.swarm_tokens = message.swarm_tokens
-                self.caught_up = message.caught_up
                 self.links = message.links
             case control.Stop():
                 self.stop_asked.set()

@@ -15,6 +15,11 @@ from gossamer.protocol.admission import Role
 from gossamer.protocol.errors import ConfigError, PeerError, StorageError
 from gossamer.protocol.replica import Replica
 
+RENEWAL_PATIENCE_S = 30.0
+"""Several dials to each address that we know, and time to be told."""
+
+RENEWAL_POLL_S = 0.2
+
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 log = logging.getLogger("gossamer.node")
@@ -81,15 +86,41 @@ class Admitting:
     # -- ourselves
 
     def check_own(self) -> None:
-        """Nobody would let us in: better said now, and once. Raises ConfigError."""
+        """Nobody would let us in: better said now, and once. Raises ConfigError.
+
+        Where an invitation ran out, and others can be asked, an owner may have told them of a new one.
+        """
         own = self._core.identity.node_id
-        try:
-            self.vet(own, b"")
-        except PeerError as error:
-            mend = "" if self._core.charter.revocation_of(own) else "; start it with --invite INVITATION"
-            raise ConfigError(f"{error}{mend}") from None
+        refusal = self._refusal_of_us()
+        if refusal is not None:
+            if not self._core.info.bootstrap or self._core.charter.role_of(own) is None:
+                raise self._turned_out(refusal)
+            log.warning("%s. Asking the nodes we know whether it was renewed", refusal)
         if self._core.info.trains and self._core.charter.role_of(own) is not Role.TRAIN:
             raise ConfigError("this node was invited to observe, not to train; start it with --observe")
+
+    async def renewed(self) -> None:
+        """Wait until our invitation is one that counts; at once, as a rule. Raises ConfigError if none comes.
+
+        Who holds a newer one lets us in by it, and hands it on.
+        """
+        until = time.monotonic() + RENEWAL_PATIENCE_S
+        while (refusal := self._refusal_of_us()) is not None:
+            if time.monotonic() > until:
+                raise self._turned_out(refusal)
+            await asyncio.sleep(RENEWAL_POLL_S)
+
+    def _refusal_of_us(self) -> PeerError | None:
+        """What a member with our charter would say to us; None if it would let us in."""
+        try:
+            self.vet(self._core.identity.node_id, b"")
+        except PeerError as error:
+            return error
+        return None
+
+    def _turned_out(self, refusal: PeerError) -> ConfigError:
+        revoked = self._core.charter.revocation_of(self._core.identity.node_id) is not None
+        return ConfigError(str(refusal) if revoked else f"{refusal}; start it with --invite INVITATION")
 
     @property
     def is_expelled(self) -> bool:

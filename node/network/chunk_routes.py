@@ -62,7 +62,7 @@ class ChunkRoutes:
         """A peer gets a chunk, unless it is not here or we are busy."""
         link = self._session_of(request)
         blob = bytes.fromhex(request.match_info["hash"])
-        if not self._uploads.begin():
+        if not self._uploads.begin(link.node_id, blob):
             raise web.HTTPServiceUnavailable(text="busy")
         try:
             async with link.serving:

@@ -79,7 +79,7 @@ class Transfers:
     def asked(self, link: PeerLink, blob: bytes) -> None:
         """A peer that we dialled asks for a chunk: queue it, or decline."""
         queue = self._asked.get(link.number)
-        if queue is None or queue.full() or not self._uploads.begin():
+        if queue is None or queue.full() or not self._uploads.begin(link.node_id, blob):
             link.send(encode(Decline(blob)))
         else:
             queue.put_nowait(blob)

@@ -89,6 +89,7 @@ class Transport:
         questions: Questions,
         certificate: Certificate | None,
         policing: Policing | None = None,
+        uploads: Uploads | None = None,
     ) -> None:
         """Without a certificate there is no TLS, and everything stays on loopback."""
         self._identity = identity
@@ -97,7 +98,7 @@ class Transport:
         self._admission = admission
         self._questions = questions
         self._policing = policing or Policing()
-        self.uploads = Uploads()
+        self.uploads = uploads or Uploads()
         self._chunk_routes = ChunkRoutes(receiver, self._session_of, self._policing, self.uploads)
         self.door: Door | None = None
         self._numbers = count(1)

@@ -9,9 +9,11 @@ import re
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 
 from gossamer.node.storage.home import remove_unfinished, write_atomically
 from gossamer.protocol.errors import StorageError
+from gossamer.protocol.rations import Stock
 
 _HASH_NAME = re.compile("[0-9a-f]{64}")
 
@@ -34,11 +36,12 @@ class ChunkStore:
         """
         self._root = root
         self._read_only = read_only
+        self._counting = Lock()
         try:
             if not read_only:
                 self._root.mkdir(mode=0o700, exist_ok=True)
-            self._known = {
-                bytes.fromhex(file.name)
+            self._sizes = {
+                bytes.fromhex(file.name): file.stat().st_size
                 for folder in os.scandir(root)
                 if folder.is_dir()
                 for file in os.scandir(folder)
@@ -48,12 +51,23 @@ class ChunkStore:
                 remove_unfinished(root.glob("*/.*-*"))
         except OSError as error:
             raise StorageError(f"cannot use {root}: {error.strerror}") from None
+        self._held = sum(self._sizes.values())
+        self._came = 0
 
     def __contains__(self, blob: bytes) -> bool:
-        return blob in self._known
+        return blob in self._sizes
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._sizes)
+
+    @property
+    def stock(self) -> Stock:
+        """How much is here, and has come since the start."""
+        return Stock(self._held, self._came)
+
+    def size(self, blob: bytes) -> int:
+        """Bytes of a chunk, 0 for one that is not here."""
+        return self._sizes.get(blob, 0)
 
     def _path(self, blob: bytes) -> Path:
         name = blob.hex()
@@ -63,17 +77,23 @@ class ChunkStore:
         """Store bytes whose SHA-256 the caller has checked to be `blob`. Raises OSError (disk full, ...)."""
         path = self._path(blob)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(path, data if isinstance(data, bytes) else bytes(data), durable=durable)
-        self._known.add(blob)
+        data = bytes(data)
+        write_atomically(path, data, durable=durable)
+        with self._counting:
+            fresh = len(data) - self._sizes.get(blob, 0)
+            self._sizes[blob] = len(data)
+            self._held += fresh
+            self._came += fresh
 
     def drop(self, blob: bytes) -> None:
         """Remove a chunk that nobody needs any more."""
-        self._known.discard(blob)
+        with self._counting:
+            self._held -= self._sizes.pop(blob, 0)
         self._path(blob).unlink(missing_ok=True)
 
     def sweep(self, needed: set[bytes]) -> int:
         """Remove all chunks but these: what a crash left behind. Returns how many there were."""
-        orphans = self._known - needed
+        orphans = self._sizes.keys() - needed
         for blob in orphans:
             self.drop(blob)
         return len(orphans)

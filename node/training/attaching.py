@@ -20,6 +20,7 @@ from gossamer.node import logs
 from gossamer.node.entering import (
     checked_advertise,
     checked_join,
+    checked_trust,
     enter_invited,
     enter_swarm,
     given_invitation,
@@ -61,6 +62,7 @@ def attach(
     listen: str,
     advertise: Sequence[str],
     swarm_id: str | None,
+    trust: Collection[str],
     stop_round: int,
     plaintext: bool,
     debug: bool,
@@ -72,6 +74,7 @@ def attach(
     if isinstance(team, Ranks) and team.rank > 0:
         return _attach_follower(model, tensors, team, stop_round)
     try:
+        trusted = checked_trust(trust)
         home, addresses = _entered(manifest, join, invite, folder, swarm_id, plaintext)
         known = home.manifest()
         assert known is not None
@@ -82,6 +85,7 @@ def attach(
             listen=listen,
             advertise=checked_advertise(advertise),
             join=addresses,
+            trust=trusted,
             name=name,
             plaintext=plaintext,
             debug=debug,

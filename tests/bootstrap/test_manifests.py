@@ -121,7 +121,7 @@ def test_a_damaged_first_model_is_found_and_rebuilt(tmp_path: Path) -> None:
     manifest, phi = create()
     chunks = ChunkStore(tmp_path / "chunks")
     snapshots.store(phi, chunks)
-    for blob in list(chunks._known):
+    for blob in list(chunks._sizes):
         chunks._path(blob).write_bytes(b"damaged")
         assert not genesis.is_stored(manifest, chunks)
         genesis.rebuild(manifest, chunks)

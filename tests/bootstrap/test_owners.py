@@ -93,10 +93,3 @@ def test_what_is_signed_is_believed(owner: Identity, manifest: Manifest, days: f
 def test_a_reason_that_no_node_would_take(owner: Identity, manifest: Manifest, reason: str) -> None:
     with pytest.raises(ConfigError, match="--reason"):
         owners.revoke(owner, manifest.swarm_id, ALICE.node_id, last_round=0, reason=reason)
-
-
-@pytest.mark.parametrize("text", ["", "zz", "ab" * 31, "ab" * 33, "a" * 63, "gossamer://" + "ab" * 32])
-def test_what_is_no_node_id(text: str) -> None:
-    with pytest.raises(ConfigError, match="64 hex digits"):
-        owners.node_id_from(text)
-    assert owners.node_id_from(ALICE.node_id.hex()) == ALICE.node_id

@@ -223,6 +223,7 @@ class Siege:
         claim = Claim(
             dice.choice((0, 16, 32, limits.ROUND_MAX)), dice.choice((0, 1, 2**63 - 1)), bytes(32), bytes(32)
         )
+        many = tuple(claim._replace(digest=bytes([number]) * 32) for number in range(limits.CLAIMS_MAX))
         return replace(
             builders.row(HOSTILE[0]).body,
             incarnation=dice.choice((0, 1, 2, 2**53)),
@@ -230,7 +231,7 @@ class Siege:
             leaving=dice.randrange(6) == 0,
             addresses=tuple(dice.choice(ADDRESSES) for _ in range(dice.choice((0, 1, 8)))),
             round=dice.choice((0, 1, 50, limits.ROUND_MAX)),
-            claims=dice.choice(((), (claim,), (claim,) * limits.CLAIMS_MAX, (genesis_claim(bytes(32)),))),
+            claims=dice.choice(((), (claim,), many, (genesis_claim(bytes(32)),))),
         )
 
     def _delta(self, dice: Random) -> DeltaBody:

@@ -225,3 +225,37 @@ async def test_one_liar_about_the_past_moves_nobody(tmp_path: Path) -> None:
             await swarm.until(lambda: joiner.status.get("round", 0) > 0, 40, "a joiner joins the honest")
             await go_on(swarm, closed=True)
         assert not any("TWO LINEAGES" in node.log for node in swarm.nodes.values())
+
+
+async def test_three_that_lie_alike_move_no_joiner_that_was_told_of_an_honest_one(tmp_path: Path) -> None:
+    """They claim a newer snapshot than the two honest members have, which nobody could ever fetch."""
+    history = {"seal_after": 4, "snapshot_every": 8, "retain": 64}
+    async with LocalNodes(tmp_path, *small_manifest(history=history)) as swarm:
+        nodes = await swarm.grow(2, step_s=0.1)
+        lie = os.urandom(32)
+        async with (
+            Member(swarm.manifest) as one,
+            Member(swarm.manifest) as two,
+            Member(swarm.manifest) as three,
+        ):
+            liars = (one, two, three)
+            for mallory in liars:
+                await mallory.link(*map(where, nodes))
+
+            async def lie_on() -> None:
+                while True:
+                    await asyncio.gather(*(node.ask() for node in nodes))
+                    newest = max(node.status["sealed_round"] or 0 for node in nodes)
+                    for mallory in liars:
+                        await mallory.present(claims=(Claim(newest + 8, 2**59, lie, lie),))
+                    await asyncio.sleep(0.25)
+
+            lying = asyncio.create_task(lie_on())
+            try:
+                joiner = await swarm.add("n2", ["n0"])
+                joiner.train(0.1)
+                await swarm.until(lambda: joiner.status.get("round", 0) > 0, 40, "it joins the honest")
+            finally:
+                lying.cancel()
+            await go_on(swarm, closed=True)
+        assert not any("TWO LINEAGES" in node.log for node in swarm.nodes.values())

@@ -12,6 +12,7 @@ from gossamer.node.address import (
     network_group,
     origin_of,
     parse_address,
+    parse_node_id,
     port_of,
 )
 from gossamer.protocol.errors import ConfigError
@@ -118,3 +119,10 @@ def test_network_groups_are_of_the_internet_only() -> None:
 )
 def test_the_port_of_an_address_that_a_file_keeps(kept: object, port: int) -> None:
     assert port_of(kept) == port
+
+
+@pytest.mark.parametrize("text", ["", "zz", "ab" * 31, "ab" * 33, "a" * 63, "gossamer://" + "ab" * 32])
+def test_what_is_no_node_id(text: str) -> None:
+    with pytest.raises(ConfigError, match="64 hex digits"):
+        parse_node_id(text)
+    assert parse_node_id("AB" * 32) == b"\xab" * 32

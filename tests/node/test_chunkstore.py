@@ -10,6 +10,7 @@ import pytest
 
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.protocol.errors import StorageError
+from gossamer.protocol.rations import Stock
 
 
 def put(store: ChunkStore, data: bytes) -> bytes:
@@ -35,6 +36,17 @@ def test_what_is_put_is_got_and_found_again(store: ChunkStore) -> None:
     assert path_of(store, blob).stat().st_mode & 0o777 == 0o600
     again = ChunkStore(store._root)
     assert blob in again and other in again and len(again) == 2
+
+
+def test_how_much_is_here_and_has_come(store: ChunkStore, tmp_path: Path) -> None:
+    blob, other = put(store, b"data"), put(store, b"others")
+    put(store, b"data")
+    assert store.stock == Stock(held=10, came=10), "what comes again is nothing new"
+    store.drop(blob)
+    store.drop(blob)
+    assert store.stock == Stock(held=6, came=10)
+    assert (store.size(blob), store.size(other)) == (0, 6)
+    assert ChunkStore(tmp_path / "chunks").stock == Stock(held=6, came=0)
 
 
 @pytest.mark.parametrize("damage", ["torn", "flipped", "empty", "longer", "gone"])

@@ -14,10 +14,10 @@ from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.wire import pack
 
 MESSAGES: list[control.ControlMessage] = [
-    control.Welcome(b"manifest", bytes(32), 7, 9, True),
+    control.Welcome(b"manifest", bytes(32), 7, 9),
     control.Phi(1, -3, 0, 12),
     control.Published(4),
-    control.Clock(5, 2**40, False),
+    control.Clock(5, 2**40),
     control.Stop(),
     control.Publish(3, -1, 1000, 10, 2.5, "int4", 12345),
     control.Took(0),

@@ -196,6 +196,19 @@ async def test_a_key_that_misbehaves_is_refused_with_a_reason_until_its_points_h
     assert sum("misbehaved" in record.getMessage() for record in caplog.records) == 3
 
 
+async def test_a_clock_that_jumps_is_noticed_while_the_node_runs(
+    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with running(home) as daemon:
+        before = daemon.core._unix_time.offset_s
+        monkeypatch.setattr("gossamer.node.daemon._unix_offset_s", lambda: before + 3600.0)
+        await until(lambda: daemon.core._unix_time.offset_s == before + 3600.0)
+    assert [r.message for r in caplog.records if "clock" in r.message] == [
+        "this machine's clock has moved by 3600 s"
+    ]
+
+
 async def test_stopping_leaves_no_task_and_no_socket(home: Home) -> None:
     before = asyncio.all_tasks()
     async with running(home) as daemon:

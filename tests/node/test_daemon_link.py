@@ -47,11 +47,11 @@ async def test_attaching_hands_over_what_a_trainer_needs(daemon: FakeDaemon) -> 
     daemon.clock = 6
     assert oct(os.stat(daemon.path).st_mode & 0o777) == "0o600"
     async with link_to(daemon) as link:
-        assert (link.node_id, link.own_last, link.clock, link.caught_up) == (NODE_ID, 4, 6, True)
+        assert (link.node_id, link.own_last, link.clock) == (NODE_ID, 4, 6)
         assert link.can_publish and daemon.port.attached and not daemon.port.done.is_set()
-        daemon.port.send(control.Clock(8, 12345, False))
+        daemon.port.send(control.Clock(8, 12345))
         await until(lambda: link.clock == 8)
-        assert (link.swarm_tokens, link.caught_up) == (12345, False)
+        assert link.swarm_tokens == 12345
         daemon.port.send(control.Stop())
         await until(link.stop_asked.is_set)
     await until(lambda: not daemon.port.attached)
@@ -131,7 +131,7 @@ async def test_a_trainer_that_reads_nothing_is_cut_off(daemon: FakeDaemon) -> No
     connection.connect(daemon.path)
     await until(lambda: daemon.port.attached)
     for number in range(400_000):
-        daemon.port.send(control.Clock(number, number, True))
+        daemon.port.send(control.Clock(number, number))
         if not daemon.port.attached:
             break
         if number % 10_000 == 0:

@@ -100,7 +100,7 @@ async def test_it_publishes_windows_as_the_pace_says(tmp_path: Path) -> None:
         await until(lambda: setup.peer._link.can_publish)
         for _ in range(3 * EVERY):
             assert setup.step() is None, "nobody runs ahead of the clock by more than one"
-        setup.daemon.port.send(control.Clock(1, 0, True))
+        setup.daemon.port.send(control.Clock(1, 0))
         await until(lambda: setup.peer.clock == 1)
         assert setup.step() == 2
         await until(lambda: len(setup.daemon.signed) == 2)
@@ -108,7 +108,7 @@ async def test_it_publishes_windows_as_the_pace_says(tmp_path: Path) -> None:
 
 async def test_it_follows_a_clock_that_is_ahead(tmp_path: Path) -> None:
     async with begun(tmp_path) as setup:
-        setup.daemon.port.send(control.Clock(7, 0, True))
+        setup.daemon.port.send(control.Clock(7, 0))
         await until(lambda: setup.peer.clock == 7)
         assert setup.step() == 7, "a slow node publishes a short window"
         await until(lambda: setup.peer._link.can_publish)
@@ -176,7 +176,7 @@ async def test_a_dead_daemon_does_not_hold_it_up_and_gets_the_delta_when_it_is_b
         setup.daemon.start()
         await until(lambda: setup.daemon.signed)
         await until(lambda: setup.peer._link.can_publish)
-        setup.daemon.port.send(control.Clock(1, 0, True))
+        setup.daemon.port.send(control.Clock(1, 0))
         await until(lambda: setup.peer.clock == 1)
         assert setup.step() == 2, "the long window goes out at once"
 
@@ -197,7 +197,7 @@ async def test_after_the_last_round_it_publishes_no_more(tmp_path: Path) -> None
         while setup.step() is None:
             assert not setup.peer.finished
         assert setup.peer.finished
-        setup.daemon.port.send(control.Clock(5, 0, True))
+        setup.daemon.port.send(control.Clock(5, 0))
         await until(lambda: setup.peer.clock == 5)
         await until(lambda: setup.peer._link.can_publish)
         for _ in range(3 * EVERY):

@@ -88,8 +88,8 @@ class Folder:
         return delta
 
     @contextlib.asynccontextmanager
-    async def running(self, *, trains: bool = False) -> AsyncIterator[Daemon]:
-        daemon = Daemon(DaemonOptions(folder=self.home.root, plaintext=True, trains=trains))
+    async def running(self, *, trains: bool = False, join: tuple[str, ...] = ()) -> AsyncIterator[Daemon]:
+        daemon = Daemon(DaemonOptions(folder=self.home.root, plaintext=True, trains=trains, join=join))
         task = asyncio.create_task(daemon.run())
         try:
             async with asyncio.timeout(5):
@@ -206,6 +206,31 @@ async def test_an_invited_node_answers_its_members_and_keeps_what_it_hears(tmp_p
         assert store.load_credentials() == [later]
     async with folder.running() as daemon:
         assert daemon.core.charter.role_of(FRIEND.node_id) is Role.TRAIN
+
+
+async def test_an_invitation_that_ran_out_while_the_node_was_stopped_is_renewed_by_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Folder(tmp_path / "host", manifest("invited"))
+    host.home.keep_invitation(invitation(host.manifest, host.identity, role=Role.OBSERVE))
+    guest = Folder(tmp_path / "guest", host.manifest)
+    guest.home.keep_invitation(invitation(host.manifest, guest.identity, expires=1000))
+    renewed = grant(guest.identity, host.manifest, expires=int(time.time()) + 3600)
+    async with host.running() as daemon:
+        facts = host.home.read_daemon()
+        assert facts is not None
+        daemon.dispatch(fx.Deliver(renewed))
+        async with guest.running(join=(facts["address"],)) as returned:
+            await until(lambda: returned.admitting.own_credential() == renewed, 15)
+            await until(lambda: returned.admitting.has_kept_all)
+    with guest.records() as store:
+        assert renewed in store.load_credentials()
+    late = Folder(tmp_path / "late", host.manifest)
+    late.home.keep_invitation(invitation(host.manifest, late.identity, expires=1000))
+    monkeypatch.setattr("gossamer.node.network.admitting.RENEWAL_PATIENCE_S", -1.0)
+    with pytest.raises(ConfigError, match="ran out .* days ago.*--invite INVITATION"):
+        async with late.running(join=("127.0.0.1:1",)):
+            pass
 
 
 @pytest.mark.parametrize(

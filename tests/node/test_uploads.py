@@ -1,21 +1,50 @@
-"""Room for uploads: bounded, given back, and not taken for long by who is slow."""
+"""Room for uploads: bounded, given back, and not taken for long by who is slow. And rations of them."""
+
+from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
 from gossamer.node.network import uploads
 from gossamer.node.network.uploads import Uploads
-from gossamer.protocol.limits import UPLOAD_COUNTS_S, UPLOADS_MAX
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.protocol import limits
+from gossamer.protocol.limits import RATION_COPIES, UPLOAD_COUNTS_S, UPLOADS_MAX
 
 
 def test_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(uploads.time, "monotonic", lambda: now)
     room = Uploads()
-    assert [room.begin() for _ in range(UPLOADS_MAX + 1)] == [True] * UPLOADS_MAX + [False]
+    assert [room.begin(b"n", b"blob") for _ in range(UPLOADS_MAX + 1)] == [True] * UPLOADS_MAX + [False]
     room.end()
-    assert (room.begin(), room.begin()) == (True, False)
+    assert (room.begin(b"n", b"blob"), room.begin(b"n", b"blob")) == (True, False)
     now += 1.5 * UPLOAD_COUNTS_S
-    assert room.begin(), "those that take long do not count"
+    assert room.begin(b"n", b"blob"), "those that take long do not count"
     for _ in range(3 * UPLOADS_MAX):
         room.end()
-    assert [room.begin() for _ in range(UPLOADS_MAX + 1)] == [True] * UPLOADS_MAX + [False]
+    assert [room.begin(b"n", b"blob") for _ in range(UPLOADS_MAX + 1)] == [True] * UPLOADS_MAX + [False]
+
+
+def test_who_has_taken_its_ration_is_declined_until_there_is_more_to_take(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(limits, "RATION_BYTES_MIN", 0)
+    monkeypatch.setattr(uploads.time, "monotonic", lambda: 100.0)
+    chunks = ChunkStore(tmp_path / "chunks")
+    blobs = [sha256(data).digest() for data in (b"first", b"other")]
+    chunks.put(blobs[0], b"first")
+    room = Uploads(chunks)
+
+    def given(node_id: bytes, blob: bytes) -> bool:
+        begun = room.begin(node_id, blob)
+        if begun:
+            room.end()
+        return begun
+
+    assert [given(b"n", blobs[0]) for _ in range(int(RATION_COPIES) + 2)] == [True] * int(RATION_COPIES) + [
+        False
+    ] * 2
+    assert given(b"m", blobs[0])
+    chunks.put(blobs[1], b"other")
+    assert given(b"n", blobs[1])

@@ -51,7 +51,7 @@ class FakeDaemon:
 
     def _welcome(self) -> control.Welcome:
         own_last = max(self.signed, default=0)
-        return control.Welcome(self.manifest.canonical(), NODE_ID, own_last, self.clock, True)
+        return control.Welcome(self.manifest.canonical(), NODE_ID, own_last, self.clock)
 
     async def _published(self, message: control.Publish, payload: memoryview) -> None:
         data = bytes(payload)

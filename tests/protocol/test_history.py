@@ -45,7 +45,9 @@ def test_three_witnesses_are_enough_and_two_are_not():
     assert agreed([claim(16)] * 3, members=9) == claim(16)
 
 
-def test_fewer_members_need_all_of_them():
+def test_of_fewer_members_most_are_enough():
+    assert agreed([claim(16)] * 2, members=3) == claim(16)
+    assert agreed([claim(16)], members=3) is None
     assert agreed([claim(16)], members=1) == claim(16)
     assert agreed([claim(16)], members=2) is None
     assert agreed([claim(16)] * 2, members=2) == claim(16)
@@ -53,29 +55,59 @@ def test_fewer_members_need_all_of_them():
 
 def test_the_newest_agreed_claim_counts():
     claims = [claim(16)] * 3 + [claim(32)] * 3 + [claim(48)] * 2
-    assert agreed(claims, members=3) == claim(32)
+    assert agreed(claims, members=5) == claim(32)
+
+
+def members(*claims: Claim) -> list[tuple[Claim, ...]]:
+    """Members that make one claim each."""
+    return [(one,) for one in claims]
 
 
 def test_a_lone_liar_wins_no_contest_against_three():
     own = claim(16, tokens=100)
     liar = claim(16, tokens=10**9, mark=7)
-    assert contest(own, [own, own, liar]) is None
+    assert contest(own, members(own, own, liar)) is None
+
+
+def test_three_that_lie_alike_win_no_contest_against_most():
+    own, lie = claim(16, tokens=100), claim(16, tokens=10**9, mark=7)
+    junk = [claim(16, tokens=1, mark=mark) for mark in (8, 9, 10)]
+    assert contest(own, [*members(own, own, own), *[(lie, *junk)] * 3]) is None
+    assert contest(lie, [*members(own, own, own, own), *[(lie, *junk)] * 2]) == own
+
+
+def test_the_lineage_that_most_stand_behind_wins_whatever_its_tokens():
+    ours, theirs = claim(16, tokens=200, mark=1), claim(16, tokens=100, mark=2)
+    assert contest(ours, members(ours, theirs, theirs, theirs)) == theirs
+    assert contest(theirs, members(theirs, theirs, ours, ours)) is None
 
 
 def test_the_lineage_with_more_tokens_wins_between_two_halves():
     ours, theirs = claim(16, tokens=100, mark=1), claim(16, tokens=200, mark=2)
-    assert contest(ours, [ours, theirs, theirs]) == theirs
-    assert contest(theirs, [theirs, ours, ours]) is None
+    assert contest(ours, members(ours, theirs, theirs)) == theirs
+    assert contest(theirs, members(theirs, ours, ours)) is None
 
 
 def test_exactly_one_side_of_a_tie_yields():
     ours, theirs = claim(16, tokens=100, mark=1), claim(16, tokens=100, mark=2)
-    assert contest(ours, [theirs]) == theirs
-    assert contest(theirs, [ours]) is None
+    assert contest(ours, members(theirs)) == theirs
+    assert contest(theirs, members(ours)) is None
+
+
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=9))
+def test_not_all_sides_yield_and_those_that_do_yield_to_one(sides):
+    """Each member judges by its own claim and the others'."""
+    claims = [claim(16, tokens=100 + side, mark=1 + side) for side in sides]
+    yielded = {
+        own: contest(own, members(*claims[:place], *claims[place + 1 :])) for place, own in enumerate(claims)
+    }
+    winners = {winner for winner in yielded.values() if winner is not None}
+    assert len(winners) <= 1
+    assert all(yielded[winner] is None for winner in winners)
 
 
 def test_claims_of_other_rounds_take_no_part():
-    assert contest(claim(16, tokens=1), [claim(32, tokens=9, mark=3)] * 5) is None
+    assert contest(claim(16, tokens=1), members(*[claim(32, tokens=9, mark=3)] * 5)) is None
 
 
 @given(st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=6, unique=True), st.randoms())

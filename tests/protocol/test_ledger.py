@@ -132,6 +132,16 @@ def test_what_is_dropped_might_never_have_come(keys, author, after):
     assert ledger.digests.root == _filled(keys).digests.root
 
 
+def test_records_by_an_author(rng):
+    ledger = Ledger()
+    mine = [builders.random_delta(rng, builders.identity(1), round_)[0] for round_ in (1, 2)]
+    other = builders.random_delta(rng, builders.identity(2), 1)[0]
+    for delta in (*mine, other):
+        ledger.add(delta)
+    assert list(ledger.by(mine[0].author)) == mine
+    assert list(ledger.by(b"nobody")) == []
+
+
 def test_records_are_known_by_their_bytes_until_their_round_is_closed():
     ledger = _filled([(1, 1, 0), (2, 1, 0), (2, 1, 1), (2, 1, 2), (1, 5, 0)])
     for author, round_, variant in [(1, 1, 0), (2, 1, 0), (2, 1, 1), (1, 5, 0)]:

@@ -449,3 +449,15 @@ def test_a_bootstrap_peer_that_restarts_gracefully_is_found_again(seed):
     world.restart(world.nodes[0], keep_disk=False)
     world.run(10.0, lambda: len(world.nodes[0].core.links) == 2)
     assert len(world.nodes[0].core.links) == 2
+
+
+def test_whom_we_were_told_of_is_known_by_where_it_answers_and_by_its_pin():
+    pins = {"told:1": _id(1), "old:1": _id(8)}
+    addresses = ("told:1", "told:2", "old:1", "old:2")
+    links = Links(
+        _id(100), Roster(_id(100)), addresses, random.Random(0), pins=pins, remembered=["old:1", "old:2"]
+    )
+    assert links.told_of() == {_id(1)}
+    for number, address in enumerate(("told:2", "old:2", "n5:7700"), 4):
+        links.up(LinkUp(number, _id(number), True, address), 0.0)
+    assert links.told_of() == {_id(1), _id(4)}

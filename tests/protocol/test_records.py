@@ -13,6 +13,7 @@ from gossamer.protocol.chunks import chunk_sizes
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.history import Claim
 from gossamer.protocol.layout import TensorSpec, plan
 from gossamer.protocol.payload import payload_bytes_max
 from gossamer.protocol.records import NO_RECORD, DeltaBody, PeerBody, parse_delta, parse_peer
@@ -181,6 +182,9 @@ def test_a_payload_beyond_the_chunk_limit_is_refused():
             _delta(body, layout)
 
 
+CLAIM = Claim(16, 100, bytes(32), bytes(32))
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -204,6 +208,8 @@ def test_a_payload_beyond_the_chunk_limit_is_refused():
         {"tokens_per_s": -0.1},
         {"tokens_per_s": float("inf")},
         {"loss": float("nan")},
+        {"claims": (CLAIM, CLAIM)},
+        {"claims": tuple(CLAIM._replace(round=round_) for round_ in range(limits.CLAIMS_MAX + 1))},
         {"dialled": (bytes(limits.LINK_PREFIX_BYTES),) * (limits.LINKS_TOLD_MAX + 1)},
         {"dialled": (bytes(limits.LINK_PREFIX_BYTES + 1),)},
     ],

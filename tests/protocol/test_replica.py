@@ -522,14 +522,27 @@ def test_a_record_that_does_not_hold_costs_a_blame_and_is_not_relayed(seed, what
     assert bad not in [data for data, _ in relayed]
 
 
+def test_a_node_that_slept_takes_what_the_swarm_did_meanwhile_once_it_knows_the_time(seed):
+    """Its monotonic clock stood still, and so the rounds of hours seem to lie in the future."""
+    world = _swarm(seed, 2)
+    awake, slept = world.nodes[0], world.nodes[1]
+    right = slept.core._unix_time.offset_s
+    slept.core._unix_time.offset_s -= 8 * 3600.0
+    world.publish(awake)
+    world.run(30.0)
+    assert (len(awake.core.ledger), len(slept.core.ledger)) == (1, 0)
+    world.handle(slept, fx.TimeSet(right))
+    world.run(30.0, world.agree)
+    assert len(slept.core.ledger) == 1
+
+
 def test_an_implausible_record_does_not_go_round_between_two_nodes(seed):
     """One accepts it and the other, whose clock is behind, does not: once per exchange, not for ever."""
     world = _swarm(seed, 2)
     a, b = world.nodes[0], world.nodes[1]
-    a.core._clock._unix_offset_s += 10**6
-    far, payload = builders.random_delta(
-        np.random.default_rng(0), builders.identity(66), 10**6, of=world.manifest
-    )
+    b.core._unix_time.offset_s -= 10**6
+    rng = np.random.default_rng(0)
+    far, payload = builders.random_delta(rng, builders.identity(66), 9, of=world.manifest)
     a.blobs[far.body.chunks[0]] = payload
     world.inject(a, next(iter(a.links)), msg.encode(msg.Records(((far.data, True),))))
     before = world.messages
@@ -707,9 +720,65 @@ def test_clock_counts_live_trainers_only(seed):
     world.publish(world.nodes[1], 1)
     world.run(1.0)
     assert {n.core.clock for n in world.running()} == {1}
+    world.publish(world.nodes[2], 1)
+    world.publish(world.nodes[1], 2)
     world.crash(world.nodes[1])
     world.run(30.0)
-    assert world.nodes[2].core.clock == 0, "the dead do not set the pace"
+    assert world.nodes[2].core.clock == 1, "the dead do not set the pace"
+
+
+def test_who_comes_when_all_others_are_gone_goes_on_where_they_left_off(seed):
+    world = World(seed)
+    world.add(0, trains=False)
+    world.add(1, [0])
+    world.run(10.0)
+    for round_ in range(1, 21):
+        world.publish(world.nodes[1], round_)
+    world.run(20.0)
+    world.crash(world.nodes[1])
+    world.run(30.0)
+    late = world.add(2, [0])
+    world.run(20.0)
+    assert len(late.core.ledger) == 20
+    assert late.core.clock == 20, "it would publish rounds that are closed, one after another"
+
+
+def test_one_key_cannot_sign_for_all_rounds_of_an_old_swarm(seed):
+    """The swarm is old enough for thousands of rounds, and has made none of them."""
+    world = _swarm(seed, 3)
+    for node in world.running():
+        world.publish(node, 1)
+    world.run(5.0)
+    victim = world.nodes[0]
+    newest = 1 + limits.ROUND_SLACK + world.manifest.history.retain
+    for round_ in (2, newest, newest + 1, 2 * newest, 3000):
+        delta, _ = builders.random_delta(
+            np.random.default_rng(round_), builders.identity(66), round_, of=world.manifest
+        )
+        world.inject(victim, next(iter(victim.links)), msg.encode(msg.Records(((delta.data, True),))))
+    assert victim.core.ledger.rounds() == [1, 2, newest]
+    assert not victim.blames, "whoever relays it may be the other half of a partition"
+
+
+def test_what_came_too_early_is_taken_when_the_swarm_has_come_near(seed):
+    world = _swarm(seed, 2)
+    behind, before = world.nodes[0], world.nodes[1]
+    behind.core._clock._ahead = 5
+    for round_ in range(1, 12):
+        world.publish(before, round_)
+        world.publish(behind, round_)
+    delta, payload = builders.random_delta(
+        np.random.default_rng(0), builders.identity(66), 20, of=world.manifest
+    )
+    before.blobs[delta.body.chunks[0]] = payload
+    world.inject(before, next(iter(before.links)), msg.encode(msg.Records(((delta.data, True),))))
+    world.run(20.0)
+    assert delta.record_id in before.core.ledger
+    assert delta.record_id not in behind.core.ledger
+    world.publish(before, 15)
+    world.publish(behind, 15)
+    world.run(30.0, world.agree)
+    assert delta.record_id in behind.core.ledger
 
 
 # --- time and determinism ---------------------------------------------------------------------------

@@ -110,6 +110,18 @@ def test_an_invitation_that_comes_later_lets_in(seed):
     assert world.agree() and late.core.charter.role_of(late.identity.node_id) is Role.TRAIN
 
 
+def test_a_guest_whose_time_ran_out_while_its_host_slept_is_cut(seed):
+    world = World(seed, INVITED)
+    world.add(0, credentials=[_invited(0)])
+    world.add(1, [0], credentials=[_invited(1, expires=UNIX_S + 7200)])
+    world.run(10.0)
+    host, guest = world.nodes[0], world.nodes[1]
+    assert host.links and guest.links
+    world.handle(host, fx.TimeSet(host.core._unix_time.offset_s + 8 * 3600.0))
+    world.run(limits.EXPIRY_LOOK_S + 2.0)
+    assert not host.links
+
+
 def test_an_invitation_that_ran_out_cuts_and_a_renewed_one_restores(seed):
     world = World(seed, INVITED)
     until = UNIX_S + 140  # the world begins at 100

@@ -5,6 +5,7 @@ import pytest
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Adopt, Close, Notice, Seal
 from gossamer.protocol.history import Claim, genesis_claim
+from gossamer.protocol.joining import Witness
 from gossamer.protocol.sealing import GONE_AFTER_S, Sealing
 from tests.protocol import builders
 
@@ -24,7 +25,7 @@ def drive(sealing, start, seconds, clock=0, others=(), quiet=True):
     """Wake it twice a second; returns everything it asked for."""
     result = []
     for tick in range(int(seconds * 2) + 1):
-        result += sealing.wake(start + tick / 2, clock, list(others), quiet)
+        result += sealing.wake(start + tick / 2, clock, list(map(Witness, others)), quiet)
     return result
 
 
@@ -49,7 +50,7 @@ def test_a_joiner_waits_for_somebody(manifest):
 def test_a_joiner_hears_the_roster_before_it_decides(manifest):
     sealing = Sealing(manifest, is_first=False)
     genesis = genesis_claim(manifest.genesis.root)
-    assert sealing.wake(0.0, 0, [(genesis,)], True) == []
+    assert sealing.wake(0.0, 0, [Witness((genesis,))], True) == []
     late = drive(sealing, 0.5, limits.ROSTER_PATIENCE_S, others=[(genesis,)] * 4)
     assert kinds(late, Adopt) == [Adopt(genesis)]
 
@@ -58,6 +59,13 @@ def test_a_joiner_takes_the_newest_snapshot_that_enough_claim(manifest):
     sealing = Sealing(manifest, is_first=False)
     others = [(claim(16), claim(8)), (claim(8),), (claim(8),), (claim(16),)]
     assert kinds(drive(sealing, 0.0, 5, others=others), Adopt) == [Adopt(claim(8))]
+
+
+def test_a_joiner_believes_whom_it_was_told_to(manifest):
+    sealing = Sealing(manifest, is_first=False, trusted=[b"friend"])
+    members = [*[Witness((claim(16, mark=9),))] * 5, Witness((claim(8),), b"friend")]
+    assert kinds(sealing.wake(0.0, 0, members, True), Adopt) == []
+    assert kinds(sealing.wake(3.0, 0, members, True), Adopt) == [Adopt(claim(8))]
 
 
 def test_a_joiner_without_agreement_says_so_and_goes_on_trying(manifest):
@@ -107,6 +115,11 @@ def test_history_is_not_closed_while_members_disagree(manifest):
     assert kinds(drive(sealing, 0.0, 5, clock=100, others=others), Close) == []
 
 
+def test_history_is_not_closed_because_others_agree_on_something_else(manifest):
+    sealing = joined(manifest, claim(16, mark=1))
+    assert kinds(drive(sealing, 0.0, 5, clock=100, others=[(claim(1000, mark=2),)] * 3), Close) == []
+
+
 def test_the_lighter_lineage_yields_loudly_after_a_while(manifest):
     sealing = joined(manifest, claim(16, tokens=5, mark=1))
     winner = claim(16, tokens=9, mark=2)
@@ -124,9 +137,12 @@ def test_names_without_deltas_have_no_voice_against_our_history(manifest):
     invented = [(claim(8, tokens=2**59, mark=2),)] * 5
     effects = []
     for tick in range(100):
-        effects += sealing.wake(tick / 2, 0, invented, True, lambda: [])
+        effects += sealing.wake(tick / 2, 0, list(map(Witness, invented)), True, lambda: [])
     assert effects == []
-    assert kinds(sealing.wake(60.0, 0, invented, True, lambda: invented[:3]), Adopt)
+    for tick in range(int(2 * limits.LINEAGE_PATIENCE_S) + 2):
+        now = 60.0 + tick / 2
+        effects += sealing.wake(now, 0, list(map(Witness, invented)), True, lambda: invented[:3])
+    assert kinds(effects, Adopt), "those who contribute have one"
 
 
 def test_the_heavier_lineage_stays(manifest):

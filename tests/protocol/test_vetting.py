@@ -15,6 +15,7 @@ from gossamer.protocol.admission import NEVER, Charter
 from gossamer.protocol.effects import Hangup, LinkUp, Send
 from gossamer.protocol.links import Links
 from gossamer.protocol.roster import Roster
+from gossamer.protocol.unix_time import UnixTime
 from gossamer.protocol.vetting import STRANGER_INTERVAL_S, Vetting
 from tests.protocol import builders
 from tests.protocol.builders import grant, identity, revocation
@@ -33,7 +34,7 @@ class End:
         self.charter = Charter(of.admission, of.swarm_id)
         own = identity(100 + number).node_id
         self.links = Links(own, Roster(own), (), random.Random(number))
-        self.vetting = Vetting(self.charter, self.links, random.Random(number), unix_offset_s=1000.0)
+        self.vetting = Vetting(self.charter, self.links, random.Random(number), UnixTime(1000.0))
 
     def link_to(self, other: int) -> list[Send]:
         self.links.up(LinkUp(other, identity(100 + other).node_id, True, None), 0.0)

@@ -3,16 +3,20 @@
 It has a key and is admitted, so what it signs verifies. It equivocates (two and three records for one
 round, to different peers), forges others' records, sends garbage, withholds payloads or parts of them or
 publishes ones that do not decode, claims to hold what it has not and does not send what it has, claims rounds
-of the far future, races the clock, and spreads rumours about the living.
+of the far future and a past that never was, races the clock, and spreads rumours about the living.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 
 from gossamer.protocol import messages as msg
+from gossamer.protocol.chunks import chunk_hashes, root_of
 from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
+from gossamer.protocol.history import Claim
 from gossamer.protocol.limits import ROUND_MAX
+from gossamer.protocol.presence import Presence
 from gossamer.protocol.records import Delta, DeltaBody, parse_delta
+from gossamer.protocol.replica import Replica
 from tests.sim.node import Node
 from tests.sim.trainer import Window
 from tests.sim.transfers import Transfers
@@ -40,6 +44,7 @@ class Liar:
             self._spread_rumours,
             self._claim_to_hold,
             self._claim_parts,
+            self._claim_another_past,
         )
 
     def act(self) -> None:
@@ -192,3 +197,24 @@ class Liar:
         for record_id in (*ids, self._rng.randbytes(32)):
             places = {self._rng.randrange(16) for _ in range(self._rng.randrange(8))}
             self._to_some(msg.Parts(record_id, tuple(sorted(places))))
+
+    def _claim_another_past(self) -> None:
+        """A snapshot of far more tokens than the swarm's, and newer ones too, which we even hand out."""
+        node = self._node
+        presence = node.core.presence
+        if node.fold is None or not node.core.sealing.claims:
+            return
+        data = (node.fold.phi + 1).tobytes()
+        hashes = chunk_hashes(data)
+        root = root_of(hashes)
+        node.disk.put(hashes[0], data, node.stage.loop.now)
+        node.disk.put(root, b"".join(hashes), node.stage.loop.now)
+        newest, digest = node.core.sealing.claims[0], self._rng.randbytes(32)
+        step = node.stage.manifest.history.snapshot_every
+        claims = tuple(Claim(newest.round + ahead * step, 2**59, digest, root) for ahead in (2, 1, 0))
+        presence._standing = lambda: (node.core.own_last, claims)
+        node.stage.loop.after(20.0 + 30.0 * self._rng.random(), self._tell_the_truth, presence, node.core)
+
+    @staticmethod
+    def _tell_the_truth(presence: Presence, core: Replica) -> None:
+        presence._standing = lambda: (core.own_last, core.sealing.claims)

@@ -112,7 +112,18 @@ def _any_other_history_wins() -> list[Patch]:
     """Two lineages: each side gives its own up for the other's."""
 
     def contest(own: Claim, others: Any) -> Claim | None:
-        return max((claim for claim in others if claim != own and claim.round <= own.round), default=None)
+        said = [claim for claims in others for claim in claims]
+        return max((claim for claim in said if claim != own and claim.round <= own.round), default=None)
+
+    return [(sealing, "contest", contest)]
+
+
+def _believe_a_lone_voice() -> list[Patch]:
+    """Two lineages: the claim with the most tokens wins, whoever makes it."""
+
+    def contest(own: Claim, others: Any) -> Claim | None:
+        said = [claim for claims in others for claim in claims]
+        return max((claim for claim in said if claim.round == own.round and claim > own), default=None)
 
     return [(sealing, "contest", contest)]
 
@@ -229,6 +240,7 @@ MUTANTS = {
         Mutant("trust any signature", _trust_any_signature, "liar"),
         Mutant("close what is sealed", _close_what_is_sealed, "halves", minutes=8.0),
         Mutant("any other history wins", _any_other_history_wins, "halves", minutes=8.0),
+        Mutant("believe a lone voice", _believe_a_lone_voice, "liar", minutes=8.0),
         Mutant("speak before it is stored", _speak_before_it_is_stored, "power"),
         Mutant("forget own rounds", _forget_own_rounds, "diskloss", minutes=8.0),
         Mutant("no anti-entropy", _no_anti_entropy, "halves"),

@@ -1,0 +1,18 @@
+"""What time it is for people, as far as this machine knows: the only clock that two nodes have in common.
+
+It moves under a node's feet: a laptop wakes hours later while its monotonic clock stood still, and a machine
+without a battery learns the date only when it has reached a time server.
+"""
+
+
+class UnixTime:
+    """Unix time as the node's monotonic clock goes: `offset_s` is the difference, as last told."""
+
+    __slots__ = ("offset_s",)
+
+    def __init__(self, offset_s: float) -> None:
+        self.offset_s = offset_s
+
+    def at(self, now: float) -> float:
+        """Unix seconds at a moment of the monotonic clock."""
+        return now + self.offset_s

@@ -1,0 +1,122 @@
+"""Whom a joiner believes: members that disagree, liars alone and together, and the user's word."""
+
+import random
+
+import pytest
+
+from gossamer.protocol import limits
+from gossamer.protocol.history import Claim
+from gossamer.protocol.joining import REMIND_S, Joining, Witness, believable
+
+
+def claim(round_: int, mark: int = 1) -> Claim:
+    return Claim(round_, round_ * 10, bytes([mark]) * 32, bytes([mark]) * 32)
+
+
+TRUE, OLDER, NEWER = claim(16), claim(8), claim(24)
+LIE, FAR_LIE = claim(16, mark=9), claim(1000, mark=9)
+
+
+def honest(count: int, *claims: Claim) -> list[Witness]:
+    return [Witness(claims or (TRUE, OLDER), bytes([1, number])) for number in range(count)]
+
+
+def liars(count: int, *claims: Claim) -> list[Witness]:
+    return [Witness(claims or (LIE,), bytes([9, number])) for number in range(count)]
+
+
+def told_of(witness: Witness) -> Witness:
+    return witness._replace(is_named=True)
+
+
+def test_two_honest_members_outvote_one_liar():
+    assert believable([*honest(2), *liars(1)]) == TRUE
+
+
+@pytest.mark.parametrize("lie", [LIE, FAR_LIE], ids=["about our round", "about one far ahead"])
+def test_three_liars_move_no_joiner_of_a_larger_swarm(lie):
+    assert believable([*honest(5), *liars(3, lie)]) == TRUE
+
+
+def test_of_two_halves_nobody_can_tell():
+    assert believable([*honest(3, TRUE), *liars(3)]) is None
+
+
+def test_what_two_halves_do_not_dispute_is_believed():
+    assert believable([*honest(3), *liars(2), *honest(1, OLDER)]) == OLDER
+
+
+def test_the_newest_that_most_members_make_is_chosen_while_a_snapshot_is_being_written():
+    assert believable([*honest(3, NEWER, TRUE), *honest(2, TRUE, OLDER)]) == NEWER
+    assert believable([*honest(2, NEWER, TRUE), *honest(3, TRUE, OLDER)]) == TRUE
+
+
+def test_without_a_majority_the_most_common_claim_that_nothing_contradicts_is_chosen():
+    members = [*honest(4, TRUE), *honest(3, OLDER), *liars(3, FAR_LIE)]
+    assert believable(members) == TRUE
+
+
+def test_who_was_named_is_believed_before_any_number_of_names():
+    named, *others = honest(3)
+    assert believable([told_of(named), *others, *liars(100, LIE, FAR_LIE)]) == TRUE
+
+
+def test_of_two_members_the_one_that_was_named_is_believed():
+    assert believable([*map(told_of, honest(1)), *liars(1)]) == TRUE
+
+
+def test_a_named_liar_is_not_believed_alone_nor_is_anybody_else():
+    """It may be the honest one among many names: only the user can tell."""
+    members = [*honest(5), *map(told_of, liars(1, LIE, claim(8, mark=9)))]
+    assert believable(members, patient=True) is None
+    assert believable(members) is None
+
+
+def test_a_named_member_that_is_behind_is_waited_for_and_no_longer_than_that():
+    members = [*honest(5), told_of(Witness((claim(0),), b"founder without its disk"))]
+    assert believable(members, patient=True) is None
+    assert believable(members) == TRUE
+
+
+def test_believing_does_not_depend_on_the_order_of_members(seed):
+    rng = random.Random(seed)
+    claims = [TRUE, LIE, OLDER, NEWER, FAR_LIE]
+    for _ in range(200):
+        members = [
+            Witness(tuple(rng.sample(claims, rng.randrange(1, 4))), bytes([n]), rng.random() < 0.2)
+            for n in range(rng.randrange(1, 9))
+        ]
+        best = believable(members)
+        assert best is None or any(best in member.claims for member in members)
+        assert believable(rng.sample(members, len(members))) == best
+
+
+def test_the_users_word_is_enough_and_nobody_elses_is():
+    joining = Joining(trusted=[bytes([1, 0])])
+    joining.choose(liars(5), 100.0)
+    best, said = joining.choose(liars(5), 100.0 + limits.ROSTER_PATIENCE_S)
+    assert best is None
+    assert "--trust" in said[0].text
+    assert joining.choose([*liars(5), *honest(1)], 110.0)[0] == TRUE
+
+
+def test_a_joiner_says_who_contradicts_whom_and_not_too_often():
+    joining = Joining()
+    members = [*map(told_of, honest(1, TRUE)), *liars(6)]
+    texts = []
+    for second in range(40):
+        best, said = joining.choose(members, 100.0 + second)
+        assert best is None
+        texts += [notice.text for notice in said]
+    assert len(texts) == -(-(40 - limits.ROSTER_PATIENCE_S) // REMIND_S)
+    assert "contradict each other about round 16" in texts[0]
+    assert f"and 2 more; others: {members[0].node_id.hex()} (at a join address)" in texts[0]
+    assert "--trust NODE_ID" in texts[0]
+
+
+def test_members_that_are_merely_at_different_rounds_do_not_contradict_each_other():
+    joining = Joining()
+    members = [*honest(2, TRUE), *honest(2, OLDER)]
+    joining.choose(members, 100.0)
+    _, said = joining.choose(members, 103.0)
+    assert [notice.text for notice in said] == ["waiting for 4 members to agree on a snapshot to start from"]
