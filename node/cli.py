@@ -1,6 +1,7 @@
 """The command line of a node: `node`, `status`, `peers`, `top`, `verify`, `generate`, `export`, `id`.
 
-`gossamer.bootstrap.cli` adds how swarms begin and is the `gossamer` command.
+`gossamer.bootstrap.cli` adds how swarms begin and is the `gossamer` command. Commands import what they need
+when they run: help and mistakes in flags then take no longer than Python itself.
 """
 
 import asyncio
@@ -13,24 +14,7 @@ from typing import Annotated
 import typer
 
 from gossamer.node import config_cli, logs, option_values
-from gossamer.node.askers import asker_for
-from gossamer.node.client import fetch_status
 from gossamer.node.command import App
-from gossamer.node.entering import (
-    checked_advertise,
-    checked_join,
-    enter_invited,
-    enter_swarm,
-    given_invitation,
-    node_in,
-    own_id,
-)
-from gossamer.node.options import DaemonOptions, TrainerOptions
-from gossamer.node.own_task import check_trainable, remember_task
-from gossamer.node.status import one_line
-from gossamer.node.supervisor import Supervisor
-from gossamer.node.verify import verify as verify_replicas
-from gossamer.protocol.admission import Role
 from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
 
 app = App()
@@ -189,6 +173,18 @@ def node(
 
         gossamer node --config node.toml
     """
+    from gossamer.node.entering import (
+        checked_advertise,
+        checked_join,
+        enter_invited,
+        enter_swarm,
+        given_invitation,
+    )
+    from gossamer.node.options import DaemonOptions, TrainerOptions
+    from gossamer.node.own_task import check_trainable, remember_task
+    from gossamer.node.supervisor import Supervisor
+    from gossamer.protocol.admission import Role
+
     logs.configure(level=log_level, debug=debug, as_json=log_json)
     addresses = checked_join(join)
     invitation = given_invitation(invite)
@@ -250,6 +246,10 @@ def status(
         gossamer status 192.168.1.5:7700
         gossamer status 192.168.1.5:7700 --json
     """
+    from gossamer.node.askers import asker_for
+    from gossamer.node.client import fetch_status
+    from gossamer.node.status import one_line
+
     asker = asker_for(folder, address)
     found = asyncio.run(fetch_status(address, digest=as_json, plaintext=plaintext, asker=asker))
     if as_json:
@@ -277,6 +277,9 @@ def peers(
         gossamer peers 192.168.1.5:7700
         gossamer peers 192.168.1.5:7700 --json
     """
+    from gossamer.node.askers import asker_for
+    from gossamer.node.client import fetch_status
+
     asker = asker_for(folder, address)
     found = asyncio.run(fetch_status(address, plaintext=plaintext, asker=asker))
     if not {"agreement", "conduct", "members"} <= found.keys():
@@ -347,6 +350,9 @@ def verify(
 
         gossamer verify 192.168.1.5:7700 192.168.1.6:7701
     """
+    from gossamer.node.askers import asker_for
+    from gossamer.node.verify import verify as verify_replicas
+
     if len(addresses) < 2:
         raise ConfigError("give two or more addresses: one replica alone agrees with itself")
     asker = next((found for address in addresses if (found := asker_for(folder, address))), None)
@@ -376,6 +382,9 @@ def generate(
         gossamer generate --prompt "def "
         gossamer generate --dir d0 --length 2000 --temperature 0.3 --seed 7
     """
+    from gossamer.node.entering import node_in
+    from gossamer.node.own_task import remember_task
+
     home = node_in(folder)
     if task is not None:
         remember_task(home, task)
@@ -427,6 +436,7 @@ def export(
 
         gossamer export my-model
     """
+    from gossamer.node.entering import node_in
     from gossamer.node.export import export as write_model
 
     done = write_model(node_in(folder), out, dtype=dtype, sealed=sealed, force=force)
@@ -460,4 +470,6 @@ def show_id(
         gossamer id
         gossamer id --dir d0
     """
+    from gossamer.node.entering import own_id
+
     typer.echo(own_id(folder))

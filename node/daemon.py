@@ -147,7 +147,7 @@ class Daemon:
         """Serve until `stop`, then take leave. Raises LocalError if it cannot start or must not go on."""
         host, port = parse_address(self.options.listen, port_min=0)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in lifeline.stop_signals():
             loop.add_signal_handler(number, self.stop)
         try:
             # Before anyone can speak to us: a trainer that hands its last delta over again would have us

@@ -1,6 +1,7 @@
 """What the options of commands may hold: checked as they are read, and completed by the shell.
 
 A check that is made here and not later can say where a wrong value stands: flag, variable or node file.
+All commands import this, so it imports little.
 """
 
 import glob
@@ -11,8 +12,6 @@ from typing import Any, TypedDict
 import typer
 
 from gossamer.node.address import parse_address, parse_contact
-from gossamer.node.askers import nodes_root
-from gossamer.node.home import Home
 from gossamer.node.options import ADMIN_OFF
 from gossamer.protocol.errors import ConfigError
 
@@ -96,6 +95,8 @@ def at_most(bound: int) -> Callable[[Any], Any]:
 
 def node_folders() -> list[str]:
     """Folders of this machine's nodes."""
+    from gossamer.node.askers import nodes_root
+
     return sorted(str(path.parent) for path in nodes_root().glob("*/manifest"))
 
 
@@ -113,5 +114,7 @@ def devices() -> list[str]:
 
 
 def _own_addresses() -> list[str]:
+    from gossamer.node.home import Home
+
     facts = [Home(Path(folder)).read_daemon() or {} for folder in node_folders()]
     return [str(found["address"]) for found in facts if found.get("address")]

@@ -15,7 +15,7 @@ from pathlib import Path
 from gossamer.node import control
 from gossamer.node.merger import MergedState
 from gossamer.node.shared import SharedMemory
-from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.errors import MalformedError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
@@ -64,15 +64,9 @@ class TrainerPort:
         return fragment not in self._taken
 
     async def serve(self) -> None:
-        """Accept trainers until cancelled."""
-        with suppress(FileNotFoundError):
-            self._path.unlink()
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        """Accept trainers until cancelled. Raises StorageError where there can be no socket."""
+        listener = self._listen()
         try:
-            listener.bind(str(self._path))
-            os.chmod(self._path, 0o600)
-            listener.listen(1)
-            listener.setblocking(False)
             loop = asyncio.get_running_loop()
             async with asyncio.TaskGroup() as tasks:
                 attending: asyncio.Task[None] | None = None
@@ -87,6 +81,20 @@ class TrainerPort:
             listener.close()
             with suppress(FileNotFoundError):
                 self._path.unlink()
+
+    def _listen(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with suppress(FileNotFoundError):
+                self._path.unlink()
+            listener.bind(str(self._path))
+            os.chmod(self._path, 0o600)
+            listener.listen(1)
+            listener.setblocking(False)
+        except OSError as error:
+            listener.close()
+            raise StorageError(f"cannot listen on {self._path}: {error.strerror or error}") from None
+        return listener
 
     async def _attend(self, connection: socket.socket) -> None:
         """Serve one trainer until it goes."""
