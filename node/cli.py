@@ -255,12 +255,18 @@ def status(
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
-    typer.echo(f"swarm {found['swarm']} ({found['swarm_id'][:12]}), {found['records']} records")
-    typer.echo(one_line(found))
-    for member in found["members"]:
-        typer.echo(
-            f"  {member['name'] or member['node_id'][:8]}: {member['health']}, round {member['round']}"
-        )
+    try:
+        lines = [
+            f"swarm {found['swarm']} ({found['swarm_id'][:12]}), {found['records']} records",
+            one_line(found),
+            *(
+                f"  {member['name'] or member['node_id'][:8]}: {member['health']}, round {member['round']}"
+                for member in found["members"]
+            ),
+        ]
+    except (LookupError, TypeError, ValueError):
+        raise UnreachableError(f"{address} sent a status that cannot be read") from None
+    typer.echo(_harmless("\n".join(lines)))
 
 
 @app.command(rich_help_panel="Watch")
@@ -291,7 +297,11 @@ def peers(
 
     from gossamer.node.peers import peers_table
 
-    Console().print(peers_table(found))
+    try:
+        table = peers_table(found)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise UnreachableError(f"{address} does not say what it has seen of its members") from None
+    Console().print(table)
 
 
 @app.command(rich_help_panel="Watch")

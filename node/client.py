@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import ssl
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -136,10 +137,18 @@ async def _read(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return "what answers there does not speak TLS"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return "what answers there does not speak HTTP"
+    if isinstance(error, aiohttp.ClientConnectorError) and not error.errno:
+        return "the connection was closed"
     if isinstance(error, aiohttp.ClientConnectorError) and error.errno:
         known = os.strerror(error.errno) if error.errno > 0 else error.strerror  # below: names not found
         return str(known).lower()
-    return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def fetch_manifest(

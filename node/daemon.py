@@ -87,7 +87,7 @@ class Daemon:
                 version=__version__,
             ),
             has_chunk=self.chunks.__contains__,
-            unix_offset_s=time.time() - time.monotonic(),
+            unix_offset_s=_unix_offset_s(),
             rng=random.Random(),
         )
         self.admitting = Admitting(self.core, self.records, self.dispatch, self.spawn)
@@ -253,6 +253,7 @@ class Daemon:
         while True:
             delay = self.core.next_wake() - time.monotonic()
             if delay <= 0:
+                self.core.unix_is(_unix_offset_s())
                 self.dispatch(fx.Wake())
                 continue
             self._timer_moved.clear()
@@ -330,6 +331,11 @@ class Daemon:
             prefix = await self.merging.prefix_digest(int(up_to))
             status["prefix"] = {"up_to": int(up_to), "digest": prefix.hex() if prefix else None}
         return status
+
+
+def _unix_offset_s() -> float:
+    """Unix time, less the time that events carry."""
+    return time.time() - time.monotonic()
 
 
 def _first(error: BaseException) -> BaseException:

@@ -130,7 +130,7 @@ class Vitals:
     def _look_at_clock(self, look: Look) -> None:
         said = clocks.judge(look.offsets)
         if said is not None:
-            self._say("clock", look.now, f"{said}: set it (NTP) and restart this node")
+            self._say("clock", look.now, f"{said}: set it (NTP)")
 
     def _disk(self, look: Look) -> str | None:
         if look.disk_free is None or look.disk_free >= DISK_FREE_MIN:
