@@ -66,7 +66,7 @@ Advertise = Annotated[
         **option_values.address(),
     ),
 ]
-Name = Annotated[str, typer.Option(help="What displays call this node.")]
+Name = Annotated[str, typer.Option(help="What displays call this node.", callback=option_values.shown_name())]
 Plaintext = Annotated[
     bool,
     typer.Option("--insecure-plaintext", help="No TLS. For tests on loopback; all nodes must do the same."),

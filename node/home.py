@@ -132,6 +132,13 @@ class Home:
                 f"cannot use {self.root / 'lock'}: {error.strerror}; choose another --dir"
             ) from None
 
+    def is_gone(self) -> bool:
+        """Whether the folder that we have locked is not where it was: moved, removed, or unmounted."""
+        try:
+            return self._lock >= 0 and not os.path.samestat(os.fstat(self._lock), os.stat(self.root / "lock"))
+        except OSError:
+            return True
+
     def identity(self) -> Identity:
         """Read the key, making one the first time. Raises StorageError."""
         try:

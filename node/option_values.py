@@ -14,6 +14,7 @@ import typer
 from gossamer.node.address import parse_address, parse_contact
 from gossamer.node.options import ADMIN_OFF
 from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.limits import TEXT_BYTES_MAX
 
 
 class OptionValues(TypedDict):
@@ -71,6 +72,16 @@ def check_admin(text: str) -> None:
 def admin_address() -> OptionValues:
     """Where a node is to be watched."""
     return {"callback": _checked(check_admin), "autocompletion": lambda: [ADMIN_OFF, "127.0.0.1:7780"]}
+
+
+def shown_name() -> Callable[[Any], Any]:
+    """What displays call a node: others take no more, and nothing that a terminal would obey."""
+
+    def check(text: str) -> None:
+        if not text.isprintable() or len(text.encode(errors="replace")) > TEXT_BYTES_MAX:
+            raise ConfigError(f"a name is printable text of at most {TEXT_BYTES_MAX} bytes")
+
+    return _checked(check)
 
 
 def existing_path() -> Callable[[Any], Any]:

@@ -52,6 +52,7 @@ class Watching:
         self.happenings = Happenings()
         self.feed = feed.Feed()
         self.disk_free: int | None = None
+        self._folder_gone = False
         """Bytes free where the node's folder is; None before the first look."""
         self._store = ChronicleStore(daemon.home.chronicle_path)
         self._was_dialled = False
@@ -132,6 +133,7 @@ class Watching:
     async def _tick(self, ticks: int, late_s: float) -> None:
         if ticks % DISK_TICKS == 0:
             self.disk_free = await asyncio.to_thread(_free_at, str(self._daemon.home.root))
+            self._folder_gone = await asyncio.to_thread(self._daemon.home.is_gone)
         if ticks % SAVE_TICKS == 0:
             await self._save()
         self._settle()
@@ -160,6 +162,7 @@ class Watching:
             behind=daemon.merging.behind,
             version=daemon.merging.version,
             disk_free=self.disk_free,
+            folder_gone=str(daemon.home.root) if self._folder_gone else "",
             offsets=tuple(link.clock_offset_s for link in daemon.links.values()),
             lacks_trainer=core.info.trains and not daemon.port.attached,
         )

@@ -65,6 +65,17 @@ def test_a_folder_has_one_daemon(home: Home) -> None:
     Home(home.root).lock()
 
 
+def test_a_folder_that_was_moved_or_removed_is_seen_to_be_gone(home: Home) -> None:
+    assert not home.is_gone(), "nobody has locked it"
+    home.lock()
+    assert not home.is_gone()
+    home.root.rename(home.root.with_name("elsewhere"))
+    assert home.is_gone()
+    Home(home.root).create()
+    Home(home.root).lock()
+    assert home.is_gone(), "what is there now is another"
+
+
 def test_a_lock_that_cannot_be_taken_is_not_said_to_be_taken(home: Home) -> None:
     (home.root / "lock").mkdir()
     with pytest.raises(StorageError, match="lock: Is a directory"):
