@@ -42,6 +42,14 @@ def minutes(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
+class Output(Console):
+    """Standard output. Where nobody reads it any more (`| head`), that is an error like any other."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise it again; rich would end the process, whatever is still to be cleaned up."""
+        raise  # noqa: PLE0704 - called where it is handled
+
+
 class Display:
     """Shows the swarm as it runs. Use as a context manager."""
 

@@ -11,10 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from gossamer.bootstrap.chaos import Storm
-from gossamer.bootstrap.display import Display
+from gossamer.bootstrap.display import Display, Output
 from gossamer.bootstrap.processes import NodeProcess, stop_all, threads_each
 from gossamer.bootstrap.summary import SwarmSummary, summarise
 from gossamer.node.home import Home
@@ -104,7 +102,7 @@ class LocalSwarm:
             f"gossamer swarm {self._manifest.swarm_id.hex()[:12]}: {len(self._nodes)} nodes,"
             f" {self._parameters / 1e6:.2f} M parameters, {self._options.codec}"
         )
-        with Display(Console(), self._options.rounds, title) as display:
+        with Display(Output(), self._options.rounds, title) as display:
             display.update(self._everyone, "starting", self._storm)
             await self._start()
             await self._watch(display, "training", self._all_finished, None)

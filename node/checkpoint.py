@@ -38,6 +38,9 @@ SHARES = 64
 VERSION = "2"
 CHECKSUM = "crc32"
 
+_NOT_AS_WRITTEN = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
+"""What reading JSON, and using what it holds, comes to where something else was written."""
+
 log = logging.getLogger("gossamer.checkpoint")
 
 
@@ -147,7 +150,9 @@ def checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     """CRC-32 of a checkpoint, against bad disks: it is nobody's but ours."""
     found = zlib.crc32(json.dumps(sorted(metadata.items())).encode())
     for name, tensor in sorted(tensors.items()):
-        found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy(), zlib.crc32(name.encode(), found))
+        found = zlib.crc32(
+            tensor.reshape(-1).view(torch.uint8).numpy().data, zlib.crc32(name.encode(), found)
+        )
     return f"{found:08x}"
 
 
@@ -210,31 +215,36 @@ def restore(
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
             if metadata.get("version") != VERSION:
-                return _unusable(path, "another release wrote it")
+                raise ValueError("another release wrote it")
             tensors = {name: file.get_tensor(name) for name in list(file.keys())}
         if metadata.pop(CHECKSUM) != checksum(tensors, metadata):
-            return _unusable(path, "it is damaged")
+            raise ValueError("it is damaged")
         rounds: list[int] = json.loads(metadata["rounds"])
         progress = Progress(int(metadata["steps"]), int(metadata["tokens"]))
         if len(rounds) != len(outer.fragments) or not _fits(outer, tensors):
-            return _unusable(path, "it is of another model")
+            raise ValueError("it is of another model")
         has_inner = metadata.get("optimizers") == _kinds(optimizers) and bool(optimizers)
         if has_inner:
             _restore_inner(optimizers, tensors, json.loads(metadata["inner"]))
     except FileNotFoundError:
         return None
-    except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError):
-        return _unusable(path, "it is damaged")  # the last four: what JSON can hold
+    except (
+        OSError,
+        SafetensorError,
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
+        log.warning("cannot use %s (%s): residuals and inner optimizer begin afresh", path, error)
+        return None  # the last four: what JSON can hold, where something else was written
     for state, saved in zip(outer.fragments, rounds, strict=True):
         for i, slot in enumerate(state.fragment.slots):
             state.momentum[i].copy_(tensors[f"momentum/{slot.spec.name}"])
             if saved == state.last_published:
                 state.residual[i].copy_(tensors[f"residual/{slot.spec.name}"])
     return progress, has_inner
-
-
-def _unusable(path: Path, why: str) -> None:
-    log.warning("cannot use %s: %s. Residuals and inner optimizer begin afresh", path, why)
 
 
 def _fits(outer: OuterLoop, tensors: dict[str, Tensor]) -> bool:

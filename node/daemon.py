@@ -22,6 +22,7 @@ from gossamer.node.admitting import Admitting
 from gossamer.node.archive import Archive
 from gossamer.node.briefing import Briefing
 from gossamer.node.chunkstore import ChunkStore
+from gossamer.node.door import ask_for_open_files
 from gossamer.node.home import Home, remove_unfinished
 from gossamer.node.merging import Merging
 from gossamer.node.open_links import OpenLinks
@@ -350,6 +351,7 @@ def main() -> int:
     options = DaemonOptions.from_json(sys.argv[1])
     logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
     os.umask(0o077)  # SQLite makes files of its own
+    ask_for_open_files()
     try:
         daemon = Daemon(options)
         lifeline.watch(lambda: signal.raise_signal(signal.SIGTERM))

@@ -21,6 +21,7 @@ from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
 
 BUFFER_BYTES_MAX = 1 << 20
+ACCEPT_RETRY_S = 1.0
 
 log = logging.getLogger("gossamer.trainer")
 
@@ -71,7 +72,12 @@ class TrainerPort:
             async with asyncio.TaskGroup() as tasks:
                 attending: asyncio.Task[None] | None = None
                 while True:
-                    connection, _ = await loop.sock_accept(listener)
+                    try:
+                        connection, _ = await loop.sock_accept(listener)
+                    except OSError as error:  # too many files are open, for now
+                        log.warning("a trainer could not attach: %s", error.strerror)
+                        await asyncio.sleep(ACCEPT_RETRY_S)
+                        continue
                     if attending is not None and not attending.done():
                         self.send(control.Stop())
                         attending.cancel()

@@ -657,7 +657,9 @@ def test_a_diverged_loss_is_not_published_and_does_not_make_our_row_invalid(seed
     assert (row.inner_steps, row.loss) == (5, limits.LOSS_MAX)
 
 
-@pytest.mark.parametrize("changes", [{"name": "x" * 300}, {"name": "a\x1b[2J"}, {"name": "\udcfc"}, {"incarnation": -1}])
+@pytest.mark.parametrize(
+    "changes", [{"name": "x" * 300}, {"name": "a\x1b[2J"}, {"name": "\udcfc"}, {"incarnation": -1}]
+)
 def test_a_node_that_others_would_refuse_does_not_start(changes):
     info = NodeInfo(**{"name": "n", "trains": True, "incarnation": 1, **changes})
     with pytest.raises(ConfigError, match="cannot present itself"):
