@@ -31,6 +31,7 @@ from gossamer.node.feed import to_json
 from gossamer.node.metrics import registry_of
 from gossamer.node.options import ADMIN_OFF
 from gossamer.node.page import document, policy
+from gossamer.node.transport import http_log
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.limits import ROUND_MAX
 
@@ -109,7 +110,12 @@ class AdminServer:
         ):
             app.router.add_get(path, handler, allow_head=False)
         self._runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, shutdown_timeout=1.0, keepalive_timeout=30.0
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=1.0,
+            keepalive_timeout=30.0,
+            logger=http_log,
         )
         await self._runner.setup()
         port = await self._listen(self._runner, last)

@@ -15,6 +15,7 @@ from gossamer.node import feed
 from gossamer.node.admin_state import admin_state
 from gossamer.node.chronicle import Chronicle, Round, as_json
 from gossamer.node.chroniclestore import ChronicleStore
+from gossamer.node.evaluations import Evaluations
 from gossamer.node.happenings import Happenings
 from gossamer.node.link import PeerLink
 from gossamer.node.notices import Notices
@@ -46,14 +47,15 @@ class Watching:
     def __init__(self, daemon: "Daemon") -> None:
         self._daemon = daemon
         self.chronicle = Chronicle(daemon.identity.node_id, len(daemon.core.layout.fragments))
+        self.evaluations = Evaluations()
         self.notices = Notices()
         self.rates = Rates()
         self.vitals = Vitals()
         self.happenings = Happenings()
         self.feed = feed.Feed()
         self.disk_free: int | None = None
-        self._folder_gone = False
         """Bytes free where the node's folder is; None before the first look."""
+        self._folder_gone = False
         self._store = ChronicleStore(daemon.home.chronicle_path)
         self._was_dialled = False
         self._noticed = 0
@@ -69,6 +71,7 @@ class Watching:
         """Read back what an earlier run kept, and what the ledger holds beyond that."""
         self.notices.begin()
         self.chronicle.restore(*await asyncio.to_thread(self._store.load))
+        self.evaluations.restore(await asyncio.to_thread(self._store.load_evaluations))
         for delta in self._daemon.core.ledger:
             self.heard(delta)
 
@@ -140,6 +143,7 @@ class Watching:
         self.rates.look(self._daemon.links.values(), time.monotonic())
         self.vitals.look(self._look(late_s))
         core = self._daemon.core
+        self.evaluations.look(self._daemon.port.report, core.own_last)
         self.happenings.look(core.roster.members(), core.sealing.claims)
         self._publish(ticks)
 
@@ -184,13 +188,14 @@ class Watching:
 
     async def _save(self) -> None:
         """Write down what has changed; what cannot be written is tried again with the next."""
-        rounds = self.chronicle.take_unsaved()
-        if not rounds:
+        rounds, evaluations = self.chronicle.take_unsaved(), self.evaluations.take_unsaved()
+        if not rounds and not evaluations:
             return
         try:
-            await asyncio.to_thread(self._store.save, rounds)
+            await asyncio.to_thread(self._store.save, rounds, evaluations)
         except StorageError as error:
             self.chronicle.not_saved(rounds)
+            self.evaluations.not_saved(evaluations)
             log.debug("%s", error)
 
     async def close(self) -> None:
@@ -223,6 +228,7 @@ class Watching:
         notices = [notice for notice in self.notices.since(0) if notice.number <= self._noticed]
         return [
             feed.event_of("state", self.state()),
+            feed.event("evaluations", self.evaluations.to_json()),
             *(feed.event("notice", notice.to_json()) for notice in notices),
         ]
 
