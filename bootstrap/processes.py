@@ -83,17 +83,13 @@ class NodeProcess:
             raise LocalError(f"{self.name} ended: {self.last_words()}")
 
     def has_ended(self) -> bool:
-        """Whether it turns out now to have ended without our doing; `ended` then says how.
-
-        A person may start it again from its folder: it is asked how it is as soon as it answers.
-        """
+        """Whether it turns out now to have ended without our doing; `ended` then says how."""
         status = self.child.poll() if self.child is not None else None
         if self.child is None or status is None:
             return False
         self.child.close()
         self.child = None
         self.status = None
-        Home(self.folder).daemon_path.unlink(missing_ok=True)
         self.ended = _ending(status) or self.last_words()
         return True
 
@@ -114,7 +110,7 @@ class NodeProcess:
     async def ask(self, *, digest: bool, plaintext: bool, up_to: int | None = None) -> None:
         """Refresh its status; keeps the last one if it does not answer just now."""
         facts = Home(self.folder).read_daemon()
-        if facts is None or self.killed:
+        if facts is None or self.killed or self.ended:
             return
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
@@ -123,7 +119,6 @@ class NodeProcess:
                 )
                 if not self.killed:
                     self.status = status
-                    self.ended = ""
         except (UnreachableError, TimeoutError):
             pass
 

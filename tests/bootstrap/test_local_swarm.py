@@ -13,7 +13,6 @@ from gossamer.bootstrap.display import Display, Output
 from gossamer.bootstrap.local_swarm import LocalSwarm
 from gossamer.bootstrap.processes import NodeProcess
 from gossamer.bootstrap.swarm import SwarmOptions
-from gossamer.node.home import Home
 from gossamer.protocol.errors import LocalError
 from tests.protocol.builders import SMALL
 
@@ -59,12 +58,9 @@ def test_how_a_process_ended(tmp_path: Path, status: int, said: str) -> None:
     process.log_path.write_text("12:00:00 info    up\nno text in x\n")
     process.child = Ended(status)  # type: ignore[assignment]
     process.status = {"round": 3}
-    Home(process.folder).create()
-    Home(process.folder).write_daemon(address="127.0.0.1:1")
     assert process.has_ended()
     assert process.ended == said
     assert process.status is None
-    assert Home(process.folder).read_daemon() is None, "nobody asks whoever has its port now"
     assert not process.has_ended(), "that was said"
 
 
