@@ -141,9 +141,9 @@ def _reason(error: Exception) -> str:
         return "what answers there does not speak TLS"
     if isinstance(error, aiohttp.ClientResponseError):
         return "what answers there does not speak HTTP"
-    if isinstance(error, aiohttp.ClientConnectorError) and not error.errno:
-        return "the connection was closed"
-    if isinstance(error, aiohttp.ClientConnectorError) and error.errno:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        if not error.errno:
+            return "the connection was closed"
         known = os.strerror(error.errno) if error.errno > 0 else error.strerror  # below: names not found
         return str(known).lower()
     if isinstance(error, TimeoutError):
