@@ -554,7 +554,7 @@ def main() -> None:
         if "--debug" in sys.argv or logging.getLogger().isEnabledFor(logging.DEBUG):
             traceback.print_exc()
         print(f"gossamer: {_in_words(error)}", file=sys.stderr)
-        status = USER_ERROR if isinstance(error, LocalError | OSError) else BUG
+        status = USER_ERROR if isinstance(error, LocalError | OSError | MemoryError) else BUG
     sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -562,6 +562,8 @@ def _in_words(error: Exception) -> str:
     """One line, also for what nobody has foreseen."""
     if isinstance(error, LocalError):
         return str(error)
+    if isinstance(error, MemoryError):
+        return "there is not enough memory"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f": {error.filename}" if error.filename else "")
     at = traceback.extract_tb(error.__traceback__)[-1]

@@ -150,9 +150,8 @@ def checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     """CRC-32 of a checkpoint, against bad disks: it is nobody's but ours."""
     found = zlib.crc32(json.dumps(sorted(metadata.items())).encode())
     for name, tensor in sorted(tensors.items()):
-        found = zlib.crc32(
-            tensor.reshape(-1).view(torch.uint8).numpy().data, zlib.crc32(name.encode(), found)
-        )
+        found = zlib.crc32(name.encode(), found)
+        found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, found)
     return f"{found:08x}"
 
 
@@ -228,15 +227,7 @@ def restore(
             _restore_inner(optimizers, tensors, json.loads(metadata["inner"]))
     except FileNotFoundError:
         return None
-    except (
-        OSError,
-        SafetensorError,
-        LookupError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except (OSError, SafetensorError, *_NOT_AS_WRITTEN) as error:
         log.warning("cannot use %s (%s): residuals and inner optimizer begin afresh", path, error)
         return None  # the last four: what JSON can hold, where something else was written
     for state, saved in zip(outer.fragments, rounds, strict=True):
