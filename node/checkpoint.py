@@ -229,7 +229,7 @@ def restore(
         return None
     except (OSError, SafetensorError, *_NOT_AS_WRITTEN) as error:
         log.warning("cannot use %s (%s): residuals and inner optimizer begin afresh", path, error)
-        return None  # the last four: what JSON can hold, where something else was written
+        return None
     for state, saved in zip(outer.fragments, rounds, strict=True):
         for i, slot in enumerate(state.fragment.slots):
             state.momentum[i].copy_(tensors[f"momentum/{slot.spec.name}"])
