@@ -28,6 +28,10 @@ class SwarmClock:
         self._trains = trains
         self._unix_offset_s = unix_offset_s
 
+    def unix_is(self, unix_offset_s: float) -> None:
+        """Follow the machine's clock, but only forward: set back, it makes no round impossible again."""
+        self._unix_offset_s = max(self._unix_offset_s, unix_offset_s)
+
     def allows(self, round_: int, now: float) -> bool:
         """Whether the swarm is old enough for this round."""
         return is_plausible(round_, self._manifest, now + self._unix_offset_s)

@@ -158,6 +158,11 @@ class Replica:
         """Our row as the others see it."""
         return self.presence.row
 
+    def unix_is(self, unix_offset_s: float) -> None:
+        """Unix time less `now`, which changes when a clock is set, and while a machine sleeps."""
+        self._clock.unix_is(unix_offset_s)
+        self.vetting.unix_is(unix_offset_s)
+
     def next_wake(self) -> float:
         """When `handle(Wake())` is due."""
         return min(

@@ -32,6 +32,10 @@ class Vetting:
         self._strangers: dict[int, float] = {}
         """Links that brought records of somebody unknown, and when their charter was last asked for."""
 
+    def unix_is(self, unix_offset_s: float) -> None:
+        """Follow the machine's clock: it says whose invitation has run out."""
+        self._unix_offset_s = unix_offset_s
+
     # -- who is let in
 
     def vet(self, node_id: bytes, credential: bytes, now: float) -> None:

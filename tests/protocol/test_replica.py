@@ -540,6 +540,18 @@ def test_an_implausible_record_does_not_go_round_between_two_nodes(seed):
     assert 1 <= len(b.blames) <= 30
 
 
+def test_a_clock_is_followed_forward_and_set_back_makes_nothing_impossible(seed):
+    """A machine that boots in 1970 refuses all rounds, until its clock is set; set back, it refuses none."""
+    core = _swarm(seed, 1).nodes[0].core
+    right = core._clock._unix_offset_s
+    core._clock._unix_offset_s = -1e9
+    assert not core._clock.allows(100, now=0.0)
+    core.unix_is(right)
+    assert core._clock.allows(100, now=0.0)
+    core.unix_is(-1e9)
+    assert core._clock.allows(100, now=0.0)
+
+
 def test_asking_for_a_chunk_on_the_wrong_side_of_a_link(seed):
     world = _swarm(seed, 2)
     server, client = world.nodes[0], world.nodes[1]
@@ -645,7 +657,9 @@ def test_a_diverged_loss_is_not_published_and_does_not_make_our_row_invalid(seed
     assert (row.inner_steps, row.loss) == (5, limits.LOSS_MAX)
 
 
-@pytest.mark.parametrize("changes", [{"name": "x" * 300}, {"name": "a\x1b[2J"}, {"incarnation": -1}])
+@pytest.mark.parametrize(
+    "changes", [{"name": "x" * 300}, {"name": "a\x1b[2J"}, {"name": "\udcfc"}, {"incarnation": -1}]
+)
 def test_a_node_that_others_would_refuse_does_not_start(changes):
     info = NodeInfo(**{"name": "n", "trains": True, "incarnation": 1, **changes})
     with pytest.raises(ConfigError, match="cannot present itself"):
