@@ -5,14 +5,12 @@ import logging
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gossamer.bootstrap import owners
 from gossamer.models.registry import task_names
-from gossamer.models.task_file import flag_for, is_own_name
-from gossamer.node import logs
+from gossamer.node import __version__, logs
 from gossamer.node.address import WILDCARDS, format_address, parse_address, parse_node_id
 from gossamer.node.cli import (
     AdminAddress,
@@ -30,23 +28,22 @@ from gossamer.node.cli import (
     app,
 )
 from gossamer.node.config import option_values
-from gossamer.node.entering import checked_advertise, checked_join, default_folder, given_invitation
-from gossamer.node.network.client import Asker, deliver, fetch_status
-from gossamer.node.options import DaemonOptions
-from gossamer.node.storage.home import Home
-from gossamer.node.supervisor import Supervisor
-from gossamer.protocol.admission import Role
-from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, LocalError, UnreachableError
-from gossamer.protocol.identity import Identity
-from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.limits import ROUND_MAX
-from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.rules import RULES
+
+if TYPE_CHECKING:
+    from gossamer.node.storage.home import Home
+    from gossamer.protocol.identity import Identity
+    from gossamer.protocol.invitation import Invitation
+    from gossamer.protocol.manifest import Manifest
 
 USER_ERROR = 2
+BUG = 1
 
-_ROLES = {"train": Role.TRAIN, "observe": Role.OBSERVE}
+# Named again here, since importing them brings NumPy, and help should not wait for it.
+CODEC_NAMES = ("exact", "int8", "int4", "int2", "topk")
+RULE_NAMES = ("rda", "mean", "centered-clip")
+ROLE_NAMES = ("train", "observe")
 
 ManifestPath = Annotated[
     Path | None,
@@ -77,13 +74,15 @@ Preset = Annotated[
 ]
 Codec = Annotated[
     str,
-    typer.Option(help=f"How deltas are compressed: {', '.join(CODECS)}.", **option_values.one_of(CODECS)),
+    typer.Option(
+        help=f"How deltas are compressed: {', '.join(CODEC_NAMES)}.", **option_values.one_of(CODEC_NAMES)
+    ),
 ]
 Averaging = Annotated[
     str,
     typer.Option(
-        help=f"How deltas of weight matrices are averaged: {', '.join(RULES)} (of all tensors).",
-        **option_values.one_of(RULES),
+        help=f"How deltas of weight matrices are averaged: {', '.join(RULE_NAMES)} (of all tensors).",
+        **option_values.one_of(RULE_NAMES),
     ),
 ]
 EverySteps = Annotated[
@@ -105,8 +104,19 @@ Seed = Annotated[
 ]
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"gossamer {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _gossamer() -> None:
+def _gossamer(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_tell_version, help="Say which release this is."),
+    ] = False,
+) -> None:
     """Train one PyTorch model on many machines, with no server in the middle.
 
     See it work on this machine, with four nodes and real text:
@@ -157,7 +167,10 @@ def init(
         ),
     ] = None,
     data: Annotated[
-        list[Path] | None, typer.Option(help="Files or folders to try a task of your own out on.")
+        list[Path] | None,
+        typer.Option(
+            help="Files or folders to try a task of your own out on.", callback=option_values.existing_path()
+        ),
     ] = None,
     trial: Annotated[
         bool, typer.Option("--trial/--no-trial", help="Try a task of your own out for one step.")
@@ -186,7 +199,7 @@ def init(
 
     Then look it over with gossamer config check, and run gossamer bootstrap with it.
     """
-    from gossamer.bootstrap import genesis_file, manifests
+    from gossamer.bootstrap import genesis_file, manifests, owners
 
     first = genesis_file.beside(path)
     for file in (path, first):
@@ -247,7 +260,7 @@ def invite_node(
         str,
         typer.Option(
             help="train, or observe: hold and serve a replica, publish nothing.",
-            **option_values.one_of(_ROLES),
+            **option_values.one_of(ROLE_NAMES),
         ),
     ] = "train",
     join: Join = None,
@@ -276,12 +289,17 @@ def invite_node(
 
         gossamer invite NODE_ID --days 30 --tell my.host:7700
     """
+    from gossamer.bootstrap import owners
+    from gossamer.node.entering import checked_join
+    from gossamer.node.network.client import deliver
+    from gossamer.protocol.admission import Role
+
     manifest, owner = _owned(manifest_path, owner_key)
     invitation = owners.invite(
         owner,
         manifest.swarm_id,
         parse_node_id(node_id),
-        role=_ROLES[role],
+        role=Role[role.upper()],
         days=days,
         contacts=checked_join(join),
     )
@@ -320,6 +338,9 @@ def revoke(
 
         gossamer revoke NODE_ID --to my.host:7700 --reason "key stolen"
     """
+    from gossamer.bootstrap import owners
+    from gossamer.node.network.client import Asker, deliver, fetch_status
+
     manifest, owner = _owned(manifest_path, owner_key)
     target = parse_node_id(node_id)
     asker = Asker(owner, manifest.swarm_id)
@@ -347,9 +368,9 @@ def _standing(address: str, status: dict[str, Any]) -> tuple[int, int]:
     return rounds[0], max(rounds[1:])
 
 
-def _owned(manifest_path: Path | None, owner_key: Path | None) -> tuple[Manifest, Identity]:
+def _owned(manifest_path: Path | None, owner_key: Path | None) -> "tuple[Manifest, Identity]":
     """A manifest and its owner's key. Raises ConfigError."""
-    from gossamer.bootstrap import manifests
+    from gossamer.bootstrap import manifests, owners
 
     path = owners.find_manifest(manifest_path)
     manifest = manifests.read(path)
@@ -384,6 +405,10 @@ def bootstrap(
     """
     from gossamer.bootstrap import manifests
     from gossamer.bootstrap.genesis import ensure_genesis
+    from gossamer.node.entering import checked_advertise, checked_join, default_folder, given_invitation
+    from gossamer.node.options import DaemonOptions
+    from gossamer.node.storage.home import Home
+    from gossamer.node.supervisor import Supervisor
 
     logs.configure(level=log_level, debug=debug, as_json=log_json)
     manifest = manifests.read(path)
@@ -420,8 +445,11 @@ def bootstrap(
     raise typer.Exit(supervisor.run())
 
 
-def _let_in(home: Home, manifest: Manifest, path: Path, invitation: Invitation | None) -> None:
+def _let_in(home: "Home", manifest: "Manifest", path: Path, invitation: "Invitation | None") -> None:
     """Keep an invitation, or make one where the owner's key is at hand. Raises ConfigError."""
+    from gossamer.bootstrap import owners
+    from gossamer.protocol.admission import Role
+
     if invitation is not None:
         home.keep_invitation(invitation)
         return
@@ -436,7 +464,9 @@ def _let_in(home: Home, manifest: Manifest, path: Path, invitation: Invitation |
     typer.echo(f"this bootstrap peer may observe: invited by the owner's key {key}", err=True)
 
 
-def _tell_how_to_join(home: Home, manifest: Manifest, addresses: list[str]) -> None:
+def _tell_how_to_join(home: "Home", manifest: "Manifest", addresses: list[str]) -> None:
+    from gossamer.models.task_file import flag_for, is_own_name
+
     host, port = parse_address(addresses[0], port_min=0)
     where = format_address("THIS_MACHINE" if host in WILDCARDS else host, port) if port else "ADDRESS"
     contact = f"gossamer://{home.identity().node_id.hex()}@{where}"
@@ -513,21 +543,35 @@ def swarm(
 
 
 def main() -> None:
-    """Entry point: one clear line and exit status 2 for whatever a person can mend."""
+    """Entry point: one clear line, and exit status 2 for whatever a person can mend, 1 for a bug of ours."""
     try:
         status = app(standalone_mode=False, prog_name="gossamer")
     except typer.TyperException as error:
         if error.format_message():  # empty where nothing was asked, and help has been printed
             print(f"gossamer: {_usage_error(error)}", file=sys.stderr)
         status = USER_ERROR
-    except LocalError as error:
-        if "--debug" in sys.argv or logging.getLogger().isEnabledFor(logging.DEBUG):
-            traceback.print_exc()
-        print(f"gossamer: {error}", file=sys.stderr)
-        status = USER_ERROR
     except (typer.Abort, KeyboardInterrupt):
         status = 130
+    except Exception as error:
+        if "--debug" in sys.argv or logging.getLogger().isEnabledFor(logging.DEBUG):
+            traceback.print_exc()
+        print(f"gossamer: {_in_words(error)}", file=sys.stderr)
+        status = USER_ERROR if isinstance(error, LocalError | OSError | MemoryError) else BUG
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _in_words(error: Exception) -> str:
+    """One line, also for what nobody has foreseen."""
+    if isinstance(error, LocalError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "there is not enough memory"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror + (f": {error.filename}" if error.filename else "")
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    where = f"{Path(at.filename).name}:{at.lineno}"
+    return f"a bug in gossamer: {said} ({where}); run it again with --debug, and report it"
 
 
 def _usage_error(error: typer.TyperException) -> str:

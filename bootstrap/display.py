@@ -16,6 +16,7 @@ from gossamer.bootstrap.processes import NodeProcess
 from gossamer.bootstrap.summary import SwarmSummary, amount
 
 PLAIN_INTERVAL_S = 5.0
+NOTES_SHOWN = 5
 BARS = "▁▂▃▄▅▆▇█"
 STATE_STYLES = {
     "training": "green",
@@ -41,6 +42,14 @@ def minutes(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
+class Output(Console):
+    """Standard output. Where nobody reads it any more (`| head`), that is an error like any other."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise it again; rich would end the process, whatever is still to be cleaned up."""
+        raise  # noqa: PLE0704 - called where it is handled
+
+
 class Display:
     """Shows the swarm as it runs. Use as a context manager."""
 
@@ -55,6 +64,7 @@ class Display:
         self._phase = "starting"
         self._printed_at = 0.0
         self._told = 0
+        self._notes: list[str] = []
         self._live = (
             Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
         )
@@ -79,11 +89,21 @@ class Display:
         now = time.monotonic()
         for line in storm.log[self._told :] if storm else ():
             self._told += 1
-            self._console.print(f"{minutes(now - self._begun)}  * {line}", markup=False, highlight=False)
+            self._print_event(line)
         if now - self._printed_at >= PLAIN_INTERVAL_S or phase != self._phase:
             self._printed_at = now
             self._phase = phase
             self._console.print(self._plain(processes, phase), markup=False, highlight=False)
+
+    def tell(self, text: str) -> None:
+        """Say that something happened that nobody has planned."""
+        self._notes.append(f"{minutes(time.monotonic() - self._begun)}  {text}")
+        if not self._live:
+            self._print_event(text)
+
+    def _print_event(self, text: str) -> None:
+        now = minutes(time.monotonic() - self._begun)
+        self._console.print(f"{now}  * {text}", markup=False, highlight=False)
 
     # -- numbers
 
@@ -138,13 +158,20 @@ class Display:
         parts: list[RenderableType] = [table, Text(), progress, loss]
         if storm is not None:
             parts += [Text(), _events(storm.events, time.monotonic() - self._begun)]
+        parts += [Text(note, style="yellow") for note in self._notes[-NOTES_SHOWN:]]
         return Panel(Group(*parts), title=f"{self._title} · {phase}", title_align="left")
 
     @staticmethod
     def _row(process: NodeProcess) -> list[Text]:
         status = process.status
         if status is None:
-            state = Text("killed", style="red") if process.killed else Text("starting", style="yellow")
+            state = (
+                Text("ended", style="red")
+                if process.ended
+                else Text("killed", style="red")
+                if process.killed
+                else Text("starting", style="yellow")
+            )
             return [Text(process.name), state, *[Text("-", style="dim")] * 8]
         trainer = process.trainer
         digest = status.get("phi_digest", "")[:8]
@@ -216,6 +243,8 @@ def show_summary(console: Console, summary: SwarmSummary) -> None:
         "away from training", f"{worst:.2%} of the slowest node's wall time went to publishing and merging"
     )
     table.add_row("trained", f"{summary.tokens:,} tokens in {minutes(summary.wall_s)}")
+    if summary.ended:
+        table.add_row("ended early", Text("; ".join(summary.ended), style="yellow"))
     for event in summary.events:
         recovered = event["recovered_s"]
         table.add_row(

@@ -1,24 +1,22 @@
 """The run of a local swarm: starting its processes, watching them, waiting until they agree, stopping them.
 
 After the last round nodes stop training and exchange what is still under way; only then are their digests
-compared.
+compared. A node that dies on the way is told of, and the others go on without it.
 """
 
 import asyncio
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from gossamer.bootstrap.chaos import Storm
-from gossamer.bootstrap.display import Display
+from gossamer.bootstrap.display import Display, Output
 from gossamer.bootstrap.processes import NodeProcess, stop_all, threads_each
 from gossamer.bootstrap.summary import SwarmSummary, summarise
 from gossamer.models.registry import OptionValue
+from gossamer.node.lifeline import stop_signals
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import LocalError
 from gossamer.protocol.manifest import Manifest
@@ -97,7 +95,7 @@ class LocalSwarm:
         loop = asyncio.get_running_loop()
         begun = time.monotonic()
         work = asyncio.create_task(self._work())
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             loop.add_signal_handler(number, work.cancel)
         try:
             await work
@@ -110,6 +108,7 @@ class LocalSwarm:
         wall_s = round(time.monotonic() - begun, 2)
         return summarise(
             [process.status for process in self._nodes if process.status is not None],
+            ended=[f"{process.name}: {process.ended}" for process in self._everyone if process.ended],
             wall_s=wall_s,
             rounds=self._options.rounds,
             parameters=self._parameters,
@@ -124,7 +123,7 @@ class LocalSwarm:
             f"gossamer swarm {self._manifest.swarm_id.hex()[:12]}: {len(self._nodes)} nodes,"
             f" {self._parameters / 1e6:.2f} M parameters, {self._options.codec}"
         )
-        with Display(Console(), self._options.rounds, title) as display:
+        with Display(Output(), self._options.rounds, title) as display:
             display.update(self._everyone, "starting", self._storm)
             await self._start()
             await self._watch(display, "training", self._all_finished, None)
@@ -171,8 +170,7 @@ class LocalSwarm:
         begun = time.monotonic()
         plaintext, storm = self._options.plaintext, self._storm
         while not is_over():
-            for process in self._everyone:
-                process.check_running()
+            self._check_running(display)
             up_to = storm.up_to if storm is not None else None
             await asyncio.gather(
                 *(p.ask(digest=True, up_to=up_to, plaintext=plaintext) for p in self._everyone)
@@ -184,13 +182,26 @@ class LocalSwarm:
                 return
             await asyncio.sleep(REFRESH_S)
 
+    def _check_running(self, display: Display) -> None:
+        """Tell who has ended. Raises LocalError if no node is left."""
+        for process in self._everyone:
+            if process.has_ended():
+                if not self._left:
+                    raise LocalError(f"{process.name} ended, and no node is left: {process.ended}")
+                display.tell(f"{process.name} ended: {process.ended}. The others go on.")
+
+    @property
+    def _left(self) -> list[NodeProcess]:
+        """The nodes that go on."""
+        return [process for process in self._nodes if not process.ended]
+
     def _all_finished(self) -> bool:
-        finished = all(process.status and process.status["state"] == "finished" for process in self._nodes)
+        finished = all(process.status and process.status["state"] == "finished" for process in self._left)
         return finished and (self._storm is None or self._storm.over)
 
     def _all_agree(self) -> bool:
         """Whether all hold the same records, have merged them, and have evaluated the result."""
-        statuses = [process.status for process in self._nodes]
+        statuses = [process.status for process in self._left]
         if not all(status and "phi_digest" in status for status in statuses):
             return False
         records = {status["ledger_digest"] for status in statuses if status}
@@ -198,7 +209,7 @@ class LocalSwarm:
         busy = any(status["rounds_behind"] or status["payloads_missing"] for status in statuses if status)
         current = all(
             process.trainer.get("val_version") == process.status["version"]
-            for process in self._nodes
+            for process in self._left
             if process.status
         )
         return len(records) == 1 and len(merged) == 1 and not busy and current
@@ -211,7 +222,7 @@ class LocalSwarm:
 
         try:
             pieces = generate(
-                Home(self._nodes[0].folder),
+                Home(self._left[0].folder),
                 SAMPLE_PROMPT,
                 SAMPLE_CHARACTERS,
                 temperature=0.7,

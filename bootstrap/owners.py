@@ -4,6 +4,7 @@
 """
 
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -44,7 +45,9 @@ def create_owner(path: Path) -> Identity:
 def read_owner(path: Path) -> Identity:
     """Read an owner's key. Raises ConfigError."""
     try:
-        mode = path.stat().st_mode & 0o777
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise ConfigError(f"{path} is no file; name an owner's key, as gossamer init --invited makes it")
         if mode & 0o077:
             raise ConfigError(f"{path} can be read by others; run: chmod 600 {path}")
         return Identity.from_seed(path.read_bytes())

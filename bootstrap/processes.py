@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,12 +41,15 @@ class NodeProcess:
     status: dict[str, Any] | None = None
     killed: bool = False
     """Whether we have killed it, and it has not come back."""
+    ended: str = ""
+    """How it ended of itself or by another's hand; empty while it runs."""
 
     def start(self) -> None:
         """Run the command; its log goes to a file beside its folder."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         Home(self.folder).daemon_path.unlink(missing_ok=True)
         self.killed = False
+        self.ended = ""
         with open(self.log_path, "ab") as log:
             self.child = Child(
                 "gossamer.bootstrap.cli", self.args, env={**_no_settings(), **self.env}, stderr=log.fileno()
@@ -78,6 +82,17 @@ class NodeProcess:
         if self.child is not None and self.child.poll() is not None:
             raise LocalError(f"{self.name} ended: {self.last_words()}")
 
+    def has_ended(self) -> bool:
+        """Whether it turns out now to have ended without our doing; `ended` then says how."""
+        status = self.child.poll() if self.child is not None else None
+        if self.child is None or status is None:
+            return False
+        self.child.close()
+        self.child = None
+        self.status = None
+        self.ended = _ending(status) or self.last_words()
+        return True
+
     def kill(self) -> None:
         """SIGKILL to all of its processes at once: a power cut."""
         if self.child is None:
@@ -95,7 +110,7 @@ class NodeProcess:
     async def ask(self, *, digest: bool, plaintext: bool, up_to: int | None = None) -> None:
         """Refresh its status; keeps the last one if it does not answer just now."""
         facts = Home(self.folder).read_daemon()
-        if facts is None or self.killed:
+        if facts is None or self.killed or self.ended:
             return
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
@@ -111,6 +126,13 @@ class NodeProcess:
     def trainer(self) -> dict[str, Any]:
         """What its trainer last reported; empty before it did."""
         return (self.status or {}).get("trainer") or {}
+
+
+def _ending(status: int) -> str:
+    """What an exit status says of how a process ended; empty where its log says more."""
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return "stopped" if status == 0 else ""
 
 
 def stop_all(processes: list[NodeProcess]) -> None:

@@ -1,6 +1,6 @@
 """What a local swarm achieved, as JSON and in words."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 FLOAT32_BYTES = 4
@@ -42,10 +42,12 @@ class SwarmSummary:
     events: list[dict[str, Any]]
     """What --chaos did to it; see `gossamer.bootstrap.chaos`."""
     nodes: list[NodeSummary]
+    ended: list[str] = field(default_factory=list)
+    """Who was killed or ended on the way, and how; the others went on."""
 
     @property
     def ok(self) -> bool:
-        """Whether all is well: identical replicas, every node done, a loss that fell, all events over."""
+        """Whether all is well: identical replicas, all who are left done, a loss that fell."""
         done = all(node.round >= self.rounds for node in self.nodes)
         fell = (
             self.val_loss_start is not None

@@ -10,10 +10,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-
 from gossamer.bootstrap import manifests
-from gossamer.bootstrap.display import show_summary
+from gossamer.bootstrap.display import Output, show_summary
 from gossamer.bootstrap.local_swarm import LocalSwarm, SwarmOptions
 from gossamer.models.corpus import load_corpus
 from gossamer.models.errors import TaskError
@@ -43,13 +41,13 @@ def run_swarm(options: SwarmOptions) -> int:
         summary = asyncio.run(LocalSwarm(options, manifest, folder).run())
         if options.json_path is not None:
             write_atomically(options.json_path, json.dumps(summary.to_json(), indent=2).encode())
-        console = Console()
+        console = Output()
         show_summary(console, summary)
         if not is_temporary:
             console.print(f"The nodes' folders are in {folder}", highlight=False, markup=False)
         return 0 if summary.ok else FAILURE
     except LocalError:
-        is_temporary = False  # the message may point to a log in there
+        is_temporary &= not any(folder.glob("*.log"))  # the message may point to one in there
         raise
     finally:
         if is_temporary:

@@ -1,6 +1,7 @@
 """The command line of a node: `node`, `status`, `peers`, `top`, `verify`, `generate`, `export`, `id`.
 
-`gossamer.bootstrap.cli` adds how swarms begin and is the `gossamer` command.
+`gossamer.bootstrap.cli` adds how swarms begin and is the `gossamer` command. Commands import what they need
+when they run: help and mistakes in flags then take no longer than Python itself.
 """
 
 import asyncio
@@ -15,24 +16,6 @@ import typer
 from gossamer.node import logs
 from gossamer.node.config import config_cli, option_values
 from gossamer.node.config.command import App
-from gossamer.node.entering import (
-    checked_advertise,
-    checked_join,
-    checked_trust,
-    enter_invited,
-    enter_swarm,
-    given_invitation,
-    node_in,
-    own_id,
-)
-from gossamer.node.monitoring.status import one_line
-from gossamer.node.monitoring.verify import verify as verify_replicas
-from gossamer.node.network.askers import asker_for
-from gossamer.node.network.client import fetch_status
-from gossamer.node.options import DaemonOptions, TrainerOptions
-from gossamer.node.own_task import check_trainable, remember_task
-from gossamer.node.supervisor import Supervisor
-from gossamer.protocol.admission import Role
 from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
 
 app = App()
@@ -84,7 +67,7 @@ Advertise = Annotated[
         **option_values.address(),
     ),
 ]
-Name = Annotated[str, typer.Option(help="What displays call this node.")]
+Name = Annotated[str, typer.Option(help="What displays call this node.", callback=option_values.shown_name())]
 Plaintext = Annotated[
     bool,
     typer.Option("--insecure-plaintext", help="No TLS. For tests on loopback; all nodes must do the same."),
@@ -199,6 +182,19 @@ def node(
 
         gossamer node --config node.toml
     """
+    from gossamer.node.entering import (
+        checked_advertise,
+        checked_join,
+        checked_trust,
+        enter_invited,
+        enter_swarm,
+        given_invitation,
+    )
+    from gossamer.node.options import DaemonOptions, TrainerOptions
+    from gossamer.node.own_task import check_trainable, remember_task
+    from gossamer.node.supervisor import Supervisor
+    from gossamer.protocol.admission import Role
+
     logs.configure(level=log_level, debug=debug, as_json=log_json)
     addresses = checked_join(join)
     trusted = checked_trust(trust)
@@ -262,17 +258,27 @@ def status(
         gossamer status 192.168.1.5:7700
         gossamer status 192.168.1.5:7700 --json
     """
+    from gossamer.node.monitoring.status import one_line
+    from gossamer.node.network.askers import asker_for
+    from gossamer.node.network.client import fetch_status
+
     asker = asker_for(folder, address)
     found = asyncio.run(fetch_status(address, digest=as_json, plaintext=plaintext, asker=asker))
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
-    typer.echo(f"swarm {found['swarm']} ({found['swarm_id'][:12]}), {found['records']} records")
-    typer.echo(one_line(found))
-    for member in found["members"]:
-        typer.echo(
-            f"  {member['name'] or member['node_id'][:8]}: {member['health']}, round {member['round']}"
-        )
+    try:
+        lines = [
+            f"swarm {found['swarm']} ({found['swarm_id'][:12]}), {found['records']} records",
+            one_line(found),
+            *(
+                f"  {member['name'] or member['node_id'][:8]}: {member['health']}, round {member['round']}"
+                for member in found["members"]
+            ),
+        ]
+    except (LookupError, TypeError, ValueError):
+        raise UnreachableError(f"{address} sent a status that cannot be read") from None
+    typer.echo(_harmless("\n".join(lines)))
 
 
 @app.command(rich_help_panel="Watch")
@@ -289,6 +295,9 @@ def peers(
         gossamer peers 192.168.1.5:7700
         gossamer peers 192.168.1.5:7700 --json
     """
+    from gossamer.node.network.askers import asker_for
+    from gossamer.node.network.client import fetch_status
+
     asker = asker_for(folder, address)
     found = asyncio.run(fetch_status(address, plaintext=plaintext, asker=asker))
     if not {"agreement", "conduct", "members"} <= found.keys():
@@ -300,7 +309,11 @@ def peers(
 
     from gossamer.node.dashboard.peers import peers_table
 
-    Console().print(peers_table(found))
+    try:
+        table = peers_table(found)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise UnreachableError(f"{address} does not say what it has seen of its members") from None
+    Console().print(table)
 
 
 @app.command(rich_help_panel="Watch")
@@ -359,6 +372,9 @@ def verify(
 
         gossamer verify 192.168.1.5:7700 192.168.1.6:7701
     """
+    from gossamer.node.monitoring.verify import verify as verify_replicas
+    from gossamer.node.network.askers import asker_for
+
     if len(addresses) < 2:
         raise ConfigError("give two or more addresses: one replica alone agrees with itself")
     asker = next((found for address in addresses if (found := asker_for(folder, address))), None)
@@ -388,6 +404,9 @@ def generate(
         gossamer generate --prompt "def "
         gossamer generate --dir d0 --length 2000 --temperature 0.3 --seed 7
     """
+    from gossamer.node.entering import node_in
+    from gossamer.node.own_task import remember_task
+
     home = node_in(folder)
     if task is not None:
         remember_task(home, task)
@@ -439,6 +458,7 @@ def export(
 
         gossamer export my-model
     """
+    from gossamer.node.entering import node_in
     from gossamer.node.exports.export import export as write_model
 
     done = write_model(node_in(folder), out, dtype=dtype, sealed=sealed, force=force)
@@ -472,4 +492,6 @@ def show_id(
         gossamer id
         gossamer id --dir d0
     """
+    from gossamer.node.entering import own_id
+
     typer.echo(own_id(folder))

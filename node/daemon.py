@@ -24,6 +24,7 @@ from gossamer.node.ipc.trainer_port import TrainerPort
 from gossamer.node.monitoring.status import describe
 from gossamer.node.network.acquaintances import Acquaintances, whom_to_join
 from gossamer.node.network.admitting import Admitting
+from gossamer.node.network.door import ask_for_open_files
 from gossamer.node.network.open_links import OpenLinks
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.questions import Questions
@@ -157,7 +158,7 @@ class Daemon:
         """Serve until `stop`, then take leave. Raises LocalError if it cannot start or must not go on."""
         host, port = parse_address(self.options.listen, port_min=0)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in lifeline.stop_signals():
             loop.add_signal_handler(number, self.stop)
         try:
             # Before anyone can speak to us: a trainer that hands its last delta over again would have us
@@ -369,6 +370,7 @@ def main() -> int:
     options = DaemonOptions.from_json(sys.argv[1])
     logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
     os.umask(0o077)  # SQLite makes files of its own
+    ask_for_open_files()
     try:
         daemon = Daemon(options)
         lifeline.watch(lambda: signal.raise_signal(signal.SIGTERM))

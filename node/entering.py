@@ -14,6 +14,7 @@ from gossamer.node.phi.restore import has_model
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError, NotAnsweredError
 from gossamer.protocol.invitation import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
+from gossamer.protocol.limits import MANIFEST_BYTES_MAX
 from gossamer.protocol.manifest import Manifest, from_toml
 
 
@@ -45,17 +46,25 @@ def given_invitation(text: str | None) -> Invitation | None:
         return None
     if not text.startswith(PREFIX):
         try:
-            with open(text, encoding="utf-8") as file:
+            with open(text, encoding="utf-8-sig") as file:
                 text = file.read(INVITATION_BYTES_MAX)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--invite takes an invitation or a file with one: {error}") from None
+        except OSError as error:
+            raise ConfigError(
+                f"--invite takes an invitation or a file with one; {text}: {error.strerror}"
+            ) from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{text} is not text; an invitation is, as gossamer invite prints it") from None
     return read_invitation(text)
 
 
 def read_manifest(path: Path) -> Manifest:
     """Read a manifest that a person has written or edited. Raises ConfigError."""
     try:
-        return from_toml(path.read_text("utf-8"), str(path))
+        with open(path, "rb") as file:
+            data = file.read(MANIFEST_BYTES_MAX + 1)
+        if len(data) > MANIFEST_BYTES_MAX:
+            raise ConfigError(f"{path} is too large for a manifest")
+        return from_toml(data.decode("utf-8-sig"), str(path))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -6,6 +6,7 @@ that the parent forks (a DataLoader's workers, say) let go of the write end at o
 """
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -82,6 +83,15 @@ class Child:
         if self._write_end >= 0:
             os.close(self._write_end)
             self._write_end = -1
+
+
+def stop_signals() -> list[signal.Signals]:
+    """The signals that ask for a stop in good order: Ctrl-C, `kill`, and a terminal that closes.
+
+    Not the last where it is ignored already, as under nohup.
+    """
+    asked = [signal.SIGINT, signal.SIGTERM]
+    return asked if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*asked, signal.SIGHUP]
 
 
 def watch(on_cut: Callable[[], None]) -> None:

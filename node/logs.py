@@ -2,11 +2,21 @@
 
 import json
 import logging
+import os
+import queue
 import sys
+import threading
 import time
+from contextlib import suppress
 
 INFO = "info"
 LEVELS = ("debug", INFO, "warning", "error")
+
+LINES_MAX = 1000
+"""Lines that wait to be written. Further ones are left out."""
+
+FLUSH_S = 1.0
+"""How long a process that ends waits for them."""
 
 
 class _Line(logging.Formatter):
@@ -34,6 +44,39 @@ class _Json(logging.Formatter):
         return json.dumps(entry)
 
 
+class _Aside(logging.Handler):
+    """Has a thread write: a node must not stand still with a terminal that does (Ctrl-S), or a full pipe."""
+
+    def __init__(self, writer: logging.Handler) -> None:
+        super().__init__(writer.level)
+        self._writer = writer
+        self._pid = os.getpid()
+        self._waiting: queue.Queue[logging.LogRecord] = queue.Queue(LINES_MAX)
+        threading.Thread(target=self._write, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if os.getpid() != self._pid:  # a forked process has no such thread
+            self._writer.handle(record)
+            return
+        try:
+            record.msg, record.args = record.getMessage(), None  # as things are now
+        except Exception:
+            self.handleError(record)
+        with suppress(queue.Full):
+            self._waiting.put_nowait(record)
+
+    def flush(self) -> None:
+        """Wait a moment for what is still to be written; `logging` calls it when the process ends."""
+        deadline = time.monotonic() + FLUSH_S
+        while self._waiting.unfinished_tasks and os.getpid() == self._pid and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def _write(self) -> None:
+        while True:
+            self._writer.handle(self._waiting.get())
+            self._waiting.task_done()
+
+
 def handler(*, as_json: bool = False) -> logging.Handler:
     """Writes to standard error."""
     handler = logging.StreamHandler(sys.stderr)
@@ -46,6 +89,6 @@ def configure(*, level: str = INFO, debug: bool = False, as_json: bool = False) 
     shown = handler(as_json=as_json)
     shown.setLevel("DEBUG" if debug else level.upper())
     # The level is the handler's: what a node tells its page, from info on, does not depend on it.
-    logging.basicConfig(level=min(shown.level, logging.INFO), handlers=[shown], force=True)
+    logging.basicConfig(level=min(shown.level, logging.INFO), handlers=[_Aside(shown)], force=True)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     logging.getLogger("aiohttp").setLevel(logging.WARNING)

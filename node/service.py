@@ -36,8 +36,7 @@ class Service:
         """Start it if it is time to; returns the exit status of a child that should not be restarted."""
         if self.child is None:
             if now >= self.restart_at:
-                self.child = self.start()
-                self.started = now
+                self._try_to_start(now)
             return None
         status = self.child.poll()
         if status is None:
@@ -46,11 +45,22 @@ class Service:
         self.child = None
         if status in (0, USER_ERROR):
             return status
-        self.failures = 1 if now - self.started > STEADY_AFTER_S else self.failures + 1
+        self.failures = 0 if now - self.started > STEADY_AFTER_S else self.failures
+        self._try_later(now, f"the {self.name} ended (status {status}); starting it again")
+        return None
+
+    def _try_to_start(self, now: float) -> None:
+        try:
+            self.child = self.start()
+        except OSError as error:  # no memory, no more processes or files: it may pass
+            self._try_later(now, f"cannot start the {self.name} ({error.strerror}); trying again")
+        self.started = now
+
+    def _try_later(self, now: float, text: str) -> None:
+        self.failures += 1
         pause = min(BACKOFF_MAX_S, 0.5 * 2 ** (self.failures - 1))
         self.restart_at = now + pause
-        log.warning("the %s ended (status %d); starting it again in %.1f s", self.name, status, pause)
-        return None
+        log.warning("%s in %.1f s", text, pause)
 
 
 def daemon_service(options: DaemonOptions) -> Service:

@@ -32,7 +32,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Run until `stop`, a signal, or an error that a person must mend; returns the exit status."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in lifeline.stop_signals():
             signal.signal(number, lambda *_: self.stop())
         lifeline.watch(self.stop)
         status = 0

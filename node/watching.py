@@ -15,6 +15,7 @@ from gossamer.node.dashboard import feed
 from gossamer.node.dashboard.admin_state import admin_state
 from gossamer.node.monitoring.chronicle import Chronicle, Round, as_json
 from gossamer.node.monitoring.chroniclestore import ChronicleStore
+from gossamer.node.monitoring.evaluations import Evaluations
 from gossamer.node.monitoring.happenings import Happenings
 from gossamer.node.monitoring.notices import Notices
 from gossamer.node.monitoring.rates import Rates
@@ -46,6 +47,7 @@ class Watching:
     def __init__(self, daemon: "Daemon") -> None:
         self._daemon = daemon
         self.chronicle = Chronicle(daemon.identity.node_id, len(daemon.core.layout.fragments))
+        self.evaluations = Evaluations()
         self.notices = Notices()
         self.rates = Rates()
         self.vitals = Vitals()
@@ -53,6 +55,7 @@ class Watching:
         self.feed = feed.Feed()
         self.disk_free: int | None = None
         """Bytes free where the node's folder is; None before the first look."""
+        self._folder_gone = False
         self._store = ChronicleStore(daemon.home.chronicle_path)
         self._was_dialled = False
         self._noticed = 0
@@ -68,6 +71,7 @@ class Watching:
         """Read back what an earlier run kept, and what the ledger holds beyond that."""
         self.notices.begin()
         self.chronicle.restore(*await asyncio.to_thread(self._store.load))
+        self.evaluations.restore(await asyncio.to_thread(self._store.load_evaluations))
         for delta in self._daemon.core.ledger:
             self.heard(delta)
 
@@ -132,12 +136,14 @@ class Watching:
     async def _tick(self, ticks: int, late_s: float) -> None:
         if ticks % DISK_TICKS == 0:
             self.disk_free = await asyncio.to_thread(_free_at, str(self._daemon.home.root))
+            self._folder_gone = await asyncio.to_thread(self._daemon.home.is_gone)
         if ticks % SAVE_TICKS == 0:
             await self._save()
         self._settle()
         self.rates.look(self._daemon.links.values(), time.monotonic())
         self.vitals.look(self._look(late_s))
         core = self._daemon.core
+        self.evaluations.look(self._daemon.port.report, core.own_last)
         self.happenings.look(core.roster.members(), core.sealing.claims)
         self._publish(ticks)
 
@@ -160,6 +166,7 @@ class Watching:
             behind=daemon.merging.behind,
             version=daemon.merging.version,
             disk_free=self.disk_free,
+            folder_gone=str(daemon.home.root) if self._folder_gone else "",
             offsets=tuple(link.clock_offset_s for link in daemon.links.values()),
             lacks_trainer=core.info.trains and not daemon.port.attached,
         )
@@ -181,13 +188,14 @@ class Watching:
 
     async def _save(self) -> None:
         """Write down what has changed; what cannot be written is tried again with the next."""
-        rounds = self.chronicle.take_unsaved()
-        if not rounds:
+        rounds, evaluations = self.chronicle.take_unsaved(), self.evaluations.take_unsaved()
+        if not rounds and not evaluations:
             return
         try:
-            await asyncio.to_thread(self._store.save, rounds)
+            await asyncio.to_thread(self._store.save, rounds, evaluations)
         except StorageError as error:
             self.chronicle.not_saved(rounds)
+            self.evaluations.not_saved(evaluations)
             log.debug("%s", error)
 
     async def close(self) -> None:
@@ -220,6 +228,7 @@ class Watching:
         notices = [notice for notice in self.notices.since(0) if notice.number <= self._noticed]
         return [
             feed.event_of("state", self.state()),
+            feed.event("evaluations", self.evaluations.to_json()),
             *(feed.event("notice", notice.to_json()) for notice in notices),
         ]
 

@@ -13,13 +13,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha256
+from typing import TYPE_CHECKING
 
 from gossamer.protocol import limits
 from gossamer.protocol.envelope import Envelope, Kind, open_envelope
 from gossamer.protocol.errors import MalformedError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.identity import NODE_ID_BYTES, PUBLIC_KEY_BYTES, node_id_of, short
-from gossamer.protocol.manifest import AdmissionSection
 from gossamer.protocol.wire import Fields, pack, unpack
+
+if TYPE_CHECKING:
+    from gossamer.protocol.manifest import AdmissionSection
 
 UNIX_S_MAX = 2**40
 NEVER = 0
@@ -115,7 +118,7 @@ def parse_revocation(envelope: Envelope) -> Revocation:
 class Charter:
     """The grants and revocations in force, and what follows from them."""
 
-    def __init__(self, section: AdmissionSection, swarm_id: bytes) -> None:
+    def __init__(self, section: "AdmissionSection", swarm_id: bytes) -> None:
         self._invited = section.mode == "invited"
         self._swarm_id = swarm_id
         self._owners = frozenset(node_id_of(bytes.fromhex(key)) for key in section.owners)

@@ -39,7 +39,7 @@ class SwarmClock:
 
     def allows(self, round_: int, now: float) -> bool:
         """Whether the swarm is old enough for this round."""
-        return is_plausible(round_, self._manifest, self._unix_time.at(now))
+        return is_plausible(round_, self._manifest, self._unix_time.latest(now))
 
     def is_near(self, round_: int, now: float) -> bool:
         """Whether a round is no further ahead of the swarm than one side of a partition can have got.

@@ -36,7 +36,7 @@ def read_invitation(text: str) -> Invitation:
 
     The grant's signature is checked; whether its signer is an owner, the manifest will tell.
     """
-    words = "".join(text.split())  # mail programs break long lines
+    words = "".join(text.replace(">", " ").split())  # mail programs break long lines, and mark quoted ones
     if not words.startswith(PREFIX) or len(words) > INVITATION_BYTES_MAX:
         raise ConfigError(f"that is no invitation; one begins with {PREFIX}")
     try:

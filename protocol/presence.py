@@ -275,9 +275,9 @@ class Presence:
             claims=tuple(dict.fromkeys(claims))[: limits.CLAIMS_MAX],
             dialled=tuple(dialled[: limits.LINKS_TOLD_MAX]),
         )
-        envelope = seal(self._identity, Kind.PEER, self._swarm_id, body.pack())
         try:
+            envelope = seal(self._identity, Kind.PEER, self._swarm_id, body.pack())
             parse_peer(envelope)
-        except MalformedError as error:
+        except (MalformedError, UnicodeEncodeError) as error:  # the latter of a name in no encoding
             raise ConfigError(f"this node cannot present itself to others: {error}") from None
         return body, envelope.data

@@ -266,7 +266,7 @@ class Replica:
             case fx.Deliver():
                 return self._credentials.received(event.data, None, now)
             case fx.TimeSet():
-                self._unix_time.offset_s = event.unix_offset_s
+                self._unix_time.is_now(event.unix_offset_s)
                 return []
             case fx.Leave():
                 return self.presence.leave()

@@ -8,11 +8,20 @@ without a battery learns the date only when it has reached a time server.
 class UnixTime:
     """Unix time as the node's monotonic clock goes: `offset_s` is the difference, as last told."""
 
-    __slots__ = ("offset_s",)
+    __slots__ = ("_greatest_s", "offset_s")
 
     def __init__(self, offset_s: float) -> None:
+        self.offset_s = self._greatest_s = offset_s
+
+    def is_now(self, offset_s: float) -> None:
+        """The machine's clock was set, or it slept."""
         self.offset_s = offset_s
+        self._greatest_s = max(self._greatest_s, offset_s)
 
     def at(self, now: float) -> float:
         """Unix seconds at a moment of the monotonic clock."""
         return now + self.offset_s
+
+    def latest(self, now: float) -> float:
+        """The same by the most advanced setting so far: a clock set back makes nothing impossible again."""
+        return now + self._greatest_s

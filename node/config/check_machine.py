@@ -1,7 +1,6 @@
 """Whether this machine has what a node needs: ports, a device, disk, open files."""
 
 import os
-import resource
 import shutil
 import socket
 from collections.abc import Iterable, Iterator
@@ -10,11 +9,9 @@ from pathlib import Path
 from gossamer.node.address import format_address, is_loopback, parse_address
 from gossamer.node.config.findings import Finding, error, ok, told, warning
 from gossamer.node.dashboard.admin import TOKEN_VARIABLE, check_token
+from gossamer.node.network.door import FILES_MIN, open_files_allowed
 from gossamer.node.options import ADMIN_OFF
 from gossamer.protocol.errors import ConfigError, LocalError
-
-FILES_MIN = 1024
-"""Sockets of links and chunks, and the store's files (see docs/operating.md, limits)."""
 
 DISK_SPARE = 1.5
 """How much more than the estimate should be free."""
@@ -113,10 +110,10 @@ def _size(count: int) -> str:
 
 def check_open_files() -> Iterator[Finding]:
     """How many files and sockets one process may have."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= limit < FILES_MIN:  # infinity is negative
+    limit = open_files_allowed()
+    if limit < FILES_MIN:
         yield warning(
-            "files", f"only {limit} open files allowed: ulimit -n {FILES_MIN}, LimitNOFILE= in systemd"
+            "files", f"only {limit} open files allowed: ulimit -Hn {FILES_MIN}, LimitNOFILE= in systemd"
         )
     else:
         yield ok("files", "open files enough")

@@ -131,7 +131,7 @@ class NodeCheck:
     def _folder(self) -> Iterator[Finding]:
         if (
             not self.is_bootstrap
-            and self.home is None
+            and (self.home is None or not self.home.manifest_path.exists())
             and not self.params.get("join")
             and not self.invitation
         ):

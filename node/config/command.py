@@ -57,8 +57,11 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Find out every value. Raises ConfigError for a node file that cannot be used."""
         settings.name_variables(ctx)
-        if self.takes_file and not ctx.resilient_parsing:
-            given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        _refuse_empty_paths(ctx, given)
+        if self.takes_file:
             file = None if given.get("help") else find_file(ctx, given)
             if file is not None:
                 settings.use_file(ctx, file.path, file.values_for(ctx))
@@ -137,6 +140,17 @@ class App(typer.Typer):
     ) -> Callable[[Any], Any]:
         """As Typer's."""
         return super().command(name, cls=cls, **attributes)
+
+
+def _refuse_empty_paths(ctx: typer.Context, given: dict[str, Any]) -> None:
+    """An empty path was a shell's unset variable, and would be the folder where one happens to be."""
+    for parameter in settings.settable(ctx):
+        if node_file.kind_of(parameter) is Path and "" in _as_list(given.get(str(parameter.name))):
+            raise typer.BadParameter("the path is empty", ctx=ctx, param=parameter)
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def find_file(ctx: typer.Context, given: dict[str, Any]) -> node_file.NodeFile | None:

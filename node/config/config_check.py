@@ -36,7 +36,7 @@ def check(root: typer.Context, path: Path | None, offline: bool) -> Iterator[Fin
 
 def _is_manifest(path: Path) -> bool:
     try:
-        return bool(_MANIFEST_SECTIONS & tomllib.loads(path.read_text("utf-8")).keys())
+        return bool(_MANIFEST_SECTIONS & tomllib.loads(path.read_text("utf-8-sig")).keys())
     except (OSError, ValueError, RecursionError):
         return False  # reading it as a node file says what is wrong
 

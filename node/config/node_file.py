@@ -22,7 +22,6 @@ import typer
 
 from gossamer.node.config.settings import Parameter, key_of, settable
 from gossamer.protocol.errors import ConfigError
-from gossamer.protocol.invitation import PREFIX
 
 FILE_NAME = "node.toml"
 """Looked for in the folder that --dir names."""
@@ -85,8 +84,10 @@ class NodeFile:
         """Paths in a file are relative to it."""
         if isinstance(value, list):
             return [self._absolute(parameter, item) for item in value]
-        is_path = _kind(parameter) is Path
+        is_path = kind_of(parameter) is Path
         if parameter.name == "invite":  # an invitation, or a file that holds one
+            from gossamer.protocol.invitation import PREFIX
+
             is_path = not value.startswith(PREFIX)
         return str(self.path.absolute().parent / Path(value).expanduser()) if is_path else value
 
@@ -98,7 +99,7 @@ def read(path: Path) -> NodeFile:
             data = file.read(BYTES_MAX + 1)
         if len(data) > BYTES_MAX:
             raise ConfigError(f"{path} is too large for a node file")
-        found = tomllib.loads(data.decode("utf-8"))
+        found = tomllib.loads(data.decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -123,7 +124,7 @@ def _section_of(ctx: typer.Context) -> str:
     return ctx.command_path.partition(" ")[2]
 
 
-def _kind(parameter: Parameter) -> type:
+def kind_of(parameter: Parameter) -> type:
     """bool, int, float, str or Path: what one value of a parameter is."""
     annotation: Any = parameter.type_descriptor.annotation
     if parameter.type_descriptor.is_list:
@@ -132,7 +133,7 @@ def _kind(parameter: Parameter) -> type:
 
 
 def _fits(value: Any, parameter: Parameter) -> bool:
-    kind = _kind(parameter)
+    kind = kind_of(parameter)
     accepted = {float: (int, float), Path: (str,)}.get(kind, (kind,))
     if parameter.type_descriptor.is_list:
         return isinstance(value, list) and all(type(item) in accepted for item in value)
@@ -140,5 +141,5 @@ def _fits(value: Any, parameter: Parameter) -> bool:
 
 
 def _wanted(parameter: Parameter) -> str:
-    words = _WORDS[_kind(parameter)]
+    words = _WORDS[kind_of(parameter)]
     return f'a list, such as ["..."]: each is {words}' if parameter.type_descriptor.is_list else words

@@ -1,6 +1,7 @@
 """What the options of commands may hold: checked as they are read, and completed by the shell.
 
 A check that is made here and not later can say where a wrong value stands: flag, variable or node file.
+All commands import this, so it imports little.
 """
 
 import glob
@@ -11,10 +12,9 @@ from typing import Any, TypedDict
 import typer
 
 from gossamer.node.address import parse_address, parse_contact
-from gossamer.node.network.askers import nodes_root
 from gossamer.node.options import ADMIN_OFF
-from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.limits import TEXT_BYTES_MAX
 
 
 class OptionValues(TypedDict):
@@ -74,6 +74,16 @@ def admin_address() -> OptionValues:
     return {"callback": _checked(check_admin), "autocompletion": lambda: [ADMIN_OFF, "127.0.0.1:7780"]}
 
 
+def shown_name() -> Callable[[Any], Any]:
+    """What displays call a node: others take no more, and nothing that a terminal would obey."""
+
+    def check(text: str) -> None:
+        if not text.isprintable() or len(text.encode(errors="replace")) > TEXT_BYTES_MAX:
+            raise ConfigError(f"a name is printable text of at most {TEXT_BYTES_MAX} bytes")
+
+    return _checked(check)
+
+
 def existing_path() -> Callable[[Any], Any]:
     """Files or folders that are there; the shell completes them by itself."""
 
@@ -96,6 +106,8 @@ def at_most(bound: int) -> Callable[[Any], Any]:
 
 def node_folders() -> list[str]:
     """Folders of this machine's nodes."""
+    from gossamer.node.network.askers import nodes_root
+
     return sorted(str(path.parent) for path in nodes_root().glob("*/manifest"))
 
 
@@ -113,5 +125,7 @@ def devices() -> list[str]:
 
 
 def _own_addresses() -> list[str]:
+    from gossamer.node.storage.home import Home
+
     facts = [Home(Path(folder)).read_daemon() or {} for folder in node_folders()]
     return [str(found["address"]) for found in facts if found.get("address")]

@@ -30,6 +30,7 @@ from gossamer.node.address import WILDCARDS, format_address, is_loopback, parse_
 from gossamer.node.dashboard.feed import to_json
 from gossamer.node.dashboard.metrics import registry_of
 from gossamer.node.dashboard.page import document, policy
+from gossamer.node.network.transport import http_log
 from gossamer.node.options import ADMIN_OFF
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.limits import ROUND_MAX
@@ -109,7 +110,12 @@ class AdminServer:
         ):
             app.router.add_get(path, handler, allow_head=False)
         self._runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, shutdown_timeout=1.0, keepalive_timeout=30.0
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=1.0,
+            keepalive_timeout=30.0,
+            logger=http_log,
         )
         await self._runner.setup()
         port = await self._listen(self._runner, last)

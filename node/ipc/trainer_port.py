@@ -15,12 +15,13 @@ from pathlib import Path
 from gossamer.node.ipc import control
 from gossamer.node.ipc.shared import SharedMemory
 from gossamer.node.phi.merger import MergedState
-from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.errors import MalformedError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
 
 BUFFER_BYTES_MAX = 1 << 20
+ACCEPT_RETRY_S = 1.0
 
 log = logging.getLogger("gossamer.trainer")
 
@@ -64,20 +65,19 @@ class TrainerPort:
         return fragment not in self._taken
 
     async def serve(self) -> None:
-        """Accept trainers until cancelled."""
-        with suppress(FileNotFoundError):
-            self._path.unlink()
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        """Accept trainers until cancelled. Raises StorageError where there can be no socket."""
+        listener = self._listen()
         try:
-            listener.bind(str(self._path))
-            os.chmod(self._path, 0o600)
-            listener.listen(1)
-            listener.setblocking(False)
             loop = asyncio.get_running_loop()
             async with asyncio.TaskGroup() as tasks:
                 attending: asyncio.Task[None] | None = None
                 while True:
-                    connection, _ = await loop.sock_accept(listener)
+                    try:
+                        connection, _ = await loop.sock_accept(listener)
+                    except OSError as error:  # too many files are open, for now
+                        log.warning("a trainer could not attach: %s", error.strerror)
+                        await asyncio.sleep(ACCEPT_RETRY_S)
+                        continue
                     if attending is not None and not attending.done():
                         self.send(control.Stop())
                         attending.cancel()
@@ -87,6 +87,20 @@ class TrainerPort:
             listener.close()
             with suppress(FileNotFoundError):
                 self._path.unlink()
+
+    def _listen(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with suppress(FileNotFoundError):
+                self._path.unlink()
+            listener.bind(str(self._path))
+            os.chmod(self._path, 0o600)
+            listener.listen(1)
+            listener.setblocking(False)
+        except OSError as error:
+            listener.close()
+            raise StorageError(f"cannot listen on {self._path}: {error.strerror or error}") from None
+        return listener
 
     async def _attend(self, connection: socket.socket) -> None:
         """Serve one trainer until it goes."""

@@ -6,11 +6,13 @@ It reaches further back than what is kept in memory: those who look at old round
 import logging
 import sqlite3
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from gossamer.node.monitoring.chronicle import ENTRIES_MAX, ROUNDS_MAX, Entry, Round
+from gossamer.node.monitoring.evaluations import EVALUATIONS_MAX
 from gossamer.protocol.errors import MalformedError, StorageError
 from gossamer.protocol.wire import pack, unpack
 
@@ -25,6 +27,7 @@ CREATE TABLE IF NOT EXISTS rounds (
     round INTEGER PRIMARY KEY, seen REAL NOT NULL, swarm_tokens INTEGER, agreement REAL,
     entries BLOB NOT NULL  -- msgpack: [[author, tokens, steps, staleness, loss, flags], ...]
 );
+CREATE TABLE IF NOT EXISTS evaluations (round INTEGER PRIMARY KEY, loss REAL NOT NULL);
 """
 
 _COLUMNS = "round, seen, swarm_tokens, agreement, entries"
@@ -37,7 +40,14 @@ DELETE FROM rounds WHERE round <= (
 );
 """
 
+_DROP_EVALUATIONS = """
+DELETE FROM evaluations WHERE round NOT IN (SELECT round FROM evaluations ORDER BY round DESC LIMIT ?);
+"""
+
 log = logging.getLogger("gossamer.chronicle")
+
+
+_NONE: Mapping[int, float] = MappingProxyType({})
 
 
 class ChronicleStore:
@@ -74,6 +84,16 @@ class ChronicleStore:
             found.append(row)
         return found[::-1], 0
 
+    def load_evaluations(self) -> list[tuple[int, float]]:
+        """Held-out losses by round, ascending; none if they cannot be read."""
+        query = "SELECT round, loss FROM evaluations WHERE typeof(loss) = 'real' ORDER BY round"
+        with self._lock:
+            try:
+                return self._open().execute(query).fetchall()
+            except sqlite3.Error as error:
+                log.debug("cannot read %s: %s", self._path, error)
+                return []
+
     def between(self, first: int, last: int) -> list[Round]:
         """The rounds kept from one to another, ascending; none if they cannot be read."""
         query = f"SELECT {_COLUMNS} FROM rounds WHERE round BETWEEN ? AND ? ORDER BY round"
@@ -107,8 +127,8 @@ class ChronicleStore:
             with suppress(OSError):
                 self._path.with_name(self._path.name + suffix).unlink()
 
-    def save(self, rounds: Iterable[Round]) -> None:
-        """Write rounds, and drop the oldest beyond what is kept. Raises StorageError."""
+    def save(self, rounds: Iterable[Round], evaluations: Mapping[int, float] = _NONE) -> None:
+        """Write rounds and held-out losses, and drop the oldest beyond what is kept. Raises StorageError."""
         rows = [
             (row.number, row.seen, _bounded(row.swarm_tokens), row.agreement, _pack(row)) for row in rounds
         ]
@@ -119,6 +139,8 @@ class ChronicleStore:
                 try:
                     db.executemany("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?)", rows)
                     db.execute(_DROP_OLDEST, (ROUNDS_MAX, STORED_BYTES_MAX))
+                    db.executemany("INSERT OR REPLACE INTO evaluations VALUES (?, ?)", evaluations.items())
+                    db.execute(_DROP_EVALUATIONS, (EVALUATIONS_MAX,))
                     db.execute("COMMIT")
                 except BaseException:
                     if db.in_transaction:  # a full disk has rolled back already

@@ -5,14 +5,14 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from gossamer.node.ipc.control import Report
-from gossamer.protocol.conduct import Summary
 from gossamer.protocol.identity import short
-from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.roster import Member
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # who only asks for a status needs none of this, nor NumPy
     from gossamer.node.daemon import Daemon
+    from gossamer.node.ipc.control import Report
+    from gossamer.protocol.conduct import Summary
+    from gossamer.protocol.ledger import Ledger
+    from gossamer.protocol.roster import Member
 
 
 def describe(daemon: "Daemon", digests: tuple[bytes, bytes] | None) -> dict[str, Any]:
@@ -76,12 +76,12 @@ def describe(daemon: "Daemon", digests: tuple[bytes, bytes] | None) -> dict[str,
     return status
 
 
-def _place(member: Member) -> tuple[str, bytes]:
+def _place(member: "Member") -> tuple[str, bytes]:
     """Members are listed by name."""
     return member.peer.body.name, member.peer.node_id
 
 
-def _member(member: Member, ledger: Ledger, conduct: Summary) -> dict[str, Any]:
+def _member(member: "Member", ledger: "Ledger", conduct: "Summary") -> dict[str, Any]:
     row = member.peer.body
     return {
         "node_id": member.peer.node_id.hex(),
@@ -98,7 +98,7 @@ def _member(member: Member, ledger: Ledger, conduct: Summary) -> dict[str, Any]:
     }
 
 
-def _trainer(report: Report) -> dict[str, Any]:
+def _trainer(report: "Report") -> dict[str, Any]:
     return {
         "state": report.state,
         "device": report.device,

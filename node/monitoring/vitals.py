@@ -52,6 +52,8 @@ class Look:
     """Counts merges."""
     disk_free: int | None = None
     """Bytes; None where it is not known."""
+    folder_gone: str = ""
+    """The node's folder, if it is not where it was."""
     offsets: tuple[float | None, ...] = ()
     """By how many seconds the clocks of peers are ahead of ours."""
     lacks_trainer: bool = False
@@ -93,7 +95,7 @@ class Vitals:
                 f"this node was busy for {look.late_s:.1f} s and answered nobody meanwhile: too little CPU"
                 " (see --threads), or a disk that hangs",
             )
-        self.problem = self._disk(look) or self._merging(look) or self._trainer(look)
+        self.problem = self._folder(look) or self._disk(look) or self._merging(look) or self._trainer(look)
 
     def _look_at_links(self, look: Look) -> None:
         if look.links:
@@ -131,6 +133,15 @@ class Vitals:
         said = clocks.judge(look.offsets)
         if said is not None:
             self._say("clock", look.now, f"{said}: set it (NTP)")
+
+    def _folder(self, look: Look) -> str | None:
+        if not look.folder_gone:
+            return None
+        found = f"the folder {look.folder_gone} is not there any more"
+        self._say(
+            "folder", look.now, f"{found}: what is trained now is not kept. Put it back, or stop this node"
+        )
+        return found
 
     def _disk(self, look: Look) -> str | None:
         if look.disk_free is None or look.disk_free >= DISK_FREE_MIN:

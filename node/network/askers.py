@@ -1,6 +1,5 @@
 """Whose key asks: an invited swarm answers the questions of its members only."""
 
-import json
 import os
 from pathlib import Path
 
@@ -30,8 +29,9 @@ def asker_for(folder: Path | None, address: str) -> Asker | None:
         return asker_of(Home(folder))
     for found in nodes_root().glob("*/daemon.json"):
         try:
-            if json.loads(found.read_bytes())["address"] == address:
-                return asker_of(Home(found.parent))
-        except (OSError, ValueError, KeyError, TypeError, LocalError):
+            home = Home(found.parent)
+            if (home.read_daemon() or {}).get("address") == address:
+                return asker_of(home)
+        except LocalError:
             continue  # not ours to read, or not a node's
     return None

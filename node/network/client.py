@@ -3,9 +3,10 @@
 import asyncio
 import json
 import os
+import ssl
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
@@ -25,7 +26,9 @@ from gossamer.protocol.errors import (
 from gossamer.protocol.handshake import NONCE_BYTES
 from gossamer.protocol.identity import Identity, short
 from gossamer.protocol.limits import MANIFEST_BYTES_MAX, TEXT_BYTES_MAX
-from gossamer.protocol.manifest import Manifest, from_canonical
+
+if TYPE_CHECKING:
+    from gossamer.protocol.manifest import Manifest
 
 ASK_TIMEOUT_S = 10.0
 STATUS_BYTES_MAX = 16 * 1024 * 1024
@@ -134,18 +137,29 @@ async def _read(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, aiohttp.ClientConnectorError) and error.errno:
-        return os.strerror(error.errno).lower()
-    return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
+    if isinstance(error, ssl.SSLError):
+        return "what answers there does not speak TLS"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return "what answers there does not speak HTTP"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        if not error.errno:
+            return "the connection was closed"
+        known = os.strerror(error.errno) if error.errno > 0 else error.strerror  # below: names not found
+        return str(known).lower()
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def fetch_manifest(
     contacts: tuple[Contact, ...], swarm_id: str | None, *, plaintext: bool, asker: Asker | None = None
-) -> Manifest:
+) -> "Manifest":
     """Get the manifest from the first contact that answers, checking the swarm id if one is given.
 
     Raises UnreachableError or ConfigError.
     """
+    from gossamer.protocol.manifest import from_canonical  # brings NumPy, which other questions do without
+
     problems: list[UnreachableError] = []
     for contact in contacts:
         try:

@@ -8,10 +8,12 @@ connection counts from its first byte.
 """
 
 import asyncio
+import resource
 import ssl
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, cast
 
 from aiohttp import web
@@ -32,7 +34,24 @@ from gossamer.protocol.limits import (
 IDLE_TIMEOUT_S = 30.0
 """A connection with no request on it is closed after this."""
 
+FILES_MIN = 1024
+"""Open files for as many connections as come in, and for the node's own."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def open_files_allowed() -> int:
+    """Up to how many open files this process may have, if it asks."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return FILES_MIN if hard < 0 else min(FILES_MIN, hard)  # infinity is negative
+
+
+def ask_for_open_files() -> None:
+    """Raise the limit, which is 256 on some systems, as far as it may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < open_files_allowed():
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (open_files_allowed(), hard))
 
 
 class Gate:

@@ -65,8 +65,8 @@ def _is_ours(record: logging.LogRecord) -> bool:
     return False
 
 
-_http_log = logging.getLogger("gossamer.http")
-_http_log.addFilter(_is_ours)
+http_log = logging.getLogger("gossamer.http")
+http_log.addFilter(_is_ours)
 
 
 def _dial_from(host: str) -> tuple[str, int] | None:
@@ -127,7 +127,7 @@ class Transport:
             handle_signals=False,
             shutdown_timeout=1.0,
             keepalive_timeout=IDLE_TIMEOUT_S,
-            logger=_http_log,
+            logger=http_log,
         )
         await self._runner.setup()
         try:

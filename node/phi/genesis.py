@@ -105,6 +105,9 @@ def main() -> int:
     except LocalError as error:
         print(f"gossamer: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"gossamer: cannot write to {home.chunks_path}: {error.strerror}", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -30,16 +30,20 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gossamer.protocol.errors import ConfigError, MalformedError, StorageError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import INVITATION_BYTES_MAX, Invitation, read_invitation
-from gossamer.protocol.manifest import Manifest, from_canonical
+
+if TYPE_CHECKING:
+    from gossamer.protocol.manifest import Manifest
 
 _SOCKET_PATH_MAX = 100
 """Unix socket paths end at 104 to 108 bytes, depending on the system."""
 
+
+_INCARNATION_MAX = 2**52
 
 UNFINISHED_S = 60.0
 """A file that is still aside after this long was left there by a crash."""
@@ -79,6 +83,14 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def _read_json(path: Path) -> Any:
+    """What is in a file that we can do without; None if there is nothing usable."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
 class Home:
     """Paths and small files of one node."""
 
@@ -111,12 +123,21 @@ class Home:
         try:
             self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)  # held as long as we live
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except PermissionError as error:
-            raise StorageError(f"cannot use {self.root}: {error.strerror}; choose another --dir") from None
-        except OSError:
+        except BlockingIOError:
             raise StorageError(
                 f"another node is running in {self.root}; stop it or choose another --dir"
             ) from None
+        except OSError as error:
+            raise StorageError(
+                f"cannot use {self.root / 'lock'}: {error.strerror}; choose another --dir"
+            ) from None
+
+    def is_gone(self) -> bool:
+        """Whether the folder that we have locked is not where it was: moved, removed, or unmounted."""
+        try:
+            return self._lock >= 0 and not os.path.samestat(os.fstat(self._lock), os.stat(self.root / "lock"))
+        except OSError:
+            return True
 
     def identity(self) -> Identity:
         """Read the key, making one the first time. Raises StorageError."""
@@ -182,18 +203,24 @@ class Home:
         except OSError as error:
             raise StorageError(f"cannot write {self.task_path}: {error.strerror}") from None
 
-    def manifest(self) -> Manifest | None:
+    def manifest(self) -> "Manifest | None":
         """The manifest kept here, None if there is none yet. Raises StorageError."""
+        from gossamer.protocol.manifest import (
+            from_canonical,
+        )  # slow to import, and many only ask where we are
+
         try:
             return from_canonical(self.manifest_path.read_bytes())
         except FileNotFoundError:
             return None
+        except NotADirectoryError:
+            raise StorageError(f"{self.root} is a file, not a folder; choose another --dir") from None
         except (OSError, MalformedError) as error:
             raise StorageError(
                 f"{self.manifest_path} is damaged ({error}); remove it and join again"
             ) from None
 
-    def adopt(self, manifest: Manifest) -> None:
+    def adopt(self, manifest: "Manifest") -> None:
         """Keep the manifest of the swarm this folder is for. Raises ConfigError if it is for another."""
         known = self.manifest()
         if known is not None and known.swarm_id != manifest.swarm_id:
@@ -206,13 +233,22 @@ class Home:
                 raise StorageError(f"cannot write {self.manifest_path}: {error.strerror}") from None
 
     def socket_path(self) -> str:
-        """Where the trainer finds the daemon: in the folder, or if its path is too long, under /tmp."""
+        """Where the trainer finds the daemon: in the folder, or if its path is too long, under /tmp.
+
+        Raises StorageError.
+        """
         path = str((self.root / "trainer.sock").absolute())
         if len(path.encode()) <= _SOCKET_PATH_MAX:
             return path
-        folder = Path(tempfile.gettempdir()) / f"gossamer-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        try:
+            folder = Path(tempfile.gettempdir()) / f"gossamer-{os.getuid()}"
+            folder.mkdir(mode=0o700, exist_ok=True)
+            found = folder.lstat()
+        except OSError as error:
+            raise StorageError(
+                f"the path of {self.root} is too long for a socket, and there is no room for one elsewhere"
+                f" ({error.strerror}); set TMPDIR to a folder of your own"
+            ) from None
         if found.st_uid != os.getuid() or found.st_mode & 0o077 or not stat.S_ISDIR(found.st_mode):
             raise StorageError(f"{folder} is open to somebody else; set TMPDIR to a folder of your own")
         return str(folder / f"{sha256(path.encode()).hexdigest()[:16]}.sock")
@@ -223,6 +259,8 @@ class Home:
             last = int(self.incarnation_path.read_text())
         except (OSError, ValueError):
             last = 0
+        if not 0 <= last < _INCARNATION_MAX:
+            last = 0  # damaged: no clock was ever there, and no message could carry it
         incarnation = max(time.time_ns() // 1_000_000, last + 1)
         with suppress(OSError):  # a full disk is no reason not to start
             write_atomically(self.incarnation_path, str(incarnation).encode())
@@ -234,10 +272,7 @@ class Home:
 
     def read_peers(self) -> tuple[str, ...]:
         """What `write_peers` remembered, empty if nothing usable."""
-        try:
-            found = json.loads(self.peers_path.read_bytes())
-        except (OSError, ValueError):
-            return ()
+        found = _read_json(self.peers_path)
         return tuple(str(contact) for contact in found) if isinstance(found, list) else ()
 
     def write_daemon(self, **facts: Any) -> None:
@@ -249,8 +284,5 @@ class Home:
 
     def read_daemon(self) -> dict[str, Any] | None:
         """What `write_daemon` said last, None if nothing usable."""
-        try:
-            facts = json.loads(self.daemon_path.read_bytes())
-        except (OSError, ValueError):
-            return None
+        facts = _read_json(self.daemon_path)
         return facts if isinstance(facts, dict) else None

@@ -3,13 +3,15 @@
 Phi is the swarm's; all else that training needs is here. A checkpoint is one safetensors file, written aside
 and renamed by a background thread, every few seconds after a delta, and again when the node leaves. When one
 is read back, a fragment's residual counts only if it belongs to the last delta that we published of it: what
-an older one holds has been sent since.
+an older one holds has been sent since. It carries a checksum, since a flipped bit in a momentum would make
+the node diverge at every start.
 """
 
 import json
 import logging
 import threading
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +35,11 @@ SHARE_BYTES = 2 * 1024 * 1024
 SHARES = 64
 """A state is copied over at most 64 inner steps, at least 2 MiB at each, which take about a millisecond."""
 
-VERSION = "1"
+VERSION = "2"
+CHECKSUM = "crc32"
+
+_NOT_AS_WRITTEN = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
+"""What reading JSON, and using what it holds, comes to where something else was written."""
 
 log = logging.getLogger("gossamer.checkpoint")
 
@@ -140,6 +146,15 @@ def _nbytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
+def checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """CRC-32 of a checkpoint, against bad disks: it is nobody's but ours."""
+    found = zlib.crc32(json.dumps(sorted(metadata.items())).encode())
+    for name, tensor in sorted(tensors.items()):
+        found = zlib.crc32(name.encode(), found)
+        found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, found)
+    return f"{found:08x}"
+
+
 def collect(
     outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], progress: Progress
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -178,7 +193,7 @@ class CheckpointWriter:
             self._busy.join()
 
     def _write(self, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-        data = save(tensors, metadata)
+        data = save(tensors, {**metadata, CHECKSUM: checksum(tensors, metadata)})
         self._size = len(data)
         try:
             write_atomically(self._path, data)
@@ -199,17 +214,22 @@ def restore(
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
             if metadata.get("version") != VERSION:
-                return None
+                raise ValueError("another release wrote it")
             tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+        if metadata.pop(CHECKSUM) != checksum(tensors, metadata):
+            raise ValueError("it is damaged")
         rounds: list[int] = json.loads(metadata["rounds"])
         progress = Progress(int(metadata["steps"]), int(metadata["tokens"]))
         if len(rounds) != len(outer.fragments) or not _fits(outer, tensors):
-            return None
+            raise ValueError("it is of another model")
         has_inner = metadata.get("optimizers") == _kinds(optimizers) and bool(optimizers)
         if has_inner:
             _restore_inner(optimizers, tensors, json.loads(metadata["inner"]))
-    except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError):
-        return None  # the last four: what JSON can hold, where something else was written
+    except FileNotFoundError:
+        return None
+    except (OSError, SafetensorError, *_NOT_AS_WRITTEN) as error:
+        log.warning("cannot use %s (%s): residuals and inner optimizer begin afresh", path, error)
+        return None
     for state, saved in zip(outer.fragments, rounds, strict=True):
         for i, slot in enumerate(state.fragment.slots):
             state.momentum[i].copy_(tensors[f"momentum/{slot.spec.name}"])

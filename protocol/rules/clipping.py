@@ -15,13 +15,13 @@ def median_low(values: Iterable[float]) -> float:
 
 
 def usual_rate(lengths: Sequence[float], root_steps: Sequence[float]) -> float:
-    """The low median of ``length / root_steps``, one vote each whatever its weight; infinite for one alone.
+    """The low median of ``length / root_steps``, one vote each whatever its weight; infinite for one or none.
 
     Of two nobody can tell who is the odd one out, so the shorter is what is usual: an honest member loses
     part of one step by that, where a liar would gain the model. But zero says nothing against the other.
     """
     rates = [length / root for length, root in zip(lengths, root_steps, strict=True)]
-    if len(rates) == 1 or (len(rates) == 2 and 0.0 in rates):
+    if len(rates) < 2 or (len(rates) == 2 and 0.0 in rates):
         return inf
     return median_low(rates)
 

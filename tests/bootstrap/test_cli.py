@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +18,14 @@ from gossamer.bootstrap import cli, genesis_file
 from gossamer.bootstrap.manifests import read
 from gossamer.models.registry import build_task
 from gossamer.models.task_file import parse_task_file
+from gossamer.node import __version__
 from gossamer.node.phi import genesis
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Charter, Revocation, Role
+from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import read_invitation
+from gossamer.protocol.rules import RULES
 from tests.models.own_tasks import write_task
 
 
@@ -126,11 +133,57 @@ def entries(folder: Path) -> set[str]:
         (["export", "--dir", ".", "out", "--dtype", "int8"], "bfloat16"),
         (["export", "--dir", "."], "OUT"),
         (["frobnicate"], "frobnicate"),
+        (["init", ""], "the path is empty"),
+        (["id", "--dir", ""], "the path is empty"),
+        (["config", "check", ""], "the path is empty"),
+        (["node", "--dir", ".", "--name", "bell\a"], "--name"),
+        (["node", "--dir", ".", "--name", "\udcfc"], "--name"),
+        (["bootstrap", "m.toml", "--name", "n" * 257], "at most 256 bytes"),
+        (["swarm", "--data", ""], "the path is empty"),
+        (["init", "m.toml", "--data", "missing.txt"], "missing.txt"),
+        (["bootstrap", "/dev/zero"], "too large for a manifest"),
+        (["node", "--invite", "missing"], "missing: No such file or directory"),
+        (["node", "--dir", __file__], "is a file, not a folder"),
+        (["invite", "ab" * 32, "--manifest", "m.toml", "--owner-key", "."], "m.toml"),
     ],
 )
 def test_what_a_flag_cannot_be(run: Run, tmp_path: Path, args: list[object], part: str) -> None:
     run(*args).assert_user_error(part)
     assert entries(tmp_path) == set(), "nothing half-written"
+
+
+def test_the_version(run: Run) -> None:
+    assert run("--version").out == f"gossamer {__version__}\n"
+
+
+def test_names_in_the_help_are_those_that_there_are() -> None:
+    assert tuple(CODECS) == cli.CODEC_NAMES
+    assert tuple(RULES) == cli.RULE_NAMES
+    assert {name.upper() for name in cli.ROLE_NAMES} == {role.name for role in Role}
+
+
+def test_a_bug_of_ours_is_one_line_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(folder: object) -> str:
+        raise RuntimeError("no\nidea")
+
+    monkeypatch.setattr("gossamer.node.entering.own_id", broken)
+    outcome = run("id")
+    assert outcome.status == 1
+    assert outcome.err.startswith("gossamer: a bug in gossamer: RuntimeError: no idea (test_cli.py:")
+    assert outcome.err.count("\n") == 1
+
+
+def test_a_full_disk_under_the_output_is_no_bug(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(folder: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("gossamer.node.entering.own_id", full)
+    run("id").assert_user_error("No space left on device")
+
+
+def test_help_and_mistakes_come_without_numpy_and_aiohttp() -> None:
+    code = "import sys, gossamer.bootstrap.cli; print({'numpy', 'aiohttp', 'torch'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60) == "set()\n"
 
 
 def test_no_command_shows_help_and_nothing_else(run: Run) -> None:
@@ -335,7 +388,9 @@ def test_init_tries_an_own_task_out_where_there_is_data(run: Run, task_folder: P
     run("init", "my.toml", "--task", text).assert_user_error(
         "own_line.py:32, in batches: IndexError: tuple index out of range", "--data, or --no-trial"
     )
-    run("init", "my.toml", "--task", text, "--data", "x").assert_user_error("No such file or directory: 'x'")
+    run("init", "my.toml", "--task", text, "--data", "x").assert_user_error(
+        "x: there is no such file or folder"
+    )
     assert run("init", "my.toml", "--task", text, "--no-trial").status == 0
 
 
@@ -485,6 +540,6 @@ def _answering(monkeypatch: pytest.MonkeyPatch, status: dict[str, object]) -> li
     async def deliver(address: str, credential: bytes, **_: object) -> None:
         delivered.append((address, credential))
 
-    monkeypatch.setattr(cli, "fetch_status", fetch_status)
-    monkeypatch.setattr(cli, "deliver", deliver)
+    monkeypatch.setattr("gossamer.node.network.client.fetch_status", fetch_status)
+    monkeypatch.setattr("gossamer.node.network.client.deliver", deliver)
     return delivered

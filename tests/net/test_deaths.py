@@ -42,14 +42,27 @@ def test_a_killed_daemon_and_a_killed_trainer_cost_no_agreement(tmp_path: Path) 
     assert "misbehaved" not in logs + run.log("bootstrap")
 
 
-def test_a_killed_supervisor_takes_its_children_with_it(tmp_path: Path) -> None:
-    with SwarmRun(tmp_path, "--every-steps", 4, nodes=2) as run:
+def test_the_others_go_on_without_a_killed_node_and_a_killed_bootstrap_peer(tmp_path: Path) -> None:
+    with SwarmRun(tmp_path, "--every-steps", 8, nodes=3, rounds=12) as run:
         run.wait_round("node-1", 1)
         run.supervisor("node-1").kill()
-        assert_all_gone(run.folder / "node-1", 5)
-        assert run.process.wait(10) == 2, "the swarm says which node ended"
-        assert run.stderr.count("\n") == 1 and "node-1 ended" in run.stderr
-        assert_all_gone(tmp_path, 0.5)
+        run.supervisor("bootstrap").kill()
+        assert_all_gone(run.folder / "node-1", 8)
+        assert run.process.wait(90) == 0, run.stderr
+        summary = run.summary()
+    assert summary["ended"] == ["bootstrap: killed by SIGKILL", "node-1: killed by SIGKILL"]
+    assert [node["name"] for node in summary["nodes"]] == ["node-2", "node-3"]
+    assert [node["round"] for node in summary["nodes"]] == [12, 12]
+    assert summary["identical"] is True
+
+
+def test_a_swarm_without_a_node_left_says_so(tmp_path: Path) -> None:
+    with SwarmRun(tmp_path, "--every-steps", 4, nodes=1) as run:
+        run.wait_round("node-1", 1)
+        run.supervisor("node-1").kill()
+        assert run.process.wait(20) == 2
+        assert run.stderr == "gossamer: node-1 ended, and no node is left: killed by SIGKILL\n"
+        assert_all_gone(tmp_path, 5)
 
 
 def test_a_supervisor_killed_while_its_trainer_starts_leaves_no_orphan(tmp_path: Path) -> None:

@@ -120,8 +120,10 @@ async def test_what_happened_is_known_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = founded(tmp_path / "a")
-    async with running(home), training(home) as link:
+    async with running(home) as daemon, training(home) as link:
         await publish(home, link, 1)
+        link.send(report())
+        await until(lambda: daemon.watching.evaluations.to_json()["losses"], 5)
         await publish(home, link, 2)
         before = (await get(home, "/api/rounds"))[2]
         while before["rounds"][-1][4] is None:
@@ -129,6 +131,8 @@ async def test_what_happened_is_known_after_a_restart(
             before = (await get(home, "/api/rounds"))[2]
     async with running(home):
         assert (await get(home, "/api/rounds"))[2] == before
+        _, (_, kept) = await events_until(facts(home)["admin"], "evaluations")
+        assert kept["losses"] == [[1, 2.5]], "held-out losses too, for pages that were not open"
     monkeypatch.setattr("gossamer.node.monitoring.chroniclestore.ENTRIES_MAX", 1)
     async with running(home) as daemon:
         assert daemon.watching.chronicle.oldest() == 2
@@ -216,6 +220,19 @@ async def test_every_answer_has_the_headers_and_only_get_is_answered(tmp_path: P
             assert not [name for name in headers if name.lower().startswith("access-control-")]
         for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS"):
             assert (await get(home, "/api/state", method=method))[0] == 405
+
+
+async def test_what_is_no_http_costs_no_line_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(facts(home)["admin"]))
+        many = b"".join(b"X%d: y\r\n" % number for number in range(5000))
+        writer.write(b"GET / HTTP/1.1\r\n" + many + b"\r\n")
+        assert b" 400 " in await asyncio.wait_for(reader.readline(), 10)
+        writer.close()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_names_that_lead_here_by_rebinding_are_refused(tmp_path: Path) -> None:

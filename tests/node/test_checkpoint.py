@@ -9,7 +9,15 @@ from torch import nn
 
 from gossamer.models.task import named_tensors
 from gossamer.node.training import checkpoint
-from gossamer.node.training.checkpoint import CheckpointWriter, Progress, StateCopy, collect, restore
+from gossamer.node.training.checkpoint import (
+    CHECKSUM,
+    CheckpointWriter,
+    Progress,
+    StateCopy,
+    checksum,
+    collect,
+    restore,
+)
 from gossamer.node.training.outer import OuterLoop
 from tests.protocol import builders
 
@@ -100,8 +108,10 @@ def test_a_residual_of_an_older_delta_is_left_out(saved):
     assert not any(residual.any() for residual in again.fragments[1].residual)
 
 
-@pytest.mark.parametrize("damage", ["missing", "torn", "garbage", "another model", "another version"])
-def test_what_does_not_fit_changes_nothing(saved, damage, monkeypatch):
+@pytest.mark.parametrize(
+    "damage", ["missing", "torn", "garbage", "a flipped bit", "another model", "another version"]
+)
+def test_what_does_not_fit_changes_nothing(saved, damage, monkeypatch, caplog):
     path, _, _ = saved
     if damage == "missing":
         path.unlink()
@@ -109,8 +119,12 @@ def test_what_does_not_fit_changes_nothing(saved, damage, monkeypatch):
         path.write_bytes(path.read_bytes()[:-10])
     elif damage == "garbage":
         path.write_bytes(b"\x00" * 100)
+    elif damage == "a flipped bit":
+        data = bytearray(path.read_bytes())
+        data[-5] ^= 0x40
+        path.write_bytes(data)
     elif damage == "another version":
-        monkeypatch.setattr(checkpoint, "VERSION", "2")
+        monkeypatch.setattr(checkpoint, "VERSION", "0")
     _, outer, optimizer = make(seed=1)
     if damage == "another model":
         wider = nn.Sequential(nn.Linear(6, 7))
@@ -120,6 +134,7 @@ def test_what_does_not_fit_changes_nothing(saved, damage, monkeypatch):
     assert restore(path, outer, [optimizer]) is None
     assert not any(residual.any() for state in outer.fragments for residual in state.residual)
     assert optimizer.state_dict()["state"] == {}
+    assert (f"cannot use {path}" in caplog.text) == (damage != "missing")
 
 
 def test_sgd_without_state_and_scalars_come_back(tmp_path):
@@ -160,7 +175,8 @@ def test_metadata_that_was_never_written_changes_nothing(saved, tmp_path, key, t
     _, outer, optimizer = saved
     tensors, metadata = collect(outer, [optimizer], Progress(8, 16))
     path = tmp_path / "damaged.safetensors"
-    path.write_bytes(save(tensors, {**metadata, key: text}))
+    changed = {**metadata, key: text}
+    path.write_bytes(save(tensors, {**changed, CHECKSUM: checksum(tensors, changed)}))
     _, again, fresh = make(seed=1)
     assert restore(path, again, [fresh]) is None
     assert fresh.state_dict()["state"] == {}

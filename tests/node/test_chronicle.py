@@ -13,9 +13,11 @@ from gossamer.node.monitoring import chronicle as chronicles
 from gossamer.node.monitoring import chroniclestore as stores
 from gossamer.node.monitoring.chronicle import CLIPPED, LATE, OWN, VOID, Chronicle, Entry, Round, as_json
 from gossamer.node.monitoring.chroniclestore import ChronicleStore
+from gossamer.node.monitoring.evaluations import Evaluations
 from gossamer.protocol.conduct import Figures
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.records import Delta
+from tests.node.daemons import report
 from tests.protocol.builders import unsigned
 
 ME = unsigned(0, 1).author
@@ -236,4 +238,45 @@ def test_what_cannot_be_written_is_kept_for_the_next_time(tmp_path: Path, chroni
     chronicle.not_saved(rounds)
     heard(chronicle, delta(0, 2))
     assert [found.number for found in chronicle.take_unsaved()] == [1, 2]
+    store.close()
+
+
+def test_held_out_losses_are_kept_once_each_and_over_restarts(tmp_path: Path) -> None:
+    path, evaluations = tmp_path / "c.sqlite", Evaluations()
+    evaluations.look(None, 1)
+    for round_, loss, version in ((0, 5.0, 0), (4, 5.0, 0), (5, 4.0, 7), (6, float("nan"), 8), (7, None, 9)):
+        evaluations.look(report(val_loss=loss, evaluated_version=version), round_)
+    assert evaluations.to_json() == {"version": 8, "losses": [[0, 5.0], [5, 4.0]]}
+    store = ChronicleStore(path)
+    store.save([], evaluations.take_unsaved())
+    store.close()
+    assert evaluations.take_unsaved() == {}
+    again, store = Evaluations(), ChronicleStore(path)
+    again.restore(store.load_evaluations())
+    store.close()
+    assert again.to_json()["losses"] == [[0, 5.0], [5, 4.0]]
+
+
+def test_old_held_out_losses_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gossamer.node.monitoring.evaluations.EVALUATIONS_MAX", 2)
+    monkeypatch.setattr("gossamer.node.monitoring.chroniclestore.EVALUATIONS_MAX", 2)
+    evaluations, store = Evaluations(), ChronicleStore(tmp_path / "c.sqlite")
+    for number in range(5):
+        evaluations.look(report(val_loss=1.0, evaluated_version=number), number)
+    assert evaluations.to_json()["losses"] == [[3, 1.0], [4, 1.0]]
+    store.save([], evaluations.take_unsaved())
+    assert store.load_evaluations() == [(3, 1.0), (4, 1.0)]
+    store.close()
+
+
+def test_held_out_losses_that_cannot_be_written_or_read_are_no_fault(tmp_path: Path) -> None:
+    store, evaluations = ChronicleStore(tmp_path / "missing" / "c.sqlite"), Evaluations()
+    assert store.load_evaluations() == []
+    evaluations.look(report(val_loss=3.0, evaluated_version=1), 1)
+    unsaved = evaluations.take_unsaved()
+    with pytest.raises(StorageError, match="cannot write"):
+        store.save([], unsaved)
+    evaluations.look(report(val_loss=2.0, evaluated_version=2), 2)
+    evaluations.not_saved(unsaved)
+    assert evaluations.take_unsaved() == {1: 3.0, 2: 2.0}
     store.close()

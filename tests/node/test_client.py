@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from unittest.mock import Mock
+
+import aiohttp
 import pytest
 
-from gossamer.node.network.client import parse_status
+from gossamer.node.network.client import _reason, fetch_status, parse_status
 from gossamer.protocol.errors import UnreachableError
 
 
@@ -18,3 +23,35 @@ def test_a_status() -> None:
 def test_what_is_no_status(body: bytes) -> None:
     with pytest.raises(UnreachableError, match="host:1 sent a status that cannot be read"):
         parse_status("host:1", body)
+
+
+@pytest.mark.parametrize(
+    ("banner", "plaintext", "why"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", False, "what answers there does not speak TLS"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", True, "what answers there does not speak HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", True, "sent a status that cannot be read"),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", True, r"no.* \(HTTP status 404\)"),
+        (b"", False, "the connection was closed"),
+        (b"", True, "Server disconnected"),
+    ],
+)
+def test_what_answers_is_no_node(banner: bytes, plaintext: bool, why: str) -> None:
+    async def ask() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(1)
+            writer.write(banner)
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            with pytest.raises(UnreachableError, match=why) as error:
+                await fetch_status(f"127.0.0.1:{port}", plaintext=plaintext)
+            assert "\n" not in str(error.value)
+
+    asyncio.run(ask())
+
+
+def test_a_name_that_nobody_knows() -> None:
+    unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    assert _reason(aiohttp.ClientConnectorDNSError(Mock(), unknown)) == "name or service not known"

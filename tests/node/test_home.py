@@ -65,6 +65,37 @@ def test_a_folder_has_one_daemon(home: Home) -> None:
     Home(home.root).lock()
 
 
+def test_a_folder_that_was_moved_or_removed_is_seen_to_be_gone(home: Home) -> None:
+    assert not home.is_gone(), "nobody has locked it"
+    home.lock()
+    assert not home.is_gone()
+    home.root.rename(home.root.with_name("elsewhere"))
+    assert home.is_gone()
+    Home(home.root).create()
+    Home(home.root).lock()
+    assert home.is_gone(), "what is there now is another"
+
+
+def test_a_lock_that_cannot_be_taken_is_not_said_to_be_taken(home: Home) -> None:
+    (home.root / "lock").mkdir()
+    with pytest.raises(StorageError, match="lock: Is a directory"):
+        home.lock()
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"-5", b"9" * 40, b"9" * 100_000])
+def test_a_damaged_count_of_starts_begins_anew(home: Home, content: bytes) -> None:
+    home.incarnation_path.write_bytes(content)
+    first = home.next_incarnation()
+    assert 0 < first < 2**53, "a message can carry it"
+    assert home.next_incarnation() > first
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"5", b'{"a": 1}', b"[" * 100_000])
+def test_unusable_addresses_are_none_at_all(home: Home, content: bytes) -> None:
+    home.peers_path.write_bytes(content)
+    assert home.read_peers() == ()
+
+
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StorageError, match="choose another --dir"):
@@ -92,7 +123,7 @@ def test_a_damaged_manifest_is_refused(home: Home, content: bytes) -> None:
         home.adopt(SMALL)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000])
 def test_an_unusable_daemon_file_is_none_at_all(home: Home, content: bytes) -> None:
     assert home.read_daemon() is None
     home.daemon_path.write_bytes(content)
@@ -127,6 +158,12 @@ def test_socket_paths_fit_the_system_however_deep_the_folder(tmp_path: Path) -> 
         with socket.socket(socket.AF_UNIX) as probe:
             probe.bind(path)
         os.unlink(path)
+
+
+def test_no_folder_for_a_socket_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(StorageError, match="set TMPDIR"):
+        Home(tmp_path / ("d" * 120)).socket_path()
 
 
 def test_a_folder_in_tmp_that_others_can_enter_is_not_trusted(

@@ -6,6 +6,8 @@ import contextlib
 import io
 import json
 import logging
+import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,15 +19,16 @@ NASTY = "line\nnext \x1b[31mred\x1b[0m \r back\x08 \x00 \u202egnp.exe \x9b0m"
 
 
 @contextlib.contextmanager
-def configured(**settings: Any) -> Iterator[io.StringIO]:
+def configured(into: io.StringIO | None = None, **settings: Any) -> Iterator[io.StringIO]:
     """What is logged to standard error; pytest's own handlers come back afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    with contextlib.redirect_stderr(io.StringIO()) as stream:
+    with contextlib.redirect_stderr(into or io.StringIO()) as stream:
         root.handlers = []  # `configure` closes those that it finds
         try:
             logs.configure(**settings)
             yield stream
+            root.handlers[0].flush()
         finally:
             root.handlers[:] = handlers
             root.setLevel(level)
@@ -72,3 +75,45 @@ def test_debug_says_more(debug: bool, lines: int) -> None:
         logging.getLogger("gossamer.x").debug("detail")
         logging.getLogger("gossamer.x").info("fact")
     assert stream.getvalue().count("\n") == lines
+
+
+def test_nobody_waits_for_a_terminal_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-S, or a pipe that is not read: more lines than are kept, and none is waited for."""
+    goes_on = threading.Event()
+
+    class Stuck(io.StringIO):
+        def write(self, text: str) -> int:
+            goes_on.wait(20)
+            return super().write(text)
+
+    monkeypatch.setattr(logs, "LINES_MAX", 10)
+    with configured(into=Stuck()) as stream:
+        for number in range(100):
+            logging.getLogger("gossamer.x").warning("line %d", number)
+        assert stream.getvalue() == ""
+        goes_on.set()
+    lines = stream.getvalue().splitlines()
+    assert 10 <= len(lines) <= 11, "one was being written"
+    assert lines[0].endswith("line 0")
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_logs_too() -> None:
+    with configured() as stream:
+        read_end, write_end = os.pipe()
+        child = os.fork()
+        if child == 0:
+            logging.getLogger("gossamer.x").warning("from the child")
+            os.write(write_end, stream.getvalue().encode())
+            os._exit(0)
+        os.close(write_end)
+        with os.fdopen(read_end) as told:
+            assert told.read().endswith("from the child\n")
+        os.waitpid(child, 0)
+
+
+def test_a_line_that_cannot_be_formatted_does_no_harm() -> None:
+    with configured() as stream:
+        logging.getLogger("gossamer.x").warning("%d", "no number")
+        logging.getLogger("gossamer.x").warning("next")
+    assert "next" in stream.getvalue()

@@ -236,6 +236,30 @@ def test_what_a_merge_found_in_its_round(world: World, rng: np.random.Generator)
     assert merger.figures is None
 
 
+@pytest.mark.parametrize("which", ["too stale", "broken", "both"])
+def test_a_round_in_which_nothing_counts_is_merged_like_any(
+    world: World, rng: np.random.Generator, which: str
+) -> None:
+    """A node that slept publishes the only delta of its round, too stale; or its payload does not decode."""
+    sent: list[Delta] = []
+    if which != "broken":
+        sent.append(world.make(rng, 1, 101, base=1))
+    if which != "too stale":
+        payload = rng.bytes(100)
+        sent.append(signed(identity(2), body_of(payload, "int4", 101, 2)))
+        world.keep(sent[-1], payload)
+    merger, ledger = world.merger(), Ledger()
+    arrive(merger, ledger, sent)
+    assert np.array_equal(merger.phi, world.phi_0)
+    assert set(merger.merged_ids()) == {delta.record_id for delta in sent}
+    assert merger.figures is not None and merger.figures.agreement is None
+    found = merger.figures.members
+    assert {author for author, f in found.items() if f.stale or f.void} == {d.author for d in sent}
+    late = world.make(rng, 3, 101)
+    arrive(merger, ledger, [late])
+    assert np.array_equal(merger.phi, world.fold([*sent, late])), "who comes later counts alone"
+
+
 def test_samples_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merger_module, "SAMPLES_KEPT", 5)
     merger = world.merger()

@@ -5,6 +5,7 @@ The children here are small Python scripts that stand in for the daemon and the 
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -185,6 +186,21 @@ def test_a_child_that_dies_is_started_again_with_backoff() -> None:
     children[-1].status = 1
     service.keep_running(now)
     assert service.restart_at - now == pytest.approx(0.5), "it had been steady"
+
+
+def test_a_child_that_cannot_be_started_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    problems = [OSError(errno.EAGAIN, "Resource temporarily unavailable")] * 2
+
+    def start() -> Child:
+        if problems:
+            raise problems.pop()
+        return FakeChild()  # type: ignore[return-value]
+
+    service = Service("trainer", start)
+    assert service.keep_running(100.0) is None and service.restart_at == 100.5
+    assert service.keep_running(100.5) is None and service.restart_at == 101.5
+    assert service.keep_running(101.5) is None and service.child is not None
+    assert "cannot start the trainer (Resource temporarily unavailable); trying again in 0.5 s" in caplog.text
 
 
 @pytest.mark.parametrize("status", [0, 2])

@@ -83,6 +83,14 @@ def test_a_full_disk_is_a_problem(shown: Shown) -> None:
     assert shown.vitals.problem is None
 
 
+def test_a_folder_that_is_gone_is_a_problem(shown: Shown) -> None:
+    (said,) = shown.for_s(100, folder_gone="/d")
+    assert "the folder /d is not there any more" in said
+    assert shown.vitals.problem == "the folder /d is not there any more"
+    shown.for_s(1)
+    assert shown.vitals.problem is None, "it was put back"
+
+
 def test_merging_is_stuck_if_rounds_wait_and_none_is_merged(shown: Shown) -> None:
     for version in range(5):
         assert shown.for_s(v.STUCK_S, behind=4, version=version) == []

@@ -25,6 +25,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.payload import encode_payload
 from gossamer.protocol.presence import NodeInfo
 from gossamer.protocol.replica import Replica
+from gossamer.protocol.unix_time import UnixTime
 from gossamer.protocol.wire import pack
 from tests.protocol import builders
 from tests.protocol.wiring import Node, Weather, World
@@ -527,7 +528,7 @@ def test_a_node_that_slept_takes_what_the_swarm_did_meanwhile_once_it_knows_the_
     world = _swarm(seed, 2)
     awake, slept = world.nodes[0], world.nodes[1]
     right = slept.core._unix_time.offset_s
-    slept.core._unix_time.offset_s -= 8 * 3600.0
+    slept.core._unix_time = slept.core._clock._unix_time = UnixTime(right - 8 * 3600.0)
     world.publish(awake)
     world.run(30.0)
     assert (len(awake.core.ledger), len(slept.core.ledger)) == (1, 0)
@@ -540,7 +541,7 @@ def test_an_implausible_record_does_not_go_round_between_two_nodes(seed):
     """One accepts it and the other, whose clock is behind, does not: once per exchange, not for ever."""
     world = _swarm(seed, 2)
     a, b = world.nodes[0], world.nodes[1]
-    b.core._unix_time.offset_s -= 10**6
+    b.core._clock._unix_time = UnixTime(b.core._unix_time.offset_s - 10**6)
     rng = np.random.default_rng(0)
     far, payload = builders.random_delta(rng, builders.identity(66), 9, of=world.manifest)
     a.blobs[far.body.chunks[0]] = payload
@@ -551,6 +552,18 @@ def test_an_implausible_record_does_not_go_round_between_two_nodes(seed):
     assert len(b.core.ledger) == 0
     assert world.messages - before < 400
     assert 1 <= len(b.blames) <= 30
+
+
+def test_a_clock_is_followed_forward_and_set_back_makes_nothing_impossible(seed):
+    """A machine that boots in 1970 refuses all rounds, until its clock is set; set back, it refuses none."""
+    core = _swarm(seed, 1).nodes[0].core
+    right = core._unix_time.offset_s
+    core._unix_time = core._clock._unix_time = UnixTime(-1e9)
+    assert not core._clock.allows(100, now=0.0)
+    core.handle(fx.TimeSet(right), 0.0)
+    assert core._clock.allows(100, now=0.0)
+    core.handle(fx.TimeSet(-1e9), 0.0)
+    assert core._clock.allows(100, now=0.0)
 
 
 def test_asking_for_a_chunk_on_the_wrong_side_of_a_link(seed):
@@ -658,7 +671,9 @@ def test_a_diverged_loss_is_not_published_and_does_not_make_our_row_invalid(seed
     assert (row.inner_steps, row.loss) == (5, limits.LOSS_MAX)
 
 
-@pytest.mark.parametrize("changes", [{"name": "x" * 300}, {"name": "a\x1b[2J"}, {"incarnation": -1}])
+@pytest.mark.parametrize(
+    "changes", [{"name": "x" * 300}, {"name": "a\x1b[2J"}, {"name": "\udcfc"}, {"incarnation": -1}]
+)
 def test_a_node_that_others_would_refuse_does_not_start(changes):
     info = NodeInfo(**{"name": "n", "trains": True, "incarnation": 1, **changes})
     with pytest.raises(ConfigError, match="cannot present itself"):

@@ -160,6 +160,17 @@ def test_whose_grant_has_run_out_is_cut():
     assert [e for e in end.vetting.wake(130.0) if isinstance(e, Hangup)] == [], "renewed in time"
 
 
+def test_a_machine_that_slept_knows_what_time_it_is():
+    """The clock that events carry stands still meanwhile."""
+    end = End(0)
+    end.link_to(1)
+    end.charter.learn(grant(identity(101), INVITED, expires=5000))
+    assert [e for e in end.vetting.wake(109.0) if isinstance(e, Hangup)] == []
+    end.vetting._unix_time.is_now(10_000.0)
+    hangups = [e for e in end.vetting.wake(109.0 + limits.EXPIRY_LOOK_S) if isinstance(e, Hangup)]
+    assert [hangup.link for hangup in hangups] == [1]
+
+
 @pytest.mark.parametrize("of", [builders.SMALL])
 def test_a_swarm_without_owners_says_nothing(of):
     end = End(0, of)

@@ -114,7 +114,7 @@ class Curve extends Strip {
   }
 }
 
-/** The loss may be drawn over tokens, and carries the held-out losses seen while the page is open. */
+/** The loss may be drawn over tokens, and carries the held-out losses that this node has measured. */
 class LossCurve extends Curve {
   constructor(timeline, frames, stream) {
     super(byId("loss"), timeline, frames, {

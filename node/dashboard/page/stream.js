@@ -10,7 +10,7 @@ class Stream extends EventTarget {
   state = null;
   rounds = new Rounds();
   notices = [];
-  evaluations = []; // held-out losses seen while this page is open: {round, loss, version}
+  evaluations = []; // held-out losses that this node has measured: {round, loss, version}
   connection = "waiting"; // waiting: nothing heard yet; live; lost
   heardAt = null; // performance.now() of the last state
   lostAt = null;
@@ -38,6 +38,7 @@ class Stream extends EventTarget {
       this.#catchUp();
     });
     source.addEventListener("state", (event) => this.#takeState(JSON.parse(event.data)));
+    source.addEventListener("evaluations", (event) => this.#takeEvaluations(JSON.parse(event.data)));
     source.addEventListener("rounds", (event) => this.#takeRounds(JSON.parse(event.data)));
     source.addEventListener("notice", (event) => this.#takeNotice(JSON.parse(event.data)));
     source.addEventListener("error", () => {
@@ -76,6 +77,12 @@ class Stream extends EventTarget {
       this.connection = "live";
       this.#tell("connection");
     }
+    this.#tell("state");
+  }
+
+  /** All that the node has kept; `version` is that of the last one. */
+  #takeEvaluations({ version, losses }) {
+    this.evaluations = losses.map(([round, loss]) => ({ round, loss, version }));
     this.#tell("state");
   }
 
