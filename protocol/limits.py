@@ -91,6 +91,9 @@ LINKS_OUTBOUND_MIN = 2
 LINKS_PER_GROUP_MAX = 2
 """Of those, in one network group: addresses of one network are cheap, those of many networks are not."""
 
+LINKS_LOOK_INTERVAL_S = 1.5
+"""How often a node looks whether it has links enough: together with its rows, so that it wakes once for both."""
+
 YIELD_INTERVAL_S = 5.0
 """How often a full node lets a newcomer in for whom another has to go."""
 
@@ -127,18 +130,23 @@ DEAL_PATIENCE_S = 2.0
 """A payload that was dealt out is offered to all whole when none of it was heard to spread for this long."""
 
 # --- membership ----------------------------------------------------------------------------------------
-HEARTBEAT_INTERVAL_S = 3.0
-ROWS_INTERVAL_S = 1.0
+HEARTBEAT_INTERVAL_S = 4.5
+ROWS_INTERVAL_S = 1.5
 """New rows of everybody are gathered this long and told in one message."""
 
 ROWS_LINKS = 2
 ROWS_TELLINGS = 2
-"""A row goes to 2 links at each of 2 intervals, less those that have it: the next one comes after 3 s."""
+"""A row goes to 2 links at each of 2 intervals, less those that have it: the next one comes after 4.5 s."""
 
-ROWS_TURN_INTERVALS = 8
+ROWS_TURN_INTERVALS = 6
 """Many links are told more at a time, so that none waits longer than this for its turn."""
 
 PROBE_INTERVAL_S = 1.5
+"""How often a node looks which links are silent, and whose silence has lasted."""
+
+PROBE_AFTER_S = 7.5
+"""A link on which nothing has come for this long is pinged. Rows come more often, so most never are."""
+
 PROBE_TIMEOUT_S = 3.0
 INDIRECT_PROBES = 3
 INDIRECT_PROBE_TIMEOUT_S = 3.0
@@ -146,7 +154,7 @@ ROW_LAG_S = 5.0
 """So long a row may be on its way, from one to the next: so long after a death its node may seem alive."""
 
 SUSPICION_TIMEOUT_S = 6.0
-SILENCE_SUSPECT_S = 11.0
+SILENCE_SUSPECT_S = 12.5
 """A member without a link to us is suspected when its gossiped heartbeat stands still this long."""
 
 LINK_SILENCE_S = 20.0

@@ -1,8 +1,8 @@
 """Who is alive: SWIM with Lifeguard's local health, over the links there are.
 
-Every 1.5 s one link is pinged. No answer within the time-out: three other links are asked to vouch for
-the peer; still none: it is *suspect*, which is gossiped, and any newer row of its refutes it; unrefuted it
-is *down*. Members without a link to us are judged by their gossiped heartbeat. A node that notices that it
+Links carry rows and records all the time; one that has been silent for 6 s is pinged. Nothing within the
+time-out: three other links are asked to vouch for the peer; still nothing: it is *suspect*, which is gossiped,
+and any newer row of its refutes it; unrefuted it is *down*. Members without a link to us are judged by their gossiped heartbeat. A node that notices that it
 is itself slow (its own wake-ups come late) becomes more patient with the others instead of blaming them.
 
 Sources: Das et al., "SWIM" (2002); Dadgar et al., "Lifeguard" (arXiv 1707.00788). Membership steers
@@ -52,7 +52,6 @@ class Membership:
         self._vouching: dict[int, _Vouch] = {}
         self._suspected: dict[bytes, float] = {}
         """Since when; those in doubt now, and those of whom a row has come since the last look."""
-        self._rotation: list[int] = []
         self._numbers = 0
         self._next_probe = 0.0
         self.local_health = 0
@@ -112,7 +111,9 @@ class Membership:
         if now >= self._next_probe:
             self._vouching = {n: v for n, v in self._vouching.items() if now < v.deadline}
             self._next_probe = now + limits.PROBE_INTERVAL_S
-            effects += self._probe_next(now)
+            for link, node_id in self._links.items():
+                self._roster.heard_from(node_id, self._link_heard[link])
+            effects += self._probe_the_silent(now)
             effects += self._judge_silence(now)
             effects += self._ask_about_the_recovered(now)
             self._roster.forget_old(now)
@@ -157,7 +158,7 @@ class Membership:
         member = self._roster.get(message.node_id)
         if member is None or member.health is not Health.ALIVE:
             return []
-        fresh = now - member.answered < limits.PROBE_TIMEOUT_S
+        fresh = now - self._answered(member) < limits.PROBE_TIMEOUT_S
         if fresh or member.peer.body.age > (message.incarnation, message.heartbeat):
             return []
         return self._suspect(message.node_id, now, source=link)
@@ -179,22 +180,27 @@ class Membership:
             member.answered += late
             member.since += late if member.health is Health.SUSPECT else 0.0
 
-    def _probe_next(self, now: float) -> list[Effect]:
-        self._rotation = [link for link in self._rotation if link in self._links]
-        if not self._rotation:
-            self._rotation = sample(self._links, len(self._links), self._rng)
-        if not self._rotation:
-            return []
-        link = self._rotation.pop()
-        self._numbers += 1
-        deadline = now + self._patience(limits.PROBE_TIMEOUT_S)
-        self._probes[self._numbers] = _Probe(self._links[link], now, deadline)
-        return [Send(link, Ping(self._numbers))]
+    def _probe_the_silent(self, now: float) -> list[Effect]:
+        """Ping the links on which nothing has come for a while, less those whose peers are being probed."""
+        probed = {probe.node_id for probe in self._probes.values()}
+        effects: list[Effect] = []
+        for link, heard in self._link_heard.items():
+            if now - heard >= limits.PROBE_AFTER_S and self._links[link] not in probed:
+                self._numbers += 1
+                deadline = now + self._patience(limits.PROBE_TIMEOUT_S)
+                self._probes[self._numbers] = _Probe(self._links[link], now, deadline)
+                effects.append(Send(link, Ping(self._numbers)))
+        return effects
 
-    @staticmethod
-    def _lived(member: Member, at: float) -> bool:
+    def _answered(self, member: Member) -> float:
+        """When a member last spoke to us: the roster is told of it at each look only."""
+        node_id = member.peer.node_id
+        heard = [self._link_heard[link] for link, peer in self._links.items() if peer == node_id]
+        return max(heard, default=member.answered)
+
+    def _lived(self, member: Member, at: float) -> bool:
         """Whether a member was alive at a time, by what has been heard since; its last row may come late."""
-        return member.answered > at or member.heard > at + limits.ROW_LAG_S
+        return self._answered(member) > at or member.heard > at + limits.ROW_LAG_S
 
     def _ask_others(self, node_id: bytes, now: float) -> list[Effect]:
         others = [link for link, peer in self._links.items() if peer != node_id]

@@ -80,7 +80,8 @@ class Presence:
         self._leaving = False
         self._has_changed = False
         self._news: dict[bytes, _News] = {}
-        self._turns: list[int] = []
+        self._told: list[int] = []
+        """Our links, in the order in which their turns come."""
         self._next_heartbeat = 0.0
         self._next_rows = 0.0
         self._next_roster = 0.0
@@ -218,17 +219,13 @@ class Presence:
         return result
 
     def _take_turns(self) -> list[int]:
-        """Every link once in a random order, then again in another."""
+        """Every link in turn, so that none is silent for long; a new one comes first."""
         numbers = [link.number for link in self._links.all()]
-        count = min(len(numbers), max(limits.ROWS_LINKS, -(-len(numbers) // limits.ROWS_TURN_INTERVALS)))
-        chosen: list[int] = []
-        while len(chosen) < count:
-            if not self._turns:
-                self._turns = sample(numbers, len(numbers), self._rng)
-            link = self._turns.pop()
-            if link not in chosen and self._links.get(link) is not None:
-                chosen.append(link)
-        return chosen
+        count = max(limits.ROWS_LINKS, -(-len(numbers) // limits.ROWS_TURN_INTERVALS))
+        told = {link: place for place, link in enumerate(self._told)}
+        numbers.sort(key=lambda link: told.get(link, -1))
+        self._told = [*numbers[count:], *numbers[:count]]
+        return numbers[:count]
 
     def _push(self, node_id: bytes, row: bytes, source: int | None) -> list[Effect]:
         self._news.pop(node_id, None)

@@ -12,7 +12,7 @@ from gossamer.protocol.effects import Adopt, Close, Effect, Notice, Seal
 from gossamer.protocol.history import Claim, agreed, closable_round, contest, genesis_claim, sealed_round
 from gossamer.protocol.manifest import Manifest
 
-LOOK_INTERVAL_S = 1.0
+LOOK_INTERVAL_S = 1.5
 GONE_AFTER_S = 10.0
 """A snapshot that nobody has claimed for this long is not worth waiting for."""
 

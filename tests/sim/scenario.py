@@ -36,7 +36,7 @@ CRAMPED = 0.2
 PARTED = 0.2
 """How many of the scenarios have payloads of several chunks."""
 
-RETAIN = 25
+RETAIN = 17
 """Rounds that are kept: some 200 s of the fastest swarm's, and no storm lasts longer than 180."""
 
 OTHERS = ("calm", "mixed", "liar", "lineages", "cramped", "parts")
@@ -147,8 +147,8 @@ def _manifest(rng: random.Random, codec: str, *, forgetful: bool) -> tuple[Manif
         "task": {"name": "none"},
         "outer": {"codec": codec, "clip": rng.choice((0.0, 3.0)), "weight_cap": rng.choice((0.0, 4.0))},
         "pace": {
-            "every_steps": rng.randrange(16, 29) if by_steps else 0,
-            "every_seconds": 0.0 if by_steps else rng.uniform(22.0, 40.0),
+            "every_steps": rng.randrange(24, 42) if by_steps else 0,
+            "every_seconds": 0.0 if by_steps else rng.uniform(33.0, 60.0),
             "min_round_seconds": 0.5,
         },
         "history": {
