@@ -26,6 +26,9 @@ from gossamer.protocol.records import Delta, parse_delta, parse_peer
 from gossamer.protocol.vetting import Vetting
 
 
+_PEER = int(Kind.PEER)
+
+
 @dataclass(slots=True)
 class _Delivery:
     """One message of records: where it came from, and the deltas in it."""
@@ -83,9 +86,11 @@ class Intake:
 
     def _is_known(self, data: bytes, held: bool, delivery: _Delivery) -> bool:
         """Whether these very bytes were taken in before: most are, and no signature need be checked again."""
+        if data[0] == _PEER:
+            return self._presence.is_known(data, delivery.link)
         record_id = self._ledger.id_of(data)
         if record_id is None:
-            return self._presence.is_known(data, delivery.link)
+            return False
         self._note(record_id, held, delivery)
         return True
 

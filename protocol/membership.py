@@ -236,13 +236,14 @@ class Membership:
 
     def _judge_silence(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
+        silent_since = now - self._patience(limits.SILENCE_SUSPECT_S)
+        suspected_since = now - self._patience(limits.SUSPICION_TIMEOUT_S)
         for member in self._roster.live():
-            node_id = member.peer.node_id
             if member.health is Health.ALIVE:
-                if now - member.heard > self._patience(limits.SILENCE_SUSPECT_S):
-                    effects += self._suspect(node_id, now)
-            elif now - member.since > self._patience(limits.SUSPICION_TIMEOUT_S):
-                self._roster.judge(node_id, Health.DOWN, now)
+                if member.heard < silent_since:
+                    effects += self._suspect(member.peer.node_id, now)
+            elif member.since < suspected_since:
+                self._roster.judge(member.peer.node_id, Health.DOWN, now)
                 effects.append(Notice(f"{_named(member)} is down"))
         return effects
 

@@ -79,6 +79,8 @@ class Presence:
         self._heartbeat = 0
         self._leaving = False
         self._has_changed = False
+        self._is_doubtful = True
+        """Whether our row says something new that others might refuse."""
         self._news: dict[bytes, _News] = {}
         self._told: list[int] = []
         """Our links, in the order in which their turns come."""
@@ -92,6 +94,7 @@ class Presence:
     def announce(self, addresses: tuple[str, ...]) -> list[Effect]:
         """Tell where we can be dialled."""
         self._addresses = addresses
+        self._is_doubtful = True
         return self.beat()
 
     def progress(self, progress: Progress) -> None:
@@ -101,6 +104,7 @@ class Presence:
             tokens_per_s=_within(progress.tokens_per_s, limits.TOKENS_PER_S_MAX),
             loss=_within(progress.loss, limits.LOSS_MAX),
         )
+        self._is_doubtful = True
 
     def leave(self) -> list[Effect]:
         """Tell that we go."""
@@ -269,8 +273,10 @@ class Presence:
             dialled=tuple(dialled[: limits.LINKS_TOLD_MAX]),
         )
         envelope = seal(self._identity, Kind.PEER, self._swarm_id, body.pack())
-        try:
-            parse_peer(envelope)
-        except MalformedError as error:
-            raise ConfigError(f"this node cannot present itself to others: {error}") from None
+        if self._is_doubtful:
+            try:
+                parse_peer(envelope)
+            except MalformedError as error:
+                raise ConfigError(f"this node cannot present itself to others: {error}") from None
+            self._is_doubtful = False
         return body, envelope.data

@@ -92,10 +92,10 @@ class Roster:
 
     def forget_old(self, now: float) -> None:
         """Drop members that have been gone for a day."""
-        for node_id, member in list(self._members.items()):
+        for member in self.doubted():
             gone = member.health in (Health.DOWN, Health.LEFT)
             if gone and now - member.since > limits.FORGET_DOWN_AFTER_S:
-                self._forget(node_id)
+                self._forget(member.peer.node_id)
 
     def remove(self, node_id: bytes) -> None:
         """Drop a member at once, whatever its health: it is one no longer."""

@@ -27,8 +27,8 @@ from tests.sim import fold
 ENTRIES_MAX = 20_000
 """Rows and messages are seen within seconds of their birth and never again."""
 
-_BULKY = frozenset({messages.Records.code, messages.Holding.code})
-"""Kinds of message that many nodes send and receive alike."""
+_SINGULAR = frozenset({messages.Compare.code, messages.Inventory.code, messages.Roster.code})
+"""Kinds of message of which there are hardly two alike."""
 
 
 def _remembering(
@@ -65,7 +65,7 @@ def _decoding(pure: Callable[[bytes], messages.Message]) -> Callable[[bytes], me
         message = known.get(data)
         if message is None:
             message = pure(data)
-            if data[1] in _BULKY:
+            if data[1] not in _SINGULAR:
                 if len(known) >= ENTRIES_MAX:
                     known.clear()
                 known[data] = message

@@ -140,7 +140,8 @@ class Node(Process):
     def clock(self) -> float:
         """The node's own monotonic clock; it never runs backwards."""
         now = self.traits.clock(self.stage.loop.now)
-        self._latest = max(self._latest, now)
+        if now > self._latest:
+            self._latest = now
         return self._latest
 
     def dispatch(self, event: fx.Event) -> list[fx.Effect]:
@@ -172,7 +173,7 @@ class Node(Process):
         self.wakes += 1
         self.stage.trace.note(self.stage.loop.now, self.index, 1)
         self.dispatch(fx.Wake())
-        self.stage.audit.woken(self, self.core.next_wake() - self._latest)
+        self.stage.audit.woken(self, self._wake_due - self._latest)
 
     def _carry_out(self, effects: Iterable[fx.Effect]) -> None:
         for effect in effects:
