@@ -25,8 +25,8 @@ from gossamer.protocol.presence import Presence
 from gossamer.protocol.records import Delta, parse_delta, parse_peer
 from gossamer.protocol.vetting import Vetting
 
-
 _PEER = int(Kind.PEER)
+_CREDENTIALS = frozenset(map(int, (Kind.GRANT, Kind.REVOCATION)))
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Intake:
         delivery = _Delivery(link, now)
         result: list[Effect] = []
         for data, held in message.entries:
-            if self._links.get(link) is None:  # the record before this one was its peer's revocation
+            if result and self._links.get(link) is None:  # the record before this was its peer's revocation
                 break
             if not self._is_known(data, held, delivery):
                 result += self._judge(data, held, delivery)
@@ -108,7 +108,7 @@ class Intake:
         """Take in a record if it is right, blame its sender if not."""
         envelope = None
         try:
-            if data[0] in (Kind.GRANT, Kind.REVOCATION):
+            if data[0] in _CREDENTIALS:
                 return self._credentials.received(data, delivery.link, delivery.now)
             envelope = open_envelope(data, self._swarm_id)
             if envelope.kind is Kind.PEER:

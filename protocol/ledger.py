@@ -13,7 +13,6 @@ from gossamer.protocol.pace import round_clock
 from gossamer.protocol.ranges import EMPTY, RangeDigests
 from gossamer.protocol.records import NO_RECORD, Delta
 
-
 _NONE = (0, NO_RECORD)
 
 

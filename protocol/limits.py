@@ -92,7 +92,7 @@ LINKS_PER_GROUP_MAX = 2
 """Of those, in one network group: addresses of one network are cheap, those of many networks are not."""
 
 LINKS_LOOK_INTERVAL_S = 1.5
-"""How often a node looks whether it has links enough: together with its rows, so that it wakes once for both."""
+"""How often a node looks whether it has links enough: it wakes once for this and for its rows."""
 
 YIELD_INTERVAL_S = 5.0
 """How often a full node lets a newcomer in for whom another has to go."""

@@ -1,9 +1,10 @@
 """Who is alive: SWIM with Lifeguard's local health, over the links there are.
 
-Links carry rows and records all the time; one that has been silent for 6 s is pinged. Nothing within the
-time-out: three other links are asked to vouch for the peer; still nothing: it is *suspect*, which is gossiped,
-and any newer row of its refutes it; unrefuted it is *down*. Members without a link to us are judged by their gossiped heartbeat. A node that notices that it
-is itself slow (its own wake-ups come late) becomes more patient with the others instead of blaming them.
+Links carry rows and records all the time; one that has been silent for 7.5 s is pinged. Nothing within the
+time-out: three other links are asked to vouch for the peer; still nothing: it is *suspect*, which is
+gossiped, and any newer row of its refutes it; unrefuted it is *down*. Members without a link to us are judged
+by their gossiped heartbeat. A node that notices that it is itself slow (its own wake-ups come late) becomes
+more patient with the others instead of blaming them.
 
 Sources: Das et al., "SWIM" (2002); Dadgar et al., "Lifeguard" (arXiv 1707.00788). Membership steers
 gossip, dialling and displays, and never gates training.
@@ -73,7 +74,8 @@ class Membership:
     def link_down(self, link: int, now: float) -> list[Effect]:
         """A broken link is a reason to ask others at once, not yet a verdict."""
         node_id = self._links.pop(link, None)
-        self._link_heard.pop(link, None)
+        if node_id is not None:
+            self._roster.heard_from(node_id, self._link_heard.pop(link))
         self._vouching = {n: v for n, v in self._vouching.items() if link not in (v.asker, v.target)}
         member = self._roster.get(node_id) if node_id is not None else None
         if (
@@ -111,8 +113,7 @@ class Membership:
         if now >= self._next_probe:
             self._vouching = {n: v for n, v in self._vouching.items() if now < v.deadline}
             self._next_probe = now + limits.PROBE_INTERVAL_S
-            for link, node_id in self._links.items():
-                self._roster.heard_from(node_id, self._link_heard[link])
+            self._believe_the_doubted()
             effects += self._probe_the_silent(now)
             effects += self._judge_silence(now)
             effects += self._ask_about_the_recovered(now)
@@ -193,7 +194,7 @@ class Membership:
         return effects
 
     def _answered(self, member: Member) -> float:
-        """When a member last spoke to us: the roster is told of it at each look only."""
+        """When a member last spoke to us: the roster is told of it only when that matters."""
         node_id = member.peer.node_id
         heard = [self._link_heard[link] for link, peer in self._links.items() if peer == node_id]
         return max(heard, default=member.answered)
@@ -234,13 +235,20 @@ class Membership:
                 effects += self._ask_others(node_id, now)
         return effects
 
+    def _believe_the_doubted(self) -> None:
+        """Whoever has spoken to us since it was suspected lives."""
+        for member in self._roster.doubted():
+            answered = self._answered(member)
+            if answered >= member.since:
+                self._roster.heard_from(member.peer.node_id, answered)
+
     def _judge_silence(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         silent_since = now - self._patience(limits.SILENCE_SUSPECT_S)
         suspected_since = now - self._patience(limits.SUSPICION_TIMEOUT_S)
         for member in self._roster.live():
             if member.health is Health.ALIVE:
-                if member.heard < silent_since:
+                if member.heard < silent_since and self._answered(member) < silent_since:
                     effects += self._suspect(member.peer.node_id, now)
             elif member.since < suspected_since:
                 self._roster.judge(member.peer.node_id, Health.DOWN, now)

@@ -43,7 +43,7 @@ class NodeInfo:
 class _News:
     """A row to be told, and the links that need not hear it from us any more."""
 
-    row: bytes
+    entry: tuple[bytes, bool]
     known_to: set[int] = field(default_factory=set)
     tellings: int = limits.ROWS_TELLINGS
 
@@ -134,7 +134,7 @@ class Presence:
         if self._has_changed or soon > self._next_heartbeat:
             self._next_heartbeat = now + limits.HEARTBEAT_INTERVAL_S
             self._renew()
-            self._news[self._identity.node_id] = _News(self.data)
+            self._news[self._identity.node_id] = _News((self.data, False))
         result = self._tell()
         if soon > self._next_roster:
             self._next_roster = now + limits.ANTI_ENTROPY_INTERVAL_S
@@ -155,7 +155,7 @@ class Presence:
             return []
         if was_doubted or peer.body.leaving:
             return self._push(peer.node_id, peer.data, source=link)
-        self._news[peer.node_id] = _News(peer.data, {link})
+        self._news[peer.node_id] = _News((peer.data, False), {link})
         return []
 
     def is_known(self, row: bytes, link: int) -> bool:
@@ -212,7 +212,7 @@ class Presence:
             return []
         result: list[Effect] = []
         for link in self._take_turns():
-            rows = [(news.row, False) for news in self._news.values() if link not in news.known_to]
+            rows = [news.entry for news in self._news.values() if link not in news.known_to]
             result += [Send(link, records) for records in batches(rows)]
             for news in self._news.values():
                 news.known_to.add(link)

@@ -135,7 +135,7 @@ class Roster:
         return self._view(_DOUBTED)
 
     def _view(self, healths: frozenset[Health]) -> list[Member]:
-        """Looked at far more often than anything changes. A change makes a new list, and leaves the old one."""
+        """Looked at far more often than it changes. A change makes a new list, and leaves the old one."""
         view = self._views.get(healths)
         if view is None:
             ordered = (self._members[node_id] for node_id in self._order)

@@ -23,6 +23,7 @@ from gossamer.protocol.merge import Contribution
 from gossamer.protocol.records import Delta
 from tests.protocol import builders
 from tests.sim import fold
+from tests.sim.trace import Trace
 
 ENTRIES_MAX = 20_000
 """Rows and messages are seen within seconds of their birth and never again."""
@@ -79,7 +80,7 @@ def _sealing(pure: Callable[..., Envelope], opened: dict[Any, Any]) -> Callable[
 
     def seal(identity: Identity, kind: Kind, swarm_id: bytes, body: bytes) -> Envelope:
         envelope = pure(identity, kind, swarm_id, body)
-        opened[envelope.data, swarm_id] = (envelope, None)
+        opened[envelope.data] = (envelope, None)
         return envelope
 
     return seal
@@ -95,7 +96,7 @@ def remembered() -> Iterator[None]:
         return envelope.data
 
     patches: tuple[tuple[ModuleType, str, Callable[..., Any]], ...] = (
-        (intake, "open_envelope", lambda pure: _remembering(pure, lambda *args: args, opened)),
+        (intake, "open_envelope", lambda pure: _remembering(pure, lambda data, swarm_id: data, opened)),
         (author, "seal", lambda pure: _sealing(pure, opened)),
         (presence, "seal", lambda pure: _sealing(pure, opened)),
         (intake, "parse_peer", lambda pure: _remembering(pure, lambda envelope: envelope.data)),
@@ -116,13 +117,15 @@ def remembered() -> Iterator[None]:
 class Encoder:
     """Serialises messages; one that goes to several links is serialised once, as by the daemon."""
 
-    def __init__(self) -> None:
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
         self._last: messages.Message | None = None
         self._data = b""
 
     def __call__(self, message: messages.Message) -> bytes:
         if message is not self._last:
             self._last, self._data = message, messages.encode(message)
+            self._trace.read(self._data)
         return self._data
 
 

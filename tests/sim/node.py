@@ -50,6 +50,7 @@ class Node(Process):
         self._numbers = 0
         self._timer_due = float("inf")
         self._wake_due = float("inf")
+        self._clock_start, self._clock_rate = traits.clock(0.0), 1.0 + traits.clock_drift
         self._latest = 0.0
         self.archive = Archive(self)
         self._dirty: set[int] = set()
@@ -139,9 +140,8 @@ class Node(Process):
 
     def clock(self) -> float:
         """The node's own monotonic clock; it never runs backwards."""
-        now = self.traits.clock(self.stage.loop.now)
-        if now > self._latest:
-            self._latest = now
+        now = self._clock_start + self._loop.now * self._clock_rate
+        self._latest = max(self._latest, now)
         return self._latest
 
     def dispatch(self, event: fx.Event) -> list[fx.Effect]:
@@ -179,7 +179,8 @@ class Node(Process):
         for effect in effects:
             match effect:
                 case fx.Send():
-                    self.send(effect.link, self.stage.encode(effect.message))
+                    if effect.link in self.links:
+                        self.send(effect.link, self.stage.encode(effect.message))
                 case fx.Get():
                     self.transfers.get(self.links.get(effect.link), effect)
                 case fx.Put():
@@ -247,7 +248,7 @@ class Node(Process):
 
     def message(self, end: End, data: bytes, damaged: bool) -> None:
         stage = self.stage
-        stage.trace.note(stage.loop.now, self.index, 4, data)
+        stage.trace.note(stage.loop.now, self.index, 4)  # what it says was noted when it was encoded
         if not damaged:
             self.dispatch(fx.Received(end.number, data))
             return

@@ -32,7 +32,11 @@ class Trace:
 
     def note(self, time: float, node: int, code: int, data: bytes = b"") -> None:
         """Take one event into the hash."""
-        self._hash = hash((self._hash, time, node, code, crc32(data)))
+        self._hash = hash((self._hash, time, node, code, crc32(data) if data else 0))
+
+    def read(self, data: bytes) -> None:
+        """Take what somebody says into the hash."""
+        self._hash = hash((self._hash, crc32(data)))
 
     def say(self, time: float, text: str) -> None:
         """Tell a person, and take the text into the hash."""

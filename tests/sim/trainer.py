@@ -143,7 +143,8 @@ class Trainer:
         if self._unacknowledged is not None or self.resting or node.fold is None:
             return
         now = node.stage.loop.now
-        round_ = self._pace.due(self.own_last, self._clock, self._steps - self._last_step, now - self._published_at)
+        steps, seconds = self._steps - self._last_step, now - self._published_at
+        round_ = self._pace.due(self.own_last, self._clock, steps, seconds)
         if round_ is None:
             return
         index = round_ % self._fragments

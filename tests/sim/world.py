@@ -68,7 +68,7 @@ class World:
             layout=scenario.manifest.plan(),
             phi=scenario.phi,
             unix_start=CREATED + 3600.0,
-            encode=memo.Encoder(),
+            encode=memo.Encoder(self.trace),
             merge_round=memo.MergeMemo(),
         )
         self.rng = self.stage.dice("world")
