@@ -144,12 +144,12 @@ ROWS_TURN_INTERVALS = 6
 PROBE_INTERVAL_S = 1.5
 """How often a node looks which links are silent, and whose silence has lasted."""
 
-PROBE_AFTER_S = 7.5
+PROBE_AFTER_S = 6.5
 """A link on which nothing has come for this long is pinged. Rows come more often, so most never are."""
 
-PROBE_TIMEOUT_S = 3.0
+PROBE_TIMEOUT_S = 2.0
 INDIRECT_PROBES = 3
-INDIRECT_PROBE_TIMEOUT_S = 3.0
+INDIRECT_PROBE_TIMEOUT_S = 2.0
 ROW_LAG_S = 5.0
 """So long a row may be on its way, from one to the next: so long after a death its node may seem alive."""
 
@@ -165,7 +165,7 @@ LOCAL_HEALTH_MAX = 8
 
 FORGET_DOWN_AFTER_S = 24 * 3600.0
 REDIAL_DOWN_INTERVAL_S = 30.0
-REDIAL_INTERVAL_S = 5.0
+REDIAL_INTERVAL_S = 4.5
 DIALS_AT_ONCE_MAX = 4
 
 # --- history ------------------------------------------------------------------------------------------
