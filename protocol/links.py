@@ -183,7 +183,7 @@ class Links:
             return []
         self._next_look = now + limits.LINKS_LOOK_INTERVAL_S
         self._dialling = {address: until for address, until in self._dialling.items() if until > now}
-        outbound = sum(link.outbound for link in self._links.values())
+        outbound = sum([link.outbound for link in self._links.values()])
         wanted = max(limits.LINKS_WANTED - len(self._links), limits.LINKS_OUTBOUND_MIN - outbound)
         missing = max(0, wanted - len(self._dialling))
         if not missing and not any(map(self._is_missed, self._roster.doubted())):

@@ -67,9 +67,10 @@ class Membership:
         """Any message on a link shows that it works."""
         self._link_heard[link] = now
 
-    def is_silent(self, link: int, now: float) -> bool:
-        """Whether a link is dead though its peer may live: others reach it, we do not (yet)."""
-        return now - self._link_heard[link] > self._patience(limits.LINK_SILENCE_S)
+    def silent_links(self, now: float) -> set[int]:
+        """Links that are dead though their peers may live: others reach them, we do not (yet)."""
+        since = now - self._patience(limits.LINK_SILENCE_S)
+        return {link for link, heard in self._link_heard.items() if heard < since}
 
     def link_down(self, link: int, now: float) -> list[Effect]:
         """A broken link is a reason to ask others at once, not yet a verdict."""

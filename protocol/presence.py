@@ -163,9 +163,8 @@ class Presence:
         node_id = self._roster.whose(row)
         if node_id is None:
             return row == self.data
-        news = self._news.get(node_id)
-        if news is not None:
-            news.known_to.add(link)
+        if node_id in self._news:
+            self._news[node_id].known_to.add(link)
         return True
 
     def forget(self, node_id: bytes) -> None:
@@ -211,12 +210,12 @@ class Presence:
         if not self._news:
             return []
         result: list[Effect] = []
-        for link in self._take_turns():
+        links = self._take_turns()
+        for link in links:
             rows = [news.entry for news in self._news.values() if link not in news.known_to]
             result += [Send(link, records) for records in batches(rows)]
-            for news in self._news.values():
-                news.known_to.add(link)
         for node_id, news in list(self._news.items()):
+            news.known_to.update(links)
             news.tellings -= 1
             if not news.tellings:
                 del self._news[node_id]
@@ -226,10 +225,10 @@ class Presence:
         """Every link in turn, so that none is silent for long; a new one comes first."""
         numbers = [link.number for link in self._links.all()]
         count = max(limits.ROWS_LINKS, -(-len(numbers) // limits.ROWS_TURN_INTERVALS))
-        told = {link: place for place, link in enumerate(self._told)}
-        numbers.sort(key=lambda link: told.get(link, -1))
-        self._told = [*numbers[count:], *numbers[:count]]
-        return numbers[:count]
+        untold = [link for link in numbers if link not in self._told]
+        order = untold + [link for link in self._told if link in numbers]
+        self._told = order[count:] + order[:count]
+        return order[:count]
 
     def _push(self, node_id: bytes, row: bytes, source: int | None) -> list[Effect]:
         self._news.pop(node_id, None)

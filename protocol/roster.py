@@ -70,7 +70,9 @@ class Roster:
         self._rows[peer.data] = peer.node_id
         known.peer = peer
         known.heard = now
-        self.judge(peer.node_id, Health.LEFT if peer.body.leaving else Health.ALIVE, now)
+        health = Health.LEFT if peer.body.leaving else Health.ALIVE
+        if known.health is not health:
+            self.judge(peer.node_id, health, now)
         return True
 
     def judge(self, node_id: bytes, health: Health, now: float) -> None:

@@ -172,9 +172,10 @@ class Audit:
 
     def sending(self, node: "Node", data: bytes) -> None:
         """A message goes out."""
-        self.bytes_by_kind[data[1]] += len(data)
-        if len(data) > limits.MESSAGE_BYTES_MAX:
-            self.fail(node, f"sends a message of {len(data)} bytes")
+        size = len(data)
+        self.bytes_by_kind[data[1]] += size
+        if size > limits.MESSAGE_BYTES_MAX:
+            self.fail(node, f"sends a message of {size} bytes")
 
     def woken(self, node: "Node", ahead: float) -> None:
         """A Wake was handled: the next one must lie ahead, or the daemon would spin."""

@@ -26,10 +26,12 @@ from tests.sim import fold
 from tests.sim.trace import Trace
 
 ENTRIES_MAX = 20_000
-"""Rows and messages are seen within seconds of their birth and never again."""
+"""Rows and messages are seen within seconds of their birth and then hardly ever again."""
 
-_SINGULAR = frozenset({messages.Compare.code, messages.Inventory.code, messages.Roster.code})
-"""Kinds of message of which there are hardly two alike."""
+CHECKED = 16
+"""One message in so many is parsed, and compared with what its sender meant; large ones always are."""
+
+LARGE_BYTES = 8192
 
 
 def _remembering(
@@ -58,19 +60,13 @@ def _remembering(
     return lookup
 
 
-def _decoding(pure: Callable[[bytes], messages.Message]) -> Callable[[bytes], messages.Message]:
-    """What goes to several links is parsed once. Bytes that are refused are not remembered."""
-    known: dict[bytes, messages.Message] = {}
+def _decoding(
+    pure: Callable[[bytes], messages.Message], said: dict[bytes, messages.Message]
+) -> Callable[[bytes], messages.Message]:
+    """Bytes that a core has serialised mean what it said; any others are parsed each time."""
 
     def decode(data: bytes) -> messages.Message:
-        message = known.get(data)
-        if message is None:
-            message = pure(data)
-            if data[1] not in _SINGULAR:
-                if len(known) >= ENTRIES_MAX:
-                    known.clear()
-                known[data] = message
-        return message
+        return said.get(data) or pure(data)
 
     return decode
 
@@ -87,7 +83,7 @@ def _sealing(pure: Callable[..., Envelope], opened: dict[Any, Any]) -> Callable[
 
 
 @contextmanager
-def remembered() -> Iterator[None]:
+def remembered(encoder: "Encoder") -> Iterator[None]:
     """Let the cores in this process share what they find out about exact bytes."""
     opened: dict[Any, Any] = {}
     parsed: dict[Any, Any] = {}
@@ -102,7 +98,7 @@ def remembered() -> Iterator[None]:
         (intake, "parse_peer", lambda pure: _remembering(pure, lambda envelope: envelope.data)),
         (author, "parse_delta", lambda pure: _remembering(pure, by_data, parsed)),
         (intake, "parse_delta", lambda pure: _remembering(pure, by_data, parsed)),
-        (messages, "decode", _decoding),
+        (messages, "decode", lambda pure: _decoding(pure, encoder.said)),
     )
     originals = [(module, name, getattr(module, name)) for module, name, _ in patches]
     for module, name, wrap in patches:
@@ -121,12 +117,25 @@ class Encoder:
         self._trace = trace
         self._last: messages.Message | None = None
         self._data = b""
+        self._count = 0
+        self.said: dict[bytes, messages.Message] = {}
+        """What bytes mean that were serialised lately."""
 
     def __call__(self, message: messages.Message) -> bytes:
         if message is not self._last:
             self._last, self._data = message, messages.encode(message)
             self._trace.read(self._data)
+            self._remember(message, self._data)
         return self._data
+
+    def _remember(self, message: messages.Message, data: bytes) -> None:
+        self._count += 1
+        if self._count % CHECKED == 0 or len(data) > LARGE_BYTES:
+            self.said.pop(data, None)
+            assert messages.decode(data) == message, f"{message} is not what its bytes mean"
+        if len(self.said) >= ENTRIES_MAX:
+            self.said.clear()
+        self.said[data] = message
 
 
 def _decoded(delta: Delta, data: bytes, fragment: Fragment, fragments: int) -> Contribution | None:

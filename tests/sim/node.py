@@ -247,12 +247,10 @@ class Node(Process):
         self.dispatch(fx.DialFailed(address))
 
     def message(self, end: End, data: bytes, damaged: bool) -> None:
-        stage = self.stage
-        stage.trace.note(stage.loop.now, self.index, 4)  # what it says was noted when it was encoded
         if not damaged:
             self.dispatch(fx.Received(end.number, data))
             return
-        with stage.audit.damage(self, data):
+        with self.stage.audit.damage(self, data):
             self.dispatch(fx.Received(end.number, data))
         if end.number in self.links:  # TLS would not have let it through and would have ended the connection
             end.close()
