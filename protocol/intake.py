@@ -38,6 +38,8 @@ class _Delivery:
     record_ids: list[bytes] = field(default_factory=list)
     fresh: list[Delta] = field(default_factory=list)
     """Those that were new to us."""
+    is_held: bool = False
+    """Whether the sender holds the payload of the last of them."""
 
 
 class Intake:
@@ -80,8 +82,10 @@ class Intake:
             if not self._is_known(data, held, delivery):
                 result += self._judge(data, held, delivery)
         fresh = [delta for delta in delivery.fresh if delta.record_id in self._ledger]
-        if fresh:
-            result += self._gossip.push(fresh, source=link)
+        if len(message.entries) == 1 and fresh and delivery.is_held:
+            result += self._gossip.relay(fresh[0], link, now)
+        elif fresh:
+            result += self._gossip.push(fresh, {link})
         return result + self._gossip.received(link, delivery.record_ids)
 
     def _is_known(self, data: bytes, held: bool, delivery: _Delivery) -> bool:
@@ -97,6 +101,7 @@ class Intake:
     def _note(self, record_id: bytes, held: bool, delivery: _Delivery) -> None:
         delivery.record_ids.append(record_id)
         self._hint(record_id, held, delivery)
+        self._gossip.known_to(record_id, delivery.link)
 
     def _hint(self, record_id: bytes, held: bool, delivery: _Delivery) -> None:
         if held:
@@ -130,6 +135,7 @@ class Intake:
     def _delta(self, envelope: Envelope, held: bool, delivery: _Delivery) -> list[Effect]:
         delivery.record_ids.append(envelope.record_id)
         result = [] if envelope.record_id in self._ledger else self._new_delta(envelope, delivery)
+        delivery.is_held = held
         self._hint(envelope.record_id, held, delivery)
         return result
 

@@ -102,6 +102,10 @@ SEND_QUEUE_BYTES_MAX = 8 * 1024 * 1024
 
 # --- gossip --------------------------------------------------------------------------------------------
 PUSH_FANOUT = 4
+RELAY_DELAY_S = 0.1
+"""So long a record waits for its payload, if that is one chunk and the sender of the record has it: in a fast
+network the two then spread in one message."""
+
 ANTI_ENTROPY_INTERVAL_S = 10.0
 RANGE_FANOUT_BITS = 4
 """Ledger digests form a tree of 16 rounds a node, 16 nodes a parent."""

@@ -168,6 +168,7 @@ class Replica:
             self.fetcher.deadline(),
             self.offers.deadline(),
             self.dealing.deadline(),
+            self.gossip.relay_deadline(),
         )
 
     # -- what happens
@@ -224,7 +225,7 @@ class Replica:
             case fx.Stored():
                 return self._stored(event.delta, now)
             case fx.ChunkArrived():
-                return self.holdings.arrived(event.blob, now)
+                return self._arrived(event.blob, now)
             case fx.ChunkFailed():
                 self.fetcher.failed(event.link, event.blob, now)
                 return []
@@ -253,8 +254,20 @@ class Replica:
             case fx.Leave():
                 return self.presence.leave()
 
+    def _arrived(self, blob: bytes, now: float) -> list[Effect]:
+        result = self.holdings.arrived(blob, now)
+        for effect in list(result):
+            if isinstance(effect, fx.Ready):
+                result += self.gossip.arrived(effect.delta.record_id)
+        return result
+
     def _wake(self, now: float) -> list[Effect]:
-        result = [*self._peering.wake(now), *self.offers.wake(now), *self.dealing.wake(now)]
+        result = [
+            *self._peering.wake(now),
+            *self.offers.wake(now),
+            *self.dealing.wake(now),
+            *self.gossip.relay_overdue(now),
+        ]
         return result + self._take_turns(now) if now >= self._next_turn else result
 
     def _take_turns(self, now: float) -> list[Effect]:
@@ -364,6 +377,7 @@ class Replica:
         result: list[Effect] = []
         for record_id in message.record_ids:
             self.holdings.hint(record_id, link)
+            self.gossip.known_to(record_id, link)
             result += self.dealing.heard(record_id, link)
         return result
 

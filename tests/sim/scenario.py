@@ -175,7 +175,7 @@ def _traits(rng: random.Random, seed: int, total: int, liar: int | None) -> tupl
             step_s=1.0 * 4.0 ** rng.random(),
             batch_tokens=rng.randrange(1, 64),
             sync_s=rng.uniform(0.001, 0.05),
-            gather_s=rng.choice((0.1, 0.5, 1.0)),
+            gather_s=rng.choice((0.2, 1.0, 2.0)),
             clock_start=rng.uniform(1.0, 1e6),
             clock_drift=rng.uniform(-2e-4, 2e-4),
             unix_error_s=rng.uniform(-30.0, 30.0),

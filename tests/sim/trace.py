@@ -1,8 +1,8 @@
 """What happened: a running hash that two runs of a seed must share, and lines for a person if wanted.
 
-The hash covers whatever is said, in the order in which it is, and events with their virtual time, and no object whose hash differs between
-processes (Python salts those of text and bytes), so it also shows whether the protocol core lets the order
-of a set of bytes leak into what it says.
+The hash covers whatever is said, in the order in which it is, and events with their virtual time, and no
+object whose hash differs between processes (Python salts those of text and bytes), so it also shows whether
+the protocol core lets the order of a set of bytes leak into what it says.
 """
 
 from collections.abc import Callable
