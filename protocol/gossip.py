@@ -1,10 +1,10 @@
 """Gossip of delta records: push for speed, anti-entropy for certainty (DESIGN, section 6).
 
-*Push*: a record new to us goes to a few random links; each receiver does the same, once. If its sender has the
-payload, of one chunk, we shall have it in a moment: then record and payload are told of in one message, and
-not to links that told us meanwhile. *Anti-entropy*:
-when a link comes up, and every 10 s with one random link, ledgers are compared by ranges of rounds and
-what is missing flows both ways. Push may lose anything; anti-entropy finds it.
+*Push*: a record new to us goes to a few random links; each receiver does the same, once. If its sender has
+the payload, of one chunk, we shall have it in a moment: then record and payload are told of in one message,
+and not to links that told us meanwhile. *Anti-entropy*: when a link comes up, and every 10 s with one random
+link, ledgers are compared by ranges of rounds and what is missing flows both ways. Push may lose anything;
+anti-entropy finds it.
 
 This machine decides what to send; whether a record is valid was decided before it got here.
 """

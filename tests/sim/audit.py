@@ -38,7 +38,7 @@ DEALS_MAX = 2
 """Of a node's own payloads one is not spread yet, or two when it has just published the next."""
 
 CONTROL_BYTES_PER_S_MAX = 64 * 1024
-"""What one node may send besides payloads, on average: 16 members' rows every 3 s reach it four times."""
+"""What one node may send besides payloads, on average: 16 members' rows every 4.5 s reach it four times."""
 
 
 class Audit:

@@ -9,9 +9,9 @@ send queue that is full does it, 12 s are added: so long waits a fetch whose req
 
 *Health*: by then nobody who is there is believed to be down, and links on which nothing moves are gone.
 *Detection*: a member that died, with nothing else wrong, is no longer believed alive 20 s later: its
-heartbeats stop (11 s of silence raise suspicion), or its host resets the links (at once). *Progress*: rounds
-advance in every calm, and on each side of a split from 40 s on, when the members who are gone have been
-noticed and no longer hold the clock back.
+heartbeats stop (12.5 s of silence raise suspicion), or its host resets the links (at once). *Progress*:
+rounds advance in every calm, and on each side of a split from 40 s on, when the members who are gone have
+been noticed and no longer hold the clock back.
 """
 
 from dataclasses import dataclass, field
