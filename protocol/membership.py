@@ -1,6 +1,6 @@
 """Who is alive: SWIM with Lifeguard's local health, over the links there are.
 
-Links carry rows and records all the time; one that has been silent for 7.5 s is pinged. Nothing within the
+Links carry rows and records all the time; one that has been silent for 6.5 s is pinged. Nothing within the
 time-out: three other links are asked to vouch for the peer; still nothing: it is *suspect*, which is
 gossiped, and any newer row of its refutes it; unrefuted it is *down*. Members without a link to us are judged
 by their gossiped heartbeat. A node that notices that it is itself slow (its own wake-ups come late) becomes
