@@ -93,7 +93,8 @@ class Gossip:
 
     def relay(self, delta: Delta, source: int, now: float) -> list[Effect]:
         """Pass on a record that is new to us, from a link whose peer holds its payload."""
-        if len(delta.body.chunks) > 1 or self._holds(delta.record_id):
+        is_soon_here = len(delta.body.chunks) == 1 and not self._holds(delta.record_id)
+        if not is_soon_here or len(self._relays) >= limits.IDS_PER_MESSAGE_MAX:
             return self.push([delta], {source})
         self._relays[delta.record_id] = _Relay(delta, {source}, now + limits.RELAY_DELAY_S)
         return []
