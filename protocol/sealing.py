@@ -12,7 +12,10 @@ from gossamer.protocol.effects import Adopt, Close, Effect, Notice, Seal
 from gossamer.protocol.history import Claim, agreed, closable_round, contest, genesis_claim, sealed_round
 from gossamer.protocol.manifest import Manifest
 
-LOOK_INTERVAL_S = 1.0
+LOOK_INTERVAL_S = 3.0
+JOIN_LOOK_INTERVAL_S = 0.5
+"""Who has not joined yet is in more of a hurry."""
+
 GONE_AFTER_S = 10.0
 """A snapshot that nobody has claimed for this long is not worth waiting for."""
 
@@ -79,7 +82,7 @@ class Sealing:
         """
         if now < self._next_look:
             return []
-        self._next_look = now + LOOK_INTERVAL_S
+        self._next_look = now + (LOOK_INTERVAL_S if self.joined else JOIN_LOOK_INTERVAL_S)
         if self.adopting is not None:
             self._give_up_if_gone(self.adopting, others, now)
             return []
