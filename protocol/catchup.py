@@ -24,9 +24,10 @@ class CatchUp:
     def observe(self, now: float) -> None:
         """Look, after each event, whether a peer's ledger has been seen by now."""
         self._now = now
-        self._began = min(self._began, now)
-        if self._synced_at is None and self._gossip.synced_once:
-            self._synced_at = now
+        if self._synced_at is None:
+            self._began = min(self._began, now)
+            if self._gossip.synced_once:
+                self._synced_at = now
 
     def is_done(self, *, has_signed: bool) -> bool:
         """Whether we may train: nobody to learn from, or a peer's ledger seen and its payloads here.

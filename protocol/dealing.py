@@ -78,7 +78,7 @@ class Dealing:
         return [effect for record_id in dealt for effect in self._offer_all(record_id)]
 
     def deadline(self) -> float:
-        return min((deal.due for deal in self._deals.values()), default=math.inf)
+        return min(deal.due for deal in self._deals.values()) if self._deals else math.inf
 
     def wake(self, now: float) -> list[Effect]:
         """Offer everything of what has not got on."""

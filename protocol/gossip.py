@@ -1,13 +1,17 @@
 """Gossip of delta records: push for speed, anti-entropy for certainty (DESIGN, section 6).
 
-*Push*: a record new to us goes to a few random links; each receiver does the same, once. *Anti-entropy*:
-when a link comes up, and every 10 s with one random link, ledgers are compared by ranges of rounds and
-what is missing flows both ways. Push may lose anything; anti-entropy finds it.
+*Push*: a record new to us goes to a few random links; each receiver does the same, once. If its sender has
+the payload, of one chunk, we shall have it in a moment: then record and payload are told of in one message,
+and not to links that told us meanwhile. *Anti-entropy*: when a link comes up, and every 10 s with one random
+link, ledgers are compared by ranges of rounds and what is missing flows both ways. Push may lose anything;
+anti-entropy finds it.
 
 This machine decides what to send; whether a record is valid was decided before it got here.
 """
 
+import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, RandomSource, Send
@@ -31,6 +35,15 @@ def batches(entries: list[tuple[bytes, bool]]) -> Iterable[Records]:
         yield Records(tuple(entries[start : start + limits.RECORDS_PER_MESSAGE_MAX]))
 
 
+@dataclass(slots=True)
+class _Relay:
+    """A record that waits a moment for its payload before it is passed on."""
+
+    delta: Delta
+    known_to: set[int]
+    due: float
+
+
 class Gossip:
     """Spreads the ledger over the links. `holds` tells whether a delta's payload is here."""
 
@@ -52,6 +65,8 @@ class Gossip:
         self._given: dict[int, list[bytes]] = {}
         self._sought: dict[bytes, float] = {}
         """Records that we were told of and have asked for, oldest first."""
+        self._relays: dict[bytes, _Relay] = {}
+        """Oldest first."""
         self._next_exchange = 0.0
         self.synced_once = False
         """Whether some peer's ledger has been found equal to ours, or all it had beyond ours arrived."""
@@ -76,9 +91,37 @@ class Gossip:
         self._next_exchange = now + limits.ANTI_ENTROPY_INTERVAL_S * (0.75 + 0.5 * self._rng.random())
         return [effect for link in sample(self._links, 1, self._rng) for effect in self.open_exchange(link)]
 
-    def push(self, deltas: list[Delta], source: int | None) -> list[Effect]:
-        """Relay records that are new to us to a few links other than the one they came from."""
-        targets = sample(self._links - {source}, limits.PUSH_FANOUT, self._rng)
+    def relay(self, delta: Delta, source: int, now: float) -> list[Effect]:
+        """Pass on a record that is new to us, from a link whose peer holds its payload."""
+        is_soon_here = len(delta.body.chunks) == 1 and not self._holds(delta.record_id)
+        if not is_soon_here or len(self._relays) >= limits.IDS_PER_MESSAGE_MAX:
+            return self.push([delta], {source})
+        self._relays[delta.record_id] = _Relay(delta, {source}, now + limits.RELAY_DELAY_S)
+        return []
+
+    def known_to(self, record_id: bytes, link: int) -> None:
+        """A link's peer has a record."""
+        if record_id in self._relays:
+            self._relays[record_id].known_to.add(link)
+
+    def arrived(self, record_id: bytes) -> list[Effect]:
+        """A payload is here, or has been waited for long enough."""
+        relay = self._relays.pop(record_id, None)
+        if relay is None or record_id not in self._ledger:
+            return []
+        return self.push([relay.delta], relay.known_to)
+
+    def relay_deadline(self) -> float:
+        return next(iter(self._relays.values())).due if self._relays else math.inf
+
+    def relay_overdue(self, now: float) -> list[Effect]:
+        """Pass on what has waited in vain."""
+        overdue = [record_id for record_id, relay in self._relays.items() if now >= relay.due]
+        return [effect for record_id in overdue for effect in self.arrived(record_id)]
+
+    def push(self, deltas: list[Delta], known_to: set[int]) -> list[Effect]:
+        """Relay records that are new to us to a few links other than those that they came from."""
+        targets = sample(self._links - known_to, limits.PUSH_FANOUT, self._rng)
         messages = list(batches(self._entries(deltas, targets)))
         return [Send(link, message) for message in messages for link in targets]
 

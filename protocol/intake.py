@@ -25,6 +25,9 @@ from gossamer.protocol.presence import Presence
 from gossamer.protocol.records import Delta, parse_delta, parse_peer
 from gossamer.protocol.vetting import Vetting
 
+_PEER = int(Kind.PEER)
+_CREDENTIALS = frozenset(map(int, (Kind.GRANT, Kind.REVOCATION)))
+
 
 @dataclass(slots=True)
 class _Delivery:
@@ -35,6 +38,8 @@ class _Delivery:
     record_ids: list[bytes] = field(default_factory=list)
     fresh: list[Delta] = field(default_factory=list)
     """Those that were new to us."""
+    is_held: bool = False
+    """Whether the sender holds the payload of the last of them."""
 
 
 class Intake:
@@ -72,26 +77,31 @@ class Intake:
         delivery = _Delivery(link, now)
         result: list[Effect] = []
         for data, held in message.entries:
-            if self._links.get(link) is None:  # the record before this one was its peer's revocation
+            if result and self._links.get(link) is None:  # the record before this was its peer's revocation
                 break
             if not self._is_known(data, held, delivery):
                 result += self._judge(data, held, delivery)
         fresh = [delta for delta in delivery.fresh if delta.record_id in self._ledger]
-        if fresh:
-            result += self._gossip.push(fresh, source=link)
+        if len(message.entries) == 1 and fresh and delivery.is_held:
+            result += self._gossip.relay(fresh[0], link, now)
+        elif fresh:
+            result += self._gossip.push(fresh, {link})
         return result + self._gossip.received(link, delivery.record_ids)
 
     def _is_known(self, data: bytes, held: bool, delivery: _Delivery) -> bool:
         """Whether these very bytes were taken in before: most are, and no signature need be checked again."""
+        if data[0] == _PEER:
+            return self._presence.is_known(data, delivery.link)
         record_id = self._ledger.id_of(data)
         if record_id is None:
-            return self._presence.is_known(data, delivery.link)
+            return False
         self._note(record_id, held, delivery)
         return True
 
     def _note(self, record_id: bytes, held: bool, delivery: _Delivery) -> None:
         delivery.record_ids.append(record_id)
         self._hint(record_id, held, delivery)
+        self._gossip.known_to(record_id, delivery.link)
 
     def _hint(self, record_id: bytes, held: bool, delivery: _Delivery) -> None:
         if held:
@@ -103,7 +113,7 @@ class Intake:
         """Take in a record if it is right, blame its sender if not."""
         envelope = None
         try:
-            if data[0] in (Kind.GRANT, Kind.REVOCATION):
+            if data[0] in _CREDENTIALS:
                 return self._credentials.received(data, delivery.link, delivery.now)
             envelope = open_envelope(data, self._swarm_id)
             if envelope.kind is Kind.PEER:
@@ -125,6 +135,7 @@ class Intake:
     def _delta(self, envelope: Envelope, held: bool, delivery: _Delivery) -> list[Effect]:
         delivery.record_ids.append(envelope.record_id)
         result = [] if envelope.record_id in self._ledger else self._new_delta(envelope, delivery)
+        delivery.is_held = held
         self._hint(envelope.record_id, held, delivery)
         return result
 

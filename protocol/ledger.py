@@ -13,6 +13,8 @@ from gossamer.protocol.pace import round_clock
 from gossamer.protocol.ranges import EMPTY, RangeDigests
 from gossamer.protocol.records import NO_RECORD, Delta
 
+_NONE = (0, NO_RECORD)
+
 
 class Added(Enum):
     """What adding a record did."""
@@ -127,7 +129,7 @@ class Ledger:
 
     def last_round(self, author: bytes) -> int:
         """The highest round an author has a record in; 0 if none."""
-        return self._last.get(author, (0, NO_RECORD))[0]
+        return self._last.get(author, _NONE)[0]
 
     @property
     def reached(self) -> int:
@@ -143,7 +145,7 @@ class Ledger:
 
     def last_record(self, author: bytes) -> bytes:
         """Record id of an author's latest delta, or NO_RECORD."""
-        return self._last.get(author, (0, NO_RECORD))[1]
+        return self._last.get(author, _NONE)[1]
 
     def rounds(self) -> list[int]:
         """All rounds with a record, ascending."""

@@ -91,6 +91,9 @@ LINKS_OUTBOUND_MIN = 2
 LINKS_PER_GROUP_MAX = 2
 """Of those, in one network group: addresses of one network are cheap, those of many networks are not."""
 
+LINKS_LOOK_INTERVAL_S = 1.5
+"""How often a node looks whether it has links enough: it wakes once for this and for its rows."""
+
 YIELD_INTERVAL_S = 5.0
 """How often a full node lets a newcomer in for whom another has to go."""
 
@@ -99,6 +102,10 @@ SEND_QUEUE_BYTES_MAX = 8 * 1024 * 1024
 
 # --- gossip --------------------------------------------------------------------------------------------
 PUSH_FANOUT = 4
+RELAY_DELAY_S = 0.1
+"""So long a record waits for its payload, if that is one chunk and the sender of the record has it: in a fast
+network the two then spread in one message."""
+
 ANTI_ENTROPY_INTERVAL_S = 10.0
 RANGE_FANOUT_BITS = 4
 """Ledger digests form a tree of 16 rounds a node, 16 nodes a parent."""
@@ -113,7 +120,7 @@ meanwhile. A payload that goes by way of others waits this long at each."""
 LINKS_TOLD_MAX = 12
 LINK_PREFIX_BYTES = 4
 """Of the links that a node dialled its row names so many, by so much of the other's id, for displays: 20
-bytes with 5 of them, every 3 s. Of 1,024 members two begin alike once in 8,000 swarms."""
+bytes with 5 of them, every 4.5 s. Of 1,024 members two begin alike once in 8,000 swarms."""
 
 PART_DELAY_S = 0.004
 """A chunk of a payload that is not complete yet is offered after this time, together with others: it has less
@@ -127,26 +134,31 @@ DEAL_PATIENCE_S = 2.0
 """A payload that was dealt out is offered to all whole when none of it was heard to spread for this long."""
 
 # --- membership ----------------------------------------------------------------------------------------
-HEARTBEAT_INTERVAL_S = 3.0
-ROWS_INTERVAL_S = 1.0
+HEARTBEAT_INTERVAL_S = 4.5
+ROWS_INTERVAL_S = 1.5
 """New rows of everybody are gathered this long and told in one message."""
 
 ROWS_LINKS = 2
 ROWS_TELLINGS = 2
-"""A row goes to 2 links at each of 2 intervals, less those that have it: the next one comes after 3 s."""
+"""A row goes to 2 links at each of 2 intervals, less those that have it: the next one comes after 4.5 s."""
 
-ROWS_TURN_INTERVALS = 8
+ROWS_TURN_INTERVALS = 6
 """Many links are told more at a time, so that none waits longer than this for its turn."""
 
 PROBE_INTERVAL_S = 1.5
-PROBE_TIMEOUT_S = 3.0
+"""How often a node looks which links are silent, and whose silence has lasted."""
+
+PROBE_AFTER_S = 6.5
+"""A link on which nothing has come for this long is pinged. Rows come more often, so most never are."""
+
+PROBE_TIMEOUT_S = 2.0
 INDIRECT_PROBES = 3
-INDIRECT_PROBE_TIMEOUT_S = 3.0
+INDIRECT_PROBE_TIMEOUT_S = 2.0
 ROW_LAG_S = 5.0
 """So long a row may be on its way, from one to the next: so long after a death its node may seem alive."""
 
 SUSPICION_TIMEOUT_S = 6.0
-SILENCE_SUSPECT_S = 11.0
+SILENCE_SUSPECT_S = 12.5
 """A member without a link to us is suspected when its gossiped heartbeat stands still this long."""
 
 LINK_SILENCE_S = 20.0
@@ -157,7 +169,7 @@ LOCAL_HEALTH_MAX = 8
 
 FORGET_DOWN_AFTER_S = 24 * 3600.0
 REDIAL_DOWN_INTERVAL_S = 30.0
-REDIAL_INTERVAL_S = 5.0
+REDIAL_INTERVAL_S = 4.5
 DIALS_AT_ONCE_MAX = 4
 
 # --- history ------------------------------------------------------------------------------------------

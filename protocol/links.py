@@ -189,12 +189,12 @@ class Links:
         """
         if now < self._next_look:
             return []
-        self._next_look = now + 1.0
+        self._next_look = now + limits.LINKS_LOOK_INTERVAL_S
         self._dialling = {address: until for address, until in self._dialling.items() if until > now}
-        outbound = sum(link.outbound for link in self._links.values())
+        outbound = sum([link.outbound for link in self._links.values()])
         wanted = max(limits.LINKS_WANTED - len(self._links), limits.LINKS_OUTBOUND_MIN - outbound)
         missing = max(0, wanted - len(self._dialling))
-        if not missing and not any(self._is_missed(member) for member in self._roster.members()):
+        if not missing and not any(map(self._is_missed, self._roster.doubted())):
             return []
         alive, gone = self._candidates(now)
         effects: list[Effect] = []

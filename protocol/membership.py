@@ -1,9 +1,10 @@
 """Who is alive: SWIM with Lifeguard's local health, over the links there are.
 
-Every 1.5 s one link is pinged. No answer within the time-out: three other links are asked to vouch for
-the peer; still none: it is *suspect*, which is gossiped, and any newer row of its refutes it; unrefuted it
-is *down*. Members without a link to us are judged by their gossiped heartbeat. A node that notices that it
-is itself slow (its own wake-ups come late) becomes more patient with the others instead of blaming them.
+Links carry rows and records all the time; one that has been silent for 6.5 s is pinged. Nothing within the
+time-out: three other links are asked to vouch for the peer; still nothing: it is *suspect*, which is
+gossiped, and any newer row of its refutes it; unrefuted it is *down*. Members without a link to us are judged
+by their gossiped heartbeat. A node that notices that it is itself slow (its own wake-ups come late) becomes
+more patient with the others instead of blaming them.
 
 Sources: Das et al., "SWIM" (2002); Dadgar et al., "Lifeguard" (arXiv 1707.00788). Membership steers
 gossip, dialling and displays, and never gates training.
@@ -52,7 +53,6 @@ class Membership:
         self._vouching: dict[int, _Vouch] = {}
         self._suspected: dict[bytes, float] = {}
         """Since when; those in doubt now, and those of whom a row has come since the last look."""
-        self._rotation: list[int] = []
         self._numbers = 0
         self._next_probe = 0.0
         self.local_health = 0
@@ -67,14 +67,16 @@ class Membership:
         """Any message on a link shows that it works."""
         self._link_heard[link] = now
 
-    def is_silent(self, link: int, now: float) -> bool:
-        """Whether a link is dead though its peer may live: others reach it, we do not (yet)."""
-        return now - self._link_heard[link] > self._patience(limits.LINK_SILENCE_S)
+    def silent_links(self, now: float) -> set[int]:
+        """Links that are dead though their peers may live: others reach them, we do not (yet)."""
+        since = now - self._patience(limits.LINK_SILENCE_S)
+        return {link for link, heard in self._link_heard.items() if heard < since}
 
     def link_down(self, link: int, now: float) -> list[Effect]:
         """A broken link is a reason to ask others at once, not yet a verdict."""
         node_id = self._links.pop(link, None)
-        self._link_heard.pop(link, None)
+        if node_id is not None:
+            self._roster.heard_from(node_id, self._link_heard.pop(link))
         self._vouching = {n: v for n, v in self._vouching.items() if link not in (v.asker, v.target)}
         member = self._roster.get(node_id) if node_id is not None else None
         if (
@@ -112,7 +114,8 @@ class Membership:
         if now >= self._next_probe:
             self._vouching = {n: v for n, v in self._vouching.items() if now < v.deadline}
             self._next_probe = now + limits.PROBE_INTERVAL_S
-            effects += self._probe_next(now)
+            self._believe_the_doubted()
+            effects += self._probe_the_silent(now)
             effects += self._judge_silence(now)
             effects += self._ask_about_the_recovered(now)
             self._roster.forget_old(now)
@@ -157,7 +160,7 @@ class Membership:
         member = self._roster.get(message.node_id)
         if member is None or member.health is not Health.ALIVE:
             return []
-        fresh = now - member.answered < limits.PROBE_TIMEOUT_S
+        fresh = now - self._answered(member) < limits.PROBE_TIMEOUT_S
         if fresh or member.peer.body.age > (message.incarnation, message.heartbeat):
             return []
         return self._suspect(message.node_id, now, source=link)
@@ -179,22 +182,27 @@ class Membership:
             member.answered += late
             member.since += late if member.health is Health.SUSPECT else 0.0
 
-    def _probe_next(self, now: float) -> list[Effect]:
-        self._rotation = [link for link in self._rotation if link in self._links]
-        if not self._rotation:
-            self._rotation = sample(self._links, len(self._links), self._rng)
-        if not self._rotation:
-            return []
-        link = self._rotation.pop()
-        self._numbers += 1
-        deadline = now + self._patience(limits.PROBE_TIMEOUT_S)
-        self._probes[self._numbers] = _Probe(self._links[link], now, deadline)
-        return [Send(link, Ping(self._numbers))]
+    def _probe_the_silent(self, now: float) -> list[Effect]:
+        """Ping the links on which nothing has come for a while, less those whose peers are being probed."""
+        probed = {probe.node_id for probe in self._probes.values()}
+        effects: list[Effect] = []
+        for link, heard in self._link_heard.items():
+            if now - heard >= limits.PROBE_AFTER_S and self._links[link] not in probed:
+                self._numbers += 1
+                deadline = now + self._patience(limits.PROBE_TIMEOUT_S)
+                self._probes[self._numbers] = _Probe(self._links[link], now, deadline)
+                effects.append(Send(link, Ping(self._numbers)))
+        return effects
 
-    @staticmethod
-    def _lived(member: Member, at: float) -> bool:
+    def _answered(self, member: Member) -> float:
+        """When a member last spoke to us: the roster is told of it only when that matters."""
+        node_id = member.peer.node_id
+        heard = [self._link_heard[link] for link, peer in self._links.items() if peer == node_id]
+        return max(heard, default=member.answered)
+
+    def _lived(self, member: Member, at: float) -> bool:
         """Whether a member was alive at a time, by what has been heard since; its last row may come late."""
-        return member.answered > at or member.heard > at + limits.ROW_LAG_S
+        return self._answered(member) > at or member.heard > at + limits.ROW_LAG_S
 
     def _ask_others(self, node_id: bytes, now: float) -> list[Effect]:
         others = [link for link, peer in self._links.items() if peer != node_id]
@@ -228,15 +236,23 @@ class Membership:
                 effects += self._ask_others(node_id, now)
         return effects
 
+    def _believe_the_doubted(self) -> None:
+        """Whoever has spoken to us since it was suspected lives."""
+        for member in self._roster.doubted():
+            answered = self._answered(member)
+            if answered >= member.since:
+                self._roster.heard_from(member.peer.node_id, answered)
+
     def _judge_silence(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
+        silent_since = now - self._patience(limits.SILENCE_SUSPECT_S)
+        suspected_since = now - self._patience(limits.SUSPICION_TIMEOUT_S)
         for member in self._roster.live():
-            node_id = member.peer.node_id
             if member.health is Health.ALIVE:
-                if now - member.heard > self._patience(limits.SILENCE_SUSPECT_S):
-                    effects += self._suspect(node_id, now)
-            elif now - member.since > self._patience(limits.SUSPICION_TIMEOUT_S):
-                self._roster.judge(node_id, Health.DOWN, now)
+                if member.heard < silent_since and self._answered(member) < silent_since:
+                    effects += self._suspect(member.peer.node_id, now)
+            elif member.since < suspected_since:
+                self._roster.judge(member.peer.node_id, Health.DOWN, now)
                 effects.append(Notice(f"{_named(member)} is down"))
         return effects
 

@@ -87,13 +87,12 @@ class Peering:
         a member that others vouch for: TCP doubles its time-out while a path is broken, and would sleep for
         as long again once the path works.
         """
-        result: list[Effect] = []
-        for link in self._links.all():
-            member = self._roster.get(link.node_id)
-            is_down = member is not None and member.health is Health.DOWN
-            if is_down or self._membership.is_silent(link.number, now):
-                result += self._hang_up(link.number, "does not answer", now)
-        return result
+        down = {m.peer.node_id for m in self._roster.doubted() if m.health is Health.DOWN}
+        silent = self._membership.silent_links(now)
+        if not down and not silent:
+            return []
+        dead = [link.number for link in self._links.all() if link.node_id in down or link.number in silent]
+        return [effect for number in dead for effect in self._hang_up(number, "does not answer", now)]
 
     def _hang_up(self, number: int, reason: str, now: float) -> list[Effect]:
         return [Hangup(number, reason), *self._forget(number, now)]

@@ -47,7 +47,7 @@ class NodeInfo:
 class _News:
     """A row to be told, and the links that need not hear it from us any more."""
 
-    row: bytes
+    entry: tuple[bytes, bool]
     known_to: set[int] = field(default_factory=set)
     tellings: int = limits.ROWS_TELLINGS
 
@@ -83,8 +83,11 @@ class Presence:
         self._heartbeat = 0
         self._leaving = False
         self._has_changed = False
+        self._is_doubtful = True
+        """Whether our row says something new that others might refuse."""
         self._news: dict[bytes, _News] = {}
-        self._turns: list[int] = []
+        self._told: list[int] = []
+        """Our links, in the order in which their turns come."""
         self._next_heartbeat = 0.0
         self._next_rows = 0.0
         self._next_roster = 0.0
@@ -95,6 +98,7 @@ class Presence:
     def announce(self, addresses: tuple[str, ...]) -> list[Effect]:
         """Tell where we can be dialled."""
         self._addresses = addresses
+        self._is_doubtful = True
         return self.beat()
 
     def progress(self, progress: Progress) -> None:
@@ -104,6 +108,7 @@ class Presence:
             tokens_per_s=_within(progress.tokens_per_s, limits.TOKENS_PER_S_MAX),
             loss=_within(progress.loss, limits.LOSS_MAX),
         )
+        self._is_doubtful = True
 
     def leave(self) -> list[Effect]:
         """Tell that we go."""
@@ -133,7 +138,7 @@ class Presence:
         if self._has_changed or soon > self._next_heartbeat:
             self._next_heartbeat = now + limits.HEARTBEAT_INTERVAL_S
             self._renew()
-            self._news[self._identity.node_id] = _News(self.data)
+            self._news[self._identity.node_id] = _News((self.data, False))
         result = self._tell()
         if soon > self._next_roster:
             self._next_roster = now + limits.ANTI_ENTROPY_INTERVAL_S
@@ -154,7 +159,7 @@ class Presence:
             return []
         if was_doubted or peer.body.leaving:
             return self._push(peer.node_id, peer.data, source=link)
-        self._news[peer.node_id] = _News(peer.data, {link})
+        self._news[peer.node_id] = _News((peer.data, False), {link})
         return []
 
     def is_known(self, row: bytes, link: int) -> bool:
@@ -162,9 +167,8 @@ class Presence:
         node_id = self._roster.whose(row)
         if node_id is None:
             return row == self.data
-        news = self._news.get(node_id)
-        if news is not None:
-            news.known_to.add(link)
+        if node_id in self._news:
+            self._news[node_id].known_to.add(link)
         return True
 
     def forget(self, node_id: bytes) -> None:
@@ -210,29 +214,25 @@ class Presence:
         if not self._news:
             return []
         result: list[Effect] = []
-        for link in self._take_turns():
-            rows = [(news.row, False) for news in self._news.values() if link not in news.known_to]
+        links = self._take_turns()
+        for link in links:
+            rows = [news.entry for news in self._news.values() if link not in news.known_to]
             result += [Send(link, records) for records in batches(rows)]
-            for news in self._news.values():
-                news.known_to.add(link)
         for node_id, news in list(self._news.items()):
+            news.known_to.update(links)
             news.tellings -= 1
             if not news.tellings:
                 del self._news[node_id]
         return result
 
     def _take_turns(self) -> list[int]:
-        """Every link once in a random order, then again in another."""
+        """Every link in turn, so that none is silent for long; a new one comes first."""
         numbers = [link.number for link in self._links.all()]
-        count = min(len(numbers), max(limits.ROWS_LINKS, -(-len(numbers) // limits.ROWS_TURN_INTERVALS)))
-        chosen: list[int] = []
-        while len(chosen) < count:
-            if not self._turns:
-                self._turns = sample(numbers, len(numbers), self._rng)
-            link = self._turns.pop()
-            if link not in chosen and self._links.get(link) is not None:
-                chosen.append(link)
-        return chosen
+        count = max(limits.ROWS_LINKS, -(-len(numbers) // limits.ROWS_TURN_INTERVALS))
+        untold = [link for link in numbers if link not in self._told]
+        order = untold + [link for link in self._told if link in numbers]
+        self._told = order[count:] + order[:count]
+        return order[:count]
 
     def _push(self, node_id: bytes, row: bytes, source: int | None) -> list[Effect]:
         self._news.pop(node_id, None)
@@ -277,7 +277,9 @@ class Presence:
         )
         try:
             envelope = seal(self._identity, Kind.PEER, self._swarm_id, body.pack())
-            parse_peer(envelope)
+            if self._is_doubtful:
+                parse_peer(envelope)
+                self._is_doubtful = False
         except (MalformedError, UnicodeEncodeError) as error:  # the latter of a name in no encoding
             raise ConfigError(f"this node cannot present itself to others: {error}") from None
         return body, envelope.data

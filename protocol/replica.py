@@ -130,6 +130,8 @@ class Replica:
             self._credentials,
         )
         self._now = 0.0
+        self._next_turn = 0.0
+        """Deadline of what is done in turns: a Wake moves it and nothing else does."""
 
     # -- what others ask
 
@@ -174,15 +176,12 @@ class Replica:
     def next_wake(self) -> float:
         """When `handle(Wake())` is due."""
         return min(
-            self.presence.deadline(),
-            self.gossip.deadline(),
+            self._next_turn,
             self.membership.deadline(),
-            self.links.deadline(),
-            self.vetting.deadline(),
             self.fetcher.deadline(),
             self.offers.deadline(),
             self.dealing.deadline(),
-            self.sealing.deadline(),
+            self.gossip.relay_deadline(),
         )
 
     # -- what happens
@@ -239,7 +238,7 @@ class Replica:
             case fx.Stored():
                 return self._stored(event.delta, now)
             case fx.ChunkArrived():
-                return self.holdings.arrived(event.blob, now)
+                return self._arrived(event.blob, now)
             case fx.ChunkFailed():
                 self.fetcher.failed(event.link, event.blob, now)
                 return []
@@ -271,17 +270,39 @@ class Replica:
             case fx.Leave():
                 return self.presence.leave()
 
+    def _arrived(self, blob: bytes, now: float) -> list[Effect]:
+        result = self.holdings.arrived(blob, now)
+        for effect in list(result):
+            if isinstance(effect, fx.Ready):
+                result += self.gossip.arrived(effect.delta.record_id)
+        return result
+
     def _wake(self, now: float) -> list[Effect]:
-        return [
+        result = [
+            *self._peering.wake(now),
+            *self.offers.wake(now),
+            *self.dealing.wake(now),
+            *self.gossip.relay_overdue(now),
+        ]
+        return result + self._take_turns(now) if now >= self._next_turn else result
+
+    def _take_turns(self, now: float) -> list[Effect]:
+        """What is done every so often, whatever happens."""
+        result = [
             *self.presence.wake(now),
             *self.links.wake(now),
             *self.vetting.wake(now),
-            *self._peering.wake(now),
             *self.gossip.wake(now),
-            *self.offers.wake(now),
-            *self.dealing.wake(now),
             *self._look_at_history(now),
         ]
+        self._next_turn = min(
+            self.presence.deadline(),
+            self.links.deadline(),
+            self.vetting.deadline(),
+            self.gossip.deadline(),
+            self.sealing.deadline(),
+        )
+        return result
 
     def _look_at_history(self, now: float) -> list[Effect]:
         if now < self.sealing.deadline():
@@ -379,6 +400,7 @@ class Replica:
         result: list[Effect] = []
         for record_id in message.record_ids:
             self.holdings.hint(record_id, link)
+            self.gossip.known_to(record_id, link)
             result += self.dealing.heard(record_id, link)
         return result
 

@@ -22,6 +22,11 @@ class Health(StrEnum):
     LEFT = "left"
 
 
+_EVERY = frozenset(Health)
+_LIVE = frozenset({Health.ALIVE, Health.SUSPECT})
+_DOUBTED = _EVERY - {Health.ALIVE}
+
+
 @dataclass(slots=True)
 class Member:
     """A row and our judgement of it; times are the local clock's, seconds."""
@@ -33,7 +38,7 @@ class Member:
     heard: float
     """When there was last a sign of life: a newer row, or an answer on a link."""
     answered: float = -math.inf
-    """When there was last an answer: unlike a row, that has not been on its way for seconds."""
+    """When it last spoke on a link to us: unlike a row, that has not been on its way for seconds."""
 
 
 class Roster:
@@ -43,6 +48,8 @@ class Roster:
         self._own_id = own_id
         self._members: dict[bytes, Member] = {}
         self._order: list[bytes] = []
+        self._views: dict[frozenset[Health], list[Member]] = {}
+        """Members in order of node id by health, until one comes, goes or changes."""
         self._rows: dict[bytes, bytes] = {}
         """Whose row the bytes of an envelope are, for those that are the newest of their author."""
 
@@ -58,11 +65,14 @@ class Roster:
                 return False
             self._members[peer.node_id] = known = Member(peer, Health.ALIVE, now, now)
             insort(self._order, peer.node_id)
+            self._views.clear()
         self._rows.pop(known.peer.data, None)
         self._rows[peer.data] = peer.node_id
         known.peer = peer
         known.heard = now
-        self.judge(peer.node_id, Health.LEFT if peer.body.leaving else Health.ALIVE, now)
+        health = Health.LEFT if peer.body.leaving else Health.ALIVE
+        if known.health is not health:
+            self.judge(peer.node_id, health, now)
         return True
 
     def judge(self, node_id: bytes, health: Health, now: float) -> None:
@@ -71,20 +81,23 @@ class Roster:
         if member.health is not health:
             member.health = health
             member.since = now
+            self._views.clear()
 
-    def heard_from(self, node_id: bytes, now: float) -> None:
-        """Note a sign of life other than a row; it lifts a suspicion."""
+    def heard_from(self, node_id: bytes, at: float) -> None:
+        """Note a sign of life other than a row; it lifts a suspicion that is not younger."""
         member = self._members.get(node_id)
         if member is not None and member.health is not Health.LEFT:
-            member.heard = member.answered = now
-            self.judge(node_id, Health.ALIVE, now)
+            member.heard = max(member.heard, at)
+            member.answered = max(member.answered, at)
+            if at >= member.since:
+                self.judge(node_id, Health.ALIVE, at)
 
     def forget_old(self, now: float) -> None:
         """Drop members that have been gone for a day."""
-        for node_id, member in list(self._members.items()):
+        for member in self.doubted():
             gone = member.health in (Health.DOWN, Health.LEFT)
             if gone and now - member.since > limits.FORGET_DOWN_AFTER_S:
-                self._forget(node_id)
+                self._forget(member.peer.node_id)
 
     def remove(self, node_id: bytes) -> None:
         """Drop a member at once, whatever its health: it is one no longer."""
@@ -102,6 +115,7 @@ class Roster:
     def _forget(self, node_id: bytes) -> None:
         self._rows.pop(self._members.pop(node_id).peer.data, None)
         self._order.remove(node_id)
+        self._views.clear()
 
     def whose(self, row: bytes) -> bytes | None:
         """Whose newest row these bytes are, None if nobody's: what is here already needs no second look."""
@@ -112,8 +126,20 @@ class Roster:
 
     def members(self) -> list[Member]:
         """All members in order of node id."""
-        return [self._members[node_id] for node_id in self._order]
+        return self._view(_EVERY)
 
     def live(self) -> list[Member]:
         """Members not known to be gone; a mere suspicion changes nothing for training."""
-        return [m for m in self.members() if m.health in (Health.ALIVE, Health.SUSPECT)]
+        return self._view(_LIVE)
+
+    def doubted(self) -> list[Member]:
+        """Members that are not believed alive."""
+        return self._view(_DOUBTED)
+
+    def _view(self, healths: frozenset[Health]) -> list[Member]:
+        """Looked at far more often than it changes. A change makes a new list, and leaves the old one."""
+        view = self._views.get(healths)
+        if view is None:
+            ordered = (self._members[node_id] for node_id in self._order)
+            view = self._views[healths] = [member for member in ordered if member.health in healths]
+        return view

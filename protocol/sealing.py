@@ -21,7 +21,13 @@ from gossamer.protocol.history import (
 from gossamer.protocol.joining import Joining, Witness
 from gossamer.protocol.manifest import Manifest
 
-LOOK_INTERVAL_S = 1.0
+LOOK_INTERVAL_S = 3.0
+JOIN_LOOK_INTERVAL_S = 0.5
+"""Who has not joined yet is in more of a hurry."""
+
+DIFFERENCE_KEPT_S = 60.0
+"""So long a difference is remembered while nobody claims the round that we do."""
+
 GONE_AFTER_S = 10.0
 """A snapshot that nobody has claimed for this long is not worth waiting for."""
 
@@ -44,6 +50,7 @@ class Sealing:
         self._clocks: deque[tuple[float, int]] = deque()
         self._claimed_at = 0.0
         self._differs_since: float | None = None
+        self._differed_at = 0.0
         self._next_look = 0.0
 
     @property
@@ -84,7 +91,7 @@ class Sealing:
         """
         if now < self._next_look:
             return []
-        self._next_look = now + LOOK_INTERVAL_S
+        self._next_look = now + (LOOK_INTERVAL_S if self.joined else JOIN_LOOK_INTERVAL_S)
         others = [member.claims for member in members]
         if self.adopting is not None:
             self._give_up_if_gone(self.adopting, others, now)
@@ -152,12 +159,16 @@ class Sealing:
 
         Names are free in an open swarm, so those who never contributed have no voice against our history.
         """
-        winner = contest(self.claims[0], contributors())
+        claims = contributors()
+        winner = contest(self.claims[0], claims)
         if winner is None:
-            self._differs_since = None
+            # With fast rounds members seldom claim the very round that we do: silence proves nothing.
+            if any(claim.round == self.claims[0].round for of_one in claims for claim in of_one):
+                self._differs_since = None
             return []
-        if self._differs_since is None:
+        if self._differs_since is None or now - self._differed_at > DIFFERENCE_KEPT_S:
             self._differs_since = now
+        self._differed_at = now
         if not quiet or now - self._differs_since < limits.LINEAGE_PATIENCE_S:
             return []
         text = (

@@ -33,17 +33,21 @@ def unpack(data: bytes, bytes_max: int) -> Any:
             data,
             raw=False,
             use_list=True,
-            list_hook=at_most(ARRAYS_MAX),
+            list_hook=at_most(ARRAYS_MAX) if len(data) > ARRAYS_MAX else None,  # each takes a byte or more
             max_str_len=bytes_max,
             max_bin_len=bytes_max,
             max_array_len=bytes_max,
             max_map_len=0,
             max_ext_len=0,
-            object_hook=at_most(0),  # the limits let empty ones pass
-            ext_hook=at_most(0),
+            object_hook=_refuse,  # the limits let empty ones pass
+            ext_hook=_refuse,
         )
     except Exception as error:  # msgpack raises ValueError, its own classes and, for bad UTF-8, UnicodeError
         raise MalformedError(f"not msgpack: {type(error).__name__}") from None
+
+
+def _refuse(*_: Any) -> Any:
+    raise ValueError("a kind that nothing in the protocol uses")
 
 
 def at_most(count: int) -> Callable[..., Any]:
@@ -60,6 +64,8 @@ def at_most(count: int) -> Callable[..., Any]:
 
 class Fields:
     """Reads a positional array field by field; each reader raises MalformedError naming the field."""
+
+    __slots__ = ("_next", "_values", "_what")
 
     def __init__(self, value: Any, what: str) -> None:
         if not isinstance(value, list):

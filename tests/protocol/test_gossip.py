@@ -304,7 +304,7 @@ def test_push_goes_to_a_few_links_and_not_back():
     for link in range(1, 11):
         side.gossip.link_up(link)
     deltas = [builders.unsigned(1, r) for r in range(1, 71)]
-    effects = side.gossip.push(deltas, source=3)
+    effects = side.gossip.push(deltas, known_to={3})
     targets = {e.link for e in effects}
     assert len(targets) == limits.PUSH_FANOUT
     assert 3 not in targets
@@ -318,11 +318,11 @@ def test_push_reaches_all_links_when_they_are_few():
     side = Side([])
     side.gossip.link_up(1)
     side.gossip.link_up(2)
-    assert {e.link for e in side.gossip.push([builders.unsigned(1, 1)], source=None)} == {1, 2}
-    assert {e.link for e in side.gossip.push([builders.unsigned(1, 1)], source=1)} == {2}
+    assert {e.link for e in side.gossip.push([builders.unsigned(1, 1)], known_to=set())} == {1, 2}
+    assert {e.link for e in side.gossip.push([builders.unsigned(1, 1)], known_to={1})} == {2}
     side.gossip.link_down(1)
     side.gossip.link_down(2)
-    assert side.gossip.push([builders.unsigned(1, 1)], source=None) == []
+    assert side.gossip.push([builders.unsigned(1, 1)], known_to=set()) == []
 
 
 def test_exchange_every_ten_seconds_or_so():
@@ -374,7 +374,38 @@ def test_a_record_without_its_payload_is_a_promise_to_each_link():
         ledger.add(delta)
     for link in (1, 2, 3):
         gossip.link_up(link)
-    gossip.push([held, lacking], source=2)
+    gossip.push([held, lacking], known_to={2})
     assert sorted(promised) == [(lacking.record_id, 1), (lacking.record_id, 3)]
     gossip.request(2, [held.record_id, lacking.record_id])
     assert promised[2:] == [(lacking.record_id, 2)]
+
+
+def _relaying(links: int) -> tuple[Gossip, Delta, set[bytes]]:
+    """A gossip that has a record and not its payload, and the set that says of which it has."""
+    ledger, held, delta = Ledger(), set[bytes](), builders.unsigned(1, 1)
+    ledger.add(delta)
+    gossip = Gossip(ledger, held.__contains__, random.Random(0))
+    for link in range(1, links + 1):
+        gossip.link_up(link)
+    return gossip, delta, held
+
+
+def test_a_small_payload_is_told_of_together_with_its_record():
+    gossip, delta, held = _relaying(links=5)
+    assert gossip.relay(delta, 1, 10.0) == []
+    assert gossip.relay_deadline() == 10.0 + limits.RELAY_DELAY_S
+    gossip.known_to(delta.record_id, 2)
+    held.add(delta.record_id)
+    effects = gossip.arrived(delta.record_id)
+    assert {e.link for e in effects} == {3, 4, 5}, "not to those who told us"
+    assert all(e.message == msg.Records(((delta.data, True),)) for e in effects)
+    assert gossip.arrived(delta.record_id) == gossip.relay_overdue(99.0) == [], "once"
+
+
+def test_a_record_does_not_wait_long_for_its_payload():
+    gossip, delta, _ = _relaying(links=2)
+    gossip.relay(delta, 1, 10.0)
+    assert gossip.relay_overdue(10.0 + limits.RELAY_DELAY_S / 2) == []
+    (effect,) = gossip.relay_overdue(10.0 + limits.RELAY_DELAY_S)
+    assert (effect.link, effect.message) == (2, msg.Records(((delta.data, False),)))
+    assert gossip.relay_deadline() == float("inf")

@@ -80,14 +80,30 @@ def _sent(effects: list[Effect], kind: type) -> list[Send]:
     return [e for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
 
 
-def test_links_are_pinged_in_turn():
+def test_a_silent_link_is_pinged_and_one_that_carries_something_is_not():
     bench = Bench(6)
-    targets = []
-    for _ in range(12):
-        for link, number in _pings(bench.wake(limits.PROBE_INTERVAL_S)):
-            targets.append(link)
-            bench.machine.ack(link, Ack(number), bench.now)
-    assert sorted(targets[:6]) == sorted(targets[6:]) == [1, 2, 3, 4, 5, 6]
+    pinged = []
+    for _ in range(20):
+        bench.now += limits.PROBE_INTERVAL_S
+        for link in (1, 2, 3):
+            bench.machine.heard_on(link, bench.now)
+        pinged += [(link, bench.now) for link, _ in _pings(bench.machine.wake(bench.now))]
+    assert {link for link, _ in pinged} == {4, 5, 6}
+    first = min(at for _, at in pinged) - 100.0
+    assert limits.PROBE_AFTER_S <= first < limits.PROBE_AFTER_S + limits.PROBE_INTERVAL_S
+
+
+def test_whatever_comes_on_a_link_answers_a_ping_and_lifts_a_suspicion():
+    bench = Bench(6)
+    bench.until_ping(1)
+    bench.machine.heard_on(1, bench.now + 0.1)
+    assert _sent(bench.pass_time(limits.PROBE_TIMEOUT_S, silent=(1,)), PingFor) == []
+    bench.until_ping(1)
+    bench.pass_time(limits.PROBE_TIMEOUT_S + limits.INDIRECT_PROBE_TIMEOUT_S, silent=(1,))
+    assert bench.health(1) is Health.SUSPECT
+    bench.machine.heard_on(1, bench.now)
+    bench.pass_time(limits.PROBE_INTERVAL_S, silent=(1,))
+    assert bench.health(1) is Health.ALIVE
 
 
 def test_silence_leads_to_indirect_probes_then_suspicion_then_down():
@@ -221,6 +237,7 @@ def test_a_suspicion_lifted_by_a_row_alone_is_looked_into():
     assert len(asked) == limits.INDIRECT_PROBES
     bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S)
     assert bench.health(1) is Health.SUSPECT
+    bench.now += 0.1
     bench.machine.link_up(9, IDS[1], bench.now)
     assert bench.health(1) is Health.ALIVE
     assert not _sent(bench.pass_time(limits.PROBE_INTERVAL_S), PingFor), "it has answered"

@@ -153,7 +153,7 @@ def test_of_many_links_none_waits_long():
         bench.receive(_row(99, heartbeat=heartbeat + 1), 0)
         turns.update({link for link, _ in bench.tick()})
     assert set(turns) == set(range(1, limits.LINKS_MAX + 1))
-    assert set(turns.values()) == {2}
+    assert set(turns.values()) <= {2, 3}
     assert limits.ROWS_TURN_INTERVALS * limits.ROWS_INTERVAL_S < limits.LINK_SILENCE_S / 2
 
 

@@ -38,7 +38,7 @@ DEALS_MAX = 2
 """Of a node's own payloads one is not spread yet, or two when it has just published the next."""
 
 CONTROL_BYTES_PER_S_MAX = 64 * 1024
-"""What one node may send besides payloads, on average: 16 members' rows every 3 s reach it four times."""
+"""What one node may send besides payloads, on average: 16 members' rows every 4.5 s reach it four times."""
 
 
 class Audit:
@@ -172,9 +172,10 @@ class Audit:
 
     def sending(self, node: "Node", data: bytes) -> None:
         """A message goes out."""
-        self.bytes_by_kind[data[1]] += len(data)
-        if len(data) > limits.MESSAGE_BYTES_MAX:
-            self.fail(node, f"sends a message of {len(data)} bytes")
+        size = len(data)
+        self.bytes_by_kind[data[1]] += size
+        if size > limits.MESSAGE_BYTES_MAX:
+            self.fail(node, f"sends a message of {size} bytes")
 
     def woken(self, node: "Node", ahead: float) -> None:
         """A Wake was handled: the next one must lie ahead, or the daemon would spin."""

@@ -90,6 +90,8 @@ class Fold:
         self.base = base
         self.rounds = dict(rounds or {})
         self.below = dict(below or {})
+        self._steps: dict[int, Ints] = {}
+        """What rounds came to when they were merged here."""
         self.key = 0
         """Exclusive or of the ids of all records merged, ever: equal for equal sets."""
         for deltas in (*self.below.values(), *self.rounds.values()):
@@ -101,19 +103,19 @@ class Fold:
         if new == old or round_ <= self.base.round:
             return False
         fragment = self._layout.of_round(round_)
-        before = self._result(old, fragment)
+        before = self._steps[round_] if round_ in self._steps else self._result(old, fragment)
         after = self._result(new, fragment)
         view = self.phi[fragment.offset : fragment.offset + fragment.numel]
         if before is not None:
             view += before
+        self._toggle(old)
         if after is not None:
             view -= after
-        self._toggle(old)
-        self._toggle(new)
-        if new:
-            self.rounds[round_] = new
+            self._toggle(new)
+            self.rounds[round_], self._steps[round_] = new, after
         else:
             del self.rounds[round_]
+            self._steps.pop(round_, None)
         return True
 
     def highest(self, index: int) -> int:
@@ -142,6 +144,7 @@ class Fold:
             rounds=self.rounds,
             below=self.below,
         )
+        copy._steps = dict(self._steps)
         for round_ in [round_ for round_ in self.rounds if round_ > upto]:
             copy.change(round_, ())
         return copy
@@ -158,6 +161,7 @@ class Fold:
         self.base = Base(floor, self.chain(floor), self.base.tokens + tokens)
         for round_ in closed:
             del self.rounds[round_]
+            self._steps.pop(round_, None)
         self.below.update(closed)
 
     # -- inside

@@ -23,12 +23,15 @@ from gossamer.protocol.merge import Contribution
 from gossamer.protocol.records import Delta
 from tests.protocol import builders
 from tests.sim import fold
+from tests.sim.trace import Trace
 
 ENTRIES_MAX = 20_000
-"""Rows and messages are seen within seconds of their birth and never again."""
+"""Rows and messages are seen within seconds of their birth and then hardly ever again."""
 
-_BULKY = frozenset({messages.Records.code, messages.Holding.code})
-"""Kinds of message that many nodes send and receive alike."""
+CHECKED = 16
+"""One message in so many is parsed, and compared with what its sender meant; large ones always are."""
+
+LARGE_BYTES = 8192
 
 
 def _remembering(
@@ -57,19 +60,13 @@ def _remembering(
     return lookup
 
 
-def _decoding(pure: Callable[[bytes], messages.Message]) -> Callable[[bytes], messages.Message]:
-    """What goes to several links is parsed once. Bytes that are refused are not remembered."""
-    known: dict[bytes, messages.Message] = {}
+def _decoding(
+    pure: Callable[[bytes], messages.Message], said: dict[bytes, messages.Message]
+) -> Callable[[bytes], messages.Message]:
+    """Bytes that a core has serialised mean what it said; any others are parsed each time."""
 
     def decode(data: bytes) -> messages.Message:
-        message = known.get(data)
-        if message is None:
-            message = pure(data)
-            if data[1] in _BULKY:
-                if len(known) >= ENTRIES_MAX:
-                    known.clear()
-                known[data] = message
-        return message
+        return said.get(data) or pure(data)
 
     return decode
 
@@ -79,14 +76,14 @@ def _sealing(pure: Callable[..., Envelope], opened: dict[Any, Any]) -> Callable[
 
     def seal(identity: Identity, kind: Kind, swarm_id: bytes, body: bytes) -> Envelope:
         envelope = pure(identity, kind, swarm_id, body)
-        opened[envelope.data, swarm_id] = (envelope, None)
+        opened[envelope.data] = (envelope, None)
         return envelope
 
     return seal
 
 
 @contextmanager
-def remembered() -> Iterator[None]:
+def remembered(encoder: "Encoder") -> Iterator[None]:
     """Let the cores in this process share what they find out about exact bytes."""
     opened: dict[Any, Any] = {}
     parsed: dict[Any, Any] = {}
@@ -95,13 +92,13 @@ def remembered() -> Iterator[None]:
         return envelope.data
 
     patches: tuple[tuple[ModuleType, str, Callable[..., Any]], ...] = (
-        (intake, "open_envelope", lambda pure: _remembering(pure, lambda *args: args, opened)),
+        (intake, "open_envelope", lambda pure: _remembering(pure, lambda data, swarm_id: data, opened)),
         (author, "seal", lambda pure: _sealing(pure, opened)),
         (presence, "seal", lambda pure: _sealing(pure, opened)),
         (intake, "parse_peer", lambda pure: _remembering(pure, lambda envelope: envelope.data)),
         (author, "parse_delta", lambda pure: _remembering(pure, by_data, parsed)),
         (intake, "parse_delta", lambda pure: _remembering(pure, by_data, parsed)),
-        (messages, "decode", _decoding),
+        (messages, "decode", lambda pure: _decoding(pure, encoder.said)),
     )
     originals = [(module, name, getattr(module, name)) for module, name, _ in patches]
     for module, name, wrap in patches:
@@ -116,14 +113,29 @@ def remembered() -> Iterator[None]:
 class Encoder:
     """Serialises messages; one that goes to several links is serialised once, as by the daemon."""
 
-    def __init__(self) -> None:
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
         self._last: messages.Message | None = None
         self._data = b""
+        self._count = 0
+        self.said: dict[bytes, messages.Message] = {}
+        """What bytes mean that were serialised lately."""
 
     def __call__(self, message: messages.Message) -> bytes:
         if message is not self._last:
             self._last, self._data = message, messages.encode(message)
+            self._trace.read(self._data)
+            self._remember(message, self._data)
         return self._data
+
+    def _remember(self, message: messages.Message, data: bytes) -> None:
+        self._count += 1
+        if self._count % CHECKED == 0 or len(data) > LARGE_BYTES:
+            self.said.pop(data, None)
+            assert messages.decode(data) == message, f"{message} is not what its bytes mean"
+        if len(self.said) >= ENTRIES_MAX:
+            self.said.clear()
+        self.said[data] = message
 
 
 def _decoded(delta: Delta, data: bytes, fragment: Fragment, fragments: int) -> Contribution | None:

@@ -206,7 +206,7 @@ def _nobody_is_ever_down() -> list[Patch]:
 
 def _keep_silent_links() -> list[Patch]:
     """A link to a member that others vouch for is kept though nothing comes through it."""
-    return [(membership.Membership, "is_silent", lambda self, link, now: False)]
+    return [(membership.Membership, "silent_links", lambda self, now: set())]
 
 
 def _the_dead_stay_dead() -> list[Patch]:

@@ -83,20 +83,21 @@ class Pipe:
         random, weather, now = net.random, net.weather, net.loop.now
         start = self._free_at if self._free_at > now else now
         size = FRAME_BYTES
-        if isinstance(item, bytes):
+        is_data = type(item) is bytes
+        if is_data:
             size += len(item)
             if (start - now) * path.bytes_per_s + size > SEND_QUEUE_BYTES_MAX:
                 net.dropped += 1
                 return
         self._free_at = start = start + size / path.bytes_per_s
         time = start + (path.latency_s + path.jitter_s * random()) * weather.slowness
-        if random() < path.loss + weather.loss:
+        loss = path.loss + weather.loss
+        if loss and random() < loss:
             time += _RETRANSMIT_S * (1.0 + 3.0 * random())
-        if weather.mischief is not None and isinstance(item, bytes):
+        if weather.mischief is not None and is_data:
             self._send_roughly(item, time)
             return
-        time = max(time, self._last)
-        self._last = time
+        self._last = time = max(time, self._last)
         net.loop.at(time, self._arrive, item, False)
 
     def _send_roughly(self, item: bytes, time: float) -> None:
@@ -116,7 +117,7 @@ class Pipe:
 
     def _arrive(self, item: Item, damaged: bool) -> None:
         target = self.target
-        if target.is_open and not self._waiting and not self.lost and isinstance(item, bytes):
+        if target.is_open and not self._waiting and not self.lost and type(item) is bytes:
             party = target.party  # the usual case, in few steps
             if party.life == target.life and party.responsive and self.pair not in self._net.closed:
                 party.message(target, item, damaged)

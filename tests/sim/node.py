@@ -50,6 +50,7 @@ class Node(Process):
         self._numbers = 0
         self._timer_due = float("inf")
         self._wake_due = float("inf")
+        self._clock_start, self._clock_rate = traits.clock(0.0), 1.0 + traits.clock_drift
         self._latest = 0.0
         self.archive = Archive(self)
         self._dirty: set[int] = set()
@@ -139,7 +140,7 @@ class Node(Process):
 
     def clock(self) -> float:
         """The node's own monotonic clock; it never runs backwards."""
-        now = self.traits.clock(self.stage.loop.now)
+        now = self._clock_start + self._loop.now * self._clock_rate
         self._latest = max(self._latest, now)
         return self._latest
 
@@ -172,13 +173,14 @@ class Node(Process):
         self.wakes += 1
         self.stage.trace.note(self.stage.loop.now, self.index, 1)
         self.dispatch(fx.Wake())
-        self.stage.audit.woken(self, self.core.next_wake() - self._latest)
+        self.stage.audit.woken(self, self._wake_due - self._latest)
 
     def _carry_out(self, effects: Iterable[fx.Effect]) -> None:
         for effect in effects:
             match effect:
                 case fx.Send():
-                    self.send(effect.link, self.stage.encode(effect.message))
+                    if effect.link in self.links:
+                        self.send(effect.link, self.stage.encode(effect.message))
                 case fx.Get():
                     self.transfers.get(self.links.get(effect.link), effect)
                 case fx.Put():
@@ -245,12 +247,10 @@ class Node(Process):
         self.dispatch(fx.DialFailed(address))
 
     def message(self, end: End, data: bytes, damaged: bool) -> None:
-        stage = self.stage
-        stage.trace.note(stage.loop.now, self.index, 4, data)
         if not damaged:
             self.dispatch(fx.Received(end.number, data))
             return
-        with stage.audit.damage(self, data):
+        with self.stage.audit.damage(self, data):
             self.dispatch(fx.Received(end.number, data))
         if end.number in self.links:  # TLS would not have let it through and would have ended the connection
             end.close()

@@ -36,7 +36,7 @@ CRAMPED = 0.2
 PARTED = 0.2
 """How many of the scenarios have payloads of several chunks."""
 
-RETAIN = 25
+RETAIN = 17
 """Rounds that are kept: some 200 s of the fastest swarm's, and no storm lasts longer than 180."""
 
 OTHERS = ("calm", "mixed", "liar", "lineages", "cramped", "parts")
@@ -147,8 +147,8 @@ def _manifest(rng: random.Random, codec: str, *, forgetful: bool) -> tuple[Manif
         "task": {"name": "none"},
         "outer": {"codec": codec, "clip": rng.choice((0.0, 3.0)), "weight_cap": rng.choice((0.0, 4.0))},
         "pace": {
-            "every_steps": rng.randrange(16, 29) if by_steps else 0,
-            "every_seconds": 0.0 if by_steps else rng.uniform(22.0, 40.0),
+            "every_steps": rng.randrange(24, 42) if by_steps else 0,
+            "every_seconds": 0.0 if by_steps else rng.uniform(33.0, 60.0),
             "min_round_seconds": 0.5,
         },
         "history": {
@@ -175,7 +175,7 @@ def _traits(rng: random.Random, seed: int, total: int, liar: int | None) -> tupl
             step_s=1.0 * 4.0 ** rng.random(),
             batch_tokens=rng.randrange(1, 64),
             sync_s=rng.uniform(0.001, 0.05),
-            gather_s=rng.choice((0.1, 0.5, 1.0)),
+            gather_s=rng.choice((0.2, 1.0, 2.0)),
             clock_start=rng.uniform(1.0, 1e6),
             clock_drift=rng.uniform(-2e-4, 2e-4),
             unix_error_s=rng.uniform(-30.0, 30.0),

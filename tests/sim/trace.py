@@ -1,8 +1,8 @@
 """What happened: a running hash that two runs of a seed must share, and lines for a person if wanted.
 
-The hash covers every message and event with its virtual time, and no object whose hash differs between
-processes (Python salts those of text and bytes), so it also shows whether the protocol core lets the order
-of a set of bytes leak into what it says.
+The hash covers whatever is said, in the order in which it is, and events with their virtual time, and no
+object whose hash differs between processes (Python salts those of text and bytes), so it also shows whether
+the protocol core lets the order of a set of bytes leak into what it says.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,11 @@ class Trace:
 
     def note(self, time: float, node: int, code: int, data: bytes = b"") -> None:
         """Take one event into the hash."""
-        self._hash = hash((self._hash, time, node, code, crc32(data)))
+        self._hash = hash((self._hash, time, node, code, crc32(data) if data else 0))
+
+    def read(self, data: bytes) -> None:
+        """Take what somebody says into the hash."""
+        self._hash = hash((self._hash, crc32(data)))
 
     def say(self, time: float, text: str) -> None:
         """Tell a person, and take the text into the hash."""

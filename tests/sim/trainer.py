@@ -5,7 +5,7 @@ alone while the daemon is away, and hands a delta over again if the daemon died 
 What it publishes depends on the Phi that it has seen, so that a replica that went astray goes further.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,12 +25,12 @@ _NOISE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Inner steps since the last delta of a fragment; `round` is set when it closes."""
+    """Inner steps since the last delta of a fragment, closed by the delta of a round."""
 
     base: int
-    steps: int = 0
-    tokens: int = 0
-    round: int = 0
+    steps: int
+    tokens: int
+    round: int
 
     def body(self, manifest: Manifest, payload: bytes) -> DeltaBody:
         return DeltaBody(
@@ -64,8 +64,11 @@ class Trainer:
         self.own_last = 0
         self._clock = 0
         self._unacknowledged: tuple[Window, bytes] | None = None
-        self._windows: list[Window] = []
-        self._steps_since = 0
+        self._steps = 0
+        self._windows: list[tuple[int, int]] = []
+        """Of each fragment the base of the open window, and the step at which it began."""
+        self._last_step = 0
+        """At which we published."""
         self._published_at = 0.0
 
     # -- life
@@ -78,8 +81,8 @@ class Trainer:
         self.running, self.begun = True, False
         self._unacknowledged = None
         self.own_last = 0
-        self._windows = [Window(index - self._fragments if index else 0) for index in range(self._fragments)]
-        self._steps_since = 0
+        self._steps = self._last_step = 0
+        self._windows = [(index - self._fragments if index else 0, 0) for index in range(self._fragments)]
         self._next_step(self.life)
 
     def die(self) -> None:
@@ -117,11 +120,7 @@ class Trainer:
         if not self.begun:
             self._begin()
         else:
-            self._windows = [
-                replace(w, steps=w.steps + 1, tokens=w.tokens + node.traits.batch_tokens)
-                for w in self._windows
-            ]
-            self._steps_since += 1
+            self._steps += 1
             if node.responsive:
                 self._clock = node.core.clock
                 self._publish_if_due()
@@ -132,7 +131,7 @@ class Trainer:
         if node.responsive and node.ready:
             self.begun = True
             self.own_last = max(self.own_last, node.core.own_last)
-            self._windows = [Window(self._merged(index)) for index in range(self._fragments)]
+            self._windows = [(self._merged(index), self._steps) for index in range(self._fragments)]
             self._published_at = node.stage.loop.now
 
     def _merged(self, index: int) -> int:
@@ -144,17 +143,20 @@ class Trainer:
         if self._unacknowledged is not None or self.resting or node.fold is None:
             return
         now = node.stage.loop.now
-        round_ = self._pace.due(self.own_last, self._clock, self._steps_since, now - self._published_at)
+        steps, seconds = self._steps - self._last_step, now - self._published_at
+        round_ = self._pace.due(self.own_last, self._clock, steps, seconds)
         if round_ is None:
             return
         index = round_ % self._fragments
-        window = self._windows[index]
-        window = replace(window, round=round_, base=min(window.base, round_ - self._fragments))
+        base, begun = self._windows[index]
+        steps = self._steps - begun
+        base = min(base, round_ - self._fragments)
+        window = Window(base, steps, steps * node.traits.batch_tokens, round_)
         payload = self._encode(index)
-        self._windows[index] = Window(max(round_, self._merged(index)))
+        self._windows[index] = (max(round_, self._merged(index)), self._steps)
         self._unacknowledged = (window, payload)
         self.own_last = round_
-        self._steps_since = 0
+        self._last_step = self._steps
         self._published_at = now
         node.soon(0.001, node.publish, window, payload)
 

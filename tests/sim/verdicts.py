@@ -9,9 +9,9 @@ send queue that is full does it, 12 s are added: so long waits a fetch whose req
 
 *Health*: by then nobody who is there is believed to be down, and links on which nothing moves are gone.
 *Detection*: a member that died, with nothing else wrong, is no longer believed alive 20 s later: its
-heartbeats stop (11 s of silence raise suspicion), or its host resets the links (at once). *Progress*: rounds
-advance in every calm, and on each side of a split from 40 s on, when the members who are gone have been
-noticed and no longer hold the clock back.
+heartbeats stop (12.5 s of silence raise suspicion), or its host resets the links (at once). *Progress*:
+rounds advance in every calm, and on each side of a split from 40 s on, when the members who are gone have
+been noticed and no longer hold the clock back.
 """
 
 from dataclasses import dataclass, field
@@ -201,9 +201,10 @@ class Verdicts:
             nodes = [self.world.nodes[host] for host in hosts]
             nodes = [n for n in nodes if n.running and n.trainer.begun and not n.traits.is_liar]
             steps = max(1, manifest.pace.every_steps / 2)
-            seconds = [max(steps * n.traits.step_s, manifest.pace.every_seconds / 2) for n in nodes]
-            if nodes:
-                side = _Side(nodes, [n.life for n in nodes], self._highest(nodes), max(seconds))
+            seconds = sorted(max(steps * n.traits.step_s, manifest.pace.every_seconds / 2) for n in nodes)
+            if nodes:  # the clock leaves out the fastest third, and follows the next
+                round_s = seconds[len(seconds) // 3]
+                side = _Side(nodes, [n.life for n in nodes], self._highest(nodes), round_s)
                 self._sides.append(side)
                 enough = self.world.loop.now + ROUNDS_PER_SIDE * (side.round_s + 2.0)
                 if enough < end:

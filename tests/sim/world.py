@@ -58,6 +58,8 @@ class World:
         self.weather = Weather()
         self.net = Network(self.loop, self.weather, scenario.paths, f"{scenario.seed}/network")
         self.audit = Audit(self.loop, scenario.manifest.swarm_id)
+        encoder = memo.Encoder(self.trace)
+        self.remembered = memo.remembered(encoder)
         self.stage = Stage(
             seed=scenario.seed,
             loop=self.loop,
@@ -68,7 +70,7 @@ class World:
             layout=scenario.manifest.plan(),
             phi=scenario.phi,
             unix_start=CREATED + 3600.0,
-            encode=memo.Encoder(),
+            encode=encoder,
             merge_round=memo.MergeMemo(),
         )
         self.rng = self.stage.dice("world")
@@ -85,7 +87,7 @@ class World:
         begun = time.process_time()
         failure = None
         bounds = limited(LINKS_MAX=self.scenario.links_max, PAYLOAD_CHUNK_BYTES_MIN=self.scenario.chunk_bytes)
-        with memo.remembered(), no_collections(), bounds:
+        with self.remembered, no_collections(), bounds:
             try:
                 self._play()
             except (Violation, GossamerError) as error:
