@@ -173,6 +173,9 @@ LINEAGE_PATIENCE_S = 12.0
 ROSTER_PATIENCE_S = 2.0
 """A joiner hears this long of members before it decides how many of them there are."""
 
+PREFETCH_AFTER_S = 0.2
+"""Meanwhile it begins to fetch what most of those claim of whom it heard so soon."""
+
 RESUME_PATIENCE_S = 15.0
 """A resumed node looks this long for a peer to compare notes with before it goes on alone."""
 
