@@ -207,6 +207,11 @@ ORPHAN_PATIENCE_S = 30.0
 """A payload that nobody is known to hold keeps a node from training this long and no longer: its author
 may have died before anyone had it."""
 
+STALL_PATIENCE_S = 30.0
+"""Payloads that somebody says it holds keep a node from training until nothing of them has come for this long.
+A chunk of a payload comes in less from the slowest holder worth waiting for, up to 384 KiB; what is merged
+late after all costs staleness, and nothing else."""
+
 UPLOADS_MAX = 16
 UPLOAD_COUNTS_S = 1.0
 """Chunks under way from us to all links together; what is asked for beyond them is declined. Two MiB, as
