@@ -220,6 +220,10 @@ payloads of 10 M parameters are cut: a fifth of a second of 100 Mbit/s. What tak
 ASKS_PER_LINK_MAX = 64
 """Chunks a peer may have asked us to send and not yet received."""
 
+PUTS_PER_LINK_MAX = 2
+"""Of those, sent at a time: while the answer to one is on its way the line is not idle, and the first is of use
+before all have crossed it."""
+
 # --- pace ----------------------------------------------------------------------------------------------
 ROUND_SLACK = 64
 """Rounds a clock may be ahead of the manifest's minimum round length before it is implausible."""

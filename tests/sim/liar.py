@@ -2,8 +2,8 @@
 
 It has a key and is admitted, so what it signs verifies. It equivocates (two and three records for one
 round, to different peers), forges others' records, sends garbage, withholds payloads or parts of them or
-publishes ones that do not decode, claims to hold what it has not, once or all the time, and does not send what it has, claims rounds
-of the far future, races the clock, and spreads rumours about the living.
+publishes ones that do not decode, claims to hold what it has not, once or all the time, and does not send
+what it has, claims rounds of the far future, races the clock, and spreads rumours about the living.
 """
 
 from collections.abc import Callable
