@@ -8,9 +8,10 @@ behind a line of 100 Mbit/s both ways with 20 ms to any other (see `access`).
 The bound on time is one that no schedule over the same links can beat. An author's line carries its payload
 at least once, so the byte that leaves it last does so after `payload / rate`; and a byte passes over no fewer
 links than lie between the author and a node, 20 ms each. So the node that is farthest away has all of it
-after `payload / rate + links * 20 ms` at the earliest (`bound_s`). When all publish at once a node's line takes
-in the payloads of all others, of which the first byte is 20 ms on its way. Heads are left out of it, and that a
-node passes on no chunk before all of it is there. The least that can be received is every payload once.
+after `payload / rate + links * 20 ms` at the earliest (`bound_s`). When all publish at once a node's line
+takes in the payloads of all others, of which the first byte is 20 ms on its way. Heads are left out of it,
+and that a node passes on no chunk before all of it is there. The least that can be received is every payload
+once.
 """
 
 import asyncio
@@ -222,13 +223,13 @@ GOALS = (
         what="one delta everywhere, up to 16 nodes: time over the bound (median, worst number of nodes)",
         measured=lambda figures: max(_over_bound(row) for row in figures["simulated"] if row["nodes"] <= 16),
         at_most=2.0,
-        reason="a chunk goes through two or three hands, and a node asks whoever offers it first, however busy",
+        reason="a node asks whoever offers a chunk first, however busy, and it goes through two or three",
     ),
     Goal(
         what="one delta everywhere, any number of nodes: time over the bound (median, worst number of nodes)",
         measured=lambda figures: max(_over_bound(row) for row in figures["simulated"]),
         at_most=2.0,
-        reason="a node asks whoever offers a chunk first: busy lines carry many at a time while a sixth of them is idle",
+        reason="a node asks whoever offers a chunk first: busy lines carry many at a time, a sixth is idle",
     ),
     Goal(
         what="a delta from everybody at once: time over the bound (worst number of nodes)",

@@ -29,7 +29,7 @@ class CatchUp:
         self._next_look = -math.inf
 
     def observe(self, now: float) -> None:
-        """Look, after each event, whether a peer's ledger has been seen by now, and how its payloads get on."""
+        """Look, after each event, whether a peer's ledger has been seen, and how its payloads get on."""
         self._now = now
         self._began = min(self._began, now)
         if self._synced_at is None and self._gossip.synced_once:
@@ -44,8 +44,8 @@ class CatchUp:
         """Whether we may train: nobody to learn from, or a peer's ledger seen and its payloads here.
 
         Payloads of which nothing comes any more are not waited for: whoever says that it holds them may be
-        a liar that withholds its own. What is published meanwhile does not count: on a slow line some of it is
-        always under way.
+        a liar that withholds its own. What is published meanwhile does not count: on a slow line some of it
+        is always under way.
         A node with deltas of its own on its own disk (`has_signed`) goes on once it has compared notes with a
         peer, or found none for a while: its folder may be an old copy, and no round may be signed twice. One
         that hears of its own deltas from others lost its disk, and must learn of all of them first.

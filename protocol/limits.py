@@ -208,9 +208,9 @@ ORPHAN_PATIENCE_S = 30.0
 may have died before anyone had it."""
 
 STALL_PATIENCE_S = 30.0
-"""Payloads that somebody says it holds keep a node from training until nothing of them has come for this long.
-A chunk of a payload comes in less from the slowest holder worth waiting for, up to 384 KiB; what is merged
-late after all costs staleness, and nothing else."""
+"""Payloads that somebody says it holds keep a node from training until nothing of them has come for so long.
+The slowest holder worth waiting for brings 384 KiB in it. What is merged late after all costs staleness, and
+nothing else."""
 
 UPLOADS_MAX = 16
 UPLOAD_COUNTS_S = 1.0
@@ -221,8 +221,8 @@ ASKS_PER_LINK_MAX = 64
 """Chunks a peer may have asked us to send and not yet received."""
 
 PUTS_PER_LINK_MAX = 2
-"""Of those, sent at a time: while the answer to one is on its way the line is not idle, and the first is of use
-before all have crossed it."""
+"""Of those, sent at a time: the line is not idle while the answer to one is on its way, and the first is of
+use before all have crossed it."""
 
 # --- pace ----------------------------------------------------------------------------------------------
 ROUND_SLACK = 64

@@ -7,8 +7,8 @@ takes a handshake for it, and compares ledgers with it at once. At the very end 
 REST_S, and all nodes must be equal to the last bit. Where messages were dropped on open links, as only a
 send queue that is full does it, 12 s are added: so long waits a fetch whose request was lost.
 
-*Health*: by then nobody who is there is believed to be down, and links on which nothing moves are gone, and 30 s
-later everybody may train, whatever payload a liar says it has.
+*Health*: by then nobody who is there is believed to be down, and links on which nothing moves are gone, and
+30 s later everybody may train, whatever payload a liar says it has.
 *Detection*: a member that died, with nothing else wrong, is no longer believed alive 20 s later: its
 heartbeats stop (11 s of silence raise suspicion), or its host resets the links (at once). *Progress*: rounds
 advance in every calm, and on each side of a split from 40 s on, when the members who are gone have been
