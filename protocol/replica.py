@@ -22,6 +22,7 @@ from gossamer.protocol.errors import PeerError, UnsupportedError
 from gossamer.protocol.fetch import Fetcher
 from gossamer.protocol.gossip import Gossip
 from gossamer.protocol.greylist import Offence
+from gossamer.protocol.history import Claim
 from gossamer.protocol.holdings import Holdings
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.intake import Intake
@@ -116,6 +117,8 @@ class Replica:
             self._clock,
             self._credentials,
         )
+        self._snapshot: Claim | None = None
+        """The one being fetched, or the last that was."""
         self._now = 0.0
 
     # -- what others ask
@@ -273,11 +276,20 @@ class Replica:
         others = [member.peer.body.claims for member in self.roster.live()]
         quiet = self.fetcher.pending == 0
         result = self.sealing.wake(now, self.clock, others, quiet, self._claims_of_contributors)
+        for effect in result:
+            if isinstance(effect, fx.Prefetch | fx.Adopt):
+                self._fetch_only(effect.claim)
         return [self.holdings.close(e.round) if isinstance(e, fx.Close) else e for e in result]
 
     def _claims_of_contributors(self) -> list[Claims]:
         authors = {delta.author for delta in self.ledger if self.holds(delta.record_id)}
         return [m.peer.body.claims for m in self.roster.live() if m.peer.node_id in authors]
+
+    def _fetch_only(self, claim: Claim) -> None:
+        """Stop fetching another snapshot than this one."""
+        if self._snapshot is not None and self._snapshot.root != claim.root:
+            self.fetcher.forget(self._snapshot.root)
+        self._snapshot = claim
 
     def _need(self, event: fx.Need, now: float) -> list[Effect]:
         """Fetch chunks; whoever claims the snapshot with this root has them."""

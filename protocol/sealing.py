@@ -4,15 +4,20 @@ It sees its own claims and those of the live members, and asks its adapter for w
 `Adopt`. A node that has not joined yet has no claims; its first one is what it adopted.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Adopt, Close, Effect, Notice, Seal
+from gossamer.protocol.effects import Adopt, Close, Effect, Notice, Prefetch, Seal
 from gossamer.protocol.history import Claim, agreed, closable_round, contest, genesis_claim, sealed_round
 from gossamer.protocol.manifest import Manifest
 
 LOOK_INTERVAL_S = 1.0
+JOINING_LOOK_S = 0.1
+PREFETCHES_MAX = 3
+"""Snapshots that a joiner begins to fetch before enough members agree on one: who changes its claim all the
+time cannot make it fetch for ever."""
+
 GONE_AFTER_S = 10.0
 """A snapshot that nobody has claimed for this long is not worth waiting for."""
 
@@ -36,6 +41,8 @@ class Sealing:
         self._asked_to_seal = 0
         self._clocks: deque[tuple[float, int]] = deque()
         self._heard_since: float | None = None
+        self._prefetching: Claim | None = None
+        self._prefetches = 0
         self._claimed_at = 0.0
         self._differs_since: float | None = None
         self._reminded_at = 0.0
@@ -79,7 +86,8 @@ class Sealing:
         """
         if now < self._next_look:
             return []
-        self._next_look = now + LOOK_INTERVAL_S
+        is_choosing = not self.joined and self.adopting is None
+        self._next_look = now + (JOINING_LOOK_S if is_choosing else LOOK_INTERVAL_S)
         if self.adopting is not None:
             self._give_up_if_gone(self.adopting, others, now)
             return []
@@ -102,7 +110,7 @@ class Sealing:
         if self._heard_since is None:
             self._heard_since = now
         if now < self._heard_since + limits.ROSTER_PATIENCE_S:
-            return []
+            return self._prefetch(witnesses, now)
         best = agreed((claim for claims in witnesses for claim in claims), len(witnesses))
         if best is not None:
             return self._adopt(best, now)
@@ -110,6 +118,23 @@ class Sealing:
             return []
         self._reminded_at = now
         return [Notice(f"waiting for {len(witnesses)} members to agree on a snapshot to start from")]
+
+    def _prefetch(self, witnesses: Sequence[Claims], now: float) -> list[Effect]:
+        """Begin to fetch what most members claim while we hear of more of them.
+
+        It is adopted only once enough agree on it. If they agree on another, some bytes came for nothing.
+        """
+        assert self._heard_since is not None
+        if now < self._heard_since + limits.PREFETCH_AFTER_S or self._prefetches >= PREFETCHES_MAX:
+            return []
+        counts = Counter(claim for claims in witnesses for claim in claims)
+        best = max(counts, key=lambda claim: (counts[claim], claim))
+        before = self._prefetching
+        if before is not None and counts[before] and (counts[before] >= counts[best] or best == before):
+            return []
+        self._prefetching = best
+        self._prefetches += 1
+        return [Prefetch(best)]
 
     def _adopt(self, claim: Claim, now: float) -> list[Effect]:
         self.adopting = claim

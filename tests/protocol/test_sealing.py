@@ -3,9 +3,9 @@
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Adopt, Close, Notice, Seal
+from gossamer.protocol.effects import Adopt, Close, Notice, Prefetch, Seal
 from gossamer.protocol.history import Claim, genesis_claim
-from gossamer.protocol.sealing import GONE_AFTER_S, Sealing
+from gossamer.protocol.sealing import GONE_AFTER_S, PREFETCHES_MAX, Sealing
 from tests.protocol import builders
 
 HISTORY = {"seal_after": 4, "snapshot_every": 8, "retain": 16}
@@ -58,6 +58,33 @@ def test_a_joiner_takes_the_newest_snapshot_that_enough_claim(manifest):
     sealing = Sealing(manifest, is_first=False)
     others = [(claim(16), claim(8)), (claim(8),), (claim(8),), (claim(16),)]
     assert kinds(drive(sealing, 0.0, 5, others=others), Adopt) == [Adopt(claim(8))]
+
+
+def test_a_joiner_fetches_what_most_claim_while_it_listens(manifest):
+    sealing = Sealing(manifest, is_first=False)
+    others = [(claim(16), claim(8)), (claim(8),), (claim(8),)]
+    effects = drive(sealing, 0.0, limits.ROSTER_PATIENCE_S - 0.5, others=others)
+    assert effects == [Prefetch(claim(8))]
+    assert sealing.adopting is None
+    assert drive(sealing, limits.ROSTER_PATIENCE_S, 0.0, others=others) == [Adopt(claim(8))]
+
+
+def test_what_is_fetched_early_is_not_adopted_unless_enough_claim_it(manifest):
+    sealing = Sealing(manifest, is_first=False)
+    first = drive(sealing, 0.0, 0.5, others=[(claim(8, mark=2),)])
+    assert first == [Prefetch(claim(8, mark=2))]
+    others = [(claim(8, mark=2),), *[(claim(8),)] * 3]
+    later = drive(sealing, 1.0, 2.0, others=others)
+    assert later == [Prefetch(claim(8)), Adopt(claim(8))]
+
+
+def test_who_changes_its_claim_all_the_time_is_not_followed_for_ever(manifest):
+    sealing = Sealing(manifest, is_first=False)
+    effects = []
+    for tick in range(15):
+        effects += sealing.wake(tick * 0.1, 0, [(claim(8, mark=1 + tick),)], True)
+    assert len(kinds(effects, Prefetch)) == PREFETCHES_MAX
+    assert not kinds(effects, Adopt)
 
 
 def test_a_joiner_without_agreement_says_so_and_goes_on_trying(manifest):
