@@ -166,7 +166,7 @@ GOALS = (
         what="joining: until it trains, 4 donors of 50 Mbit/s, times faster than copying the bytes from 1",
         measured=lambda rows: rows[-1]["copy_s"] / rows[-1]["joins"][1]["trains_s"],
         at_least=3.5,
-        reason="a process starts, and hears of members for 2 s before it trusts them; a copy just begins",
+        reason="a process starts, links itself to members and hears of more of them; a copy just begins",
     ),
 )
 

@@ -141,6 +141,17 @@ class Node:
         end = self._ends[self._numbers] = End(self, self._numbers, Flow(peer.host), Flow(peer.host))
         return end
 
+    def links_to_farthest(self) -> int:
+        """How many links lie between this node and the one that is farthest from it."""
+        reached, border, distance = {self.index}, [self], 0
+        while border := [peer for node in border for peer in node._peers() if peer.index not in reached]:
+            reached.update(node.index for node in border)
+            distance += 1
+        return distance
+
+    def _peers(self) -> list["Node"]:
+        return [end.peer.node for end in self._ends.values() if end.peer is not None]
+
     def _send(self, link: int, data: bytes) -> None:
         end = self._ends.get(link)
         if end is not None and end.peer is not None:

@@ -318,6 +318,8 @@ class Daemon:
                     self.archive.close(effect)
                 case fx.Adopt():
                     self.archive.adopt(effect.claim)
+                case fx.Prefetch():
+                    self.archive.prefetch(effect.claim)
                 case fx.Blame():
                     if effect.link in self.links:
                         node_id = self.links[effect.link].node_id

@@ -7,6 +7,8 @@ from gossamer.protocol.fetch import Fetcher
 from gossamer.protocol.gossip import Gossip
 from gossamer.protocol.links import Links
 
+LOOK_INTERVAL_S = 1.0
+
 
 class CatchUp:
     """Watches from the first event on how a node learns what the others have."""
@@ -20,19 +22,31 @@ class CatchUp:
         self._now = 0.0
         self._began = math.inf
         self._synced_at: float | None = None
+        self._lacking = math.inf
+        """The fewest chunks of what is waited for that were missing so far."""
+        self._moved_at = math.inf
+        """When it became so few."""
+        self._next_look = -math.inf
 
     def observe(self, now: float) -> None:
-        """Look, after each event, whether a peer's ledger has been seen by now."""
+        """Look, after each event, whether a peer's ledger has been seen, and how its payloads get on."""
         self._now = now
         if self._synced_at is None:
             self._began = min(self._began, now)
             if self._gossip.synced_once:
                 self._synced_at = now
+        elif self._lacking and now >= self._next_look:
+            self._next_look = now + LOOK_INTERVAL_S
+            lacking = self._fetcher.chunks_lacking(self._synced_at)
+            if lacking < self._lacking:
+                self._lacking, self._moved_at = lacking, now
 
     def is_done(self, *, has_signed: bool) -> bool:
         """Whether we may train: nobody to learn from, or a peer's ledger seen and its payloads here.
 
-        What is published meanwhile does not count: on a slow line some of it is always under way.
+        Payloads of which nothing comes any more are not waited for: whoever says that it holds them may be
+        a liar that withholds its own. What is published meanwhile does not count: on a slow line some of it
+        is always under way.
         A node with deltas of its own on its own disk (`has_signed`) goes on once it has compared notes with a
         peer, or found none for a while: its folder may be an old copy, and no round may be signed twice. One
         that hears of its own deltas from others lost its disk, and must learn of all of them first.
@@ -41,4 +55,7 @@ class CatchUp:
         if has_signed:
             waited = self._now > self._began + limits.RESUME_PATIENCE_S
             return alone or self._synced_at is not None or waited
-        return alone or (self._synced_at is not None and self._fetcher.lacking(self._synced_at) == 0)
+        if alone or self._synced_at is None:
+            return alone
+        stalled = self._now > self._moved_at + limits.STALL_PATIENCE_S
+        return stalled or self._fetcher.lacking(self._synced_at) == 0

@@ -275,6 +275,13 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Begin to fetch this snapshot, in place of any other: an `Adopt` of it may follow."""
+
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
 class Blame:
     """A peer misbehaved: count it, log it, and turn the peer away if it goes on (see `greylist`)."""
 
@@ -304,6 +311,7 @@ Effect = (
     | Seal
     | Close
     | Adopt
+    | Prefetch
     | Blame
     | Notice
 )

@@ -175,6 +175,10 @@ class Fetcher:
             1 for want in self._wants.values() if want.since <= by and (want.is_held or want.since > oldest)
         )
 
+    def chunks_lacking(self, by: float) -> int:
+        """Chunks still missing of all keys wanted by a time, whoever holds them."""
+        return sum(len(want.missing) for want in self._wants.values() if want.since <= by)
+
     def arrived(self, blob: bytes) -> list[Effect]:
         """Note a stored chunk; tell which keys are complete with it."""
         flight = self._flights.pop(blob, None)

@@ -10,11 +10,15 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Effect, Notice
+from gossamer.protocol.effects import Effect, Notice, Prefetch
 from gossamer.protocol.history import WITNESSES, Claim, most_of
 from gossamer.protocol.identity import short
 
 REMIND_S = 15.0
+PREFETCHES_MAX = 3
+"""Snapshots that a joiner begins to fetch before it believes in one: who changes its claim all the time
+cannot make it fetch for ever."""
+
 NAMED_TOLD_MAX = 4
 """So many members are named behind each of two claims that contradict each other."""
 
@@ -36,9 +40,11 @@ class Joining:
         self._trusted = frozenset(trusted)
         self._heard_since: float | None = None
         self._reminded_at = 0.0
+        self._prefetching: Claim | None = None
+        self._prefetches = 0
 
     def choose(self, members: Sequence[Witness], now: float) -> tuple[Claim | None, list[Effect]]:
-        """The claim to start from, None as long as there is none; and what to tell the user meanwhile."""
+        """The claim to start from, None as long as there is none; and what to do and say meanwhile."""
         witnesses = [member for member in members if member.claims]
         if not witnesses:
             return None, []
@@ -46,12 +52,28 @@ class Joining:
             self._heard_since = now
         waited = now - self._heard_since
         if waited < limits.ROSTER_PATIENCE_S:
-            return None, []
+            return None, self._prefetch(witnesses) if waited >= limits.PREFETCH_AFTER_S else []
         if self._trusted:
             best = _newest(witness for witness in witnesses if witness.node_id in self._trusted)
         else:
             best = believable(witnesses, patient=waited < limits.NAMED_PATIENCE_S)
         return best, [] if best is not None else self._remind(witnesses, now)
+
+    def _prefetch(self, witnesses: Sequence[Witness]) -> list[Effect]:
+        """Begin to fetch what most members claim while we hear of more of them.
+
+        It is adopted only if it is believed in the end. If that is another, some bytes came for nothing.
+        """
+        if self._trusted:
+            witnesses = [witness for witness in witnesses if witness.node_id in self._trusted]
+        counts = Counter(claim for witness in witnesses for claim in set(witness.claims))
+        best = max(counts, key=lambda claim: (counts[claim], claim), default=None)
+        before = self._prefetching
+        if best is None or self._prefetches >= PREFETCHES_MAX or (before and counts[before] >= counts[best]):
+            return []
+        self._prefetching = best
+        self._prefetches += 1
+        return [Prefetch(best)]
 
     def _remind(self, witnesses: Sequence[Witness], now: float) -> list[Effect]:
         if now - self._reminded_at < REMIND_S:

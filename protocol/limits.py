@@ -185,6 +185,9 @@ LINEAGE_PATIENCE_S = 12.0
 ROSTER_PATIENCE_S = 2.0
 """A joiner hears this long of members before it decides how many of them there are."""
 
+PREFETCH_AFTER_S = 0.2
+"""Meanwhile it begins to fetch what most of those claim of whom it heard so soon."""
+
 NAMED_PATIENCE_S = 30.0
 """It waits this long for the members that it was told of to claim what others claim; they may be behind."""
 
@@ -219,6 +222,11 @@ ORPHAN_PATIENCE_S = 30.0
 """A payload that nobody is known to hold keeps a node from training this long and no longer: its author
 may have died before anyone had it."""
 
+STALL_PATIENCE_S = 30.0
+"""Payloads that somebody says it holds keep a node from training until nothing of them has come for so long.
+The slowest holder worth waiting for brings 384 KiB in it. What is merged late after all costs staleness, and
+nothing else."""
+
 UPLOADS_MAX = 16
 UPLOAD_COUNTS_S = 1.0
 """Chunks under way from us to all links together; what is asked for beyond them is declined. Two MiB, as
@@ -236,6 +244,10 @@ RATION_BYTES_MIN = 64 * 1024 * 1024
 
 ASKS_PER_LINK_MAX = 64
 """Chunks a peer may have asked us to send and not yet received."""
+
+PUTS_PER_LINK_MAX = 2
+"""Of those, sent at a time: the line is not idle while the answer to one is on its way, and the first is of
+use before all have crossed it."""
 
 # --- pace ----------------------------------------------------------------------------------------------
 ROUND_SLACK = 64

@@ -22,7 +22,7 @@ from gossamer.protocol.errors import PeerError, UnsupportedError
 from gossamer.protocol.fetch import Fetcher
 from gossamer.protocol.gossip import Gossip
 from gossamer.protocol.greylist import Offence
-from gossamer.protocol.history import Claims
+from gossamer.protocol.history import Claim, Claims
 from gossamer.protocol.holdings import Holdings
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.intake import Intake
@@ -129,6 +129,8 @@ class Replica:
             self._clock,
             self._credentials,
         )
+        self._snapshot: Claim | None = None
+        """The one being fetched, or the last that was."""
         self._now = 0.0
         self._next_turn = 0.0
         """Deadline of what is done in turns: a Wake moves it and nothing else does."""
@@ -309,6 +311,9 @@ class Replica:
             return []
         quiet = self.fetcher.lacking(now) == 0
         result = self.sealing.wake(now, self.clock, self._witnesses(), quiet, self._claims_of_contributors)
+        for effect in result:
+            if isinstance(effect, fx.Prefetch | fx.Adopt):
+                self._fetch_only(effect.claim)
         return [self.holdings.close(e.round) if isinstance(e, fx.Close) else e for e in result]
 
     def _witnesses(self) -> list[Witness]:
@@ -322,6 +327,12 @@ class Replica:
             for peer in [member.peer for member in self.roster.live()]
             if any(self.holds(delta.record_id) for delta in self.ledger.by(peer.node_id))
         ]
+
+    def _fetch_only(self, claim: Claim) -> None:
+        """Stop fetching another snapshot than this one."""
+        if self._snapshot is not None and self._snapshot.root != claim.root:
+            self.fetcher.forget(self._snapshot.root)
+        self._snapshot = claim
 
     def _need(self, event: fx.Need, now: float) -> list[Effect]:
         """Fetch chunks; whoever claims the snapshot with this root has them."""

@@ -22,8 +22,8 @@ from gossamer.protocol.joining import Joining, Witness
 from gossamer.protocol.manifest import Manifest
 
 LOOK_INTERVAL_S = 3.0
-JOIN_LOOK_INTERVAL_S = 0.5
-"""Who has not joined yet is in more of a hurry."""
+JOINING_LOOK_S = 0.1
+"""Who looks for a snapshot to start from is in more of a hurry."""
 
 DIFFERENCE_KEPT_S = 60.0
 """So long a difference is remembered while nobody claims the round that we do."""
@@ -91,7 +91,8 @@ class Sealing:
         """
         if now < self._next_look:
             return []
-        self._next_look = now + (LOOK_INTERVAL_S if self.joined else JOIN_LOOK_INTERVAL_S)
+        is_choosing = not self.joined and self.adopting is None
+        self._next_look = now + (JOINING_LOOK_S if is_choosing else LOOK_INTERVAL_S)
         others = [member.claims for member in members]
         if self.adopting is not None:
             self._give_up_if_gone(self.adopting, others, now)

@@ -14,7 +14,7 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol.errors import PayloadError, PeerError
 from gossamer.protocol.greylist import Offence
 from gossamer.protocol.identity import short
-from gossamer.protocol.limits import ASKS_PER_LINK_MAX
+from gossamer.protocol.limits import ASKS_PER_LINK_MAX, PUTS_PER_LINK_MAX
 from gossamer.protocol.messages import Decline, encode
 
 DISK_RETRY_S = 5.0
@@ -23,7 +23,7 @@ log = logging.getLogger("gossamer.transfers")
 
 
 class Transfers:
-    """Gets chunks from peers we dialled, puts them to those who asked, one at a time per link."""
+    """Gets chunks from peers we dialled, puts them to those who asked, two at a time per link."""
 
     def __init__(
         self,
@@ -88,14 +88,19 @@ class Transfers:
         """Put to a link's peer what it asks for, until cancelled."""
         queue = self._asked[link.number] = asyncio.Queue(ASKS_PER_LINK_MAX)
         try:
-            while True:
-                blob = await queue.get()
-                try:
-                    await self._put(link, blob)
-                finally:
-                    self._uploads.end()
+            async with asyncio.TaskGroup() as group:
+                for _ in range(PUTS_PER_LINK_MAX):
+                    group.create_task(self._serve(link, queue))
         finally:
             del self._asked[link.number]
+
+    async def _serve(self, link: PeerLink, queue: asyncio.Queue[bytes]) -> None:
+        while True:
+            blob = await queue.get()
+            try:
+                await self._put(link, blob)
+            finally:
+                self._uploads.end()
 
     async def _put(self, link: PeerLink, blob: bytes) -> None:
         data = await self.read(blob)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.merger import Base, Merger
@@ -32,7 +33,7 @@ log = logging.getLogger("gossamer.archive")
 
 
 class Archive:
-    """Carries out Seal, Close and Adopt."""
+    """Carries out Seal, Close, Adopt and Prefetch."""
 
     def __init__(
         self,
@@ -50,6 +51,8 @@ class Archive:
         self._shelf = shelf
         self._dispatch = dispatch
         self._adopting: Claim | None = None
+        self._prefetching: Claim | None = None
+        """What may have to be adopted soon."""
         self._seal_round = 0
         self._closing: fx.Close | None = None
         self._late_since: float | None = None
@@ -92,7 +95,12 @@ class Archive:
 
     def adopt(self, claim: Claim) -> None:
         """Fetch a snapshot and start from it; a newer request replaces an older one."""
-        self._adopting = claim
+        self._adopting, self._prefetching = claim, None
+        self._news.set()
+
+    def prefetch(self, claim: Claim) -> None:
+        """Fetch a snapshot that is not to be adopted yet."""
+        self._prefetching = claim
         self._news.set()
 
     def seal(self, round_: int) -> None:
@@ -112,10 +120,11 @@ class Archive:
 
     def progress(self) -> tuple[int, int] | None:
         """Chunks here and chunks in all of the snapshot that is being fetched."""
-        if self._adopting is None:
+        claim = self._adopting or self._prefetching
+        if claim is None:
             return None
         total = len(chunk_sizes(self._core.layout.snapshot_bytes))
-        return total - len(self._core.fetcher.missing(self._adopting.root)), total
+        return total - len(self._core.fetcher.missing(claim.root)), total
 
     # -- the worker
 
@@ -132,6 +141,8 @@ class Archive:
         if self._adopting is not None:
             if await self._try_to_adopt(self._adopting):
                 return
+        elif self._prefetching is not None:
+            await self._go_on_fetching(self._prefetching)
         elif self._closing is not None:
             await self._close(self._closing)
             return
@@ -145,7 +156,8 @@ class Archive:
         await self._wait()
 
     async def _wait(self) -> None:
-        busy = self._adopting is not None or self._late_since is not None
+        fetching = self._adopting is not None or self._prefetching is not None
+        busy = fetching or self._late_since is not None
         try:
             async with asyncio.timeout(0.5 if busy else None):
                 await self._news.wait()
@@ -158,14 +170,23 @@ class Archive:
             self._late_since = time.monotonic()
             self._news.set()
 
-    async def _try_to_adopt(self, claim: Claim) -> bool:
-        """Ask for what is missing of a snapshot, or start from it when all is here."""
+    async def _is_here(self, claim: Claim) -> bool:
+        """Ask for what is missing of a snapshot. Raises MissingChunkError or PayloadError."""
         total = self._core.layout.snapshot_bytes
+        lacking = await asyncio.to_thread(snapshots.missing, claim.root, total, self._chunks)
+        if lacking and claim in (self._adopting, self._prefetching):  # else the core has thought better of it
+            self._dispatch(fx.Need(claim.root, lacking))
+            self._tell_progress(claim, len(lacking))
+        return not lacking
+
+    async def _go_on_fetching(self, claim: Claim) -> None:
+        with suppress(MissingChunkError, PayloadError):  # should it be adopted, that is said then
+            await self._is_here(claim)
+
+    async def _try_to_adopt(self, claim: Claim) -> bool:
+        """Start from a snapshot once all of it is here; returns whether it was."""
         try:
-            lacking = await asyncio.to_thread(snapshots.missing, claim.root, total, self._chunks)
-            if lacking:
-                self._dispatch(fx.Need(claim.root, lacking))
-                self._tell_progress(claim, len(lacking))
+            if not await self._is_here(claim):
                 return False
             phi = await asyncio.to_thread(snapshots.load, claim.root, self._core.layout.numel, self._chunks)
         except MissingChunkError:

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from gossamer.protocol import limits
+from gossamer.protocol.effects import Notice
 from gossamer.protocol.history import Claim
 from gossamer.protocol.joining import REMIND_S, Joining, Witness, believable
 
@@ -107,7 +108,7 @@ def test_a_joiner_says_who_contradicts_whom_and_not_too_often():
     for second in range(40):
         best, said = joining.choose(members, 100.0 + second)
         assert best is None
-        texts += [notice.text for notice in said]
+        texts += [effect.text for effect in said if isinstance(effect, Notice)]
     assert len(texts) == -(-(40 - limits.ROSTER_PATIENCE_S) // REMIND_S)
     assert "contradict each other about round 16" in texts[0]
     assert f"and 2 more; others: {members[0].node_id.hex()} (at a join address)" in texts[0]

@@ -427,6 +427,35 @@ def test_a_payload_that_died_with_its_author_does_not_keep_joiners_from_training
     assert joiner.core.caught_up
 
 
+def test_a_liar_that_claims_what_it_withholds_does_not_keep_joiners_from_training(seed):
+    world = _swarm(seed, 3)
+    liar = world.nodes[2]
+    world.publish(world.nodes[0], 1)
+    world.publish(liar, 1)
+    liar.blobs.clear()  # nobody ever gets it
+    world.run(1.0)
+    honest, withheld = (
+        next(delta.record_id for delta in liar.core.ledger if delta.author == node.core.identity.node_id)
+        for node in (world.nodes[0], liar)
+    )
+    joiner = world.add(3, [0, 2])
+    _insist(world, liar, withheld, limits.STALL_PATIENCE_S - 5.0)
+    assert joiner.core.holds(honest)
+    assert not joiner.core.caught_up
+    _insist(world, liar, withheld, 10.0)
+    assert not joiner.core.holds(withheld)
+    assert joiner.core.caught_up
+
+
+def _insist(world: World, liar: Node, record_id: bytes, seconds: float) -> None:
+    """Claim to hold a payload again and again, at last just now."""
+    for _ in range(int(seconds)):
+        world.run(1.0)
+        for link in list(liar.links):
+            world._send(liar, link, msg.encode(msg.Holding((record_id,))))
+    world.run(0.1)
+
+
 def test_empty_swarm_of_two(seed):
     world = _swarm(seed, 2)
     assert world.nodes[0].core.caught_up

@@ -3,10 +3,10 @@
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Adopt, Close, Notice, Seal
+from gossamer.protocol.effects import Adopt, Close, Notice, Prefetch, Seal
 from gossamer.protocol.history import Claim, genesis_claim
-from gossamer.protocol.joining import Witness
-from gossamer.protocol.sealing import GONE_AFTER_S, Sealing
+from gossamer.protocol.joining import PREFETCHES_MAX, Witness
+from gossamer.protocol.sealing import DIFFERENCE_KEPT_S, GONE_AFTER_S, Sealing
 from tests.protocol import builders
 
 HISTORY = {"seal_after": 4, "snapshot_every": 8, "retain": 16}
@@ -66,6 +66,33 @@ def test_a_joiner_believes_whom_it_was_told_to(manifest):
     members = [*[Witness((claim(16, mark=9),))] * 5, Witness((claim(8),), b"friend")]
     assert kinds(sealing.wake(0.0, 0, members, True), Adopt) == []
     assert kinds(sealing.wake(3.0, 0, members, True), Adopt) == [Adopt(claim(8))]
+
+
+def test_a_joiner_fetches_what_most_claim_while_it_listens(manifest):
+    sealing = Sealing(manifest, is_first=False)
+    others = [(claim(16), claim(8)), (claim(8),), (claim(8),)]
+    effects = drive(sealing, 0.0, limits.ROSTER_PATIENCE_S - 0.5, others=others)
+    assert effects == [Prefetch(claim(8))]
+    assert sealing.adopting is None
+    assert drive(sealing, limits.ROSTER_PATIENCE_S, 0.0, others=others) == [Adopt(claim(8))]
+
+
+def test_what_is_fetched_early_is_not_adopted_unless_enough_claim_it(manifest):
+    sealing = Sealing(manifest, is_first=False)
+    first = drive(sealing, 0.0, 0.5, others=[(claim(8, mark=2),)])
+    assert first == [Prefetch(claim(8, mark=2))]
+    others = [(claim(8, mark=2),), *[(claim(8),)] * 3]
+    later = drive(sealing, 1.0, 2.0, others=others)
+    assert later == [Prefetch(claim(8)), Adopt(claim(8))]
+
+
+def test_who_changes_its_claim_all_the_time_is_not_followed_for_ever(manifest):
+    sealing = Sealing(manifest, is_first=False)
+    effects = []
+    for tick in range(15):
+        effects += sealing.wake(tick * 0.1, 0, [Witness((claim(8, mark=1 + tick),))], True)
+    assert len(kinds(effects, Prefetch)) == PREFETCHES_MAX
+    assert not kinds(effects, Adopt)
 
 
 def test_a_joiner_without_agreement_says_so_and_goes_on_trying(manifest):
@@ -163,3 +190,23 @@ def test_a_difference_that_heals_is_forgotten(manifest):
     drive(sealing, 0.0, limits.LINEAGE_PATIENCE_S - 2, clock=16, others=[(winner,)] * 3)
     sealing.sealed((winner,))
     assert drive(sealing, limits.LINEAGE_PATIENCE_S, 5, clock=16, others=[(winner,)] * 3) == []
+
+
+def test_a_difference_that_shows_now_and_then_is_one_all_the_same(manifest):
+    """With fast rounds members have seldom sealed the very round that we have."""
+    sealing = joined(manifest, claim(16, tokens=5, mark=1))
+    differs, elsewhere = [(claim(16, tokens=9, mark=2),)] * 3, [(claim(24, tokens=12, mark=2),)] * 3
+    effects = []
+    for period in range(4):
+        effects += drive(sealing, period * 8.0, 3.0, clock=16, others=differs)
+        effects += drive(sealing, period * 8.0 + 4.0, 3.0, clock=16, others=elsewhere)
+    assert kinds(effects, Adopt) == [Adopt(claim(16, tokens=9, mark=2))]
+
+
+def test_a_difference_from_long_ago_is_a_new_one(manifest):
+    sealing = joined(manifest, claim(16, tokens=5, mark=1))
+    differs = [(claim(16, tokens=9, mark=2),)] * 3
+    effects = drive(sealing, 0.0, 3.0, clock=16, others=differs)
+    effects += drive(sealing, 3.5, 2 * DIFFERENCE_KEPT_S, clock=16, others=[])
+    effects += drive(sealing, 4.0 + 2 * DIFFERENCE_KEPT_S, 3.0, clock=16, others=differs)
+    assert not kinds(effects, Adopt)

@@ -32,6 +32,7 @@ class Archive:
         self._node = node
         self.claims: tuple[Claim, ...] = ()
         self._adopting: Claim | None = None
+        self._prefetching: Claim | None = None
         self._seal_round = 0
         self._late = 0
         self._used: dict[bytes, float] = {}
@@ -85,17 +86,26 @@ class Archive:
 
     def adopt(self, claim: Claim) -> None:
         """Fetch a snapshot and start from it."""
-        self._adopting = claim
+        self._adopting, self._prefetching = claim, None
+        self.look()
+
+    def prefetch(self, claim: Claim) -> None:
+        """Fetch a snapshot that is not to be adopted yet."""
+        self._prefetching = claim
         self.look()
 
     def look(self) -> None:
         """Go on with whatever can go on now."""
         if self._adopting is not None:
-            self._try_to_adopt(self._adopting)
+            if self._is_here(self._adopting):
+                self._begin_at(self._adopting)
+        elif self._prefetching is not None:
+            self._is_here(self._prefetching)
         else:
             self._seal_if_settled()
 
-    def _try_to_adopt(self, claim: Claim) -> None:
+    def _is_here(self, claim: Claim) -> bool:
+        """Ask for what is missing of a snapshot."""
         node = self._node
         total = node.stage.layout.snapshot_bytes
         try:
@@ -104,15 +114,15 @@ class Archive:
                 (blob,) = parse_index(node.disk.get(claim.root), total)
                 wanted = ((blob, total),)
                 if node.disk.has(blob):
-                    self._begin_at(claim)
-                    return
+                    return True
         except DamagedChunkError:
             pass
         node.soon(RETRY_S, self._retry, claim)
         node.dispatch(fx.Need(claim.root, wanted))
+        return False
 
     def _retry(self, claim: Claim) -> None:
-        if self._adopting is claim:
+        if claim in (self._adopting, self._prefetching):
             self.look()
 
     def _begin_at(self, claim: Claim) -> None:

@@ -2,8 +2,9 @@
 
 It has a key and is admitted, so what it signs verifies. It equivocates (two and three records for one
 round, to different peers), forges others' records, sends garbage, withholds payloads or parts of them or
-publishes ones that do not decode, claims to hold what it has not and does not send what it has, claims rounds
-of the far future and a past that never was, races the clock, and spreads rumours about the living.
+publishes ones that do not decode, claims to hold what it has not, once or all the time, and does not send
+what it has, claims rounds of the far future and a past that never was, races the clock, and spreads rumours
+about the living.
 """
 
 from collections.abc import Callable
@@ -45,6 +46,7 @@ class Liar:
             self._claim_to_hold,
             self._claim_parts,
             self._claim_another_past,
+            self._withhold_and_insist,
         )
 
     def act(self) -> None:
@@ -131,6 +133,21 @@ class Liar:
         """A record whose payload nobody will ever see."""
         round_ = self._round()
         self._to_some(msg.Records(((self._sign(self._body(round_, self._rng.randbytes(8))).data, True),)))
+
+    def _withhold_and_insist(self) -> None:
+        """A record whose payload we say again and again that we hold, and never send."""
+        round_ = self._round()
+        delta = self._sign(self._body(round_, self._rng.randbytes(8)))
+        self._to_some(msg.Records(((delta.data, True),)))
+        self._insist(delta.record_id)
+
+    def _insist(self, record_id: bytes) -> None:
+        node = self._node
+        if node.stage.loop.now > self._quiet_after:
+            return
+        for link in list(node.links):
+            self._send(link, msg.encode(msg.Holding((record_id,))))
+        node.stage.loop.after(1.0 + self._rng.random(), self._insist, record_id)
 
     def _withhold_a_part(self) -> None:
         """A record with a payload that has a hole."""

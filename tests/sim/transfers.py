@@ -1,12 +1,12 @@
-"""The chunk transfers of one node, as the daemon's: gets at once, puts one after another for each link."""
+"""The chunk transfers of one node, as the daemon's: gets at once, puts two at a time for each link."""
 
 import random
-from collections import deque
+from collections import Counter, deque
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from gossamer.protocol import effects as fx
-from gossamer.protocol.limits import ASKS_PER_LINK_MAX
+from gossamer.protocol.limits import ASKS_PER_LINK_MAX, PUTS_PER_LINK_MAX
 from gossamer.protocol.messages import Decline, encode
 from gossamer.protocol.records import Delta
 from tests.sim.disk import DamagedChunkError
@@ -25,7 +25,8 @@ class Transfers:
     def __init__(self, node: "Node") -> None:
         self._node = node
         self._asked: dict[int, deque[bytes]] = {}
-        self._serving: set[int] = set()
+        self._serving: Counter[int] = Counter()
+        """Puts under way on a link."""
         self.unsure: Delta | None = None
         """Our own record while it is on its way to the disk: after a crash it may be there or not."""
 
@@ -40,6 +41,7 @@ class Transfers:
 
     def link_down(self, link: int) -> None:
         self._asked.pop(link, None)
+        self._serving.pop(link, None)
 
     def read(self, blob: bytes) -> bytes | None:
         """A chunk from disk, None if it is not here."""
@@ -97,15 +99,13 @@ class Transfers:
             self._node.send(end.number, encode(Decline(blob)))
             return
         queue.append(blob)
-        if end.number not in self._serving:
-            self._put_next(end)
+        self._put_next(end)
 
     def _put_next(self, end: End) -> None:
         queue = self._asked.get(end.number)
-        self._serving.discard(end.number)
-        if not queue:
+        if not queue or self._serving[end.number] >= PUTS_PER_LINK_MAX:
             return
-        self._serving.add(end.number)
+        self._serving[end.number] += 1
         blob = queue.popleft()
         data = self.read(blob)
         receiver = end.peer
@@ -114,13 +114,13 @@ class Transfers:
             return _node_of(receiver).transfers.take(blob, data) if receiver.is_open and data else REFUSED
 
         def done(answer: bytes | None) -> None:
+            self._serving[end.number] -= 1
             if answer is None:
                 self._node.send(end.number, encode(Decline(blob)))
             self._put_next(end)
 
         if data is None:
-            self._node.send(end.number, encode(Decline(blob)))
-            self._put_next(end)
+            done(REFUSED)
         else:
             self._exchange(end, len(data), serve, done)
 

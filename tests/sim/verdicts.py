@@ -7,7 +7,8 @@ takes a handshake for it, and compares ledgers with it at once. At the very end 
 REST_S, and all nodes must be equal to the last bit. Where messages were dropped on open links, as only a
 send queue that is full does it, 12 s are added: so long waits a fetch whose request was lost.
 
-*Health*: by then nobody who is there is believed to be down, and links on which nothing moves are gone.
+*Health*: by then nobody who is there is believed to be down, and links on which nothing moves are gone, and
+30 s later everybody may train, whatever payload a liar says it has.
 *Detection*: a member that died, with nothing else wrong, is no longer believed alive 20 s later: its
 heartbeats stop (12.5 s of silence raise suspicion), or its host resets the links (at once). *Progress*:
 rounds advance in every calm, and on each side of a split from 40 s on, when the members who are gone have
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from gossamer.protocol.identity import short
 from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.limits import FETCH_PATIENCE_S, ROUND_MAX
+from gossamer.protocol.limits import FETCH_PATIENCE_S, ROUND_MAX, STALL_PATIENCE_S
 from gossamer.protocol.records import Delta
 from gossamer.protocol.roster import Health
 from tests.sim.fold import Rounds, from_scratch
@@ -128,7 +129,9 @@ class Verdicts:
             self.world.audit.spread.watch()
             self.recoveries.append((calm.name, took))
             self.world.say(f"converged {took:.1f} s after {calm.name}")
-            self.world.loop.at(calm.begin + calm.patience_s, self._check_health, calm)
+            healthy_at = calm.begin + calm.patience_s
+            self.world.loop.at(healthy_at, self._check_health, calm)
+            self.world.loop.at(healthy_at + STALL_PATIENCE_S, self._check_ready, calm)
         elif took >= calm.patience_s:
             self._explain(calm)
         else:
@@ -175,6 +178,15 @@ class Verdicts:
                         node,
                         f"believes that {other.name} is {belief}, {calm.patience_s:.0f} s after {calm.name}",
                     )
+
+    def _check_ready(self, calm: _Calm) -> None:
+        """Whoever was there when the calm began trains by now, whatever is withheld from it."""
+        if calm is not self._calm:
+            return
+        for node in self._live():
+            if node.started_at <= calm.begin and not node.ready:
+                took = self.world.loop.now - calm.begin
+                self._fail(node, f"may not train yet, {took:.0f} s after {calm.name}")
 
     def _check_links(self, calm: _Calm) -> None:
         """A link on which nothing moves, though the way is open, must have been given up by now."""
