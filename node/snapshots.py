@@ -6,7 +6,7 @@ records, so a joiner can take its chunks from all of them at once.
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 
 import numpy as np
@@ -92,17 +92,26 @@ def missing(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, i
     return tuple((blob, size) for blob, size in sizes if blob not in chunks)
 
 
+def pieces(root: bytes, total: int, chunks: ChunkStore) -> Iterator[bytes]:
+    """Read a snapshot of `total` bytes chunk by chunk; each is checked.
+
+    Raises MissingChunkError or PayloadError.
+    """
+    for blob, size in zip(parse_index(chunks.get(root), total), chunk_sizes(total), strict=True):
+        data = chunks.get(blob)
+        if len(data) != size:  # we had it already, as part of something else
+            raise PayloadError(f"a snapshot's chunk has {len(data)} bytes instead of {size}")
+        yield data
+
+
 def load(root: bytes, numel: int, chunks: ChunkStore) -> Ints:
     """Read a snapshot: int32[numel]. Raises MissingChunkError or PayloadError."""
     phi = np.empty(numel, dtype="<i4")
     view = memoryview(phi.data).cast("B")
     start = 0
-    for blob, size in zip(parse_index(chunks.get(root), 4 * numel), chunk_sizes(4 * numel), strict=True):
-        data = chunks.get(blob)
-        if len(data) != size:  # we had it already, as part of something else
-            raise PayloadError(f"a snapshot's chunk has {len(data)} bytes instead of {size}")
-        view[start : start + size] = data
-        start += size
+    for piece in pieces(root, 4 * numel, chunks):
+        view[start : start + len(piece)] = piece
+        start += len(piece)
     return phi.astype(np.int32, copy=False)
 
 
