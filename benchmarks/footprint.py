@@ -1,12 +1,12 @@
 """What a node needs, by parameters: memory of its daemon and of its trainer, and disk, of real processes.
 
-*The daemon* is a real one, with as many parameters in 16 fragments. It starts from a folder with the model and
-a round of several members' deltas, which it merges; then a puppet trains at its side until it has written two
-snapshots. *The trainer* is a model of plain tensors under AdamW, attached to a daemon of its own: it publishes
-and writes its checkpoint. Peaks are the kernel's (VmHWM), less the memory that both share.
+*The daemon* is a real one, with as many parameters in 16 fragments. It starts from a folder with the model
+and a round of several members' deltas, which it merges; then a puppet trains at its side until it has
+written a snapshot of which nothing is as before. *The trainer* is a model of plain tensors under AdamW, attached to a daemon of its own:
+it publishes and writes its checkpoint. Peaks are the kernel's (VmHWM), less the memory that both share.
 
-The trainer of the largest model is left out where the machine has no room for it: the table has the product of
-the parameters and what each took in the largest that was run.
+The trainer of the largest model is left out, where the machine has no room for it: the table has the product
+of the parameters and what each took in the largest that was run.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ SIZES, QUICK = (10**7, 10**8, 10**9), (10**5,)
 TRAINED_MAX = 10**8
 FRAGMENTS, TENSORS = 16, 64
 MEMBERS = 8
-WAIT_S = 900.0
+WAIT_S = 1800.0
 POLL_S = 0.2
 
 
@@ -151,7 +151,7 @@ async def _daemon(folder: Path, parameters: int) -> dict[str, Any]:
         starting, resting = _own(child.pid), _own(child.pid, "VmRSS")
         _forget_peak(child.pid)
         puppet.start()
-        await _until(home, lambda status: (status["sealed_round"] or 0) >= 2 * FRAGMENTS)
+        await _until(home, lambda status: (status["sealed_round"] or 0) >= FRAGMENTS)
         puppet.paused = True
         await asyncio.sleep(2 * POLL_S)
         training = _own(child.pid)

@@ -68,7 +68,8 @@ def row(parameters: int) -> dict[str, Any]:
             merge = partial(_merge, payload, fragment, manifest.outer, view)
             found["merge_s"] = _seconds(merge) / RECORDS
             found["apply_s"] = _seconds(partial(outer.apply, 0, view, round_))
-        found["digest_s"] = _seconds(partial(snapshots.digest, phi))
+        digest = partial(snapshots.digest, phi)
+        found["digest_s"] = min(_seconds(digest), _seconds(digest))  # the first reads pages of the file
         resident = psutil.Process().memory_info().rss - resident
     return {
         "parameters": fragment.numel * FRAGMENTS,

@@ -229,6 +229,7 @@ class Archive:
             prefix = await self._merging.prefix(fragment, round_)
             rounds |= prefix.rounds
             await asyncio.to_thread(writer.add, prefix.phi)
+            del prefix  # before there is another
         root = await asyncio.to_thread(writer.finish)
         base = self._merging.base
         claim = Claim(round_, base.tokens_with(rounds), base.chain_with(rounds), root)
