@@ -1,9 +1,10 @@
 """What a node needs, by parameters: memory of its daemon and of its trainer, and disk, of real processes.
 
 *The daemon* is a real one, with as many parameters in 16 fragments. It starts from a folder with the model
-and a round of several members' deltas, which it merges; then a puppet trains at its side until it has
-written a snapshot of which nothing is as before. *The trainer* is a model of plain tensors under AdamW, attached to a daemon of its own:
-it publishes and writes its checkpoint. Peaks are the kernel's (VmHWM), less the memory that both share.
+and a round of several members' deltas, which it merges; then a puppet trains at its side until it has written
+a snapshot in which nothing is as before. *The trainer* is a model of plain tensors under AdamW, attached to a
+daemon of its own: it publishes, and writes its checkpoint. Peaks are the kernel's (VmHWM), less the memory
+that both share.
 
 The trainer of the largest model is left out, where the machine has no room for it: the table has the product
 of the parameters and what each took in the largest that was run.
@@ -24,6 +25,7 @@ import numpy as np
 
 from benchmarks import plots
 from benchmarks.daemons import new_home
+from benchmarks.goals import amount
 from benchmarks.growth import bends
 from benchmarks.tables import Table
 from gossamer.node import snapshots
@@ -249,7 +251,7 @@ def tables(rows: list[dict[str, Any]]) -> list[Table]:
         is_product = TRAINER[0] not in measured
         lines.append(
             (
-                f"{row['parameters'] / 1e6:,.3g} M",
+                amount(row["parameters"] / 1e6, "M"),
                 _amount(row, "resting_bytes"),
                 _amount(row, "peak_bytes"),
                 _amount(row, "shared_bytes"),
@@ -285,10 +287,11 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> None:
     }
     for name, key in curves.items():
         values = [row[key] / row["parameters"] for row in complete]
-        axes.loglog([row["parameters"] for row in complete], values, "o-", label=name)
+        axes.semilogx([row["parameters"] for row in complete], values, "o-", label=name)
     own = [row for row in rows if TRAINER[0] in row]
     added = [(row["trainer_bytes"] - row["loop_bytes"]) / row["parameters"] for row in own]
-    axes.loglog([row["parameters"] for row in own], added, "o-", label="trainer, beyond its own loop")
+    axes.semilogx([row["parameters"] for row in own], added, "o-", label="trainer, beyond its own loop")
+    axes.set_ylim(bottom=0)
     axes.set_xlabel("parameters")
     axes.set_ylabel("bytes a parameter")
     axes.legend(fontsize=8)
