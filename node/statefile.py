@@ -77,6 +77,7 @@ class StateFile:
         """All tensors are there: put the file in its place."""
         file = self._open()
         text = self._text(metadata)
+        assert len(text) <= self._header_bytes, "it would run into the first tensor"
         file.seek(0)
         file.write(self._header_bytes.to_bytes(_LENGTH_BYTES, "little"))
         file.write(text.ljust(self._header_bytes))
