@@ -1,9 +1,10 @@
 """What only this node knows, kept across restarts: residuals, momenta, inner optimizer, data position.
 
-Phi is the swarm's; all else that training needs is here. A checkpoint is one safetensors file, written aside
-and renamed by a background thread, every few seconds after a delta, and again when the node leaves. When one
-is read back, a fragment's residual counts only if it belongs to the last delta that we published of it: what
-an older one holds has been sent since.
+Phi is the swarm's; all else that training needs is here. A checkpoint is one safetensors file, begun every
+few seconds after a delta, and again when the node leaves. The training thread copies a share of it at each
+step, and a background thread writes that and forgets it: there is never a second copy of the whole in memory.
+When one is read back, a fragment's residual counts only if it belongs to the last delta that we published of
+it: what an older one holds has been sent since.
 """
 
 import json
@@ -13,15 +14,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from queue import Queue
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from gossamer.node.storage.home import write_atomically
 from gossamer.node.training.outer import OuterLoop
+from gossamer.node.training.statefile import DTYPES, StateFile
 
 FREQUENT_BYTES = 64 * 1024 * 1024
 """A state up to this size is saved often, a larger one now and then: copying and writing it takes time."""
@@ -31,7 +32,10 @@ SELDOM_S = 60.0
 
 SHARE_BYTES = 2 * 1024 * 1024
 SHARES = 64
-"""A state is copied over at most 64 inner steps, at least 2 MiB at each, which take about a millisecond."""
+"""A state is copied over at least 64 inner steps, or 2 MiB at each, which take about a millisecond."""
+
+SHARES_AHEAD = 2
+"""Shares that wait to be written; as long as so many do, no more is copied."""
 
 VERSION = "1"
 
@@ -60,7 +64,7 @@ def _optimizer_state(
     for optimizer in optimizers:
         for index, state in optimizer.state_dict()["state"].items():
             for key, value in state.items():
-                if isinstance(value, Tensor):
+                if isinstance(value, Tensor) and value.dtype in DTYPES:
                     tensors[f"inner/{start + index}/{key}"] = value
                 elif value is None or isinstance(value, bool | int | float | str):
                     plain[f"{start + index}/{key}"] = value
@@ -87,11 +91,22 @@ def _kinds(optimizers: Sequence[torch.optim.Optimizer]) -> str:
     )
 
 
+@dataclass(slots=True)
+class _Part:
+    """Tensors that are of one moment."""
+
+    tensors: Mapping[str, Tensor]
+    left: list[str]
+    fragment: int | None = None
+    round: int | None = None
+    """That the fragment was last published in when the first of them was copied."""
+
+
 class StateCopy:
     """What a checkpoint holds, copied to the CPU in shares, so that no inner step is held up by all of it.
 
-    A fragment's residual and momentum are copied at one time, with the round that they belong to. The inner
-    optimizer's tensors may be some steps apart from each other, which does no harm.
+    A fragment's residual and momentum are those of one round. The inner optimizer's tensors may be some steps
+    apart from each other, which does no harm.
     """
 
     def __init__(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -99,28 +114,46 @@ class StateCopy:
         self._kinds = _kinds(optimizers) if optimizers else ""
         self._outer = outer
         self._rounds = [0] * len(outer.fragments)
-        self._left: list[tuple[int | None, dict[str, Tensor]]] = [(None, {n: t}) for n, t in inner.items()]
+        self._parts = [_Part(inner, list(inner))]
         for index, state in enumerate(outer.fragments):
             found = {}
             for i, slot in enumerate(state.fragment.slots):
                 found[f"residual/{slot.spec.name}"] = state.residual[i]
                 found[f"momentum/{slot.spec.name}"] = state.momentum[i]
-            self._left.append((index, found))
-        self._share = max(SHARE_BYTES, sum(_nbytes(tensors) for _, tensors in self._left) // SHARES)
-        self.tensors: dict[str, Tensor] = {}
-        """What has been copied, by name."""
+            self._parts.append(_Part(found, list(found), index))
+        self.tensors = {name: tensor for part in self._parts for name, tensor in part.tensors.items()}
+        """What there is to copy, by name: the tensors themselves."""
+        self._share = max(SHARE_BYTES, sum(tensor.nbytes for tensor in self.tensors.values()) // SHARES)
 
-    def advance(self, *, to_end: bool = False) -> bool:
-        """Copy the next share, or all that is left; returns whether nothing is."""
+    @property
+    def is_done(self) -> bool:
+        """Whether all has been copied."""
+        return not self._parts
+
+    def next_share(self) -> dict[str, Tensor]:
+        """Copy some more: tensors by name, on the CPU and contiguous. Some may come a second time."""
+        share: dict[str, Tensor] = {}
         copied = 0
-        while self._left and (to_end or copied < self._share):
-            index, tensors = self._left.pop()
-            copied += _nbytes(tensors)
-            for name, tensor in tensors.items():
-                self.tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
-            if index is not None:
-                self._rounds[index] = self._outer.fragments[index].last_published
-        return not self._left
+        while self._parts and copied < self._share:
+            part = self._parts[-1]
+            for name in self._next_of(part):
+                share[name] = part.tensors[name].detach().to("cpu", copy=True).contiguous()
+                copied += share[name].nbytes
+            if not part.left:
+                self._parts.pop()
+        return share
+
+    def _next_of(self, part: _Part) -> list[str]:
+        """The next tensor; all of them if their fragment was published since the first was copied."""
+        if part.fragment is not None:
+            published = self._outer.fragments[part.fragment].last_published
+            self._rounds[part.fragment] = published
+            is_torn = part.round not in (None, published)
+            part.round = published
+            if is_torn:
+                part.left = []
+                return list(part.tensors)
+        return [part.left.pop()] if part.left else []
 
     def metadata(self, progress: Progress) -> dict[str, str]:
         """What goes with the tensors, as text."""
@@ -135,55 +168,83 @@ class StateCopy:
             metadata["optimizers"] = self._kinds
         return metadata
 
+    def file(self, path: Path) -> StateFile:
+        """Where it is to be written; no disk is touched yet."""
+        return StateFile(path, self.tensors, self.metadata(Progress()), growth=64 + 16 * len(self._rounds))
 
-def _nbytes(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())
 
+class _End(NamedTuple):
+    """No share comes any more."""
 
-def collect(
-    outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], progress: Progress
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Copy everything to the CPU at once: tensors by name, and text metadata."""
-    copy = StateCopy(outer, optimizers)
-    copy.advance(to_end=True)
-    return copy.tensors, copy.metadata(progress)
+    metadata: dict[str, str] | None
+    """None if the checkpoint was given up."""
 
 
 class CheckpointWriter:
-    """Writes checkpoints in the background, the latest one wins."""
+    """Writes checkpoints in the background, one at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._copy: StateCopy | None = None
+        self._shares: Queue[dict[str, Tensor] | _End] = Queue()
+        """From the training thread to the one that writes."""
         self._busy: threading.Thread | None = None
         self._saved_at = 0.0
         self._size = 0
 
     def is_due(self) -> bool:
         """Whether a checkpoint should be taken now: never while one is being written."""
-        if self._busy is not None and self._busy.is_alive():
+        if self._copy is not None or (self._busy is not None and self._busy.is_alive()):
             return False
         interval = FREQUENT_S if self._size <= FREQUENT_BYTES else SELDOM_S
         return time.monotonic() - self._saved_at > interval
 
-    def write(self, tensors: dict[str, Tensor], metadata: dict[str, str], *, wait: bool = False) -> None:
-        """Start writing; with `wait`, return when it is on disk."""
+    def begin(self, copy: StateCopy) -> None:
+        """Begin a checkpoint in place of one that is under way."""
+        if self._copy is not None:
+            self._shares.put(_End(None))
         if self._busy is not None:
             self._busy.join()
-        self._saved_at = time.monotonic()
+        file = copy.file(self._path)
+        self._copy, self._size, self._saved_at = copy, file.size, time.monotonic()
+        self._shares = Queue(SHARES_AHEAD + 2)  # so that neither a share nor the end waits in `advance`
         self._busy = threading.Thread(
-            target=self._write, args=(tensors, metadata), name="checkpoint", daemon=True
+            target=self._write, args=(file, self._shares), name="checkpoint", daemon=True
         )
         self._busy.start()
-        if wait:
-            self._busy.join()
 
-    def _write(self, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-        data = save(tensors, metadata)
-        self._size = len(data)
+    def advance(self, progress: Progress) -> None:
+        """Copy the next share of what was begun, unless the disk has enough to do already."""
+        if self._copy is not None and self._shares.qsize() < SHARES_AHEAD:
+            self._hand_over(self._copy, progress)
+
+    def write(self, copy: StateCopy, progress: Progress) -> None:
+        """Write a checkpoint, and return when it is on disk or cannot be."""
+        self.begin(copy)
+        while self._copy is not None:
+            self._hand_over(copy, progress)
+        assert self._busy is not None
+        self._busy.join()
+
+    def _hand_over(self, copy: StateCopy, progress: Progress) -> None:
+        self._shares.put(copy.next_share())
+        if copy.is_done:
+            self._shares.put(_End(copy.metadata(progress)))
+            self._copy = None
+
+    def _write(self, file: StateFile, shares: "Queue[dict[str, Tensor] | _End]") -> None:
+        item: dict[str, Tensor] | _End = {}
         try:
-            write_atomically(self._path, data)
+            while not isinstance(item := shares.get(), _End):
+                file.put(item)
+            if item.metadata is not None:
+                file.finish(item.metadata)
         except OSError as error:
             log.warning("cannot save the trainer's state to %s: %s", self._path, error.strerror)
+        finally:
+            file.discard()
+            while not isinstance(item, _End):  # who hands over must not wait for ever
+                item = shares.get()
 
 
 def restore(

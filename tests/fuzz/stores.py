@@ -297,11 +297,16 @@ def _checkpoint(data: bytes) -> Iterator[None]:
 
 def _checkpoint_seeds() -> list[bytes]:
     model, outer, optimizer = _trainer()
-    early = save(*checkpoint.collect(outer, [optimizer], checkpoint.Progress(0, 0)))
+    early = _saved(outer, optimizer, checkpoint.Progress(0, 0))
     for _ in range(3):
         _train(model, outer, optimizer)
     outer.publish(1, 1, memoryview(bytearray(10_000)))
-    return [save(*checkpoint.collect(outer, [optimizer], checkpoint.Progress(8, 16))), early]
+    return [_saved(outer, optimizer, checkpoint.Progress(8, 16)), early]
+
+
+def _saved(outer: OuterLoop, optimizer: torch.optim.Optimizer, progress: checkpoint.Progress) -> bytes:
+    copy = checkpoint.StateCopy(outer, [optimizer])
+    return save(copy.tensors, copy.metadata(progress))
 
 
 def _mutate_checkpoint(data: bytes, dice: Random) -> bytes:

@@ -1,15 +1,16 @@
 """What a node keeps of its own training across restarts."""
 
 import json
+import weakref
 
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import nn
 
 from gossamer.models.task import named_tensors
-from gossamer.node.training import checkpoint
-from gossamer.node.training.checkpoint import CheckpointWriter, Progress, StateCopy, collect, restore
+from gossamer.node.training import checkpoint, statefile
+from gossamer.node.training.checkpoint import CheckpointWriter, Progress, StateCopy, restore
 from gossamer.node.training.outer import OuterLoop
 from tests.protocol import builders
 
@@ -46,26 +47,32 @@ def trained():
 def saved(tmp_path):
     _, outer, optimizer = trained()
     path = tmp_path / "trainer.safetensors"
-    CheckpointWriter(path).write(*collect(outer, [optimizer], Progress(8, 16)), wait=True)
+    CheckpointWriter(path).write(StateCopy(outer, [optimizer]), Progress(8, 16))
     return path, outer, optimizer
 
 
 def test_a_state_copied_in_shares_names_the_round_of_each_fragment(tmp_path, monkeypatch):
     """Training goes on in between; a fragment's residual is that of the round it is labelled with."""
-    monkeypatch.setattr("gossamer.node.training.checkpoint.SHARE_BYTES", 1)
-    monkeypatch.setattr("gossamer.node.training.checkpoint.SHARES", 10**9)
+    monkeypatch.setattr(checkpoint, "SHARE_BYTES", 1)
+    monkeypatch.setattr(checkpoint, "SHARES", 10**9)
     model, outer, optimizer = trained()
-    copy, out, round_ = StateCopy(outer, [optimizer]), memoryview(bytearray(10_000)), 3
+    out, round_ = memoryview(bytearray(10_000)), 3
     residuals = {state.last_published: [r.clone() for r in state.residual] for state in outer.fragments}
-    while not copy.advance():
+    path = tmp_path / "t"
+    copy = StateCopy(outer, [optimizer])
+    file, shares = copy.file(path), 0
+    while not copy.is_done:
+        file.put(copy.next_share())
+        shares += 1
+        if shares % 3:  # so that some fragments are copied without being published in between
+            continue
         train(model, outer, optimizer, 1)
         state = outer.fragments[round_ % len(outer.fragments)]
         outer.publish(round_ % len(outer.fragments), round_, out)
         residuals[round_] = [r.clone() for r in state.residual]
         round_ += 1
     assert round_ > 3, "it took several shares"
-    path = tmp_path / "t"
-    CheckpointWriter(path).write(copy.tensors, copy.metadata(Progress(9, 18)), wait=True)
+    file.finish(copy.metadata(Progress(9, 18)))
     labelled = json.loads(copy.metadata(Progress())["rounds"])
     _, again, fresh = make(seed=1)
     for state, last in zip(again.fragments, labelled, strict=True):
@@ -73,6 +80,77 @@ def test_a_state_copied_in_shares_names_the_round_of_each_fragment(tmp_path, mon
     assert restore(path, again, [fresh]) == (Progress(9, 18), True)
     for state, last in zip(again.fragments, labelled, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(state.residual, residuals[last], strict=True))
+
+
+def test_a_fragment_published_while_it_is_copied_is_copied_again_at_once(monkeypatch):
+    monkeypatch.setattr(checkpoint, "SHARE_BYTES", 1)
+    monkeypatch.setattr(checkpoint, "SHARES", 10**9)
+    model, outer, optimizer = trained()
+    copy = StateCopy(outer, [optimizer])
+    last = outer.fragments[-1]
+    names = {f"{kind}/{slot.spec.name}" for slot in last.fragment.slots for kind in ("residual", "momentum")}
+    assert len(copy.next_share()) == 1
+    train(model, outer, optimizer, 1)
+    outer.publish(last.fragment.index, 3, memoryview(bytearray(10_000)))
+    share = copy.next_share()
+    assert share.keys() == names
+    for i, slot in enumerate(last.fragment.slots):
+        assert torch.equal(share[f"residual/{slot.spec.name}"], last.residual[i])
+    while not copy.is_done:
+        assert not names & copy.next_share().keys(), "once is enough"
+    assert json.loads(copy.metadata(Progress())["rounds"])[last.fragment.index] == 3
+
+
+def test_what_is_written_is_what_the_library_reads(saved):
+    path, outer, optimizer = saved
+    tensors = StateCopy(outer, [optimizer]).tensors
+    read = load(path.read_bytes())
+    assert read.keys() == tensors.keys() and len({tensor.dtype for tensor in read.values()}) > 1
+    for name, tensor in tensors.items():
+        assert read[name].shape == tensor.shape and torch.equal(read[name], tensor)
+    assert [file.name for file in path.parent.iterdir()] == [path.name], "nothing is left aside"
+
+
+def test_a_checkpoint_given_up_leaves_the_one_before(saved, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SHARE_BYTES", 1)
+    monkeypatch.setattr(checkpoint, "SHARES", 10**9)
+    path, outer, optimizer = saved
+    before = path.read_bytes()
+    writer = CheckpointWriter(path)
+    writer.begin(StateCopy(outer, [optimizer]))
+    writer.advance(Progress(9, 18))
+    assert not writer.is_due()
+    writer.begin(StateCopy(outer, [optimizer]))  # the first is dropped, and then the second is cut short
+    assert path.read_bytes() == before
+    writer.write(StateCopy(outer, [optimizer]), Progress(10, 20))
+    _, again, fresh = make(seed=1)
+    assert restore(path, again, [fresh]) == (Progress(10, 20), True)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_checkpoint_takes_memory_for_some_shares_and_not_for_the_state(tmp_path, monkeypatch):
+    """By counting the copies that live at one time."""
+    monkeypatch.setattr(checkpoint, "SHARE_BYTES", 1)
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(32)))
+    tensors = tuple((name, tuple(p.shape), "mean") for name, p in named_tensors(model))
+    outer = OuterLoop(dict(named_tensors(model)), builders.manifest(tensors=tensors, fragments=1))
+    copy = StateCopy(outer, [])
+    total = sum(tensor.nbytes for tensor in copy.tensors.values())
+    made, most = [], 0
+    next_share = copy.next_share
+
+    def counted():
+        nonlocal most
+        share = next_share()
+        made.extend((weakref.ref(tensor), tensor.nbytes) for tensor in share.values())
+        most = max(most, sum(nbytes for tensor, nbytes in made if tensor() is not None))
+        return share
+
+    copy.next_share = counted
+    CheckpointWriter(tmp_path / "t").write(copy, Progress(1, 2))
+    assert sum(nbytes for _, nbytes in made) == total
+    assert most <= 8 * total / checkpoint.SHARES
 
 
 def test_all_of_it_comes_back(saved):
@@ -127,7 +205,7 @@ def test_sgd_without_state_and_scalars_come_back(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     train(model, outer, optimizer, 2)
     path = tmp_path / "trainer.safetensors"
-    CheckpointWriter(path).write(*collect(outer, [optimizer], Progress(2, 4)), wait=True)
+    CheckpointWriter(path).write(StateCopy(outer, [optimizer]), Progress(2, 4))
     again, fresh_outer, _ = make(seed=1)
     fresh = torch.optim.SGD(again.parameters(), lr=0.1, momentum=0.9)
     assert restore(path, fresh_outer, [fresh]) == (Progress(2, 4), True)
@@ -135,14 +213,18 @@ def test_sgd_without_state_and_scalars_come_back(tmp_path):
     assert torch.equal(fresh.state_dict()["state"][0]["momentum_buffer"], known[0]["momentum_buffer"])
 
 
-def test_a_full_disk_is_a_log_line(tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize("when", ["put", "finish"])
+def test_a_full_disk_is_a_log_line(saved, when, monkeypatch, caplog):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "write_atomically", full)
-    _, outer, optimizer = trained()
-    CheckpointWriter(tmp_path / "t").write(*collect(outer, [optimizer], Progress()), wait=True)
+    path, outer, optimizer = saved
+    before = path.read_bytes()
+    monkeypatch.setattr(checkpoint, "SHARE_BYTES", 1)
+    monkeypatch.setattr(statefile.StateFile, when, full)
+    CheckpointWriter(path).write(StateCopy(outer, [optimizer]), Progress())
     assert "No space left on device" in caplog.text
+    assert path.read_bytes() == before and [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize(
@@ -158,9 +240,9 @@ def test_a_full_disk_is_a_log_line(tmp_path, monkeypatch, caplog):
 )
 def test_metadata_that_was_never_written_changes_nothing(saved, tmp_path, key, text):
     _, outer, optimizer = saved
-    tensors, metadata = collect(outer, [optimizer], Progress(8, 16))
+    copy = StateCopy(outer, [optimizer])
     path = tmp_path / "damaged.safetensors"
-    path.write_bytes(save(tensors, {**metadata, key: text}))
+    path.write_bytes(save(copy.tensors, {**copy.metadata(Progress(8, 16)), key: text}))
     _, again, fresh = make(seed=1)
     assert restore(path, again, [fresh]) is None
     assert fresh.state_dict()["state"] == {}
@@ -194,7 +276,7 @@ def test_several_optimizers_come_back_each_with_its_own(tmp_path):
     for optimizer in optimizers:
         optimizer.step()
     path = tmp_path / "t"
-    CheckpointWriter(path).write(*collect(outer, optimizers, Progress(1, 2)), wait=True)
+    CheckpointWriter(path).write(StateCopy(outer, optimizers), Progress(1, 2))
     fresh_model, fresh_outer, _ = make(seed=1)
     fresh = split(fresh_model)
     assert restore(path, fresh_outer, fresh) == (Progress(1, 2), True)
