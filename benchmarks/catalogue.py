@@ -51,6 +51,7 @@ SECTIONS = (
         (
             Benchmark("members", "benchmarks.members", 2.5),
             Benchmark("parameters", "benchmarks.parameters", 1.0),
+            Benchmark("footprint", "benchmarks.footprint", 6.0),
         ),
     ),
     Section(

@@ -18,6 +18,7 @@ import psutil
 import torch
 
 from benchmarks import plots
+from benchmarks.goals import amount
 from benchmarks.growth import bends, in_fresh_process
 from benchmarks.tables import Table
 from gossamer.bootstrap import manifests
@@ -68,7 +69,8 @@ def row(parameters: int) -> dict[str, Any]:
             merge = partial(_merge, payload, fragment, manifest.outer, view)
             found["merge_s"] = _seconds(merge) / RECORDS
             found["apply_s"] = _seconds(partial(outer.apply, 0, view, round_))
-        found["digest_s"] = _seconds(partial(snapshots.digest, phi))
+        digest = partial(snapshots.digest, phi)
+        found["digest_s"] = min(_seconds(digest), _seconds(digest))  # the first reads pages of the file
         resident = psutil.Process().memory_info().rss - resident
     return {
         "parameters": fragment.numel * FRAGMENTS,
@@ -101,7 +103,7 @@ def tables(rows: list[dict[str, Any]]) -> list[Table]:
     """Costs by parameters, and where they bend."""
     lines = [
         (
-            f"{row['parameters'] / 1e6:,.3g} M",
+            amount(row["parameters"] / 1e6, "M"),
             f"{row['payload_bytes'] / 1e6:,.2f} MB",
             *(f"{1000 * row[cost]:,.1f} ms ({1e9 * row[cost] / row['fragment']:.1f})" for cost in COSTS),
             f"{row['digest_s']:,.2f} s",

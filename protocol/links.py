@@ -161,7 +161,9 @@ class Links:
 
     def _outbound_in(self, group: str | None) -> list[Link]:
         """Our outbound links into a network group, oldest first; None is no group."""
-        return [link for link in self.outbound() if group is not None and link.group == group]
+        if group is None:  # as of nearly all addresses that are looked at for whom to dial
+            return []
+        return [link for link in self.outbound() if link.group == group]
 
     def _replaces(self, event: LinkUp, old: Link) -> bool:
         """Of two links between a pair both ends keep the one that the smaller node id dialled.

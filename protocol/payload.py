@@ -5,12 +5,13 @@ memory and never holds a decoded delta whole.
 """
 
 from collections.abc import Iterable
+from itertools import accumulate
 
 from gossamer.protocol.codecs import CODECS, Codec
 from gossamer.protocol.codecs.base import Sums, Survey
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.layout import Fragment
+from gossamer.protocol.layout import Fragment, Slot
 
 
 def payload_bytes_max(codec: Codec, fragment: Fragment) -> int:
@@ -52,6 +53,11 @@ class Section:
         return self._codec.survey(self._data, self.numel, start, stop, sampling)
 
 
+def section_of(codec_name: str, slot: Slot, data: memoryview) -> Section:
+    """One tensor, from bytes that are all of its section: see `Payload.starts`."""
+    return Section(CODECS[codec_name], data, slot.numel)
+
+
 class Payload:
     """A payload cut into its sections, decoded only when asked. Raises PayloadError if it cannot be."""
 
@@ -76,6 +82,11 @@ class Payload:
     def tensors(self) -> int:
         """How many tensors there are."""
         return len(self._sections)
+
+    @property
+    def starts(self) -> list[int]:
+        """Where each tensor's section begins, in bytes, and where the last one ends."""
+        return list(accumulate(map(len, self._sections), initial=0))
 
     @property
     def numel(self) -> int:

@@ -31,11 +31,9 @@ class Publisher:
 
     async def publish(self, message: control.Publish, payload: memoryview) -> None:
         """Store a payload, then have the core sign for it. A full disk delays this, and nothing else."""
-        data = bytes(payload)
-        payload.release()
         while True:
             try:
-                hashes = await asyncio.to_thread(self._store, data)
+                hashes = await asyncio.to_thread(self._store, payload)
                 break
             except OSError as error:
                 log.error(
@@ -49,17 +47,19 @@ class Publisher:
             steps=message.steps,
             loss=message.loss,
             codec=message.codec,
-            payload_bytes=len(data),
+            payload_bytes=len(payload),
             chunks=hashes,
             previous=NO_RECORD,
         )
+        payload.release()
         effects = self._dispatch(fx.Publish(body))
         if not any(isinstance(effect, fx.Store) for effect in effects):
             self._acknowledge(control.Published(message.round))
 
-    def _store(self, data: bytes) -> tuple[bytes, ...]:
+    def _store(self, payload: memoryview) -> tuple[bytes, ...]:
         hashes = []
-        for piece in split_payload(data):
+        for view in split_payload(payload):
+            piece = bytes(view)
             blob = sha256(piece).digest()
             self._chunks.put(blob, piece, durable=True)
             hashes.append(blob)

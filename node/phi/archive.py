@@ -1,8 +1,8 @@
 """The node's past, as the core decides about it: seal, close, adopt.
 
-One worker does it all, one thing after another: snapshots are written from a copy of Phi with the later
-rounds taken back, while merging goes on; a record that arrives late for a sealed round has the snapshot
-written anew after a moment; what is closed is dropped from disk.
+One worker does it all, one thing after another: snapshots are written from copies of Phi's fragments, one at
+a time, with the later rounds taken back, while merging goes on; a record that arrives late for a sealed round
+has the snapshot written anew after a moment; what is closed is dropped from disk.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol.chunks import chunk_sizes
 from gossamer.protocol.errors import PayloadError, StorageError
 from gossamer.protocol.history import Claim
+from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
 
 LATE_SETTLE_S = 2.0
@@ -54,6 +55,8 @@ class Archive:
         self._prefetching: Claim | None = None
         """What may have to be adopted soon."""
         self._seal_round = 0
+        self._sealing = 0
+        """The round whose snapshot is being written."""
         self._closing: fx.Close | None = None
         self._late_since: float | None = None
         self._news = asyncio.Event()
@@ -166,7 +169,8 @@ class Archive:
         self._news.clear()
 
     def _note_merged(self, round_: int) -> None:
-        if self._shelf.claims and round_ <= self._shelf.claims[0].round:
+        sealed = max(self._sealing, self._shelf.claims[0].round if self._shelf.claims else 0)
+        if round_ <= sealed:
             self._late_since = time.monotonic()
             self._news.set()
 
@@ -219,26 +223,38 @@ class Archive:
     async def _seal(self, round_: int) -> None:
         """Write the snapshot of everything merged up to a round, and claim it."""
         await self._merging.settled(round_)
-        copy = await self._merging.copy()
-        if copy is None:
-            return
+        self._sealing = round_
         try:
-            claim = await asyncio.to_thread(self._write, copy, round_)
+            claim, covered = await self._write(round_)
         except MissingChunkError as error:
             self._merging.chunk_lost(error.blob)
             await asyncio.sleep(RETRY_S)
             return
+        finally:
+            self._sealing = 0
         if claim == self._shelf.claims[0]:
             return
         keep = self._shelf.add(claim)
-        await asyncio.to_thread(self._records.add_snapshot, claim, copy.merged_ids(), keep)
+        await asyncio.to_thread(self._records.add_snapshot, claim, covered, keep)
         await asyncio.to_thread(self._shelf.drop_others)
         self._dispatch(fx.Sealed(self._shelf.claims))
 
-    def _write(self, copy: Merger, round_: int) -> Claim:
-        copy.take_back(round_)
-        root = snapshots.store(copy.phi, self._chunks)
-        return Claim(round_, copy.tokens, copy.chain(), root)
+    async def _write(self, round_: int) -> tuple[Claim, list[bytes]]:
+        """Write a snapshot fragment by fragment; returns the claim, and the records above the base in it.
+
+        Raises MissingChunkError or OSError.
+        """
+        writer = snapshots.SnapshotWriter(self._chunks)
+        rounds: dict[int, tuple[Delta, ...]] = {}
+        for fragment in self._core.layout.fragments:
+            prefix = await self._merging.prefix(fragment, round_)
+            rounds |= prefix.rounds
+            await asyncio.to_thread(writer.add, prefix.phi)
+            del prefix  # before there is another
+        root = await asyncio.to_thread(writer.finish)
+        base = self._merging.base
+        claim = Claim(round_, base.tokens_with(rounds), base.chain_with(rounds), root)
+        return claim, [delta.record_id for deltas in rounds.values() for delta in deltas]
 
     async def _close(self, closing: fx.Close) -> None:
         base = await self._merging.close_up_to(closing.round)

@@ -65,7 +65,8 @@ def found(manifest: Manifest, phi: Ints, chunks: ChunkStore) -> None:
 def is_stored(manifest: Manifest, chunks: ChunkStore) -> bool:
     """Whether all of Phi_0 is in the chunk store and undamaged; what is damaged is removed."""
     try:
-        snapshots.load(manifest.genesis.root, manifest.plan().numel, chunks)
+        for _ in snapshots.pieces(manifest.genesis.root, manifest.plan().snapshot_bytes, chunks):
+            pass
     except MissingChunkError:
         return False
     return True

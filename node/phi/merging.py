@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable
 
 from gossamer.node.ipc.trainer_port import TrainerPort
-from gossamer.node.phi.merger import GENESIS, Base, Merger
+from gossamer.node.phi.merger import GENESIS, Base, Merger, Prefix
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.protocol.conduct import Conduct, RoundFigures
 from gossamer.protocol.history import WITNESSES
 from gossamer.protocol.identity import short
+from gossamer.protocol.layout import Fragment
 from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
 
@@ -102,12 +103,11 @@ class Merging:
             self._merged_some.clear()
             await self._merged_some.wait()
 
-    async def copy(self) -> Merger | None:
-        """A copy of the state, to work on in another thread."""
-        if self._merger is None:
-            return None
+    async def prefix(self, fragment: Fragment, upto: int) -> Prefix:
+        """A fragment as of a round, see `Merger.prefix`; not before `begin`. Raises MissingChunkError."""
+        assert self._merger is not None
         async with self._busy:
-            return await asyncio.to_thread(self._merger.copy)
+            return await asyncio.to_thread(self._merger.prefix, fragment, upto)
 
     async def close_up_to(self, floor: int) -> Base | None:
         """Make everything up to a round unchangeable; returns the new base."""

@@ -6,7 +6,8 @@ records, so a joiner can take its chunks from all of them at once.
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from gossamer.protocol.chunks import chunk_hashes, chunk_sizes, parse_index, roo
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.history import Claim
-from gossamer.protocol.limits import CLAIMS_MAX
+from gossamer.protocol.limits import CHUNK_BYTES_MAX, CLAIMS_MAX
 
 KEPT = 2
 """Snapshots kept in any case: the newest, and the one that others may still be at."""
@@ -37,14 +38,47 @@ def digest(phi: Ints) -> bytes:
 
 def store(phi: Ints, chunks: ChunkStore) -> bytes:
     """Keep Phi, int32[numel], durably as chunks and an index; returns its root. Raises OSError."""
-    view = _bytes_of(phi)
-    hashes = chunk_hashes(view)
-    for blob, piece in zip(hashes, split(view), strict=True):
-        if blob not in chunks:
-            chunks.put(blob, piece, durable=True)
-    root = root_of(hashes)
-    chunks.put(root, b"".join(hashes), durable=True)
-    return root
+    writer = SnapshotWriter(chunks)
+    writer.add(phi)
+    return writer.finish()
+
+
+class SnapshotWriter:
+    """Keeps a snapshot that comes piece by piece; less than a chunk of it waits in memory."""
+
+    def __init__(self, chunks: ChunkStore) -> None:
+        self._chunks = chunks
+        self._hashes: list[bytes] = []
+        self._rest = b""
+
+    def add(self, values: Ints) -> None:
+        """Take the next values of Phi, any number of them. Raises OSError."""
+        view = _bytes_of(values)
+        if self._rest:
+            head = min(len(view), CHUNK_BYTES_MAX - len(self._rest))
+            self._rest += view[:head]
+            view = view[head:]
+            if len(self._rest) < CHUNK_BYTES_MAX:
+                return
+            self._put(self._rest)
+        whole = len(view) - len(view) % CHUNK_BYTES_MAX
+        for piece in split(view[:whole]):
+            self._put(piece)
+        self._rest = bytes(view[whole:])
+
+    def finish(self) -> bytes:
+        """All is there: returns the snapshot's root. Raises OSError."""
+        if self._rest:
+            self._put(self._rest)
+        root = root_of(self._hashes)
+        self._chunks.put(root, b"".join(self._hashes), durable=True)
+        return root
+
+    def _put(self, piece: bytes | memoryview) -> None:
+        blob = sha256(piece).digest()
+        self._hashes.append(blob)
+        if blob not in self._chunks:
+            self._chunks.put(blob, piece, durable=True)
 
 
 def missing(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, int], ...]:
@@ -58,17 +92,26 @@ def missing(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, i
     return tuple((blob, size) for blob, size in sizes if blob not in chunks)
 
 
+def pieces(root: bytes, total: int, chunks: ChunkStore) -> Iterator[bytes]:
+    """Read a snapshot of `total` bytes chunk by chunk; each is checked.
+
+    Raises MissingChunkError or PayloadError.
+    """
+    for blob, size in zip(parse_index(chunks.get(root), total), chunk_sizes(total), strict=True):
+        data = chunks.get(blob)
+        if len(data) != size:  # we had it already, as part of something else
+            raise PayloadError(f"a snapshot's chunk has {len(data)} bytes instead of {size}")
+        yield data
+
+
 def load(root: bytes, numel: int, chunks: ChunkStore) -> Ints:
     """Read a snapshot: int32[numel]. Raises MissingChunkError or PayloadError."""
     phi = np.empty(numel, dtype="<i4")
     view = memoryview(phi.data).cast("B")
     start = 0
-    for blob, size in zip(parse_index(chunks.get(root), 4 * numel), chunk_sizes(4 * numel), strict=True):
-        data = chunks.get(blob)
-        if len(data) != size:  # we had it already, as part of something else
-            raise PayloadError(f"a snapshot's chunk has {len(data)} bytes instead of {size}")
-        view[start : start + size] = data
-        start += size
+    for piece in pieces(root, 4 * numel, chunks):
+        view[start : start + len(piece)] = piece
+        start += len(piece)
     return phi.astype(np.int32, copy=False)
 
 

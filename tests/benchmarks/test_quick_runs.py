@@ -6,7 +6,18 @@ import pytest
 
 from benchmarks import catalogue
 
-SLOW = {"attacks", "flood", "joining", "learning", "lines", "members", "parameters", "spread", "waiting"}
+SLOW = {
+    "attacks",
+    "flood",
+    "footprint",
+    "joining",
+    "learning",
+    "lines",
+    "members",
+    "parameters",
+    "spread",
+    "waiting",
+}
 """Those that take more than some 3 s."""
 
 BENCHMARKS = [

@@ -55,7 +55,8 @@ class Folder:
     def merger(self, *, upto: int) -> Merger:
         """Everything up to a round."""
         merger = replay(self.home)[1]
-        merger.take_back(upto)
+        for round_ in {delta.round for delta in self.deltas if delta.round > upto}:
+            merger.merge(round_, ())
         return merger
 
     def seal(self, round_: int) -> Claim:

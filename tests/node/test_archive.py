@@ -1,18 +1,29 @@
-"""Forgetting: what is closed goes from disk, and only that. Fetching ahead: nothing is adopted by it."""
+"""Snapshots are written while merging goes on; fetching ahead adopts nothing; what is closed goes."""
 
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pytest
+
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.archive import Archive
-from gossamer.node.phi.merger import Base
+from gossamer.node.phi.merger import GENESIS, Base, Merger, Prefix
 from gossamer.node.phi.snapshots import SnapshotShelf
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.chunks import HASH_BYTES, chunk_hashes, root_of
 from gossamer.protocol.effects import Close, Event, Need
 from gossamer.protocol.history import Claim
+from gossamer.protocol.layout import Fragment, TensorSpec
+from gossamer.protocol.manifest import Manifest
+from tests.node.test_merger import OWN, World
+from tests.protocol.builders import LAYOUT, SMALL, manifest
 
 
 def delta(*chunks: bytes) -> Any:
@@ -72,3 +83,99 @@ async def test_what_is_fetched_ahead_is_not_adopted(tmp_path: Path) -> None:
     chunks.drop(hashes[0])
     await archive._go_on_fetching(wanted)
     assert len(asked) == 2, "the core has chosen another one since"
+
+
+class Sealing:
+    """An archive beside a merger, of which it asks one fragment after another."""
+
+    def __init__(self, merger: Merger, chunks: ChunkStore, of: Manifest = SMALL) -> None:
+        self.merger = merger
+        self.base = merger.base
+        self.on_merged: Callable[[int], None] = lambda round_: None
+        self.between: Callable[[Fragment], None] = lambda fragment: None
+        """Called after each fragment that was asked for."""
+        self.told: list[Event] = []
+        self.covered: list[list[bytes]] = []
+        self.shelf = SnapshotShelf(chunks, of.plan().snapshot_bytes)
+        self.shelf.restore([Claim(0, 0, GENESIS.chain, snapshots.store(merger.phi, chunks))])
+        records = SimpleNamespace(add_snapshot=lambda claim, ids, keep: self.covered.append(sorted(ids)))
+        core = SimpleNamespace(layout=of.plan())
+        self.archive = Archive(core, self, chunks, records, self.shelf, self.told.append)  # type: ignore[arg-type]
+
+    async def settled(self, round_: int) -> None:
+        pass
+
+    async def prefix(self, fragment: Fragment, upto: int) -> Prefix:
+        found = self.merger.prefix(fragment, upto)
+        self.between(fragment)
+        return found
+
+    async def seal(self, round_: int) -> Claim:
+        self.archive.seal(round_)
+        await self.archive._one_thing()
+        return self.shelf.claims[0]
+
+
+@pytest.fixture
+def world(rng: np.random.Generator, tmp_path: Path) -> World:
+    return World(rng, tmp_path / "chunks")
+
+
+def merge_all(merger: Merger, deltas: list[Any]) -> None:
+    for round_ in sorted({delta.round for delta in deltas}):
+        merger.merge(round_, tuple(d for d in deltas if d.round == round_))
+
+
+async def test_a_snapshot_is_of_the_set_that_its_claim_names_whatever_is_merged_meanwhile(
+    world: World,
+) -> None:
+    """A record of a sealed round arrives while the snapshot is written, after its fragment was."""
+    sealing = Sealing(world.merger(), world.chunks)
+    first, *rest = world.deltas
+    assert first.round == 1
+    merge_all(sealing.merger, rest)
+
+    def late(fragment: Fragment) -> None:
+        if fragment.index == LAYOUT.of_round(first.round).index:
+            sealing.merger.merge(1, tuple(d for d in world.deltas if d.round == 1))
+            sealing.archive._note_merged(1)
+
+    sealing.between = late
+    claim = await sealing.seal(4)
+    prefix = [delta for delta in rest if delta.round <= 4]
+    loaded = snapshots.load(claim.root, LAYOUT.numel, world.chunks)
+    assert np.array_equal(loaded, world.fold(prefix))
+    assert claim.tokens == sum(delta.body.tokens for delta in prefix)
+    assert sealing.covered == [sorted(delta.record_id for delta in prefix)]
+    without = world.merger()
+    merge_all(without, rest)
+    assert claim.digest == without.chain(4)
+
+    sealing.between = lambda fragment: None
+    assert sealing.archive._late_since is not None, "it has to be written anew"
+    sealing.archive._late_since = -1e9
+    await sealing.archive._one_thing()
+    anew = sealing.shelf.claims[0]
+    assert anew.round == 4 and anew.digest == sealing.merger.chain(4)
+    loaded = snapshots.load(anew.root, LAYOUT.numel, world.chunks)
+    assert np.array_equal(loaded, world.fold([*prefix, first]))
+
+
+async def test_sealing_takes_memory_for_a_fragment_and_not_for_phi(
+    rng: np.random.Generator, tmp_path: Path
+) -> None:
+    fragments = 8
+    tensors = tuple(TensorSpec(f"w{n}", (1 << 18,), "mean") for n in range(fragments))
+    large = manifest(tensors, fragments=fragments)
+    phi = rng.integers(-(1 << 22), 1 << 22, large.plan().numel).astype(np.int32)
+    chunks = ChunkStore(tmp_path / "chunks")
+    sealing = Sealing(Merger(large, phi, chunks, OWN), chunks, large)
+    sealing.shelf.claims = (sealing.shelf.claims[0]._replace(root=bytes(32)),)  # so that it writes all
+    tracemalloc.start()
+    try:
+        claim = await sealing.seal(4)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert claim.root == snapshots.digest(phi) and sealing.told
+    assert peak < 4 * phi.nbytes / fragments

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.node.phi import merger as merger_module
-from gossamer.node.phi import snapshots
+from gossamer.node.phi import payloads, snapshots
 from gossamer.node.phi.merger import Merger
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.protocol.chunks import split_payload
@@ -172,14 +171,6 @@ def test_threads_do_not_change_a_bit(world: World) -> None:
     assert one.digest() == four.digest()
 
 
-def test_a_small_cache_does_not_change_a_bit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merger_module, "PAYLOAD_CACHE_BYTES", 1)
-    merger = world.merger()
-    arrive(merger, Ledger(), world.deltas)
-    assert np.array_equal(merger.phi, world.fold(world.deltas))
-    assert len(merger._payloads) == 1
-
-
 def test_how_far_a_fragment_has_come(world: World, rng: np.random.Generator) -> None:
     merger, ledger = world.merger(), Ledger()
     even, odd = LAYOUT.fragments
@@ -200,11 +191,12 @@ def test_taking_back_and_closing(world: World) -> None:
     merger = world.merger()
     arrive(merger, Ledger(), world.deltas)
     prefix = [delta for delta in world.deltas if delta.round <= 4]
-    copy = merger.copy()
-    copy.take_back(4)
-    assert np.array_equal(copy.phi, world.fold(prefix))
-    assert copy.chain() == merger.chain(4)
-    assert np.array_equal(merger.phi, world.fold(world.deltas)), "the copy is one"
+    parts = [merger.prefix(fragment, 4) for fragment in LAYOUT.fragments]
+    assert np.array_equal(np.concatenate([part.phi for part in parts]), world.fold(prefix))
+    rounds = {round_: deltas for part in parts for round_, deltas in part.rounds.items()}
+    assert merger.base.chain_with(rounds) == merger.chain(4)
+    assert merger.base.tokens_with(rounds) == sum(delta.body.tokens for delta in prefix)
+    assert np.array_equal(merger.phi, world.fold(world.deltas)), "what was asked for is a copy"
 
     chain, digest, tokens = merger.chain(), merger.digest(), merger.tokens
     merger.close_up_to(4)
@@ -212,7 +204,8 @@ def test_taking_back_and_closing(world: World) -> None:
     merger.merge(3, ())
     assert merger.digest() == digest, "what is closed cannot change"
     assert set(merger.merged_ids()) == {d.record_id for d in world.deltas if d.round > 4}
-    assert merger._norms.keys() <= set(merger.merged_ids()), "nothing is kept of what is closed"
+    kept = merger._payloads._measured.keys() | merger._payloads._in_memory.keys()
+    assert kept <= set(merger.merged_ids()), "nothing is kept of what is closed"
 
 
 def test_what_a_merge_found_in_its_round(world: World, rng: np.random.Generator) -> None:
@@ -261,13 +254,13 @@ def test_a_round_in_which_nothing_counts_is_merged_like_any(
 
 
 def test_samples_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merger_module, "SAMPLES_KEPT", 5)
+    monkeypatch.setattr(payloads, "SAMPLES_KEPT", 5)
     merger = world.merger()
     arrive(merger, Ledger(), world.deltas)
-    assert len(merger._samples) == 5
+    assert len(merger._payloads._samples) == 5
     assert np.array_equal(merger.phi, world.fold(world.deltas))
     merger.close_up_to(max(ROUNDS))
-    assert not merger._samples
+    assert not merger._payloads._samples
 
 
 def test_divergence_is_said(world: World, rng: np.random.Generator) -> None:

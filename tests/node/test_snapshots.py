@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gossamer.node.phi import snapshots
-from gossamer.node.phi.snapshots import SnapshotShelf
+from gossamer.node.phi.snapshots import SnapshotShelf, SnapshotWriter
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.history import Claim
@@ -30,6 +30,16 @@ def test_what_is_stored_is_loaded_and_named_by_its_digest(chunks):
     assert root == snapshots.digest(values(1))
     assert np.array_equal(snapshots.load(root, NUMEL, chunks), values(1))
     assert snapshots.missing(root, TOTAL, chunks) == ()
+
+
+@pytest.mark.parametrize("piece", [1 << 10, CHUNK_BYTES_MAX // 4, CHUNK_BYTES_MAX // 3, NUMEL])
+def test_what_comes_in_pieces_is_stored_as_a_whole_is(chunks, tmp_path, piece):
+    whole, writer = values(1), SnapshotWriter(chunks)
+    for start in range(0, NUMEL, piece):
+        writer.add(whole[start : start + piece])
+    root = writer.finish()
+    assert root == snapshots.digest(whole)
+    assert np.array_equal(snapshots.load(root, NUMEL, chunks), whole)
 
 
 def test_what_is_missing_is_named_index_first(chunks, tmp_path):

@@ -1,0 +1,175 @@
+"""Deltas' payloads as merges want them: measured once, then read tensor by tensor.
+
+A round has as many payloads as the swarm has members. As many as may be are in memory while it is merged; the
+others stay on disk, and of each no more than a tensor is read at a time.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.protocol.chunks import payload_chunk_bytes
+from gossamer.protocol.errors import PayloadError
+from gossamer.protocol.layout import Fragment
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.merge import Contribution, Sample, measure
+from gossamer.protocol.payload import Payload, Section, section_of
+from gossamer.protocol.records import Delta
+
+KEPT_BYTES = 64 * 1024 * 1024
+"""Of payloads kept in memory from one merge to the next."""
+
+MERGED_BYTES_PER_VALUE = 4
+"""Of payloads in memory while a fragment is merged: as much as its Phi takes. With more of them on disk the
+merge needs a copy of that, see `Merger`, so that to keep fewer would save nothing."""
+
+SAMPLES_KEPT = 256
+"""Of the deltas read last, at most 256 KiB each: what a round with that many members needs. A delta whose
+sample is gone, as one of an old round that is merged again, is not compared with the others."""
+
+MEASURED_KEPT = 4096
+"""Deltas whose norms are known, 16 bytes a tensor; others are measured again should their round be merged
+again. With 256 members, 272 rounds that are not closed have 70,000."""
+
+
+class _Measured(NamedTuple):
+    """What is remembered of a payload that has been decoded once."""
+
+    norms: "array[float]"
+    """Of each tensor."""
+    starts: "array[int]"
+    """Where each tensor's section begins in the payload, and where the last one ends."""
+
+
+class Payloads:
+    """Reads the payloads of deltas that are here. Blocking, and for one merge at a time."""
+
+    def __init__(self, manifest: Manifest, chunks: ChunkStore) -> None:
+        self._fragments = len(manifest.plan().fragments)
+        self._chunks = chunks
+        self._measured: OrderedDict[bytes, _Measured | None] = OrderedDict()
+        self._samples: OrderedDict[bytes, Sample] = OrderedDict()
+        self._in_memory: OrderedDict[bytes, Payload] = OrderedDict()
+        self._wanted: set[bytes] = set()
+        """Deltas under work whose payloads are to be in memory."""
+
+    @contextmanager
+    def room_for(self, deltas: Collection[Delta], fragment: Fragment) -> Iterator[None]:
+        """While these deltas are worked on, have as many of their payloads in memory as may be."""
+        room = max(KEPT_BYTES, MERGED_BYTES_PER_VALUE * fragment.numel)
+        for delta in deltas:
+            if delta.body.payload_bytes <= room:
+                room -= delta.body.payload_bytes
+                self._wanted.add(delta.record_id)
+        self._trim(room)
+        try:
+            yield
+        finally:
+            self._wanted.clear()
+            self._trim(KEPT_BYTES)
+
+    def are_in_memory(self, deltas: Collection[Delta]) -> bool:
+        """Whether all of these, whose contributions were asked for, can be merged without reading a file."""
+        return all(delta.record_id in self._in_memory or self._is_void(delta) for delta in deltas)
+
+    def undecodable(self, deltas: Iterable[Delta]) -> list[bytes]:
+        """Authors of those whose payloads do not decode."""
+        return [delta.author for delta in deltas if self._is_void(delta)]
+
+    def contribution(self, delta: Delta, fragment: Fragment) -> Contribution | None:
+        """A record as Merge sees it; None if its payload does not decode, which weighs nothing anywhere.
+
+        Raises MissingChunkError, and so does reading a tensor of it that is not in memory.
+        """
+        measured = self._measure(delta, fragment)
+        if measured is None:
+            return None
+        payload = self._in_memory.get(delta.record_id)
+        return Contribution(
+            author=delta.author,
+            tokens=delta.body.tokens,
+            steps=delta.body.steps,
+            staleness=delta.staleness(self._fragments),
+            norms=measured.norms,
+            tensor=(payload or _Stored(self._chunks, delta, fragment, measured.starts)).section,
+            sample=self._samples.get(delta.record_id),
+        )
+
+    def forget(self, delta: Delta) -> None:
+        """Its round is closed."""
+        self._measured.pop(delta.record_id, None)
+        self._samples.pop(delta.record_id, None)
+        self._in_memory.pop(delta.record_id, None)
+
+    def _measure(self, delta: Delta, fragment: Fragment) -> _Measured | None:
+        """What is known of a payload. It is read if that is nothing yet, or if it is to be in memory."""
+        record_id = delta.record_id
+        is_lacking = record_id in self._wanted and record_id not in self._in_memory
+        if record_id not in self._measured or (is_lacking and not self._is_void(delta)):
+            self._read(delta, fragment)
+        self._measured.move_to_end(record_id)
+        return self._measured[record_id]
+
+    def _is_void(self, delta: Delta) -> bool:
+        return self._measured.get(delta.record_id, ()) is None
+
+    def _read(self, delta: Delta, fragment: Fragment) -> None:
+        """Read a payload whole. Raises MissingChunkError."""
+        data = self._chunks.join(delta.body.chunks)
+        try:
+            payload = Payload(delta.body.codec, fragment, data)
+            if delta.record_id not in self._measured:
+                self._note(delta, payload)
+            if delta.record_id in self._wanted:
+                self._in_memory[delta.record_id] = payload
+        except PayloadError:
+            self._measured[delta.record_id] = None
+        while len(self._measured) > MEASURED_KEPT:
+            self._measured.popitem(last=False)
+
+    def _note(self, delta: Delta, payload: Payload) -> None:
+        """Decode a payload for the first time. Raises PayloadError."""
+        norms, sample = measure(payload)
+        self._measured[delta.record_id] = _Measured(array("d", norms), array("Q", payload.starts))
+        self._samples[delta.record_id] = sample
+        while len(self._samples) > SAMPLES_KEPT:
+            self._samples.popitem(last=False)
+
+    def _trim(self, room: int) -> None:
+        """Of those that are not wanted keep the latest, as many as there is room for."""
+        others = [record_id for record_id in self._in_memory if record_id not in self._wanted]
+        taken = sum(self._in_memory[record_id].size for record_id in others)
+        for record_id in others:
+            if taken <= room:
+                break
+            taken -= self._in_memory.pop(record_id).size
+
+
+class _Stored:
+    """A payload on disk. The chunk read last is kept, since the next tensor mostly begins in it."""
+
+    def __init__(self, chunks: ChunkStore, delta: Delta, fragment: Fragment, starts: "array[int]") -> None:
+        self._chunks = chunks
+        self._delta = delta
+        self._fragment = fragment
+        self._starts = starts
+        self._chunk_bytes = payload_chunk_bytes(delta.body.payload_bytes)
+        self._last: tuple[int, bytes] | None = None
+
+    def section(self, index: int) -> Section:
+        """One tensor's bytes, read and checked. Raises MissingChunkError."""
+        start, stop = self._starts[index], self._starts[index + 1]
+        data = bytearray()
+        for place in range(start // self._chunk_bytes, -(-stop // self._chunk_bytes)):
+            first = place * self._chunk_bytes
+            data += memoryview(self._chunk(place))[max(0, start - first) : stop - first]
+        return section_of(self._delta.body.codec, self._fragment.slots[index], memoryview(data))
+
+    def _chunk(self, place: int) -> bytes:
+        last = self._last
+        if last is None or last[0] != place:
+            self._last = last = (place, self._chunks.get(self._delta.body.chunks[place]))
+        return last[1]
