@@ -8,15 +8,15 @@ import atexit
 import logging
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from gossamer.models.task import named_tensors
 from gossamer.node import genesis, logs
+from gossamer.node.address import parse_address
 from gossamer.node.beside import Beside
 from gossamer.node.chunkstore import ChunkStore
 from gossamer.node.daemon_link import DaemonLink
@@ -32,14 +32,18 @@ from gossamer.node.entering import (
 from gossamer.node.follower import Follower
 from gossamer.node.home import Home
 from gossamer.node.options import DaemonOptions
-from gossamer.node.outer import check_fits
+from gossamer.node.parameters import check_fits, trainable
 from gossamer.node.peer import CONNECT_TIMEOUT_S, Peer
 from gossamer.node.ranks import Alone, Ranks, team_of
 from gossamer.node.restore import has_model
-from gossamer.protocol.errors import ConfigError, LocalError, UnreachableError
+from gossamer.protocol.errors import ConfigError, LocalError, StorageError, UnreachableError
 from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.manifest import Manifest, from_canonical
 
+FREE_TIMEOUT_S = 8.0
+"""How long the daemon of a script that has just been killed may take to end."""
+
+POLL_S = 0.1
 TELL_AFTER_S = 3.0
 TELL_EVERY_S = 30.0
 
@@ -66,7 +70,11 @@ def attach(
 ) -> Peer:
     """Do what `Peer.attach` says."""
     _show_log()
-    tensors = dict(named_tensors(model))
+    tensors = trainable(model)
+    optimizers = _checked_optimizers(optimizer, tensors)
+    parse_address(listen, port_min=0)
+    if not isinstance(stop_round, int) or stop_round < 0:
+        raise ConfigError(f"stop_round is {stop_round!r}: give the last round to publish, or 0 for none")
     team = team_of(tensors)
     if isinstance(team, Ranks) and team.rank > 0:
         return _attach_follower(model, tensors, team, stop_round)
@@ -75,6 +83,7 @@ def attach(
         known = home.manifest()
         assert known is not None
         check_fits(tensors, known)
+        _wait_until_free(home)
         _found_if_first(home, known, addresses, _bound(team, known))
         options = DaemonOptions(
             folder=home.root,
@@ -93,19 +102,56 @@ def attach(
         raise
     if isinstance(team, Ranks):
         team.share(b"=" + link.node_id)
-    peer = Peer(
-        model,
-        optimizer,
-        known,
-        link,
-        checkpoint=home.checkpoint_path,
-        stop_round=stop_round,
-        team=team,
-        beside=beside,
-    )
+    try:
+        peer = Peer(
+            model,
+            optimizers,
+            known,
+            link,
+            checkpoint=home.checkpoint_path,
+            stop_round=stop_round,
+            team=team,
+            beside=beside,
+        )
+    except BaseException:  # no memory for what the outer loop needs, say
+        link.close()
+        beside.stop()
+        raise
     peer.folder = home.root
     peer.contact = f"gossamer://{link.node_id.hex()}@{(home.read_daemon() or {}).get('address', '')}"
     return _begun(peer, _Waiting(peer, link, addresses))
+
+
+def _checked_optimizers(
+    optimizer: Optimizers, tensors: Mapping[str, Tensor]
+) -> tuple[torch.optim.Optimizer, ...]:
+    """The inner optimizers. Raises ConfigError if they are none, or not of this model."""
+    optimizers = tuple(optimizer) if isinstance(optimizer, Iterable) else (optimizer,)
+    for one in optimizers:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise ConfigError(
+                f"the optimizer is a {type(one).__name__}: give a torch.optim.Optimizer, or a list of several"
+            )
+    own = set(map(id, tensors.values()))
+    trained = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    if optimizers and tensors and own.isdisjoint(trained):
+        raise ConfigError(
+            "the optimizer has none of the model's trainable parameters: make it of model.parameters(), after"
+            " wrapping, sharding or moving the model"
+        )
+    return optimizers
+
+
+def _wait_until_free(home: Home) -> None:
+    """Wait for the daemon of a script that has just ended. Raises StorageError if it goes on."""
+    deadline = time.monotonic() + FREE_TIMEOUT_S
+    while not home.is_free():
+        if time.monotonic() > deadline:
+            raise StorageError(
+                f"another node is running in {home.root}: stop it (leave() it, if it is this script's own),"
+                " or give another folder="
+            )
+        time.sleep(POLL_S)
 
 
 def _attach_follower(model: nn.Module, tensors: Mapping[str, Tensor], team: Ranks, stop_round: int) -> Peer:

@@ -11,7 +11,7 @@ from gossamer.models.task import named_tensors
 from gossamer.models.task_file import is_own_name
 from gossamer.node import own_task
 from gossamer.node.home import Home
-from gossamer.node.outer import check_fits
+from gossamer.node.parameters import check_fits
 from gossamer.node.restore import manifest_of, replay
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import Ints, to_float

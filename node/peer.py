@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from math import isfinite
 from pathlib import Path
+from threading import Lock
+from typing import SupportsFloat, SupportsInt
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +24,11 @@ from gossamer.node.checkpoint import CheckpointWriter, Progress, StateCopy, coll
 from gossamer.node.daemon_link import DaemonLink, Offer
 from gossamer.node.home import Home
 from gossamer.node.outer import OuterLoop
+from gossamer.node.parameters import Binding
 from gossamer.node.ranks import DONE, GAVE_UP, Alone, Ranks, Word
 from gossamer.node.standing import LEAVE_S, Standing
-from gossamer.protocol.limits import LOSS_MAX
+from gossamer.node.steps import mean_loss, token_count
+from gossamer.protocol.limits import LOSS_MAX, TOKENS_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
 
@@ -58,6 +62,8 @@ class Peer(Standing):
         self._checkpoint_path = checkpoint
         self._checkpoint = CheckpointWriter(checkpoint)
         self._copy: StateCopy | None = None
+        self._binding = Binding(model)
+        self._stepping = Lock()
         self._outer = OuterLoop(self._team.bind(manifest.plan()), manifest)
         self._codec = manifest.outer.codec
         self._pace = Pace(manifest.pace, manifest.layout.fragments)
@@ -178,24 +184,35 @@ class Peer(Standing):
         self._published_at = time.monotonic()
         return not missing and not (word.stop and self._team.size > 1)
 
-    def step(self, tokens: int, loss: float | Tensor) -> int | None:
+    def step(self, tokens: SupportsInt, loss: SupportsFloat | Tensor) -> int | None:
         """Note an inner step; apply and publish what is due. Returns the round published, if any.
 
         Call it once per step of the optimizer, not per micro-batch, and never between a backward pass and
         that step. Of several ranks all call it.
 
         Args:
-            tokens: tokens (or samples, always the same unit) that this step trained on, on this rank; at
-                least 1. Deltas are weighed by them.
-            loss: their mean loss, for displays; a 0-d tensor stays on its device until the window closes.
+            tokens: tokens (or samples, always the same unit) that this step trained on, on this rank; a
+                whole number, at least 1. Deltas are weighed by them.
+            loss: their mean loss, for displays; a tensor of one element stays on its device until the window
+                closes.
 
         Raises:
-            ValueError: no tokens.
+            ValueError: no tokens, or a loss that is no number; nothing has been noted then.
+            RuntimeError: the peer has left, another thread is in here, or this is a forked process.
             DivergedError: a parameter is not finite, or moved too far.
+            ConfigError: the model's parameters are not those that it attached with.
             SystemExit: the loop went on although `should_stop` (attached peers only).
         """
-        if tokens < 1:
-            raise ValueError(f"tokens is {tokens}: a step trains on at least one token or sample")
+        self._check_here()
+        count, mean = token_count(tokens), mean_loss(loss)
+        if not self._stepping.acquire(blocking=False):
+            raise RuntimeError("two threads call step at once: a peer belongs to one training loop")
+        try:
+            return self._step(count, mean)
+        finally:
+            self._stepping.release()
+
+    def _step(self, tokens: int, loss: float | Tensor) -> int | None:
         begun = time.perf_counter()
         self._inside = True
         self._steps_since += 1
@@ -251,6 +268,7 @@ class Peer(Standing):
         `quiet_s`, or `timeout_s` have passed; returns whether it came to rest. Nodes that have merged the
         same deltas then hold the same parameters, bit for bit.
         """
+        self._check_here()
         self.flush(LEAVE_S)
         self.drop_progress()
         begun = changed = time.monotonic()
@@ -301,6 +319,8 @@ class Peer(Standing):
         self, offers: Sequence[Offer] = (), round_: int | None = None, tokens: int = 0
     ) -> AbstractContextManager[object]:
         """Agree with the other ranks on what changes now; inside, those fragments are here in full."""
+        if offers or round_ is not None:
+            self._binding.check()
         touched = {offer.fragment for offer in offers}
         if round_ is not None:
             touched.add(round_ % len(self._outer.fragments))
@@ -327,7 +347,7 @@ class Peer(Standing):
             control.Publish(
                 round=round_,
                 base=window.base,
-                tokens=window.tokens,
+                tokens=min(window.tokens, TOKENS_MAX),
                 steps=window.steps,
                 loss=self.last_loss,
                 codec=self._codec,

@@ -8,6 +8,7 @@ carries what the first has decided. Only where that says that a fragment changes
 * sharded ones (DTensor) are gathered to full tensors on the first rank's CPU, and dealt out again.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -183,9 +184,8 @@ class Ranks:
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether a tensor is a DTensor, as FSDP2 and tensor parallelism make them."""
-    from torch.distributed.tensor import DTensor
-
-    return isinstance(tensor, DTensor)
+    known = sys.modules.get("torch.distributed.tensor")  # which takes long to import, and whoever has one did
+    return known is not None and isinstance(tensor, known.DTensor)
 
 
 def _deal_out(whole: Tensor | None, sharded: Tensor) -> None:

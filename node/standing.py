@@ -184,6 +184,13 @@ class Standing(abc.ABC):
 
     # -- the life of an attached peer
 
+    def _check_here(self) -> None:
+        """Raise RuntimeError where nothing that the model still learns would reach the swarm."""
+        if self._left:
+            raise RuntimeError("this peer has left its swarm: attach again to go on training in it")
+        if os.getpid() != self._pid:
+            raise RuntimeError("a peer belongs to the process that attached, and not to those forked off it")
+
     def leave(self) -> None:
         """Publish the open window, save, and stop the daemon; what leaving the `with` in good order does."""
         self._end(in_order=True)
