@@ -8,13 +8,15 @@ import atexit
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from gossamer.models.task import named_tensors
 from gossamer.node import genesis, logs
 from gossamer.node.address import parse_address
 from gossamer.node.beside import Beside
@@ -32,7 +34,7 @@ from gossamer.node.entering import (
 from gossamer.node.follower import Follower
 from gossamer.node.home import Home
 from gossamer.node.options import DaemonOptions
-from gossamer.node.parameters import check_fits, trainable
+from gossamer.node.parameters import check_fits, checked_optimizers, trainable
 from gossamer.node.peer import CONNECT_TIMEOUT_S, Peer
 from gossamer.node.ranks import Alone, Ranks, team_of
 from gossamer.node.restore import has_model
@@ -47,14 +49,15 @@ POLL_S = 0.1
 TELL_AFTER_S = 3.0
 TELL_EVERY_S = 30.0
 
-Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+_attached: "weakref.WeakSet[Peer]" = weakref.WeakSet()
+"""Those of this process."""
 
 log = logging.getLogger("gossamer.peer")
 
 
 def attach(
     model: nn.Module,
-    optimizer: Optimizers,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
     manifest: Manifest | str | os.PathLike[str] | None,
     join: Collection[str],
@@ -71,7 +74,8 @@ def attach(
     """Do what `Peer.attach` says."""
     _show_log()
     tensors = trainable(model)
-    optimizers = _checked_optimizers(optimizer, tensors)
+    optimizers = checked_optimizers(optimizer, tensors)
+    _check_not_attached(tensors)
     parse_address(listen, port_min=0)
     if not isinstance(stop_round, int) or stop_round < 0:
         raise ConfigError(f"stop_round is {stop_round!r}: give the last round to publish, or 0 for none")
@@ -122,24 +126,14 @@ def attach(
     return _begun(peer, _Waiting(peer, link, addresses))
 
 
-def _checked_optimizers(
-    optimizer: Optimizers, tensors: Mapping[str, Tensor]
-) -> tuple[torch.optim.Optimizer, ...]:
-    """The inner optimizers. Raises ConfigError if they are none, or not of this model."""
-    optimizers = tuple(optimizer) if isinstance(optimizer, Iterable) else (optimizer,)
-    for one in optimizers:
-        if not isinstance(one, torch.optim.Optimizer):
-            raise ConfigError(
-                f"the optimizer is a {type(one).__name__}: give a torch.optim.Optimizer, or a list of several"
-            )
+def _check_not_attached(tensors: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError if a peer has this model already: each would take the other's work for progress."""
     own = set(map(id, tensors.values()))
-    trained = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
-    if optimizers and tensors and own.isdisjoint(trained):
-        raise ConfigError(
-            "the optimizer has none of the model's trainable parameters: make it of model.parameters(), after"
-            " wrapping, sharding or moving the model"
-        )
-    return optimizers
+    for peer in _attached:
+        if not peer.has_left and not own.isdisjoint(id(p) for _, p in named_tensors(peer.model)):
+            raise ConfigError(
+                "this model is attached already: leave() that peer first, or attach another model"
+            )
 
 
 def _wait_until_free(home: Home) -> None:
@@ -191,6 +185,7 @@ def _begun(peer: Peer, waiting: "_Waiting | None") -> Peer:
         atexit.unregister(peer.leave_at_exit)
         peer.close()
         raise
+    _attached.add(peer)
     return peer
 
 

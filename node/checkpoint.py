@@ -205,7 +205,11 @@ def restore(
         progress = Progress(int(metadata["steps"]), int(metadata["tokens"]))
         if len(rounds) != len(outer.fragments) or not _fits(outer, tensors):
             return None
-        has_inner = metadata.get("optimizers") == _kinds(optimizers) and bool(optimizers)
+        is_ours = metadata.get("optimizers") == _kinds(optimizers) and bool(optimizers)
+        # A state that diverged since the last delta would make the model diverge again, at any learning rate.
+        has_inner = is_ours and all(
+            t.isfinite().all() for name, t in tensors.items() if name.startswith("inner/")
+        )
         if has_inner:
             _restore_inner(optimizers, tensors, json.loads(metadata["inner"]))
     except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError):

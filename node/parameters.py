@@ -1,6 +1,6 @@
 """A model's parameters as a swarm shares them: what they may be, and whether training still uses them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +80,26 @@ def _near(name: str, tensors: Mapping[str, Tensor]) -> str:
         return "; it has none at all: are all its parameters frozen?"
     near = next((own for own in tensors if own.endswith(f".{name}") or name.endswith(f".{own}")), None)
     return f"; it has {near!r}: give the model as it was described" if near else ""
+
+
+def checked_optimizers(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], tensors: Mapping[str, Tensor]
+) -> tuple[torch.optim.Optimizer, ...]:
+    """The inner optimizers. Raises ConfigError if they are none, or not of this model."""
+    optimizers = tuple(optimizer) if isinstance(optimizer, Iterable) else (optimizer,)
+    for one in optimizers:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise ConfigError(
+                f"the optimizer is a {type(one).__name__}: give a torch.optim.Optimizer, or a list of several"
+            )
+    own = set(map(id, tensors.values()))
+    trained = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    if optimizers and tensors and own.isdisjoint(trained):
+        raise ConfigError(
+            "the optimizer has none of the model's trainable parameters: make it of model.parameters(), after"
+            " wrapping, sharding or moving the model"
+        )
+    return optimizers
 
 
 class Binding:

@@ -55,6 +55,7 @@ class Standing(abc.ABC):
         self, model: nn.Module, link: Link, team: Alone | Ranks, *, stop_round: int, beside: Beside | None
     ) -> None:
         """`beside` is what an attached peer's script has beside it."""
+        self.model = model
         self._link: Link = link
         self._team = team
         self._stop_round = stop_round
@@ -82,6 +83,11 @@ class Standing(abc.ABC):
         """Whether a step is under way: then nothing is in order that could be published."""
         self._left = False
         self._pid = os.getpid()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the peer has left its swarm."""
+        return self._left
 
     @property
     def node_id(self) -> bytes:

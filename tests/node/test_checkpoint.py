@@ -202,3 +202,13 @@ def test_several_optimizers_come_back_each_with_its_own(tmp_path):
         for index, state in theirs.state_dict()["state"].items():
             for key, value in state.items():
                 assert torch.equal(ours.state_dict()["state"][index][key], value)
+
+
+def test_an_inner_optimizer_that_diverged_begins_afresh(tmp_path):
+    _, outer, optimizer = trained()
+    next(iter(optimizer.state.values()))["exp_avg"][0] = float("nan")
+    path = tmp_path / "trainer.safetensors"
+    CheckpointWriter(path).write(*collect(outer, [optimizer], Progress(8, 16)), wait=True)
+    _, again, fresh = make(seed=1)
+    assert restore(path, again, [fresh]) == (Progress(8, 16), False)
+    assert not fresh.state_dict()["state"]
