@@ -172,11 +172,9 @@ def describe(
 
 def _shareable_tensors(model: "nn.Module") -> "dict[str, nn.Parameter]":
     """What a swarm of this model shares. Raises ConfigError if that is nothing, or impossible."""
-    from gossamer.node.parameters import check_shareable, trainable  # torch: not for a bootstrap peer
+    from gossamer.node.parameters import check_shareable, parameters_of  # torch: not for a bootstrap peer
 
-    tensors = trainable(model)
-    if not tensors:
-        raise ConfigError("the model has no parameters that require a gradient: there is nothing to train")
+    tensors = {name: parameter for name, parameter in parameters_of(model).items() if parameter.requires_grad}
     check_shareable(tensors)
     return tensors
 

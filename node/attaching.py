@@ -34,7 +34,7 @@ from gossamer.node.entering import (
 from gossamer.node.follower import Follower
 from gossamer.node.home import Home
 from gossamer.node.options import DaemonOptions
-from gossamer.node.parameters import check_fits, checked_optimizers, trainable
+from gossamer.node.parameters import check_fits, checked_optimizers, parameters_of
 from gossamer.node.peer import CONNECT_TIMEOUT_S, Peer
 from gossamer.node.ranks import Alone, Ranks, team_of
 from gossamer.node.restore import has_model
@@ -73,7 +73,7 @@ def attach(
 ) -> Peer:
     """Do what `Peer.attach` says."""
     _show_log()
-    tensors = trainable(model)
+    tensors = parameters_of(model)
     optimizers = checked_optimizers(optimizer, tensors)
     _check_not_attached(tensors)
     parse_address(listen, port_min=0)

@@ -9,6 +9,7 @@ from torch.nn.parameter import UninitializedParameter
 from gossamer.models.task import named_tensors
 from gossamer.node.ranks import is_sharded
 from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import Manifest
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -16,13 +17,16 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 between the swarm and a bf16 model but what bf16 itself cannot hold."""
 
 
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """A model's trainable parameters by name. Raises ConfigError if it is no model."""
+def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """A model's parameters by name, frozen ones too. Raises ConfigError if it is no model, or trains none."""
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"the model is a {type(model).__name__}: give a torch.nn.Module, or several in an nn.ModuleList"
         )
-    return dict(named_tensors(model))
+    parameters = dict(named_tensors(model, frozen=True))
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise ConfigError("the model has no parameters that require a gradient: there is nothing to train")
+    return parameters
 
 
 def check_shareable(tensors: Mapping[str, Tensor]) -> None:
@@ -52,34 +56,37 @@ def check_shareable(tensors: Mapping[str, Tensor]) -> None:
 
 
 def check_fits(tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
-    """Raise ConfigError if a model's parameters are not the manifest's, naming the first that differs."""
-    check_shareable(tensors)
-    for spec in manifest.layout.tensors:
-        if spec.name not in tensors:
+    """Raise ConfigError if a model's parameters are not the manifest's, naming the first that differs.
+
+    The manifest says what is shared. That may be frozen for now, and what is not in it has to be.
+    """
+    specs = {spec.name: spec for spec in manifest.layout.tensors}
+    check_shareable({name: tensors[name] for name in specs if name in tensors})
+    for name, spec in specs.items():
+        if name not in tensors:
             raise ConfigError(
-                f"the model has no trainable tensor {spec.name!r} of shape {list(spec.shape)}, which the"
-                f" manifest lists{_near(spec.name, tensors)}"
+                f"the model has no tensor {name!r} of shape {list(spec.shape)}, which the manifest"
+                f" lists{_near(spec, tensors)}"
             )
-        shape = tuple(tensors[spec.name].shape)
-        if shape != spec.shape:
+        if tuple(tensors[name].shape) != spec.shape:
             raise ConfigError(
-                f"tensor {spec.name!r} has shape {list(shape)}; the manifest says {list(spec.shape)}"
+                f"tensor {name!r} has shape {list(tensors[name].shape)}; the manifest says {list(spec.shape)}"
             )
-    known = {spec.name for spec in manifest.layout.tensors}
-    extra = next((name for name in tensors if name not in known), None)
-    if extra is not None:
-        shape = tuple(tensors[extra].shape)
-        raise ConfigError(
-            f"the model trains tensor {extra!r} of shape {list(shape)}, which the manifest does not list"
-        )
+    for name, tensor in tensors.items():
+        if name not in specs and tensor.requires_grad:
+            raise ConfigError(
+                f"the model trains tensor {name!r} of shape {list(tensor.shape)}, which the manifest does not"
+                " list"
+            )
 
 
-def _near(name: str, tensors: Mapping[str, Tensor]) -> str:
+def _near(spec: TensorSpec, tensors: Mapping[str, Tensor]) -> str:
     """A hint for a model that is wrapped where the manifest's is not, or the other way round."""
-    if not tensors:
-        return "; it has none at all: are all its parameters frozen?"
-    near = next((own for own in tensors if own.endswith(f".{name}") or name.endswith(f".{own}")), None)
-    return f"; it has {near!r}: give the model as it was described" if near else ""
+    for name, tensor in tensors.items():
+        is_part = name.endswith(f".{spec.name}") or spec.name.endswith(f".{name}")
+        if is_part and not isinstance(tensor, UninitializedParameter) and tensor.shape == spec.shape:
+            return f"; it has {name!r}: give the model as it was described"
+    return ""
 
 
 def checked_optimizers(
@@ -103,33 +110,34 @@ def checked_optimizers(
 
 
 class Binding:
-    """The parameters that a model had when its peer was made."""
+    """The parameters that a model shared when its peer was made."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, manifest: Manifest) -> None:
+        own = dict(named_tensors(model, frozen=True))
+        shared = {spec.name: own[spec.name] for spec in manifest.layout.tensors}
         self._model = model
-        self._bound = {name: (p, p.shape, p.device) for name, p in named_tensors(model)}
+        self._shared = {name: (p, p.shape, p.device) for name, p in shared.items()}
         # A sharded model shows its parameters whole while it computes.
-        self._is_checked = not any(is_sharded(p) for p, _, _ in self._bound.values())
+        self._is_checked = not any(map(is_sharded, shared.values()))
 
     def check(self) -> None:
         """Raise ConfigError if the model trains others by now.
 
         Whatever replaces a model's parameters leaves the swarm with tensors that nobody trains, and what is
-        unfrozen later is trained by this node alone.
+        unfrozen without being in the manifest is trained by this node alone.
         """
         if not self._is_checked:
             return
         own = dict(named_tensors(self._model, frozen=True))
-        for name, (parameter, shape, device) in self._bound.items():
+        for name, (parameter, shape, device) in self._shared.items():
             if own.get(name) is not parameter or parameter.shape != shape or parameter.device != device:
                 raise ConfigError(
                     f"the model's tensor {name!r} was moved, resized or replaced after it attached: do that"
                     " before (and load_state_dict without assign=True), or leave and attach again"
                 )
         for name, parameter in own.items():
-            if parameter.requires_grad and name not in self._bound:
+            if parameter.requires_grad and name not in self._shared:
                 raise ConfigError(
-                    f"tensor {name!r} requires a gradient now, and did not when the model attached, so that"
-                    " the swarm does not share it: describe and attach with all that will be trained, and"
-                    " freeze afterwards"
+                    f"tensor {name!r} requires a gradient now, and is not in the manifest, so that the swarm"
+                    " does not share it: describe the model with all that will ever be trained"
                 )

@@ -55,16 +55,16 @@ class Peer(Standing):
         beside: Beside | None = None,
     ) -> None:
         """Raises ConfigError if the model does not fit the manifest."""
-        team = team or Alone(dict(named_tensors(model)))
+        team = team or Alone(dict(named_tensors(model, frozen=True)))
         super().__init__(model, link, team, stop_round=stop_round, beside=beside)
         self._link: DaemonLink = link
         self._optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
         self._checkpoint_path = checkpoint
         self._checkpoint = CheckpointWriter(checkpoint)
         self._copy: StateCopy | None = None
-        self._binding = Binding(model)
         self._stepping = Lock()
         self._outer = OuterLoop(self._team.bind(manifest.plan()), manifest)
+        self._binding = Binding(model, manifest)
         self._codec = manifest.outer.codec
         self._pace = Pace(manifest.pace, manifest.layout.fragments)
         self._steps_since = 0
@@ -115,9 +115,9 @@ class Peer(Standing):
         initialised, all its ranks are one node: every rank calls `attach`, `step` and leaves the `with`.
 
         Args:
-            model: on its device already. Its trainable parameters become the swarm's; frozen ones and buffers
-                (a batch norm's statistics) stay this node's own. May be compiled, wrapped in
-                DistributedDataParallel, or sharded by FSDP2.
+            model: on its device already. The parameters that the manifest lists become the swarm's; others,
+                which have to be frozen, and buffers (a batch norm's statistics) stay this node's own. May be
+                compiled, wrapped in DistributedDataParallel, or sharded by FSDP2.
             optimizer: any inner optimizer, or several that share the parameters between them.
             manifest: the swarm, as a TOML file or read already; None takes it from `join` or `folder`.
             join: nodes of the swarm, ``HOST:PORT`` or ``gossamer://NODE_ID@HOST:PORT``. Without any, the node

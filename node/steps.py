@@ -16,7 +16,7 @@ def token_count(tokens: SupportsInt) -> int:
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of several
         pass
     raise ValueError(
-        f"tokens is {tokens!r:.60}: a step trains on at least one token or sample, and on a whole number"
+        f"tokens is {tokens!r:.60}: give the step's tokens or samples, a whole number from 1 to 2**40"
     )
 
 

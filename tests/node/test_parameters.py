@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gossamer.bootstrap.manifests import describe
-from gossamer.node.parameters import Binding, check_fits, checked_optimizers, trainable
+from gossamer.node.parameters import Binding, check_fits, checked_optimizers, parameters_of
 from gossamer.protocol.errors import ConfigError
 
 
@@ -62,12 +62,11 @@ def test_what_no_swarm_can_hold_is_said_before_there_is_one(make: Callable[[], A
     [
         (lambda: nn.ModuleDict({"net": two_layers()}), r"it has 'net\.0\.weight': give the model as it was"),
         (lambda: two_layers()[0], r"it has 'weight': give the model as it was"),
-        (lambda: two_layers().requires_grad_(False), r"are all its parameters frozen\?"),
     ],
 )
 def test_a_model_that_nearly_fits_is_told_what_to_look_at(make: Callable[[], nn.Module], hint: str) -> None:
-    with pytest.raises(ConfigError, match=rf"no trainable tensor '0\.weight'.*{hint}"):
-        check_fits(trainable(make()), describe(two_layers(), name="t"))
+    with pytest.raises(ConfigError, match=rf"no tensor '0\.weight' of shape \[4, 4\].*{hint}"):
+        check_fits(parameters_of(make()), describe(two_layers(), name="t"))
 
 
 def resize(model: nn.Sequential) -> None:
@@ -100,14 +99,14 @@ def unfreeze(model: nn.Sequential) -> None:
         (resize, r"'0\.weight' was moved, resized or replaced after it attached"),
         (move, r"'0\.weight' was moved, resized or replaced"),
         (assign, r"'0\.weight' was moved, resized or replaced.*without assign=True"),
-        (add, r"'2\.weight' requires a gradient now, and did not when the model attached"),
-        (unfreeze, r"'1\.weight' requires a gradient now.*freeze afterwards"),
+        (add, r"'2\.weight' requires a gradient now, and is not in the manifest"),
+        (unfreeze, r"'1\.weight' requires a gradient now.*describe the model with all"),
     ],
 )
 def test_a_model_that_changes_under_its_peer(change: Callable[[nn.Sequential], None], message: str) -> None:
     model = two_layers()
     model[1].requires_grad_(False)
-    binding = Binding(model)
+    binding = Binding(model, describe(model, name="t"))
     binding.check()
     change(model)
     with pytest.raises(ConfigError, match=message):
@@ -116,7 +115,7 @@ def test_a_model_that_changes_under_its_peer(change: Callable[[nn.Sequential], N
 
 def test_a_layer_that_is_gone() -> None:
     model = two_layers()
-    binding = Binding(model)
+    binding = Binding(model, describe(model, name="t"))
     remove(model)
     with pytest.raises(ConfigError, match=r"'1\.weight' was moved, resized or replaced"):
         binding.check()
@@ -124,11 +123,21 @@ def test_a_layer_that_is_gone() -> None:
 
 def test_what_may_change_under_a_peer() -> None:
     model = two_layers()
-    binding = Binding(model)
+    binding = Binding(model, describe(model, name="t"))
     model[0].requires_grad_(False)
     model.load_state_dict(two_layers().state_dict())
     model.double()
     model.eval()
+    binding.check()
+
+
+def test_what_the_manifest_lists_may_be_frozen_for_a_while() -> None:
+    model = two_layers()
+    manifest = describe(model, name="t")
+    model[0].requires_grad_(False)
+    check_fits(parameters_of(model), manifest)
+    binding = Binding(model, manifest)
+    model[0].requires_grad_(True)
     binding.check()
 
 
@@ -144,12 +153,12 @@ def test_what_may_change_under_a_peer() -> None:
 def test_optimizers_that_train_nothing_of_the_model(given: Callable[[nn.Module], Any], message: str) -> None:
     model = two_layers()
     with pytest.raises(ConfigError, match=message):
-        checked_optimizers(given(model), trainable(model))
+        checked_optimizers(given(model), parameters_of(model))
 
 
 def test_one_optimizer_several_or_none() -> None:
     model = two_layers()
     one, two = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model)
-    assert checked_optimizers(one, trainable(model)) == (one,)
-    assert checked_optimizers([one, two], trainable(model)) == (one, two)
-    assert checked_optimizers([], trainable(model)) == (), "who steps by hand has nothing to keep"
+    assert checked_optimizers(one, parameters_of(model)) == (one,)
+    assert checked_optimizers([one, two], parameters_of(model)) == (one, two)
+    assert checked_optimizers([], parameters_of(model)) == (), "who steps by hand has nothing to keep"
