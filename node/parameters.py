@@ -23,6 +23,8 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
         raise ConfigError(
             f"the model is a {type(model).__name__}: give a torch.nn.Module, or several in an nn.ModuleList"
         )
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise ConfigError("FullyShardedDataParallel (FSDP1) flattens parameters: use fully_shard (FSDP2)")
     parameters = dict(named_tensors(model, frozen=True))
     if not any(parameter.requires_grad for parameter in parameters.values()):
         raise ConfigError("the model has no parameters that require a gradient: there is nothing to train")

@@ -24,6 +24,13 @@ def holding(values: torch.Tensor) -> nn.Module:
     return model
 
 
+class FullyShardedDataParallel(nn.Linear):
+    """By its name, for the real one wants a process group."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+
 def untied() -> nn.Module:
     """As somebody ties weights who has not read how: two parameters, one memory."""
     model = two_layers()
@@ -48,6 +55,7 @@ def untied() -> nn.Module:
         (lambda: holding(torch.full((2,), 64.0)), r"'extra': .* not within \+-64"),
         (untied, r"'0\.weight' and 'head\.weight' are two parameters with the same memory: tie them"),
         (lambda: two_layers().requires_grad_(False), "there is nothing to train"),
+        (lambda: nn.ModuleList([FullyShardedDataParallel()]), "flattens parameters: use fully_shard"),
         (lambda: [two_layers()], r"the model is a list: give a torch\.nn\.Module, or several in"),
     ],
 )
