@@ -45,7 +45,7 @@ def image(tensors: "Mapping[str, Tensor]", layout: Layout) -> Ints:
             try:
                 phi[start : start + slot.numel] = to_fixed(values).reshape(-1)
             except DivergedError as error:
-                raise ConfigError(f"tensor {slot.spec.name!r}: {error}") from None
+                raise ConfigError(f"tensor {slot.spec.name!r}: {error}; scale or freeze it") from None
     return phi
 
 

@@ -104,7 +104,7 @@ class Ranks:
         """Whether the ranks have trained since all of them were given the same parameters."""
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
-        if self.rank == 0:
+        if self.rank == 0 and self.size > 1:
             log.info("waiting for all %d ranks, which are one node: each has to attach", self.size)
         # Words are numbers on the CPU, whatever the model is on: no rank waits for its device.
         self._cpu = dist.new_group(backend="gloo")
