@@ -118,6 +118,20 @@ class Home:
                 f"another node is running in {self.root}; stop it or choose another --dir"
             ) from None
 
+    def is_free(self) -> bool:
+        """Whether no daemon uses this folder now. Raises StorageError."""
+        try:
+            file = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise StorageError(f"cannot use {self.root}: {error.strerror}; choose another --dir") from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        finally:
+            os.close(file)
+        return True
+
     def identity(self) -> Identity:
         """Read the key, making one the first time. Raises StorageError."""
         try:
