@@ -77,8 +77,6 @@ def create(
 
     Returns the manifest and Phi_0, int32[numel]. Raises ConfigError.
     """
-    from gossamer.models.task import named_tensors  # torch: not for a bootstrap peer, which only reads
-
     try:
         kind = kind_of(task)
         resolved = kind.resolve({**options, **kind.read(settings)})
@@ -88,7 +86,7 @@ def create(
             _try_out(built, seed, model)
         rules = {
             tensor_name: _rule(averaging, built.averaging(model, tensor_name, parameter))
-            for tensor_name, parameter in named_tensors(model)
+            for tensor_name, parameter in _shareable_tensors(model).items()
         }
     except TaskError as error:
         raise ConfigError(str(error)) from error
@@ -150,15 +148,13 @@ def describe(
 
     The rest is as for `create`. Raises ConfigError.
     """
-    from gossamer.models.task import default_averaging, named_tensors
+    from gossamer.models.task import default_averaging
 
-    tensors = named_tensors(model)
-    if not tensors:
-        raise ConfigError("the model has no parameters that require a gradient: there is nothing to train")
-    unknown = set(averaging or ()) - {tensor_name for tensor_name, _ in tensors}
+    tensors = _shareable_tensors(model)
+    unknown = set(averaging or ()) - set(tensors)
     if unknown:
         raise ConfigError(f"averaging names tensor {min(unknown)!r}, which the model does not train")
-    rules = {tensor_name: default_averaging(model, parameter) for tensor_name, parameter in tensors}
+    rules = {tensor_name: default_averaging(model, parameter) for tensor_name, parameter in tensors.items()}
     manifest, _ = _describe(
         model,
         {**rules, **(averaging or {})},
@@ -172,6 +168,18 @@ def describe(
         invited=invited,
     )
     return manifest
+
+
+def _shareable_tensors(model: "nn.Module") -> "dict[str, nn.Parameter]":
+    """What a swarm of this model shares. Raises ConfigError if that is nothing, or impossible."""
+    from gossamer.node.training.parameters import (  # torch: not for a bootstrap peer
+        check_shareable,
+        parameters_of,
+    )
+
+    tensors = {name: parameter for name, parameter in parameters_of(model).items() if parameter.requires_grad}
+    check_shareable(tensors)
+    return tensors
 
 
 def _describe(

@@ -61,5 +61,6 @@ def _check_finite(
     what: str, tensors: list[tuple[str, torch.Tensor]] | list[tuple[str, nn.Parameter]]
 ) -> None:
     for name, tensor in tensors:
-        if not torch.isfinite(tensor).all():
+        values = tensor.coalesce().values() if tensor.is_sparse else tensor
+        if not torch.isfinite(values).all():
             raise TaskError(f"the {what} of {name!r} is not finite")

@@ -181,17 +181,18 @@ def _unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
-def named_tensors(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+def named_tensors(model: nn.Module, *, frozen: bool = False) -> list[tuple[str, nn.Parameter]]:
     """The trainable parameters by name, in the order of registration, tied weights once (first name).
 
-    Buffers and frozen parameters are not part of what a swarm shares. What `torch.compile` and
-    DistributedDataParallel put before names is dropped, so that wrapped and plain nodes agree.
+    Buffers and frozen parameters are not part of what a swarm shares; `frozen` lists the latter, too. What
+    `torch.compile` and DistributedDataParallel put before names is dropped, so that wrapped and plain nodes
+    agree.
     """
     model = _unwrapped(model)
     return [
         (name.replace("_orig_mod.", ""), parameter)
         for name, parameter in model.named_parameters(remove_duplicate=True)
-        if parameter.requires_grad
+        if parameter.requires_grad or frozen
     ]
 
 

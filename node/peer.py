@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from math import isfinite
 from pathlib import Path
+from threading import Lock
+from typing import SupportsFloat, SupportsInt
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +24,11 @@ from gossamer.node.storage.home import Home
 from gossamer.node.training.beside import Beside
 from gossamer.node.training.checkpoint import CheckpointWriter, Progress, StateCopy, collect, restore
 from gossamer.node.training.outer import OuterLoop
+from gossamer.node.training.parameters import Binding
 from gossamer.node.training.ranks import DONE, GAVE_UP, Alone, Ranks, Word
 from gossamer.node.training.standing import LEAVE_S, Standing
-from gossamer.protocol.limits import LOSS_MAX
+from gossamer.node.training.steps import mean_loss, token_count
+from gossamer.protocol.limits import LOSS_MAX, TOKENS_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
 
@@ -51,14 +55,16 @@ class Peer(Standing):
         beside: Beside | None = None,
     ) -> None:
         """Raises ConfigError if the model does not fit the manifest."""
-        team = team or Alone(dict(named_tensors(model)))
+        team = team or Alone(dict(named_tensors(model, frozen=True)))
         super().__init__(model, link, team, stop_round=stop_round, beside=beside)
         self._link: DaemonLink = link
         self._optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
         self._checkpoint_path = checkpoint
         self._checkpoint = CheckpointWriter(checkpoint)
         self._copy: StateCopy | None = None
+        self._stepping = Lock()
         self._outer = OuterLoop(self._team.bind(manifest.plan()), manifest)
+        self._binding = Binding(model, manifest)
         self._codec = manifest.outer.codec
         self._pace = Pace(manifest.pace, manifest.layout.fragments)
         self._steps_since = 0
@@ -110,9 +116,9 @@ class Peer(Standing):
         initialised, all its ranks are one node: every rank calls `attach`, `step` and leaves the `with`.
 
         Args:
-            model: on its device already. Its trainable parameters become the swarm's; frozen ones and buffers
-                (a batch norm's statistics) stay this node's own. May be compiled, wrapped in
-                DistributedDataParallel, or sharded by FSDP2.
+            model: on its device already. The parameters that the manifest lists become the swarm's; others,
+                which have to be frozen, and buffers (a batch norm's statistics) stay this node's own. May be
+                compiled, wrapped in DistributedDataParallel, or sharded by FSDP2.
             optimizer: any inner optimizer, or several that share the parameters between them.
             manifest: the swarm, as a TOML file or read already; None takes it from `join` or `folder`.
             join: nodes of the swarm, ``HOST:PORT`` or ``gossamer://NODE_ID@HOST:PORT``. Without any, the node
@@ -181,24 +187,35 @@ class Peer(Standing):
         self._published_at = time.monotonic()
         return not missing and not (word.stop and self._team.size > 1)
 
-    def step(self, tokens: int, loss: float | Tensor) -> int | None:
+    def step(self, tokens: SupportsInt, loss: SupportsFloat | Tensor) -> int | None:
         """Note an inner step; apply and publish what is due. Returns the round published, if any.
 
         Call it once per step of the optimizer, not per micro-batch, and never between a backward pass and
         that step. Of several ranks all call it.
 
         Args:
-            tokens: tokens (or samples, always the same unit) that this step trained on, on this rank; at
-                least 1. Deltas are weighed by them.
-            loss: their mean loss, for displays; a 0-d tensor stays on its device until the window closes.
+            tokens: tokens (or samples, always the same unit) that this step trained on, on this rank; a
+                whole number, at least 1. Deltas are weighed by them.
+            loss: their mean loss, for displays; a tensor of one element stays on its device until the window
+                closes.
 
         Raises:
-            ValueError: no tokens.
+            ValueError: no tokens, or a loss that is no number; nothing has been noted then.
+            RuntimeError: the peer has left, another thread is in here, or this is a forked process.
             DivergedError: a parameter is not finite, or moved too far.
+            ConfigError: the model's parameters are not those that it attached with.
             SystemExit: the loop went on although `should_stop` (attached peers only).
         """
-        if tokens < 1:
-            raise ValueError(f"tokens is {tokens}: a step trains on at least one token or sample")
+        self._check_here()
+        count, mean = token_count(tokens), mean_loss(loss)
+        if not self._stepping.acquire(blocking=False):
+            raise RuntimeError("two threads call step at once: a peer belongs to one training loop")
+        try:
+            return self._step(count, mean)
+        finally:
+            self._stepping.release()
+
+    def _step(self, tokens: int, loss: float | Tensor) -> int | None:
         begun = time.perf_counter()
         self._inside = True
         self._steps_since += 1
@@ -254,6 +271,7 @@ class Peer(Standing):
         `quiet_s`, or `timeout_s` have passed; returns whether it came to rest. Nodes that have merged the
         same deltas then hold the same parameters, bit for bit.
         """
+        self._check_here()
         self.flush(LEAVE_S)
         self.drop_progress()
         begun = changed = time.monotonic()
@@ -304,6 +322,8 @@ class Peer(Standing):
         self, offers: Sequence[Offer] = (), round_: int | None = None, tokens: int = 0
     ) -> AbstractContextManager[object]:
         """Agree with the other ranks on what changes now; inside, those fragments are here in full."""
+        if offers or round_ is not None:
+            self._binding.check()
         touched = {offer.fragment for offer in offers}
         if round_ is not None:
             touched.add(round_ % len(self._outer.fragments))
@@ -330,7 +350,7 @@ class Peer(Standing):
             control.Publish(
                 round=round_,
                 base=window.base,
-                tokens=window.tokens,
+                tokens=min(window.tokens, TOKENS_MAX),
                 steps=window.steps,
                 loss=self.last_loss,
                 codec=self._codec,

@@ -189,7 +189,10 @@ class LayoutSection(_Section):
                     f"choose one of {', '.join(RULES)}"
                 )
             if len(spec.shape) > TENSOR_DIMS_MAX or any(size < 1 for size in spec.shape):
-                raise ValueError(f"tensor {spec.name!r}: shape {list(spec.shape)} is impossible")
+                raise ValueError(
+                    f"tensor {spec.name!r}: shape {list(spec.shape)} is impossible: at most"
+                    f" {TENSOR_DIMS_MAX} dimensions, each of 1 or more"
+                )
         if sum(spec.numel for spec in self.tensors) > PARAMETERS_MAX:
             raise ValueError(f"more than {PARAMETERS_MAX} parameters")
         if self.fragments > len(self.tensors):

@@ -32,7 +32,10 @@ def keep_pretrained(home: Home, model: nn.Module, processor: Any = None) -> None
     # As the model's own `save_pretrained` would say. torch.compile wraps it, FSDP2 renames its class.
     architecture = type(getattr(model, "_orig_mod", model)).__name__
     configuration.architectures = [architecture.removeprefix("FSDP")]
-    frozen = [name.replace("_orig_mod.", "") for name, p in model.named_parameters() if not p.requires_grad]
+    manifest = home.manifest()
+    shared = {spec.name for spec in manifest.layout.tensors} if manifest else set()
+    names = {name.replace("_orig_mod.", ""): p.requires_grad for name, p in model.named_parameters()}
+    frozen = [name for name, trains in names.items() if not trains and name not in shared]
     parts = [configuration, getattr(model, "generation_config", None), processor]
     try:
         with TemporaryDirectory(dir=home.root, prefix=".pretrained-") as aside:

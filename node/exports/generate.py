@@ -12,7 +12,7 @@ from gossamer.models.task_file import is_own_name
 from gossamer.node import own_task
 from gossamer.node.phi.restore import manifest_of, replay
 from gossamer.node.storage.home import Home
-from gossamer.node.training.outer import check_fits
+from gossamer.node.training.parameters import check_fits
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import Ints, to_float
 from gossamer.protocol.manifest import Manifest

@@ -45,7 +45,7 @@ def image(tensors: "Mapping[str, Tensor]", layout: Layout) -> Ints:
             try:
                 phi[start : start + slot.numel] = to_fixed(values).reshape(-1)
             except DivergedError as error:
-                raise ConfigError(f"tensor {slot.spec.name!r}: {error}") from None
+                raise ConfigError(f"tensor {slot.spec.name!r}: {error}; scale or freeze it") from None
     return phi
 
 
@@ -56,8 +56,8 @@ def found(manifest: Manifest, phi: Ints, chunks: ChunkStore) -> None:
         raise ConfigError(
             f"to found swarm {manifest.swarm.name!r} the model must hold its first parameters: all names and"
             f" shapes fit, but the values have digest {digest.hex()[:12]}, and the manifest says"
-            f" {manifest.genesis.digest[:12]}. Build the model as when it was written (the same seed"
-            " or weights, the same torch), write the manifest anew, or join a node that runs"
+            f" {manifest.genesis.digest[:12]}. Build the model as when it was written (the same seed,"
+            " weights, dtype and torch), write the manifest anew, or join a node that runs"
         )
     snapshots.store(phi, chunks)
 

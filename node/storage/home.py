@@ -139,6 +139,20 @@ class Home:
         except OSError:
             return True
 
+    def is_free(self) -> bool:
+        """Whether no daemon uses this folder now. Raises StorageError."""
+        try:
+            file = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise StorageError(f"cannot use {self.root}: {error.strerror}; choose another --dir") from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        finally:
+            os.close(file)
+        return True
+
     def identity(self) -> Identity:
         """Read the key, making one the first time. Raises StorageError."""
         try:

@@ -8,6 +8,7 @@ import atexit
 import logging
 import os
 import time
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from gossamer.models.task import named_tensors
 from gossamer.node import logs
+from gossamer.node.address import parse_address
 from gossamer.node.entering import (
     checked_advertise,
     checked_join,
@@ -36,23 +38,28 @@ from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.training.beside import Beside
 from gossamer.node.training.follower import Follower
-from gossamer.node.training.outer import check_fits
+from gossamer.node.training.parameters import check_fits, checked_optimizers, parameters_of
 from gossamer.node.training.ranks import Alone, Ranks, team_of
-from gossamer.protocol.errors import ConfigError, LocalError, UnreachableError
+from gossamer.protocol.errors import ConfigError, LocalError, StorageError, UnreachableError
 from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.manifest import Manifest, from_canonical
 
+FREE_TIMEOUT_S = 8.0
+"""How long the daemon of a script that has just been killed may take to end."""
+
+POLL_S = 0.1
 TELL_AFTER_S = 3.0
 TELL_EVERY_S = 30.0
 
-Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+_attached: "weakref.WeakSet[Peer]" = weakref.WeakSet()
+"""Those of this process."""
 
 log = logging.getLogger("gossamer.peer")
 
 
 def attach(
     model: nn.Module,
-    optimizer: Optimizers,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
     manifest: Manifest | str | os.PathLike[str] | None,
     join: Collection[str],
@@ -69,7 +76,12 @@ def attach(
 ) -> Peer:
     """Do what `Peer.attach` says."""
     _show_log()
-    tensors = dict(named_tensors(model))
+    tensors = parameters_of(model)
+    optimizers = checked_optimizers(optimizer, tensors)
+    _check_not_attached(tensors)
+    parse_address(listen, port_min=0)
+    if not isinstance(stop_round, int) or stop_round < 0:
+        raise ConfigError(f"stop_round is {stop_round!r}: give the last round to publish, or 0 for none")
     team = team_of(tensors)
     if isinstance(team, Ranks) and team.rank > 0:
         return _attach_follower(model, tensors, team, stop_round)
@@ -79,6 +91,7 @@ def attach(
         known = home.manifest()
         assert known is not None
         check_fits(tensors, known)
+        _wait_until_free(home)
         _found_if_first(home, known, addresses, _bound(team, known))
         options = DaemonOptions(
             folder=home.root,
@@ -98,19 +111,46 @@ def attach(
         raise
     if isinstance(team, Ranks):
         team.share(b"=" + link.node_id)
-    peer = Peer(
-        model,
-        optimizer,
-        known,
-        link,
-        checkpoint=home.checkpoint_path,
-        stop_round=stop_round,
-        team=team,
-        beside=beside,
-    )
+    try:
+        peer = Peer(
+            model,
+            optimizers,
+            known,
+            link,
+            checkpoint=home.checkpoint_path,
+            stop_round=stop_round,
+            team=team,
+            beside=beside,
+        )
+    except BaseException:  # no memory for what the outer loop needs, say
+        link.close()
+        beside.stop()
+        raise
     peer.folder = home.root
     peer.contact = f"gossamer://{link.node_id.hex()}@{(home.read_daemon() or {}).get('address', '')}"
     return _begun(peer, _Waiting(peer, link, addresses))
+
+
+def _check_not_attached(tensors: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError if a peer has this model already: each would take the other's work for progress."""
+    own = set(map(id, tensors.values()))
+    for peer in _attached:
+        if not peer.has_left and not own.isdisjoint(id(p) for _, p in named_tensors(peer.model)):
+            raise ConfigError(
+                "this model is attached already: leave() that peer first, or attach another model"
+            )
+
+
+def _wait_until_free(home: Home) -> None:
+    """Wait for the daemon of a script that has just ended. Raises StorageError if it goes on."""
+    deadline = time.monotonic() + FREE_TIMEOUT_S
+    while not home.is_free():
+        if time.monotonic() > deadline:
+            raise StorageError(
+                f"another node is running in {home.root}: stop it (leave() it, if it is this script's own),"
+                " or give another folder="
+            )
+        time.sleep(POLL_S)
 
 
 def _attach_follower(model: nn.Module, tensors: Mapping[str, Tensor], team: Ranks, stop_round: int) -> Peer:
@@ -150,6 +190,7 @@ def _begun(peer: Peer, waiting: "_Waiting | None") -> Peer:
         atexit.unregister(peer.leave_at_exit)
         peer.close()
         raise
+    _attached.add(peer)
     return peer
 
 

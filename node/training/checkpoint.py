@@ -58,7 +58,8 @@ def _optimizer_state(
 ) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     """The inner optimizers' state as named tensors and plain values, their parameters counted through.
 
-    None for the values of a state that holds anything else (LBFGS keeps lists): half of it would do harm.
+    None for the values of a state that holds anything else (LBFGS keeps lists, FSDP2 on one rank sharded
+    tensors, 8-bit optimizers quantised ones): half of it would do harm.
     """
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}
@@ -66,7 +67,7 @@ def _optimizer_state(
     for optimizer in optimizers:
         for index, state in optimizer.state_dict()["state"].items():
             for key, value in state.items():
-                if isinstance(value, Tensor):
+                if type(value) is Tensor:
                     tensors[f"inner/{start + index}/{key}"] = value
                 elif value is None or isinstance(value, bool | int | float | str):
                     plain[f"{start + index}/{key}"] = value
@@ -222,7 +223,11 @@ def restore(
         progress = Progress(int(metadata["steps"]), int(metadata["tokens"]))
         if len(rounds) != len(outer.fragments) or not _fits(outer, tensors):
             raise ValueError("it is of another model")
-        has_inner = metadata.get("optimizers") == _kinds(optimizers) and bool(optimizers)
+        is_ours = metadata.get("optimizers") == _kinds(optimizers) and bool(optimizers)
+        # A state that diverged since the last delta would make the model diverge again, at any learning rate.
+        has_inner = is_ours and all(
+            map(_is_finite, (t for n, t in tensors.items() if n.startswith("inner/")))
+        )
         if has_inner:
             _restore_inner(optimizers, tensors, json.loads(metadata["inner"]))
     except FileNotFoundError:
@@ -236,6 +241,11 @@ def restore(
             if saved == state.last_published:
                 state.residual[i].copy_(tensors[f"residual/{slot.spec.name}"])
     return progress, has_inner
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether all values are; those of a byte are taken to be, for torch cannot tell of all such dtypes."""
+    return tensor.itemsize == 1 or bool(tensor.isfinite().all())
 
 
 def _fits(outer: OuterLoop, tensors: dict[str, Tensor]) -> bool:

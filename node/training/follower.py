@@ -7,6 +7,7 @@ does, and takes part in what these say.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Event
+from typing import SupportsFloat, SupportsInt
 
 from torch import Tensor, nn
 
@@ -16,6 +17,7 @@ from gossamer.node.training.beside import Beside
 from gossamer.node.training.checkpoint import Progress
 from gossamer.node.training.ranks import DONE, Ranks, Word
 from gossamer.node.training.standing import Standing
+from gossamer.node.training.steps import mean_loss, token_count
 from gossamer.protocol.manifest import Manifest
 
 
@@ -55,12 +57,12 @@ class Follower(Peer):
             pass
         return not self._word.stop
 
-    def step(self, tokens: int, loss: float | Tensor) -> int | None:
-        if tokens < 1:
-            raise ValueError(f"tokens is {tokens}: a step trains on at least one token or sample")
+    def step(self, tokens: SupportsInt, loss: SupportsFloat | Tensor) -> int | None:
+        self._check_here()
+        count, _ = token_count(tokens), mean_loss(loss)
         self._steps_run += 1
         before, own_last = self.version, self._word.own_last
-        word = self._follow(tokens)
+        word = self._follow(count)
         self.progress = Progress(word.steps + 1, word.own_tokens + word.tokens)
         self._after_step(before)
         return word.own_last if word.own_last > own_last else None
@@ -75,6 +77,7 @@ class Follower(Peer):
         return bool(self._follow().touched)
 
     def finish(self, *, quiet_s: float = 2.0, timeout_s: float = 30.0) -> bool:
+        self._check_here()
         self.flush(0.0)
         self.drop_progress()
         while True:

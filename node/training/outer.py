@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import UninitializedParameter
 
 from gossamer.node.training.encoders import encode_fragment
-from gossamer.protocol.errors import ConfigError, DivergedError
+from gossamer.node.training.parameters import check_fits
+from gossamer.protocol.errors import DivergedError
 from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
@@ -61,40 +61,6 @@ class FragmentState:
     window: Window
     last_published: int = 0
     merged_round: int = field(default=0)
-
-
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-"""What parameters may be. Progress is measured against a float32 image of Phi, so that nothing is lost
-between the swarm and a bf16 model but what bf16 itself cannot hold."""
-
-
-def check_fits(tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
-    """Raise ConfigError if a model's parameters are not the manifest's, naming the first that differs."""
-    for spec in manifest.layout.tensors:
-        if spec.name not in tensors:
-            raise ConfigError(
-                f"the model has no trainable tensor {spec.name!r} of shape {list(spec.shape)}, which the"
-                " manifest lists"
-            )
-        tensor = tensors[spec.name]
-        if isinstance(tensor, UninitializedParameter) or tensor.is_meta:
-            raise ConfigError(
-                f"tensor {spec.name!r} has no values yet: run one batch, or materialise the model"
-            )
-        if tuple(tensor.shape) != spec.shape:
-            raise ConfigError(
-                f"tensor {spec.name!r} has shape {list(tensor.shape)}; the manifest says {list(spec.shape)}"
-            )
-        if tensor.dtype not in DTYPES:
-            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-            raise ConfigError(f"tensor {spec.name!r} is {tensor.dtype}; what can be trained is {names}")
-    known = {spec.name for spec in manifest.layout.tensors}
-    extra = next((name for name in tensors if name not in known), None)
-    if extra is not None:
-        shape = list(tensors[extra].shape)
-        raise ConfigError(
-            f"the model trains tensor {extra!r} of shape {shape}, which the manifest does not list"
-        )
 
 
 class OuterLoop:

@@ -8,6 +8,8 @@ carries what the first has decided. Only where that says that a fragment changes
 * sharded ones (DTensor) are gathered to full tensors on the first rank's CPU, and dealt out again.
 """
 
+import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -17,12 +19,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.layout import Layout
 
 FRAGMENTS_AT = 11
 """Where in a word's numbers the fragments begin."""
 
 DONE, GAVE_UP = 1, 2
+
+SAMPLE = 64
+"""Of how many of a fragment's tensors, and of how many values of each, ranks compare what they hold."""
+
+log = logging.getLogger("gossamer.peer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +100,12 @@ class Ranks:
         self._tensors = tensors
         self._fragments: Sequence[Sequence[str]] = ()
         self._copies: dict[str, Tensor] = {}
+        self._has_trained = False
+        """Whether the ranks have trained since all of them were given the same parameters."""
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
+        if self.rank == 0 and self.size > 1:
+            log.info("waiting for all %d ranks, which are one node: each has to attach", self.size)
         # Words are numbers on the CPU, whatever the model is on: no rank waits for its device.
         self._cpu = dist.new_group(backend="gloo")
 
@@ -106,9 +118,9 @@ class Ranks:
 
     def share(self, data: bytes) -> bytes:
         """The first rank's bytes, on all ranks."""
-        length = torch.tensor([len(data)])
+        length = torch.tensor([len(data)], device="cpu")
         dist.broadcast(length, 0, group=self._cpu)
-        numbers = torch.zeros(int(length), dtype=torch.uint8)
+        numbers = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
         if self.rank == 0 and data:
             numbers.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         dist.broadcast(numbers, 0, group=self._cpu)
@@ -116,8 +128,9 @@ class Ranks:
 
     def agree(self, word: Word) -> Word:
         # float64 holds every integer here exactly: none comes near 2**53.
-        numbers = torch.zeros(FRAGMENTS_AT + len(self._fragments), dtype=torch.float64)
-        numbers[:2] = torch.tensor([word.tokens, word.stop])
+        # On the CPU by name, for a script may have set another default device.
+        numbers = torch.zeros(FRAGMENTS_AT + len(self._fragments), dtype=torch.float64, device="cpu")
+        numbers[0], numbers[1] = word.tokens, word.stop
         if self.rank == 0:
             numbers[2:FRAGMENTS_AT] = torch.tensor(
                 [
@@ -132,6 +145,7 @@ class Ranks:
                     word.loss,
                 ],
                 dtype=torch.float64,
+                device="cpu",
             )
             for fragment in word.touched:
                 numbers[FRAGMENTS_AT + fragment] = 1
@@ -141,6 +155,7 @@ class Ranks:
             int, said[:10]
         )
         touched = frozenset(i for i in range(len(self._fragments)) if said[FRAGMENTS_AT + i])
+        self._has_trained |= tokens > 0
         return Word(
             tokens,
             stop,
@@ -158,11 +173,31 @@ class Ranks:
 
     @contextmanager
     def full(self, fragments: frozenset[int]) -> Iterator[None]:
+        """Raises ConfigError on all ranks if each has trained by itself."""
         for fragment in sorted(fragments):
+            if self._has_trained:
+                self._check_alike(fragment)
             self._gather(fragment)
         yield
         for fragment in sorted(fragments):
             self._scatter(fragment)
+
+    def _check_alike(self, fragment: int) -> None:
+        """Compare some values of plain parameters: ranks that exchange gradients hold the same."""
+        tensors = [self._tensors[name].detach() for name in self._fragments[fragment]]
+        plain = [tensor for tensor in tensors if not is_sharded(tensor)]
+        if not plain:
+            return
+        mine = torch.cat([tensor.flatten()[:SAMPLE].float().cpu() for tensor in plain[:SAMPLE]]).nan_to_num()
+        firsts = mine.clone()
+        dist.broadcast(firsts, 0, group=self._cpu)
+        different = (mine != firsts).float().mean()
+        dist.all_reduce(different, dist.ReduceOp.MAX, group=self._cpu)
+        if different > 0.5:  # not for a bit here and there that a device rounds in its own way
+            raise ConfigError(
+                "the ranks hold different parameters, so each trains by itself: wrap the model in"
+                " DistributedDataParallel, and call that"
+            )
 
     def _gather(self, fragment: int) -> None:
         for name in self._fragments[fragment]:
@@ -170,7 +205,8 @@ class Ranks:
             if is_sharded(tensor):
                 whole = tensor.full_tensor()  # type: ignore[attr-defined]
                 if self.rank == 0:
-                    self._copies.setdefault(name, torch.empty(whole.shape, dtype=whole.dtype)).copy_(whole)
+                    copy = torch.empty(whole.shape, dtype=whole.dtype, device="cpu")
+                    self._copies.setdefault(name, copy).copy_(whole)
 
     def _scatter(self, fragment: int) -> None:
         for name in self._fragments[fragment]:
@@ -183,9 +219,8 @@ class Ranks:
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether a tensor is a DTensor, as FSDP2 and tensor parallelism make them."""
-    from torch.distributed.tensor import DTensor
-
-    return isinstance(tensor, DTensor)
+    known = sys.modules.get("torch.distributed.tensor")  # which takes long to import, and whoever has one did
+    return known is not None and isinstance(tensor, known.DTensor)
 
 
 def _deal_out(whole: Tensor | None, sharded: Tensor) -> None:

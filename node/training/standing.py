@@ -55,6 +55,7 @@ class Standing(abc.ABC):
         self, model: nn.Module, link: Link, team: Alone | Ranks, *, stop_round: int, beside: Beside | None
     ) -> None:
         """`beside` is what an attached peer's script has beside it."""
+        self.model = model
         self._link: Link = link
         self._team = team
         self._stop_round = stop_round
@@ -82,6 +83,11 @@ class Standing(abc.ABC):
         """Whether a step is under way: then nothing is in order that could be published."""
         self._left = False
         self._pid = os.getpid()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the peer has left its swarm."""
+        return self._left
 
     @property
     def node_id(self) -> bytes:
@@ -183,6 +189,13 @@ class Standing(abc.ABC):
         return callback
 
     # -- the life of an attached peer
+
+    def _check_here(self) -> None:
+        """Raise RuntimeError where nothing that the model still learns would reach the swarm."""
+        if self._left:
+            raise RuntimeError("this peer has left its swarm: attach again to go on training in it")
+        if os.getpid() != self._pid:
+            raise RuntimeError("a peer belongs to the process that attached, and not to those forked off it")
 
     def leave(self) -> None:
         """Publish the open window, save, and stop the daemon; what leaving the `with` in good order does."""

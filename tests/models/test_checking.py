@@ -68,3 +68,19 @@ def test_what_does_not_work(task_folder: Path, old: str, new: str, message: str)
     with pytest.raises(TaskError) as caught:
         try_out(task_folder, old, new)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+SPARSE = """class Rows(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.rows = nn.Embedding(8, 1, sparse=True)
+
+            def forward(self, inputs):
+                return inputs @ self.rows(torch.arange(8))
+
+        return Rows()"""
+
+
+def test_gradients_may_be_sparse(task_folder: Path) -> None:
+    model, tried = try_out(task_folder, MODEL, SPARSE)
+    assert not torch.equal(model.rows.weight, tried.rows.weight)

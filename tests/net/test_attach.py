@@ -191,6 +191,20 @@ def test_nothing_is_left_when_the_script_is_killed(tmp_path: Path) -> None:
         assert_all_gone(tmp_path, 8)
 
 
+def test_a_script_that_was_killed_can_be_started_again_at_once(tmp_path: Path) -> None:
+    with scripts_in(tmp_path) as scripts:
+        scripts.start("one")
+        scripts.wait_rounds("one", 1)
+        published = scripts.metrics("one")["round"]
+        scripts.processes["one"].kill()
+        scripts.processes["one"].wait(10)
+        scripts.start("one", join=[])
+        scripts.wait_rounds("one", 1)
+        assert scripts.metrics("one")["round"] > published
+        (tmp_path / "stop").touch()
+        scripts.results("one")
+
+
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_sigterm_ends_it_in_good_order_and_it_resumes(tmp_path: Path, stubborn: bool) -> None:
     with scripts_in(tmp_path) as scripts:

@@ -51,3 +51,12 @@ def test_what_is_wrong_on_the_first_rank_is_said_on_all(tmp_path: Path) -> None:
         said = scripts.log("one")
         assert "UnreachableError: nobody useful answers at 127.0.0.1:1" in said
         assert "ConfigError: nobody useful answers at 127.0.0.1:1" in said, "the other rank's own line"
+
+
+def test_ranks_that_exchange_no_gradients_are_told_at_the_first_delta(tmp_path: Path) -> None:
+    with scripts_in(tmp_path) as scripts:
+        scripts.start("one", RANKS, how="unwrapped")
+        assert scripts.processes["one"].wait(60) == 1
+        said = scripts.log("one")
+        assert "waiting for all 2 ranks, which are one node: each has to attach" in said
+        assert "ConfigError: the ranks hold different parameters, so each trains by itself" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from gossamer.node.storage.home import Home
 from gossamer.node.training import attaching
 from gossamer.node.training.attaching import _enter
 from gossamer.node.training.beside import Beside
-from gossamer.protocol.errors import ConfigError, UnreachableError
+from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
 from gossamer.protocol.manifest import Manifest
 
 
@@ -94,6 +95,56 @@ def test_a_founder_with_other_first_values_is_told_so(manifest: Manifest) -> Non
 def test_a_founder_with_the_first_values_gets_as_far_as_its_daemon(manifest: Manifest) -> None:
     with pytest.raises(AssertionError, match="no daemon"):
         attach(manifest=manifest)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"listen": "nowhere"}, "'nowhere' is not an address"),
+        ({"stop_round": -1}, "stop_round is -1"),
+        ({"stop_round": "3"}, "stop_round is '3'"),
+    ],
+)
+def test_options_that_are_none(manifest: Manifest, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        attach(manifest=manifest, **options)
+
+
+def test_a_folder_that_another_node_runs_in(
+    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attaching, "FREE_TIMEOUT_S", 0.2)
+    other = Home(tmp_path / "d")
+    other.create()
+    other.lock()
+    with pytest.raises(StorageError, match=r"another node is running in .*leave\(\) it"):
+        attach(manifest=manifest, folder=tmp_path / "d")
+
+
+def test_a_folder_is_waited_for_whose_node_is_ending(
+    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = iter([False, False, True])
+    monkeypatch.setattr(Home, "is_free", lambda _: next(free))
+    with pytest.raises(AssertionError, match="no daemon"):
+        attach(manifest=manifest, folder=tmp_path / "d")
+    assert next(free, None) is None
+
+
+def test_a_model_that_is_attached_already(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(eq=False)
+    class Attached:
+        model: nn.Module
+        has_left: bool = False
+
+    model = build_model()
+    peer = Attached(nn.ModuleList([model]))
+    monkeypatch.setattr(attaching, "_attached", [Attached(build_model()), peer])
+    with pytest.raises(ConfigError, match=r"attached already: leave\(\) that peer first"):
+        attach(model, manifest=manifest)
+    peer.has_left = True
+    with pytest.raises(AssertionError, match="no daemon"):
+        attach(model, manifest=manifest)
 
 
 async def test_it_can_be_called_where_an_event_loop_runs() -> None:

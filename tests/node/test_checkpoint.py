@@ -218,3 +218,26 @@ def test_several_optimizers_come_back_each_with_its_own(tmp_path):
         for index, state in theirs.state_dict()["state"].items():
             for key, value in state.items():
                 assert torch.equal(ours.state_dict()["state"][index][key], value)
+
+
+def test_an_inner_optimizer_that_diverged_begins_afresh(tmp_path):
+    _, outer, optimizer = trained()
+    next(iter(optimizer.state.values()))["exp_avg"][0] = float("nan")
+    path = tmp_path / "trainer.safetensors"
+    CheckpointWriter(path).write(*collect(outer, [optimizer], Progress(8, 16)), wait=True)
+    _, again, fresh = make(seed=1)
+    assert restore(path, again, [fresh]) == (Progress(8, 16), False)
+    assert not fresh.state_dict()["state"]
+
+
+def test_an_inner_state_of_tensors_of_another_kind_is_left_out_and_the_rest_is_kept(tmp_path):
+    class Quantised(torch.Tensor):
+        pass
+
+    _, outer, optimizer = trained()
+    state = next(iter(optimizer.state.values()))
+    state["exp_avg"] = state["exp_avg"].as_subclass(Quantised)
+    path = tmp_path / "trainer.safetensors"
+    CheckpointWriter(path).write(*collect(outer, [optimizer], Progress(8, 16)), wait=True)
+    _, again, fresh = make(seed=1)
+    assert restore(path, again, [fresh]) == (Progress(8, 16), False)

@@ -17,6 +17,7 @@ from gossamer.models.task import named_tensors
 from gossamer.node.ipc import control, daemon_link
 from gossamer.node.peer import Peer
 from gossamer.node.training.outer import Ints
+from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import ONE
 from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import Manifest
@@ -248,3 +249,47 @@ async def test_what_a_script_that_never_left_publishes_at_its_end(
         assert setup.daemon.seen == ([] if isinstance(error, RuntimeError) else [1])
         setup.peer.abandon()
         assert setup.daemon.seen == ([] if isinstance(error, RuntimeError) else [1]), "only the first counts"
+
+
+async def test_who_has_left_or_was_forked_off_trains_no_more(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        setup.peer._pid += 1
+        with pytest.raises(RuntimeError, match="not to those forked off"):
+            setup.step()
+        setup.peer._pid -= 1
+        await asyncio.to_thread(setup.peer.abandon)
+        for use in (setup.step, setup.peer.finish):
+            with pytest.raises(RuntimeError, match="has left its swarm: attach again"):
+                use()
+        assert setup.peer.metrics()["steps"] == 0
+
+
+async def test_a_step_within_a_step_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with begun(tmp_path) as setup:
+        with monkeypatch.context() as patched:
+            patched.setattr(setup.peer, "_step", lambda *_: setup.step())
+            with pytest.raises(RuntimeError, match="two threads call step at once"):
+                setup.step()
+        setup.step()
+        assert setup.peer.metrics()["steps"] == 1
+
+
+async def test_a_step_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        with pytest.raises(ValueError, match="tokens is 0"):
+            setup.peer.step(tokens=0, loss=1.0)
+        with pytest.raises(ValueError, match=r"loss is .* of shape \[2\]"):
+            setup.peer.step(tokens=1, loss=torch.ones(2))
+        assert setup.peer.metrics()["tokens"] == 0
+        assert [setup.step() for _ in range(EVERY)] == [None] * (EVERY - 1) + [1]
+
+
+async def test_parameters_that_were_replaced_are_noticed_before_anything_is_published(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        setup.step()
+        state = {name: value.clone() for name, value in setup.model.state_dict().items()}
+        setup.model.load_state_dict(state, assign=True)
+        with pytest.raises(ConfigError, match="'weight' was moved, resized or replaced"):
+            for _ in range(EVERY):
+                setup.step()
+        assert setup.daemon.seen == []

@@ -1,0 +1,145 @@
+"""A model's parameters as a swarm shares them: what they may be, and whether training still uses them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from gossamer.models.task import named_tensors
+from gossamer.node.training.ranks import is_sharded
+from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.layout import TensorSpec
+from gossamer.protocol.manifest import Manifest
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""What parameters may be. Progress is measured against a float32 image of Phi, so that nothing is lost
+between the swarm and a bf16 model but what bf16 itself cannot hold."""
+
+
+def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """A model's parameters by name, frozen ones too. Raises ConfigError if it is no model, or trains none."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"the model is a {type(model).__name__}: give a torch.nn.Module, or several in an nn.ModuleList"
+        )
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise ConfigError("FullyShardedDataParallel (FSDP1) flattens parameters: use fully_shard (FSDP2)")
+    parameters = dict(named_tensors(model, frozen=True))
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise ConfigError("the model has no parameters that require a gradient: there is nothing to train")
+    return parameters
+
+
+def check_shareable(tensors: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError for the first parameter that no swarm can hold, naming it and what to do."""
+    at: dict[tuple[torch.device, int], str] = {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, UninitializedParameter) or tensor.is_meta:
+            raise ConfigError(f"tensor {name!r} has no values yet: run one batch, or materialise the model")
+        if tensor.dtype not in DTYPES:
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            raise ConfigError(f"tensor {name!r} is {tensor.dtype}; what can be trained is {names}")
+        if not tensor.numel():
+            raise ConfigError(
+                f"tensor {name!r} has no elements, its shape is {list(tensor.shape)}: freeze it with"
+                " requires_grad_(False)"
+            )
+        if is_sharded(tensor):
+            continue
+        if any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+            raise ConfigError(f"tensor {name!r} is expanded, so that elements share memory: clone() it")
+        other = at.setdefault((tensor.device, tensor.data_ptr()), name)
+        if other != name:
+            raise ConfigError(
+                f"tensors {other!r} and {name!r} are two parameters with the same memory: tie them, so that"
+                " both are one Parameter, or clone() one"
+            )
+
+
+def check_fits(tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
+    """Raise ConfigError if a model's parameters are not the manifest's, naming the first that differs.
+
+    The manifest says what is shared. That may be frozen for now, and what is not in it has to be.
+    """
+    specs = {spec.name: spec for spec in manifest.layout.tensors}
+    check_shareable({name: tensors[name] for name in specs if name in tensors})
+    for name, spec in specs.items():
+        if name not in tensors:
+            raise ConfigError(
+                f"the model has no tensor {name!r} of shape {list(spec.shape)}, which the manifest"
+                f" lists{_near(spec, tensors)}"
+            )
+        if tuple(tensors[name].shape) != spec.shape:
+            raise ConfigError(
+                f"tensor {name!r} has shape {list(tensors[name].shape)}; the manifest says {list(spec.shape)}"
+            )
+    for name, tensor in tensors.items():
+        if name not in specs and tensor.requires_grad:
+            raise ConfigError(
+                f"the model trains tensor {name!r} of shape {list(tensor.shape)}, which the manifest does not"
+                " list"
+            )
+
+
+def _near(spec: TensorSpec, tensors: Mapping[str, Tensor]) -> str:
+    """A hint for a model that is wrapped where the manifest's is not, or the other way round."""
+    for name, tensor in tensors.items():
+        is_part = name.endswith(f".{spec.name}") or spec.name.endswith(f".{name}")
+        if is_part and not isinstance(tensor, UninitializedParameter) and tensor.shape == spec.shape:
+            return f"; it has {name!r}: give the model as it was described"
+    return ""
+
+
+def checked_optimizers(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], tensors: Mapping[str, Tensor]
+) -> tuple[torch.optim.Optimizer, ...]:
+    """The inner optimizers. Raises ConfigError if they are none, or not of this model."""
+    optimizers = tuple(optimizer) if isinstance(optimizer, Iterable) else (optimizer,)
+    for one in optimizers:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise ConfigError(
+                f"the optimizer is a {type(one).__name__}: give a torch.optim.Optimizer, or a list of several"
+            )
+    own = set(map(id, tensors.values()))
+    trained = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    if optimizers and tensors and own.isdisjoint(trained):
+        raise ConfigError(
+            "the optimizer has none of the model's trainable parameters: make it of model.parameters(), after"
+            " wrapping, sharding or moving the model"
+        )
+    return optimizers
+
+
+class Binding:
+    """The parameters that a model shared when its peer was made."""
+
+    def __init__(self, model: nn.Module, manifest: Manifest) -> None:
+        own = dict(named_tensors(model, frozen=True))
+        shared = {spec.name: own[spec.name] for spec in manifest.layout.tensors}
+        self._model = model
+        self._shared = {name: (p, p.shape, p.device) for name, p in shared.items()}
+        # A sharded model shows its parameters whole while it computes.
+        self._is_checked = not any(map(is_sharded, shared.values()))
+
+    def check(self) -> None:
+        """Raise ConfigError if the model trains others by now.
+
+        Whatever replaces a model's parameters leaves the swarm with tensors that nobody trains, and what is
+        unfrozen without being in the manifest is trained by this node alone.
+        """
+        if not self._is_checked:
+            return
+        own = dict(named_tensors(self._model, frozen=True))
+        for name, (parameter, shape, device) in self._shared.items():
+            if own.get(name) is not parameter or parameter.shape != shape or parameter.device != device:
+                raise ConfigError(
+                    f"the model's tensor {name!r} was moved, resized or replaced after it attached: do that"
+                    " before (and load_state_dict without assign=True), or leave and attach again"
+                )
+        for name, parameter in own.items():
+            if parameter.requires_grad and name not in self._shared:
+                raise ConfigError(
+                    f"tensor {name!r} requires a gradient now, and is not in the manifest, so that the swarm"
+                    " does not share it: describe the model with all that will ever be trained"
+                )

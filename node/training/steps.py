@@ -1,0 +1,36 @@
+"""What a training loop says of a step: the tokens that it trained on, and its loss."""
+
+from typing import SupportsFloat, SupportsInt
+
+from torch import Tensor
+
+from gossamer.protocol.limits import TOKENS_MAX
+
+
+def token_count(tokens: SupportsInt) -> int:
+    """A step's tokens as an int, whatever numbers a loop counts in. Raises ValueError if that is none."""
+    try:
+        count = int(tokens)
+        if count == tokens and 1 <= count <= TOKENS_MAX:
+            return count
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of several
+        pass
+    raise ValueError(
+        f"tokens is {tokens!r:.60}: give the step's tokens or samples, a whole number from 1 to 2**40"
+    )
+
+
+def mean_loss(loss: SupportsFloat | Tensor) -> float | Tensor:
+    """A step's loss as a float, or as a tensor [] without its graph. Raises ValueError if that is none."""
+    if isinstance(loss, Tensor):
+        if loss.numel() != 1 or loss.is_complex():
+            raise ValueError(
+                f"loss is {loss.dtype} of shape {list(loss.shape)}: step takes one number, loss.mean()"
+            )
+        return loss.detach().view(())
+    try:
+        return float(loss)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(
+            f"loss is {loss!r:.60}: step takes the step's mean loss, float('nan') if there is none"
+        ) from None

@@ -1,0 +1,172 @@
+"""`parameters`: models that no swarm can hold, and models that change under their peer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gossamer.bootstrap.manifests import describe
+from gossamer.node.training.parameters import Binding, check_fits, checked_optimizers, parameters_of
+from gossamer.protocol.errors import ConfigError
+
+
+def two_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+
+
+def holding(values: torch.Tensor) -> nn.Module:
+    model = nn.Linear(4, 4)
+    model.extra = nn.Parameter(values)
+    return model
+
+
+class FullyShardedDataParallel(nn.Linear):
+    """By its name, for the real one wants a process group."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+
+def untied() -> nn.Module:
+    """As somebody ties weights who has not read how: two parameters, one memory."""
+    model = two_layers()
+    model[0].weight = nn.Parameter(model[0].weight.data)
+    model.head = nn.Linear(4, 4)
+    model.head.weight = nn.Parameter(model[0].weight.data)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.Linear(4, 4, device="meta"), r"'weight' has no values yet: run one batch"),
+        (lambda: nn.LazyLinear(4), r"'weight' has no values yet"),
+        (
+            lambda: nn.Linear(4, 4, dtype=torch.complex64),
+            r"'weight' is torch\.complex64; what can be trained",
+        ),
+        (lambda: holding(torch.zeros(0, 3)), r"'extra' has no elements, its shape is \[0, 3\]: freeze it"),
+        (lambda: holding(torch.ones(1).expand(8)), r"'extra' is expanded, .*: clone\(\) it"),
+        (lambda: holding(torch.zeros((1,) * 9)), r"'extra': shape .* is impossible: at most 8 dimensions"),
+        (lambda: holding(torch.full((2,), 64.0)), r"'extra': .* not within \+-64"),
+        (untied, r"'0\.weight' and 'head\.weight' are two parameters with the same memory: tie them"),
+        (lambda: two_layers().requires_grad_(False), "there is nothing to train"),
+        (lambda: nn.ModuleList([FullyShardedDataParallel()]), "flattens parameters: use fully_shard"),
+        (lambda: [two_layers()], r"the model is a list: give a torch\.nn\.Module, or several in"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_what_no_swarm_can_hold_is_said_before_there_is_one(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        describe(make(), name="t")
+
+
+@pytest.mark.parametrize(
+    ("make", "hint"),
+    [
+        (lambda: nn.ModuleDict({"net": two_layers()}), r"it has 'net\.0\.weight': give the model as it was"),
+        (lambda: two_layers()[0], r"it has 'weight': give the model as it was"),
+    ],
+)
+def test_a_model_that_nearly_fits_is_told_what_to_look_at(make: Callable[[], nn.Module], hint: str) -> None:
+    with pytest.raises(ConfigError, match=rf"no tensor '0\.weight' of shape \[4, 4\].*{hint}"):
+        check_fits(parameters_of(make()), describe(two_layers(), name="t"))
+
+
+def resize(model: nn.Sequential) -> None:
+    model[0].weight.data = torch.zeros(8, 4)
+
+
+def move(model: nn.Sequential) -> None:
+    model.to("meta")
+
+
+def assign(model: nn.Sequential) -> None:
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+
+def add(model: nn.Sequential) -> None:
+    model.append(nn.Linear(1, 1))
+
+
+def remove(model: nn.Sequential) -> None:
+    del model[1]
+
+
+def unfreeze(model: nn.Sequential) -> None:
+    model[1].requires_grad_(True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (resize, r"'0\.weight' was moved, resized or replaced after it attached"),
+        (move, r"'0\.weight' was moved, resized or replaced"),
+        (assign, r"'0\.weight' was moved, resized or replaced.*without assign=True"),
+        (add, r"'2\.weight' requires a gradient now, and is not in the manifest"),
+        (unfreeze, r"'1\.weight' requires a gradient now.*describe the model with all"),
+    ],
+)
+def test_a_model_that_changes_under_its_peer(change: Callable[[nn.Sequential], None], message: str) -> None:
+    model = two_layers()
+    model[1].requires_grad_(False)
+    binding = Binding(model, describe(model, name="t"))
+    binding.check()
+    change(model)
+    with pytest.raises(ConfigError, match=message):
+        binding.check()
+
+
+def test_a_layer_that_is_gone() -> None:
+    model = two_layers()
+    binding = Binding(model, describe(model, name="t"))
+    remove(model)
+    with pytest.raises(ConfigError, match=r"'1\.weight' was moved, resized or replaced"):
+        binding.check()
+
+
+def test_what_may_change_under_a_peer() -> None:
+    model = two_layers()
+    binding = Binding(model, describe(model, name="t"))
+    model[0].requires_grad_(False)
+    model.load_state_dict(two_layers().state_dict())
+    model.double()
+    model.eval()
+    binding.check()
+
+
+def test_what_the_manifest_lists_may_be_frozen_for_a_while() -> None:
+    model = two_layers()
+    manifest = describe(model, name="t")
+    model[0].requires_grad_(False)
+    check_fits(parameters_of(model), manifest)
+    binding = Binding(model, manifest)
+    model[0].requires_grad_(True)
+    binding.check()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda _: None, "the optimizer is a NoneType: give a torch.optim.Optimizer"),
+        (lambda model: model.parameters(), "the optimizer is a Parameter"),
+        (lambda _: "sgd", "the optimizer is a str"),
+        (lambda _: torch.optim.SGD(two_layers().parameters(), lr=0.1), "has none of the model's trainable"),
+    ],
+)
+def test_optimizers_that_train_nothing_of_the_model(given: Callable[[nn.Module], Any], message: str) -> None:
+    model = two_layers()
+    with pytest.raises(ConfigError, match=message):
+        checked_optimizers(given(model), parameters_of(model))
+
+
+def test_one_optimizer_several_or_none() -> None:
+    model = two_layers()
+    one, two = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model)
+    assert checked_optimizers(one, parameters_of(model)) == (one,)
+    assert checked_optimizers([one, two], parameters_of(model)) == (one, two)
+    assert checked_optimizers([], parameters_of(model)) == (), "who steps by hand has nothing to keep"
