@@ -262,12 +262,12 @@ def _write_back(values: Tensor, tensor: Tensor) -> None:
 
 def _take_over(phi: Tensor, theta: Tensor, ref: Tensor, room: Scratch, keep_progress: bool) -> None:
     """Move one piece to a newer Phi, int32 on the CPU."""
-    image, spare = room.first(ref.numel())
-    image.copy_(phi).mul_(1.0 / ONE)
+    image = room.first(ref.numel()).step.copy_(phi).mul_(1.0 / ONE)
+    # Progress is exact where theta has moved little.
     if keep_progress and theta.dtype == torch.float32:
-        theta.add_(torch.sub(image, ref, out=spare.view(torch.float32)))
+        theta.sub_(ref).add_(image)
     elif keep_progress:
-        progress = theta - ref.to(theta.dtype)  # exact where theta has moved little
+        progress = theta - ref.to(theta.dtype)
         theta.copy_(image).add_(progress)
     else:
         theta.copy_(image)

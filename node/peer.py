@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from gossamer.models.task import named_tensors
 from gossamer.node import control
 from gossamer.node.beside import Beside
-from gossamer.node.checkpoint import CheckpointWriter, Progress, StateCopy, collect, restore
+from gossamer.node.checkpoint import Progress, restore
+from gossamer.node.checkpointwriter import CheckpointWriter
 from gossamer.node.daemon_link import DaemonLink, Offer
 from gossamer.node.home import Home
 from gossamer.node.outer import OuterLoop
@@ -57,7 +58,6 @@ class Peer(Standing):
         self._optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
         self._checkpoint_path = checkpoint
         self._checkpoint = CheckpointWriter(checkpoint)
-        self._copy: StateCopy | None = None
         self._outer = OuterLoop(self._team.bind(manifest.plan()), manifest)
         self._codec = manifest.outer.codec
         self._pace = Pace(manifest.pace, manifest.layout.fragments)
@@ -224,8 +224,7 @@ class Peer(Standing):
         with self._changing([], due):
             if due is not None:
                 self._publish(due)
-        self._copy = None
-        self._checkpoint.write(*collect(self._outer, self._saved_optimizers, self.progress), wait=True)
+        self._checkpoint.save(self._outer, self._saved_optimizers, self.progress)
         self._link.wait_acknowledged(timeout_s)
 
     def drop_progress(self) -> None:
@@ -340,11 +339,9 @@ class Peer(Standing):
 
     def _checkpoint_if_due(self, round_: int | None) -> None:
         """Begin a checkpoint after a delta if one is due; copy a share of one that was begun."""
-        if self._copy is None and round_ is not None and self._checkpoint.is_due():
-            self._copy = StateCopy(self._outer, self._saved_optimizers)
-        if self._copy is not None and self._copy.advance():
-            self._checkpoint.write(self._copy.tensors, self._copy.metadata(self.progress))
-            self._copy = None
+        if round_ is not None and self._checkpoint.is_due():
+            self._checkpoint.begin(self._outer, self._saved_optimizers)
+        self._checkpoint.advance(self.progress)
 
     @property
     def _saved_optimizers(self) -> Sequence[torch.optim.Optimizer]:

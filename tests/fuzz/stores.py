@@ -295,11 +295,14 @@ def _checkpoint(data: bytes) -> Iterator[None]:
 
 def _checkpoint_seeds() -> list[bytes]:
     model, outer, optimizer = _trainer()
-    early = save(*checkpoint.collect(outer, [optimizer], checkpoint.Progress(0, 0)))
+    path, progress = _folder() / "seed.safetensors", checkpoint.Progress
+    CheckpointWriter(path).save(outer, [optimizer], progress(0, 0))
+    early = path.read_bytes()
     for _ in range(3):
         _train(model, outer, optimizer)
     outer.publish(1, 1, memoryview(bytearray(10_000)))
-    return [save(*checkpoint.collect(outer, [optimizer], checkpoint.Progress(8, 16))), early]
+    CheckpointWriter(path).save(outer, [optimizer], progress(8, 16))
+    return [path.read_bytes(), early]
 
 
 def _mutate_checkpoint(data: bytes, dice: Random) -> bytes:
