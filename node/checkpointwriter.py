@@ -78,9 +78,7 @@ class CheckpointWriter:
             log.warning("cannot save the trainer's state to %s: %s", self._path, error.strerror)
             self._give_up()
 
-    def save(
-        self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], progress: Progress
-    ) -> None:
+    def save(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], progress: Progress) -> None:
         """Write all of a checkpoint now, in place of one under way; returns when the file is there."""
         self._give_up()
         self.begin(outer, optimizers)
@@ -110,9 +108,8 @@ class _Writing:
         self._room = room
         self._thread = thread
         self._rounds = [0] * len(outer.fragments)
-        widest = state.header(Progress(2**63, 2**63), [2**63] * len(self._rounds))
-        self._data_at = 8 + len(widest)
-        """Where the tensors begin in the file; what the header does not need of it is spaces."""
+        self._data_at = 0
+        """Where the tensors begin in the file."""
         self._index = 0
         self._done = 0
         """How much of which tensor has been copied, in elements."""
@@ -181,6 +178,8 @@ class _Writing:
     # -- in the thread
 
     def _open(self) -> None:
+        # How long the header will be is not known yet; what it does not need is spaces.
+        self._data_at = 8 + len(self._state.header(Progress(2**63, 2**63), [2**63] * len(self._rounds)))
         fd, self._aside = open_aside(self._path)
         self._file = os.fdopen(fd, "wb")
 

@@ -155,7 +155,9 @@ def _exact(values: Tensor, start: int, section: Tensor, decoded: Tensor) -> int:
     return len(data)
 
 
-def _in_blocks(kernel: Kernel, width: int, values: Tensor, start: int, section: Tensor, decoded: Tensor) -> int:
+def _in_blocks(
+    kernel: Kernel, width: int, values: Tensor, start: int, section: Tensor, decoded: Tensor
+) -> int:
     """Run the kernel of a 256-value codec; a last block in part goes padded with zeros.
 
     `width` is a block's codes in bytes. A section has all blocks' exponents first, then all codes.
@@ -277,7 +279,9 @@ def _largest(values: Tensor, count: int) -> Tensor:
 
 def _excess_bits(values: Tensor, bits: int, most: int) -> Tensor:
     """By how many bits non-negative integers are longer than `bits`, `most` at most: int32 of their shape."""
-    return torch.bucketize(values, _powers(bits, most, values.device, values.dtype), right=True, out_int32=True)
+    return torch.bucketize(
+        values, _powers(bits, most, values.device, values.dtype), right=True, out_int32=True
+    )
 
 
 @cache

@@ -38,7 +38,7 @@ class Window:
     steps: int = 0
     tokens: int = 0
     loss: float | Tensor = 0.0
-    """Sum over the steps; a tensor stays on its device until the window closes."""
+    """Sum over the steps; that of a device stays there until the window closes."""
 
     def add(self, tokens: int, loss: float | Tensor) -> None:
         self.steps += 1
@@ -143,8 +143,9 @@ class OuterLoop:
 
     def step(self, tokens: int, loss: float | Tensor) -> None:
         """Note one inner step in every fragment's window."""
-        # In float32, since sums in bf16 come to a standstill.
-        loss = loss.detach().float() if isinstance(loss, Tensor) else loss
+        if isinstance(loss, Tensor):
+            # In float32, since sums in bf16 come to a standstill.
+            loss = loss.item() if loss.is_cpu else loss.detach().float()
         for state in self.fragments:
             state.window.add(tokens, loss)
 

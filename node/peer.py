@@ -63,6 +63,8 @@ class Peer(Standing):
         self._pace = Pace(manifest.pace, manifest.layout.fragments)
         self._steps_since = 0
         self._published_at = time.monotonic()
+        self._pending: list[Offer] = []
+        """Taken, and not applied yet."""
 
     @classmethod
     def connect(
@@ -201,15 +203,17 @@ class Peer(Standing):
         self._steps_since += 1
         self._steps_run += 1
         before = self.version
-        offers = self._newer(self._take_offers())
         round_ = self._due()
-        with self._changing(offers, round_, tokens):
-            self._outer.step(self._word.tokens, loss)
-            self.progress = Progress(self.progress.steps + 1, self.progress.tokens + self._word.tokens)
-            for offer in offers:
-                self._apply(offer)
-            if round_ is not None:
-                self._publish(round_)
+        offers = self._newer(self._offers_for_now(round_))
+        if self._team.size == 1 and not offers and round_ is None:
+            self._note(tokens, loss)  # most steps: nobody to agree with, and nothing to do
+        else:
+            with self._changing(offers, round_, tokens):
+                self._note(self._word.tokens, loss)
+                for offer in offers:
+                    self._apply(offer)
+                if round_ is not None:
+                    self._publish(round_)
         self._checkpoint_if_due(round_)
         self._inside = False
         self._outer_s += time.perf_counter() - begun
@@ -307,6 +311,10 @@ class Peer(Standing):
         self._agree(frozenset(touched), tokens=tokens, round_=round_ or 0, version=version)
         return self._team.full(frozenset(touched))
 
+    def _note(self, tokens: int, loss: float | Tensor) -> None:
+        self._outer.step(tokens, loss)
+        self.progress = Progress(self.progress.steps + 1, self.progress.tokens + tokens)
+
     def _due(self) -> int | None:
         if not self._link.can_publish:
             return None
@@ -348,10 +356,32 @@ class Peer(Standing):
         return self._optimizers if self._team.size == 1 else ()
 
     def _take_offers(self) -> list[Offer]:
+        offers, self._pending = self._pending + self._link_offers(), []
+        return offers
+
+    def _link_offers(self) -> list[Offer]:
         offers = []
         while (offer := self._link.take_offer()) is not None:
             offers.append(offer)
         return offers
+
+    def _offers_for_now(self, round_: int | None) -> list[Offer]:
+        """Those to apply at this step, so that no step is held up by all there is to do.
+
+        One that comes as another fragment is published waits a step. Of several, half wait.
+        """
+        waited = len(self._pending)
+        self._pending += self._link_offers()
+        if not self._pending:
+            return []
+        if round_ is None:
+            count = -(-len(self._pending) // 2)
+        else:
+            fragment = round_ % len(self._outer.fragments)
+            last = max((i for i, offer in enumerate(self._pending) if offer.fragment == fragment), default=-1)
+            count = max(waited, last + 1)
+        now, self._pending = self._pending[:count], self._pending[count:]
+        return now
 
     def _newer(self, offers: Sequence[Offer]) -> list[Offer]:
         """Those that hold our own last delta: an image from before would take it back for a moment."""

@@ -21,11 +21,11 @@ from typing import Any
 import msgpack
 import numpy as np
 import torch
-from safetensors.torch import save
 from torch import nn
 
 from gossamer.node import checkpoint, control, snapshots
 from gossamer.node.address import format_address, parse_address
+from gossamer.node.checkpointwriter import CheckpointWriter
 from gossamer.node.chunkstore import MissingChunkError
 from gossamer.node.client import parse_status
 from gossamer.node.merger import Base
