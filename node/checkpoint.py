@@ -51,8 +51,8 @@ def _optimizer_state(
 ) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     """The inner optimizers' state as named tensors and plain values, their parameters counted through.
 
-    None for the values of a state that holds anything else (LBFGS keeps lists, FSDP2 shards): half of it would
-    do harm.
+    None for the values of a state that holds anything else (LBFGS keeps lists, FSDP2 shards): half of it
+    would do harm.
     """
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}

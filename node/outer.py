@@ -184,8 +184,9 @@ class OuterLoop:
             room = self._room(pieces, theta.device)
             for piece in pieces:
                 if not self._publish_piece(values[piece.span], piece, section, room):
+                    name = slot.spec.name
                     raise DivergedError(
-                        f"tensor {slot.spec.name!r} is not finite or moved by over 64: lower the learning rate"
+                        f"tensor {name!r} is not finite or moved by over 64: lower the learning rate"
                     )
             _write_back(values, theta)
         length = writer.finish()
@@ -245,7 +246,10 @@ def _bind(fragment: Fragment, tensors: Mapping[str, Tensor], count: int, codec: 
         ref,
         residual,
         momentum,
-        pieces=[_pieces(*state, piece_numel(codec, state[0])) for state in zip(ref, residual, momentum)],
+        pieces=[
+            _pieces(*state, piece_numel(codec, state[0]))
+            for state in zip(ref, residual, momentum, strict=True)
+        ],
         window=Window(base=fragment.index - count if fragment.index else 0),
     )
 
@@ -256,7 +260,7 @@ def _pieces(ref: Tensor, residual: Tensor, momentum: Tensor, size: int) -> list[
 
 
 def _write_back(values: Tensor, tensor: Tensor) -> None:
-    """Finish what was done to a tensor's values in row-major order: a copy, if it lies otherwise in memory."""
+    """Finish what was done to a tensor's values in row-major order: a copy, if it lies otherwise."""
     if not tensor.is_contiguous():
         tensor.copy_(values.view(tensor.shape))
 

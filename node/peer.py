@@ -271,6 +271,10 @@ class Peer(Standing):
         """Tell the daemon how training is doing."""
         self._link.send(report)
 
+    def close(self) -> None:
+        self._checkpoint.close()
+        super().close()
+
     # -- inside
 
     def _agree(
