@@ -9,7 +9,7 @@ costs. The file is safetensors, by hand for the same reason: the library wants a
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from math import inf
@@ -38,6 +38,9 @@ INTERVAL_MIN_S = 5.0
 INTERVAL_MAX_S = 300.0
 """A crash costs no more of the inner optimizer's state than this, however large it is."""
 
+Submit = Callable[..., "Future[None]"]
+"""``(function, *arguments)``: has it called, and tells when that is over."""
+
 log = logging.getLogger("gossamer.checkpoint")
 
 
@@ -58,13 +61,16 @@ class CheckpointWriter:
 
     def begin(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Begin a checkpoint."""
+        self._begin(outer, optimizers, self._thread.submit)
+
+    def _begin(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], submit: Submit) -> None:
         state = State.of(outer, optimizers)
         share = -(-max(SHARE_BYTES, state.size // SHARES) // WIDEST_BYTES) * WIDEST_BYTES
         if self._room.numel() != share:
             self._room = torch.empty(share, dtype=torch.uint8)
         self._begun_at = time.monotonic()
         self._interval = min(max(INTERVAL_MIN_S, state.size / BYTES_PER_S), INTERVAL_MAX_S)
-        self._under_way = _Writing(self._path, state, outer, self._room, self._thread)
+        self._under_way = _Writing(self._path, state, outer, self._room, submit)
 
     def advance(self, progress: Progress, *, wait: bool = False) -> None:
         """Copy the next share of the one under way; never waits for the disk, unless told to."""
@@ -79,9 +85,13 @@ class CheckpointWriter:
             self._give_up()
 
     def save(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], progress: Progress) -> None:
-        """Write all of a checkpoint now, in place of one under way; returns when the file is there."""
+        """Write all of a checkpoint now, in place of one under way; returns when the file is there.
+
+        Without the thread: a script that never left its peer leaves as the interpreter exits, when no thread
+        can be given work any more.
+        """
         self._give_up()
-        self.begin(outer, optimizers)
+        self._begin(outer, optimizers, _at_once)
         while self._under_way is not None:
             self.advance(progress, wait=True)
 
@@ -104,14 +114,13 @@ class _Writing:
     steps apart from each other, which does no harm.
     """
 
-    def __init__(
-        self, path: Path, state: State, outer: OuterLoop, room: Tensor, thread: ThreadPoolExecutor
-    ) -> None:
+    def __init__(self, path: Path, state: State, outer: OuterLoop, room: Tensor, submit: Submit) -> None:
+        """`submit` has what waits for the disk done."""
         self._path = path
         self._state = state
         self._outer = outer
         self._room = room
-        self._thread = thread
+        self._submit = submit
         self._rounds = [0] * len(outer.fragments)
         self._data_at = 0
         """Where the tensors begin in the file."""
@@ -124,7 +133,7 @@ class _Writing:
         """The first tensor of the fragment that it is of."""
         self._file: BinaryIO | None = None
         self._aside = ""
-        self._written: Future[None] = thread.submit(self._open)
+        self._written = submit(self._open)
 
     @property
     def is_ready(self) -> bool:
@@ -137,14 +146,14 @@ class _Writing:
         if self._index == len(self._state.tensors):
             if not self._file:
                 return True
-            self._written = self._thread.submit(self._finish, self._state.header(progress, self._rounds))
+            self._written = self._submit(self._finish, self._state.header(progress, self._rounds))
             return False
         self._begin_again_if_published()
         start = self._state.offset(self._index, self._done)
         copied = 0
         while self._index < len(self._state.tensors) and copied < self._room.numel():
             copied += self._copy(self._room[copied:])
-        self._written = self._thread.submit(self._write, start, copied)
+        self._written = self._submit(self._write, start, copied)
         return False
 
     def give_up(self) -> None:
@@ -202,3 +211,14 @@ class _Writing:
         self._file.close()
         os.replace(self._aside, self._path)
         self._file = None
+
+
+def _at_once(function: Callable[..., None], *arguments: object) -> "Future[None]":
+    done: Future[None] = Future()
+    try:
+        function(*arguments)
+    except OSError as error:
+        done.set_exception(error)
+    else:
+        done.set_result(None)
+    return done

@@ -1,6 +1,9 @@
 """What a node keeps of its own training across restarts."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,8 @@ from gossamer.node.checkpoint import Progress, restore
 from gossamer.node.checkpointwriter import CheckpointWriter
 from gossamer.node.outer import OuterLoop
 from tests.protocol import builders
+
+ROOT = Path(__file__).parents[2]
 
 
 def make(seed=0):
@@ -167,6 +172,26 @@ def test_what_does_not_fit_changes_nothing(saved, damage, monkeypatch):
     assert restore(path, outer, [optimizer]) is None
     assert not any(residual.any() for state in outer.fragments for residual in state.residual)
     assert optimizer.state_dict()["state"] == {}
+
+
+def test_it_is_saved_while_the_interpreter_exits(tmp_path):
+    """As of a script that never left its peer: executors take no work then."""
+    script = f"""
+import atexit
+from pathlib import Path
+from gossamer.node.checkpoint import Progress
+from gossamer.node.checkpointwriter import CheckpointWriter
+from tests.node.test_checkpoint import trained
+_, outer, optimizer = trained()
+writer = CheckpointWriter(Path({str(tmp_path / "t")!r}))
+writer.begin(outer, [optimizer])
+writer.advance(Progress())
+atexit.register(lambda: writer.save(outer, [optimizer], Progress(8, 16)))
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120, cwd=ROOT)
+    _, outer, optimizer = make(seed=1)
+    assert restore(tmp_path / "t", outer, [optimizer]) == (Progress(8, 16), True)
+    assert list(tmp_path.iterdir()) == [tmp_path / "t"]
 
 
 def test_sgd_without_state_and_scalars_come_back(tmp_path):
