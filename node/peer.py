@@ -65,6 +65,7 @@ class Peer(Standing):
         self._published_at = time.monotonic()
         self._pending: list[Offer] = []
         """Taken, and not applied yet."""
+        self._share_waits = False
 
     @classmethod
     def connect(
@@ -350,8 +351,15 @@ class Peer(Standing):
         self._published_at = time.monotonic()
 
     def _checkpoint_if_due(self, round_: int | None) -> None:
-        """Begin a checkpoint after a delta if one is due; copy a share of one that was begun."""
-        if round_ is not None and self._checkpoint.is_due():
+        """Begin a checkpoint if one is due; copy a share of one that was begun.
+
+        Rather at the next step than at one that publishes.
+        """
+        if round_ is not None and not self._share_waits:
+            self._share_waits = True
+            return
+        self._share_waits = False
+        if self._checkpoint.is_due():
             self._checkpoint.begin(self._outer, self._saved_optimizers)
         self._checkpoint.advance(self.progress)
 
