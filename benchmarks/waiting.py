@@ -305,9 +305,9 @@ GOALS = (
         measured=lambda found: _worst(found, large=False),
         reason="an inner step of 256 rows is too short for the work of its window. The worst is 1 M"
         " parameters in 16 fragments, one of which is published or applied at each step of 21 ms: 0.6 and"
-        " 0.2 ms of work, half of it some 40 calls to torch that find nothing in cache after an inner step. On"
-        " the one core that the trainer has here, threads that write a checkpoint and talk to the daemon take"
-        " 2 to 3 ms a second",
+        " 0.2 ms of work, half of it some 40 calls to torch that find nothing in cache after an inner step."
+        " On the one core that the trainer has here, threads that write a checkpoint and talk to the daemon"
+        " take 2 to 3 ms a second",
     ),
     Goal(
         what=f"the same where an inner step has {LARGE:,} rows",
