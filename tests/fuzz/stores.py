@@ -21,7 +21,6 @@ from typing import Any
 import msgpack
 import numpy as np
 import torch
-from safetensors.torch import save
 from torch import nn
 
 from gossamer.node.address import format_address, parse_address
@@ -32,6 +31,7 @@ from gossamer.node.phi.merger import Base
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.node.training import checkpoint
+from gossamer.node.training.checkpointwriter import CheckpointWriter
 from gossamer.node.training.outer import OuterLoop
 from gossamer.protocol.chunks import chunk_hashes, chunk_sizes
 from gossamer.protocol.errors import GossamerError, LocalError, StorageError
@@ -297,11 +297,14 @@ def _checkpoint(data: bytes) -> Iterator[None]:
 
 def _checkpoint_seeds() -> list[bytes]:
     model, outer, optimizer = _trainer()
-    early = save(*checkpoint.collect(outer, [optimizer], checkpoint.Progress(0, 0)))
+    path, progress = _folder() / "seed.safetensors", checkpoint.Progress
+    CheckpointWriter(path).save(outer, [optimizer], progress(0, 0))
+    early = path.read_bytes()
     for _ in range(3):
         _train(model, outer, optimizer)
     outer.publish(1, 1, memoryview(bytearray(10_000)))
-    return [save(*checkpoint.collect(outer, [optimizer], checkpoint.Progress(8, 16))), early]
+    CheckpointWriter(path).save(outer, [optimizer], progress(8, 16))
+    return [path.read_bytes(), early]
 
 
 def _mutate_checkpoint(data: bytes, dice: Random) -> bytes:
