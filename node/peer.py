@@ -22,7 +22,8 @@ from gossamer.node.ipc import control
 from gossamer.node.ipc.daemon_link import DaemonLink, Offer
 from gossamer.node.storage.home import Home
 from gossamer.node.training.beside import Beside
-from gossamer.node.training.checkpoint import CheckpointWriter, Progress, StateCopy, collect, restore
+from gossamer.node.training.checkpoint import Progress, restore
+from gossamer.node.training.checkpointwriter import CheckpointWriter
 from gossamer.node.training.outer import OuterLoop
 from gossamer.node.training.parameters import Binding
 from gossamer.node.training.ranks import DONE, GAVE_UP, Alone, Ranks, Word
@@ -61,7 +62,6 @@ class Peer(Standing):
         self._optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
         self._checkpoint_path = checkpoint
         self._checkpoint = CheckpointWriter(checkpoint)
-        self._copy: StateCopy | None = None
         self._stepping = Lock()
         self._outer = OuterLoop(self._team.bind(manifest.plan()), manifest)
         self._binding = Binding(model, manifest)
@@ -69,6 +69,9 @@ class Peer(Standing):
         self._pace = Pace(manifest.pace, manifest.layout.fragments)
         self._steps_since = 0
         self._published_at = time.monotonic()
+        self._pending: list[Offer] = []
+        """Taken, and not applied yet."""
+        self._share_waits = False
 
     @classmethod
     def connect(
@@ -221,15 +224,17 @@ class Peer(Standing):
         self._steps_since += 1
         self._steps_run += 1
         before = self.version
-        offers = self._newer(self._take_offers())
         round_ = self._due()
-        with self._changing(offers, round_, tokens):
-            self._outer.step(self._word.tokens, loss)
-            self.progress = Progress(self.progress.steps + 1, self.progress.tokens + self._word.tokens)
-            for offer in offers:
-                self._apply(offer)
-            if round_ is not None:
-                self._publish(round_)
+        offers = self._newer(self._offers_for_now(round_))
+        if self._team.size == 1 and not offers and round_ is None:
+            self._note(tokens, loss)  # most steps: nobody to agree with, and nothing to do
+        else:
+            with self._changing(offers, round_, tokens):
+                self._note(self._word.tokens, loss)
+                for offer in offers:
+                    self._apply(offer)
+                if round_ is not None:
+                    self._publish(round_)
         self._checkpoint_if_due(round_)
         self._inside = False
         self._outer_s += time.perf_counter() - begun
@@ -244,8 +249,7 @@ class Peer(Standing):
         with self._changing([], due):
             if due is not None:
                 self._publish(due)
-        self._copy = None
-        self._checkpoint.write(*collect(self._outer, self._saved_optimizers, self.progress), wait=True)
+        self._checkpoint.save(self._outer, self._saved_optimizers, self.progress)
         self._link.wait_acknowledged(timeout_s)
 
     def drop_progress(self) -> None:
@@ -289,6 +293,10 @@ class Peer(Standing):
         """Tell the daemon how training is doing."""
         self._link.send(report)
 
+    def close(self) -> None:
+        self._checkpoint.close()
+        super().close()
+
     # -- inside
 
     def _agree(
@@ -331,6 +339,10 @@ class Peer(Standing):
         self._agree(frozenset(touched), tokens=tokens, round_=round_ or 0, version=version)
         return self._team.full(frozenset(touched))
 
+    def _note(self, tokens: int, loss: float | Tensor) -> None:
+        self._outer.step(tokens, loss)
+        self.progress = Progress(self.progress.steps + 1, self.progress.tokens + tokens)
+
     def _due(self) -> int | None:
         if not self._link.can_publish:
             return None
@@ -362,22 +374,49 @@ class Peer(Standing):
         self._published_at = time.monotonic()
 
     def _checkpoint_if_due(self, round_: int | None) -> None:
-        """Begin a checkpoint after a delta if one is due; copy a share of one that was begun."""
-        if self._copy is None and round_ is not None and self._checkpoint.is_due():
-            self._copy = StateCopy(self._outer, self._saved_optimizers)
-        if self._copy is not None and self._copy.advance():
-            self._checkpoint.write(self._copy.tensors, self._copy.metadata(self.progress))
-            self._copy = None
+        """Begin a checkpoint if one is due; copy a share of one that was begun.
+
+        Rather at the next step than at one that publishes.
+        """
+        if round_ is not None and not self._share_waits:
+            self._share_waits = True
+            return
+        self._share_waits = False
+        if self._checkpoint.is_due():
+            self._checkpoint.begin(self._outer, self._saved_optimizers)
+        self._checkpoint.advance(self.progress)
 
     @property
     def _saved_optimizers(self) -> Sequence[torch.optim.Optimizer]:
         return self._optimizers if self._team.size == 1 else ()
 
     def _take_offers(self) -> list[Offer]:
+        offers, self._pending = self._pending + self._link_offers(), []
+        return offers
+
+    def _link_offers(self) -> list[Offer]:
         offers = []
         while (offer := self._link.take_offer()) is not None:
             offers.append(offer)
         return offers
+
+    def _offers_for_now(self, round_: int | None) -> list[Offer]:
+        """Those to apply at this step, so that no step is held up by all there is to do.
+
+        One that comes as another fragment is published waits a step. Of several, half wait.
+        """
+        waited = len(self._pending)
+        self._pending += self._link_offers()
+        if not self._pending:
+            return []
+        if round_ is None:
+            count = -(-len(self._pending) // 2)
+        else:
+            fragment = round_ % len(self._outer.fragments)
+            last = max((i for i, offer in enumerate(self._pending) if offer.fragment == fragment), default=-1)
+            count = max(waited, last + 1)
+        now, self._pending = self._pending[:count], self._pending[count:]
+        return now
 
     def _newer(self, offers: Sequence[Offer]) -> list[Offer]:
         """Those that hold our own last delta: an image from before would take it back for a moment."""

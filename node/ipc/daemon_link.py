@@ -53,7 +53,8 @@ class DaemonLink:
         self._attached = False
         """Whether the daemon of `_shared`, which stays mapped when it dies, still listens."""
         self._offers: dict[int, Offer] = {}
-        self._unacknowledged: tuple[control.Publish, bytes] | None = None
+        self._unacknowledged: tuple[control.Publish, memoryview] | None = None
+        """It stays where it was written: nothing else is, before it is acknowledged."""
         self._closing = threading.Event()
         self._connected = threading.Event()
         self.node_id = b""
@@ -91,16 +92,19 @@ class DaemonLink:
         Since then the daemon may have died, and then the next one gets it as it comes; or that one is here
         already, with a payload area of its own.
         """
+        payload = area[: message.payload_bytes]
         with self._lock:
-            payload = bytes(area[: message.payload_bytes])
             self._unacknowledged = (message, payload)
             self.own_last = message.round
             if self._attached and self._shared is not None:
-                self._shared.payload[: len(payload)] = payload
+                if not self._shared.is_payload(area):
+                    self._shared.payload[: len(payload)] = payload
                 self.send(message)
 
     def take_offer(self) -> Offer | None:
         """The next fragment of Phi that is ready in shared memory."""
+        if not self._offers:
+            return None
         with self._lock:
             return self._offers.pop(next(iter(self._offers)), None) if self._offers else None
 

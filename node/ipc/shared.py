@@ -55,6 +55,10 @@ class SharedMemory:
         """The payload area, writable."""
         return memoryview(self._map)[self._phi_bytes :]
 
+    def is_payload(self, area: memoryview) -> bool:
+        """Whether an area is (the beginning of) the payload area of this mapping."""
+        return area.obj is self._map
+
     def close(self) -> None:
         """Close the descriptor; the mapping goes with its last view."""
         if self.fd >= 0:

@@ -49,9 +49,14 @@ UNFINISHED_S = 60.0
 """A file that is still aside after this long was left there by a crash."""
 
 
+def open_aside(path: Path) -> tuple[int, str]:
+    """A new file of mode 0600 beside `path`, to be renamed to it: its descriptor and name. Raises OSError."""
+    return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+
+
 def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Write a file of mode 0600 so that it is there whole or not at all. Raises OSError."""
-    fd, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    fd, aside = open_aside(path)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(data)
@@ -67,7 +72,7 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 
 def remove_unfinished(files: Iterable[Path]) -> None:
-    """Remove what `write_atomically` left aside when a crash cut it short."""
+    """Remove what was left aside when a crash cut it short."""
     for file in files:
         with suppress(OSError):  # somebody else may be tidying up, too
             if time.time() - file.stat().st_mtime > UNFINISHED_S:

@@ -19,7 +19,7 @@ from gossamer.node.service import Service, daemon_service
 from gossamer.protocol.errors import ConfigError
 
 STOP_S = 4.0
-POLL_S = 0.1
+POLL_S = 0.5
 TERMINATED = 128 + signal.SIGTERM
 
 log = logging.getLogger("gossamer.peer")

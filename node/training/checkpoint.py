@@ -1,39 +1,26 @@
 """What only this node knows, kept across restarts: residuals, momenta, inner optimizer, data position.
 
-Phi is the swarm's; all else that training needs is here. A checkpoint is one safetensors file, written aside
-and renamed by a background thread, every few seconds after a delta, and again when the node leaves. When one
-is read back, a fragment's residual counts only if it belongs to the last delta that we published of it: what
-an older one holds has been sent since. It carries a checksum, since a flipped bit in a momentum would make
-the node diverge at every start.
+Phi is the swarm's; all else that training needs is here. A checkpoint is one safetensors file, written while
+training goes on (see `checkpointwriter`) and again when the node leaves. When one is read back, a fragment's
+residual counts only if it belongs to the last delta that we published of it: what an older one holds has been
+sent since. It carries a checksum, since a flipped bit in a momentum would make the node diverge at every
+start.
 """
 
 import json
 import logging
-import threading
-import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from gossamer.node.storage.home import write_atomically
 from gossamer.node.training.outer import OuterLoop
-
-FREQUENT_BYTES = 64 * 1024 * 1024
-"""A state up to this size is saved often, a larger one now and then: copying and writing it takes time."""
-
-FREQUENT_S = 5.0
-SELDOM_S = 60.0
-
-SHARE_BYTES = 2 * 1024 * 1024
-SHARES = 64
-"""A state is copied over at most 64 inner steps, at least 2 MiB at each, which take about a millisecond."""
 
 VERSION = "2"
 CHECKSUM = "crc32"
@@ -42,6 +29,20 @@ _NOT_AS_WRITTEN = (LookupError, ValueError, TypeError, AttributeError, Recursion
 """What reading JSON, and using what it holds, comes to where something else was written."""
 
 log = logging.getLogger("gossamer.checkpoint")
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What tensors can be saved, and what safetensors calls their numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def _optimizer_state(
     for optimizer in optimizers:
         for index, state in optimizer.state_dict()["state"].items():
             for key, value in state.items():
-                if type(value) is Tensor:
+                if type(value) is Tensor and value.dtype in DTYPES:
                     tensors[f"inner/{start + index}/{key}"] = value
                 elif value is None or isinstance(value, bool | int | float | str):
                     plain[f"{start + index}/{key}"] = value
@@ -94,112 +95,84 @@ def _kinds(optimizers: Sequence[torch.optim.Optimizer]) -> str:
     )
 
 
-class StateCopy:
-    """What a checkpoint holds, copied to the CPU in shares, so that no inner step is held up by all of it.
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One tensor of a checkpoint."""
 
-    A fragment's residual and momentum are copied at one time, with the round that they belong to. The inner
-    optimizer's tensors may be some steps apart from each other, which does no harm.
+    name: str
+    tensor: Tensor
+    fragment: int | None = None
+    """The fragment whose residual or momentum it is."""
+
+
+class State:
+    """What a checkpoint holds, and where in its file: a header, then the tensors one after another.
+
+    See https://huggingface.co/docs/safetensors.
     """
 
-    def __init__(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        inner, self._plain = _optimizer_state(optimizers)
-        self._kinds = _kinds(optimizers) if optimizers else ""
-        self._outer = outer
-        self._rounds = [0] * len(outer.fragments)
-        self._left: list[tuple[int | None, dict[str, Tensor]]] = [(None, {n: t}) for n, t in inner.items()]
+    def __init__(self, tensors: Sequence[Saved], metadata: Mapping[str, str]) -> None:
+        # The widest numbers first: then all lie at multiples of their size, as readers like them.
+        self.tensors = sorted(tensors, key=lambda saved: -saved.tensor.itemsize)
+        """Those of one fragment one after another."""
+        self._metadata = dict(metadata)
+        ends = accumulate((saved.tensor.nbytes for saved in self.tensors), initial=0)
+        self._offsets = list(ends)
+
+    @classmethod
+    def of(cls, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]) -> "State":
+        """The state as it is now; its tensors go on changing."""
+        inner, plain = _optimizer_state(optimizers)
+        tensors = [Saved(name, tensor) for name, tensor in inner.items()]
         for index, state in enumerate(outer.fragments):
-            found = {}
             for i, slot in enumerate(state.fragment.slots):
-                found[f"residual/{slot.spec.name}"] = state.residual[i]
-                found[f"momentum/{slot.spec.name}"] = state.momentum[i]
-            self._left.append((index, found))
-        self._share = max(SHARE_BYTES, sum(_nbytes(tensors) for _, tensors in self._left) // SHARES)
-        self.tensors: dict[str, Tensor] = {}
-        """What has been copied, by name."""
+                tensors.append(Saved(f"residual/{slot.spec.name}", state.residual[i], index))
+                tensors.append(Saved(f"momentum/{slot.spec.name}", state.momentum[i], index))
+        metadata = {"version": VERSION}
+        if plain is not None and optimizers:
+            metadata |= {"inner": json.dumps(plain), "optimizers": _kinds(optimizers)}
+        return cls(tensors, metadata)
 
-    def advance(self, *, to_end: bool = False) -> bool:
-        """Copy the next share, or all that is left; returns whether nothing is."""
-        copied = 0
-        while self._left and (to_end or copied < self._share):
-            index, tensors = self._left.pop()
-            copied += _nbytes(tensors)
-            for name, tensor in tensors.items():
-                self.tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
-            if index is not None:
-                self._rounds[index] = self._outer.fragments[index].last_published
-        return not self._left
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return self._offsets[-1]
 
-    def metadata(self, progress: Progress) -> dict[str, str]:
-        """What goes with the tensors, as text."""
+    def offset(self, index: int, elements: int) -> int:
+        """Where, counted from the first tensor, an element of a tensor stands."""
+        return self._offsets[index] + elements * self.tensors[index].tensor.itemsize
+
+    def header(self, progress: Progress, rounds: Sequence[int], checksums: Mapping[str, int]) -> bytes:
+        """The header, JSON; `rounds` are those that the fragments' residuals belong to, `checksums` the
+        CRC-32 of each tensor's bytes."""
+        header: dict[str, Any] = {
+            saved.name: {
+                "dtype": DTYPES[saved.tensor.dtype],
+                "shape": list(saved.tensor.shape),
+                "data_offsets": [start, start + saved.tensor.nbytes],
+            }
+            for saved, start in zip(self.tensors, self._offsets, strict=False)
+        }
         metadata = {
-            "version": VERSION,
             "steps": str(progress.steps),
             "tokens": str(progress.tokens),
-            "rounds": json.dumps(self._rounds),
+            "rounds": json.dumps(list(rounds)),
         }
-        if self._plain is not None and self._kinds:
-            metadata["inner"] = json.dumps(self._plain)
-            metadata["optimizers"] = self._kinds
-        return metadata
+        metadata |= self._metadata
+        metadata[CHECKSUM] = checksum(checksums, metadata)
+        return json.dumps({"__metadata__": metadata, **header}).encode()
 
 
-def _nbytes(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())
+def checksum(found: Mapping[str, int], metadata: Mapping[str, str]) -> str:
+    """That of a checkpoint, from those of its tensors: against bad disks, since it is nobody's but ours."""
+    whole = json.dumps([sorted(found.items()), sorted(metadata.items())])
+    return f"{zlib.crc32(whole.encode()):08x}"
 
 
-def checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """CRC-32 of a checkpoint, against bad disks: it is nobody's but ours."""
-    found = zlib.crc32(json.dumps(sorted(metadata.items())).encode())
-    for name, tensor in sorted(tensors.items()):
-        found = zlib.crc32(name.encode(), found)
-        found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, found)
-    return f"{found:08x}"
-
-
-def collect(
-    outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], progress: Progress
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Copy everything to the CPU at once: tensors by name, and text metadata."""
-    copy = StateCopy(outer, optimizers)
-    copy.advance(to_end=True)
-    return copy.tensors, copy.metadata(progress)
-
-
-class CheckpointWriter:
-    """Writes checkpoints in the background, the latest one wins."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._busy: threading.Thread | None = None
-        self._saved_at = 0.0
-        self._size = 0
-
-    def is_due(self) -> bool:
-        """Whether a checkpoint should be taken now: never while one is being written."""
-        if self._busy is not None and self._busy.is_alive():
-            return False
-        interval = FREQUENT_S if self._size <= FREQUENT_BYTES else SELDOM_S
-        return time.monotonic() - self._saved_at > interval
-
-    def write(self, tensors: dict[str, Tensor], metadata: dict[str, str], *, wait: bool = False) -> None:
-        """Start writing; with `wait`, return when it is on disk."""
-        if self._busy is not None:
-            self._busy.join()
-        self._saved_at = time.monotonic()
-        self._busy = threading.Thread(
-            target=self._write, args=(tensors, metadata), name="checkpoint", daemon=True
-        )
-        self._busy.start()
-        if wait:
-            self._busy.join()
-
-    def _write(self, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-        data = save(tensors, {**metadata, CHECKSUM: checksum(tensors, metadata)})
-        self._size = len(data)
-        try:
-            write_atomically(self._path, data)
-        except OSError as error:
-            log.warning("cannot save the trainer's state to %s: %s", self._path, error.strerror)
+def checksums_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """The CRC-32 of each tensor's bytes; they are on the CPU."""
+    views = {name: tensor.reshape(-1).view(torch.uint8) for name, tensor in tensors.items()}
+    return {name: zlib.crc32(view.numpy().data) for name, view in views.items()}
 
 
 def restore(
@@ -217,7 +190,7 @@ def restore(
             if metadata.get("version") != VERSION:
                 raise ValueError("another release wrote it")
             tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-        if metadata.pop(CHECKSUM) != checksum(tensors, metadata):
+        if metadata.pop(CHECKSUM) != checksum(checksums_of(tensors), metadata):
             raise ValueError("it is damaged")
         rounds: list[int] = json.loads(metadata["rounds"])
         progress = Progress(int(metadata["steps"]), int(metadata["tokens"]))

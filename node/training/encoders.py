@@ -9,7 +9,7 @@ A tensor is worked through in pieces whose temporaries stay in the CPU's cache. 
 encoder waits for the device: every shape is known beforehand.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 
 import numpy as np
@@ -23,8 +23,12 @@ from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.payload import payload_bytes_max
 
-Encoder = Callable[[Tensor, Tensor, Tensor], int]
-"""``(values int32[n], section uint8[section_bytes_max(n)], decoded int32[n]) -> bytes written``."""
+Encoder = Callable[[Tensor, int, Tensor, Tensor], int]
+"""``(values int32[n], start, section uint8[section_bytes_max(numel)], decoded int32[n]) -> bytes``.
+
+The values are those from `start` on, a multiple of 4096, of a tensor of `numel`, which is cut anywhere else
+only at its end. Returns how long the whole section is.
+"""
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int], None]
 """``(values int32[b, 256], exponents uint8[b, 1], codes uint8[b, c], decoded int32[b, 256], count)``.
@@ -32,12 +36,86 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int], None]
 `count` is how many of a block's values are real; the rest are zeros. `decoded` serves as scratch too.
 """
 
-PIECE_CPU = 1 << 18
-"""Values handled at a time: 1 MiB in, 1 MiB out. With a quarter of this, int4 and topk were a fifth to a
-third slower (4 M values, one core), for a piece costs tens of calls whatever its size."""
+PIECE_CPU = 1 << 17
+"""Values handled at a time: 512 KiB in, 512 KiB out. With half of it all of the outer step was up to a tenth
+slower, for a piece costs some 40 calls whatever its size; with twice as much a small model's was."""
 
 PIECE_DEVICE = 1 << 24
 """The same on accelerators, where few launches count; topk's int64 keys then take 128 MiB."""
+
+
+def piece_numel(codec: str, tensor: Tensor) -> int:
+    """How many of a tensor's values to encode at a time."""
+    if codec == "exact":
+        return max(1, tensor.numel())
+    return PIECE_CPU if tensor.is_cpu else PIECE_DEVICE
+
+
+class SectionWriter:
+    """Encodes one tensor, piece by piece, into its section of a payload."""
+
+    def __init__(self, codec: str, section: Tensor) -> None:
+        """`section`: uint8[section_bytes_max(numel)], on the tensor's device."""
+        self._encoder = _encoder(codec)
+        self._section = section
+        self._start = 0
+        self.length = 0
+        """Bytes of the section, once all is written."""
+
+    def write(self, values: Tensor, decoded: Tensor) -> None:
+        """Encode the next `values`, int32[n], and leave in `decoded`, int32[n], what receivers will read.
+
+        All pieces but the last have `piece_numel` values.
+        """
+        self.length = self._encoder(values, self._start, self._section, decoded)
+        self._start += values.numel()
+
+
+class PayloadWriter:
+    """Encodes a fragment's tensors, in its order and on whatever devices, as one payload."""
+
+    def __init__(self, codec: str, fragment: Fragment, out: memoryview) -> None:
+        """`out` is writable and has `payload_bytes_max` bytes or more.
+
+        Raises ConfigError for an unknown codec, ValueError if `out` is too small.
+        """
+        _encoder(codec)
+        needed, room = payload_bytes_max(CODECS[codec], fragment), 0 if out.readonly else out.nbytes
+        if room < needed:
+            raise ValueError(f"a payload needs up to {needed} writable bytes, and there are {room}")
+        self._codec = codec
+        self._out = torch.from_numpy(np.frombuffer(out, dtype=np.uint8))
+        self._slots = iter(fragment.slots)
+        self._end = 0
+        """Where the section that is being written begins."""
+        self._section: SectionWriter | None = None
+        self._on_devices: list[tuple[int, Tensor, SectionWriter]] = []
+
+    def section(self, device: torch.device) -> SectionWriter:
+        """Begin the next tensor, which lies on `device`; all of the one before is written."""
+        start = self._written()
+        numel = next(self._slots).numel
+        place = self._out[start : start + CODECS[self._codec].section_bytes_max(numel)]
+        target = place if device.type == "cpu" else torch.empty_like(place, device=device)
+        self._section = SectionWriter(self._codec, target)
+        if target is not place:
+            self._on_devices.append((start, target, self._section))
+        return self._section
+
+    def finish(self) -> int:
+        """Have all of it in `out`, of which no reference is kept; returns the payload's length in bytes."""
+        length = self._written()
+        # Copied at the end: the first copy waits for its device, and by now all the work is queued.
+        for start, target, section in self._on_devices:
+            self._out[start : start + section.length].copy_(target[: section.length])
+        del self._out, self._section
+        return length
+
+    def _written(self) -> int:
+        """Close the section that is being written; returns where the next begins."""
+        if self._section is not None:
+            self._end += self._section.length
+        return self._end
 
 
 def encode_tensor(codec: str, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,44 +124,17 @@ def encode_tensor(codec: str, values: Tensor) -> tuple[Tensor, Tensor]:
     Returns the section, uint8[bytes], and what it decodes to, int32 of the same shape; both new tensors
     on that device. Raises ConfigError for an unknown codec.
     """
-    encoder = _encoder(codec)
+    _encoder(codec)
+    if values.dtype != torch.int32:
+        raise ValueError(f"encoders take int32 fixed point, not {values.dtype}")
     room = CODECS[codec].section_bytes_max(values.numel())
     section = torch.empty(room, dtype=torch.uint8, device=values.device)
-    written, decoded = _encode_into(encoder, values, section)
-    return section[:written], decoded
-
-
-def encode_fragment(
-    codec: str, fragment: Fragment, tensors: Sequence[Tensor], out: memoryview
-) -> tuple[int, list[Tensor]]:
-    """Encode a fragment's tensors, in its order and on whatever devices, as one payload into `out`.
-
-    `tensors` are as for `encode_tensor`. `out` is writable and has `payload_bytes_max` bytes or more; no
-    reference to it outlives the call. Returns the payload's length in bytes, and each tensor decoded.
-    Raises ConfigError for an unknown codec, ValueError if `out` is too small or a tensor of another size.
-    """
-    encoder = _encoder(codec)
-    needed, room = payload_bytes_max(CODECS[codec], fragment), 0 if out.readonly else out.nbytes
-    if room < needed:
-        raise ValueError(f"a payload needs up to {needed} writable bytes, and there are {room}")
-    target = torch.from_numpy(np.frombuffer(out, dtype=np.uint8))
-    on_devices: list[tuple[Tensor, Tensor]] = []
-    decoded_all: list[Tensor] = []
-    end = 0
-    for slot, values in zip(fragment.slots, tensors, strict=True):
-        if values.numel() != slot.numel:
-            raise ValueError(f"{slot.spec.name} has {values.numel()} values, its slot {slot.numel}")
-        place = target[end : end + CODECS[codec].section_bytes_max(slot.numel)]
-        section = place if values.is_cpu else torch.empty_like(place, device=values.device)
-        written, decoded = _encode_into(encoder, values, section)
-        if section is not place:
-            on_devices.append((place[:written], section[:written]))
-        decoded_all.append(decoded)
-        end += written
-    # Copied at the end: the first copy waits for its device, and by now all the work is queued.
-    for place, section in on_devices:
-        place.copy_(section)
-    return end, decoded_all
+    decoded = torch.empty(values.shape, dtype=torch.int32, device=values.device)
+    writer, size = SectionWriter(codec, section), piece_numel(codec, values)
+    pieces = values.contiguous().view(-1).split(size)
+    for piece, result in zip(pieces, decoded.view(-1).split(size), strict=True):
+        writer.write(piece, result)
+    return section[: writer.length], decoded
 
 
 def _encoder(codec: str) -> Encoder:
@@ -93,38 +144,40 @@ def _encoder(codec: str) -> Encoder:
         raise ConfigError(f"unknown codec {codec!r}: this version has {', '.join(ENCODERS)}") from None
 
 
-def _encode_into(encoder: Encoder, values: Tensor, section: Tensor) -> tuple[int, Tensor]:
-    """Run an encoder; return the bytes written to `section` and the decoded tensor."""
-    if values.dtype != torch.int32:
-        raise ValueError(f"encoders take int32 fixed point, not {values.dtype}")
-    decoded = torch.empty(values.shape, dtype=torch.int32, device=values.device)
-    return encoder(values.contiguous().view(-1), section, decoded.view(-1)), decoded
+def _exact(values: Tensor, start: int, section: Tensor, decoded: Tensor) -> int:
+    """lz4 exists on the CPU only, and this codec is for tests and tiny models: use the reference.
 
-
-def _exact(values: Tensor, section: Tensor, decoded: Tensor) -> int:
-    """lz4 exists on the CPU only, and this codec is for tests and tiny models: use the reference."""
+    Compresses a tensor as a whole, so its only piece is all of it.
+    """
     data = CODECS["exact"].encode(values.cpu().numpy())
     section[: len(data)].copy_(torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8)))
     decoded.copy_(values)
     return len(data)
 
 
-def _in_blocks(kernel: Kernel, values: Tensor, section: Tensor, decoded: Tensor) -> int:
-    """Run the kernel of a 256-value codec piece by piece; a last block in part goes padded with zeros."""
-    if not values.numel():
-        return 0
-    blocks = -(-values.numel() // block.BLOCK)
-    whole, tail = divmod(values.numel(), block.BLOCK)
-    exponents, codes = section[:blocks].view(blocks, 1), section[blocks:].view(blocks, -1)
-    split = whole * block.BLOCK
-    source, result = values[:split].view(-1, block.BLOCK), decoded[:split].view(-1, block.BLOCK)
-    for piece in _pieces(values, whole, block.BLOCK):
-        kernel(source[piece], exponents[piece], codes[piece], result[piece], block.BLOCK)
+def _in_blocks(
+    kernel: Kernel, width: int, values: Tensor, start: int, section: Tensor, decoded: Tensor
+) -> int:
+    """Run the kernel of a 256-value codec; a last block in part goes padded with zeros.
+
+    `width` is a block's codes in bytes. A section has all blocks' exponents first, then all codes.
+    """
+    tail = values.numel() % block.BLOCK
+    if tail and values.numel() > tail:
+        split = values.numel() - tail
+        _in_blocks(kernel, width, values[:split], start, section, decoded[:split])
+        return _in_blocks(kernel, width, values[split:], start + split, section, decoded[split:])
+    blocks = section.numel() // (1 + width)
+    first, end = start // block.BLOCK, -(-(start + values.numel()) // block.BLOCK)
+    exponents = section[first:end].unsqueeze(1)
+    codes = section[blocks + first * width : blocks + end * width].view(-1, width)
     if tail:
-        source = pad(values[split:], (0, block.BLOCK - tail)).view(1, -1)
-        result = torch.empty_like(source)
-        kernel(source, exponents[whole:], codes[whole:], result, tail)
-        decoded[split:] = result[0, :tail]
+        padded = pad(values, (0, block.BLOCK - tail)).view(1, -1)
+        result = torch.empty_like(padded)
+        kernel(padded, exponents, codes, result, tail)
+        decoded.copy_(result[0, :tail])
+    elif end > first:
+        kernel(values.view(-1, block.BLOCK), exponents, codes, decoded.view(-1, block.BLOCK), block.BLOCK)
     return section.numel()
 
 
@@ -132,8 +185,8 @@ def _linear(bits: int, values: Tensor, exponents: Tensor, codes: Tensor, decoded
     """`int8` and `int4`."""
     level_max = 2 ** (bits - 1) - 1
     peaks = torch.abs(values, out=decoded).amax(1, keepdim=True)
-    shifts = (_bit_length(peaks) - (bits - 1)).clamp_(0, 30 - bits)
-    factors = 1 << shifts
+    shifts = _excess_bits(peaks, bits - 1, 30 - bits)
+    factors = torch.bitwise_left_shift(1, shifts)
     levels = torch.add(values, factors >> 1, out=decoded)
     levels.bitwise_right_shift_(shifts).clamp_(-level_max - 1, level_max)
     exponents.copy_(shifts)
@@ -153,7 +206,7 @@ def _two_bit(values: Tensor, exponents: Tensor, codes: Tensor, decoded: Tensor, 
     """`int2`."""
     sums = torch.abs(values, out=decoded).sum(1, keepdim=True, dtype=torch.int64)
     scale = (sums // count * 225) >> 8
-    shifts = (_bit_length(scale) - 1).clamp_(0, two_bit.EXPONENT_MAX)
+    shifts = _excess_bits(scale, 1, two_bit.EXPONENT_MAX)
     is_zero = sums == 0
     exponents.copy_(shifts.masked_fill(is_zero, ZERO_BLOCK))
     # floor(v / (2 << shift)) is -2, -1, 0 or 1 for the levels -3, -1, 1 and 3; clamping saturates the rest.
@@ -169,17 +222,18 @@ def _two_bit(values: Tensor, exponents: Tensor, codes: Tensor, decoded: Tensor, 
     decoded *= (1 << shifts).masked_fill_(is_zero, 0)
 
 
-def _topk(values: Tensor, section: Tensor, decoded: Tensor) -> int:
-    """`topk`: whole blocks piece by piece, then the last block in part."""
+def _topk(values: Tensor, start: int, section: Tensor, decoded: Tensor) -> int:
+    """`topk`: whole blocks, then the last block in part."""
     whole, tail = divmod(values.numel(), topk.BLOCK)
     split = whole * topk.BLOCK
     row_bytes = CODECS["topk"].section_bytes_max(topk.BLOCK)
-    rows = section[: whole * row_bytes].view(-1, row_bytes)
-    source, result = values[:split].view(-1, topk.BLOCK), decoded[:split].view(-1, topk.BLOCK)
-    for piece in _pieces(values, whole, topk.BLOCK):
-        _sparse(source[piece], rows[piece], result[piece])
+    rows = section[start // topk.BLOCK * row_bytes :]
+    end = whole * row_bytes
+    if whole:
+        source, result = values[:split].view(-1, topk.BLOCK), decoded[:split].view(-1, topk.BLOCK)
+        _sparse(source, rows[:end].view(-1, row_bytes), result)
     if tail:
-        _sparse(values[None, split:], section[None, whole * row_bytes :], decoded[None, split:])
+        _sparse(values[None, split:], rows[None, end:], decoded[None, split:])
     return section.numel()
 
 
@@ -191,7 +245,7 @@ def _sparse(values: Tensor, rows: Tensor, decoded: Tensor) -> None:
     magnitudes = picked.abs()
     sums = magnitudes.sum(1, keepdim=True, dtype=torch.int64)
     scale = (sums // indices.shape[1] * 5) >> 2
-    shifts = (_bit_length(scale) - 2).clamp_(0, topk.EXPONENT_MAX)
+    shifts = _excess_bits(scale, 2, topk.EXPONENT_MAX)
     is_zero = sums == 0
     # The border between levels 2 and 3 lies at 5 half units. Both sides stay within int32.
     large = 2 * magnitudes >= 5 << shifts
@@ -223,28 +277,24 @@ def _largest(values: Tensor, count: int) -> Tensor:
     return (last - (best & last)).sort(dim=1).values
 
 
-def _bit_length(values: Tensor) -> Tensor:
-    """Bit length of non-negative integers, int32 of the same shape; 31 for all that are larger."""
-    return torch.bucketize(values, _powers(values.device, values.dtype), right=True, out_int32=True)
+def _excess_bits(values: Tensor, bits: int, most: int) -> Tensor:
+    """By how many bits non-negative integers are longer than `bits`, `most` at most: int32 of their shape."""
+    return torch.bucketize(
+        values, _powers(bits, most, values.device, values.dtype), right=True, out_int32=True
+    )
 
 
 @cache
-def _powers(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The powers of two from 1 to 2**30."""
-    return 1 << torch.arange(31, device=device, dtype=dtype)
-
-
-def _pieces(values: Tensor, blocks: int, block_size: int) -> list[slice]:
-    """Cut a number of whole blocks into pieces to be handled at a time."""
-    step = (PIECE_CPU if values.is_cpu else PIECE_DEVICE) // block_size
-    return [slice(start, min(start + step, blocks)) for start in range(0, blocks, step)]
+def _powers(first: int, count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """So many powers of two, from ``2**first`` on."""
+    return 1 << torch.arange(first, first + count, device=device, dtype=dtype)
 
 
 ENCODERS: dict[str, Encoder] = {
     "exact": _exact,
-    "int8": partial(_in_blocks, partial(_linear, 8)),
-    "int4": partial(_in_blocks, partial(_linear, 4)),
-    "int2": partial(_in_blocks, _two_bit),
+    "int8": partial(_in_blocks, partial(_linear, 8), block.BLOCK),
+    "int4": partial(_in_blocks, partial(_linear, 4), block.BLOCK // 2),
+    "int2": partial(_in_blocks, _two_bit, block.BLOCK // 4),
     "topk": _topk,
 }
 """The encoder of every codec, by its name."""

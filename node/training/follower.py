@@ -88,6 +88,9 @@ class Follower(Peer):
     def report(self, report: Report) -> None:
         pass
 
+    def close(self) -> None:
+        Standing.close(self)
+
     def _follow(self, tokens: int = 0) -> Word:
         """Exchange one word, and take part in what it says."""
         word = self._word = self._team.agree(Word(tokens=tokens, stop=int(self._is_told_to_stop())))

@@ -11,6 +11,7 @@ import json
 import shutil
 import sqlite3
 import tempfile
+import zlib
 from collections.abc import Iterator
 from functools import cache
 from hashlib import sha256
@@ -21,7 +22,6 @@ from typing import Any
 import msgpack
 import numpy as np
 import torch
-from safetensors.torch import save
 from torch import nn
 
 from gossamer.node.address import format_address, parse_address
@@ -32,6 +32,7 @@ from gossamer.node.phi.merger import Base
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.node.training import checkpoint
+from gossamer.node.training.checkpointwriter import CheckpointWriter
 from gossamer.node.training.outer import OuterLoop
 from gossamer.protocol.chunks import chunk_hashes, chunk_sizes
 from gossamer.protocol.errors import GossamerError, LocalError, StorageError
@@ -297,11 +298,25 @@ def _checkpoint(data: bytes) -> Iterator[None]:
 
 def _checkpoint_seeds() -> list[bytes]:
     model, outer, optimizer = _trainer()
-    early = save(*checkpoint.collect(outer, [optimizer], checkpoint.Progress(0, 0)))
+    path, progress = _folder() / "seed.safetensors", checkpoint.Progress
+    CheckpointWriter(path).save(outer, [optimizer], progress(0, 0))
+    early = path.read_bytes()
     for _ in range(3):
         _train(model, outer, optimizer)
     outer.publish(1, 1, memoryview(bytearray(10_000)))
-    return [save(*checkpoint.collect(outer, [optimizer], checkpoint.Progress(8, 16))), early]
+    CheckpointWriter(path).save(outer, [optimizer], progress(8, 16))
+    return [path.read_bytes(), early]
+
+
+def _put_checksum_right(header: Any, data: bytes) -> None:
+    meta = header["__metadata__"]
+    found = {
+        name: zlib.crc32(data[slice(*entry["data_offsets"])])
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+    others = {key: value for key, value in meta.items() if key != checkpoint.CHECKSUM}
+    meta[checkpoint.CHECKSUM] = checkpoint.checksum(found, others)
 
 
 def _mutate_checkpoint(data: bytes, dice: Random) -> bytes:
@@ -319,8 +334,10 @@ def _mutate_checkpoint(data: bytes, dice: Random) -> bytes:
             header[first], header[second] = header[second], header[first]
         else:
             header = mutate_value(header, dice)
+        if dice.randrange(4):  # or else the checksum catches nearly all of it
+            _put_checksum_right(header, data[8 + length :])
         text = json.dumps(header, default=repr).encode()
-    except (ValueError, RecursionError, TypeError, KeyError, IndexError):
+    except (ValueError, RecursionError, TypeError, LookupError, AttributeError):
         return mutate_bytes(data, dice)
     if dice.randrange(4) == 0:
         return mutate_bytes(data, dice)

@@ -1,25 +1,24 @@
 """What a node keeps of its own training across restarts."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors import safe_open
+from safetensors.torch import load_file, save
 from torch import nn
 
 from gossamer.models.task import named_tensors
-from gossamer.node.training import checkpoint
-from gossamer.node.training.checkpoint import (
-    CHECKSUM,
-    CheckpointWriter,
-    Progress,
-    StateCopy,
-    checksum,
-    collect,
-    restore,
-)
+from gossamer.node.training import checkpoint, checkpointwriter
+from gossamer.node.training.checkpoint import CHECKSUM, Progress, checksum, checksums_of, restore
+from gossamer.node.training.checkpointwriter import CheckpointWriter
 from gossamer.node.training.outer import OuterLoop
 from tests.protocol import builders
+
+ROOT = Path(__file__).parents[2]
 
 
 def make(seed=0):
@@ -50,37 +49,82 @@ def trained():
     return model, outer, optimizer
 
 
+def metadata_of(path):
+    with safe_open(path, framework="pt") as file:
+        return file.metadata()
+
+
 @pytest.fixture
 def saved(tmp_path):
     _, outer, optimizer = trained()
     path = tmp_path / "trainer.safetensors"
-    CheckpointWriter(path).write(*collect(outer, [optimizer], Progress(8, 16)), wait=True)
+    CheckpointWriter(path).save(outer, [optimizer], Progress(8, 16))
     return path, outer, optimizer
 
 
 def test_a_state_copied_in_shares_names_the_round_of_each_fragment(tmp_path, monkeypatch):
     """Training goes on in between; a fragment's residual is that of the round it is labelled with."""
-    monkeypatch.setattr("gossamer.node.training.checkpoint.SHARE_BYTES", 1)
-    monkeypatch.setattr("gossamer.node.training.checkpoint.SHARES", 10**9)
+    monkeypatch.setattr(checkpointwriter, "SHARE_BYTES", 64)
     model, outer, optimizer = trained()
-    copy, out, round_ = StateCopy(outer, [optimizer]), memoryview(bytearray(10_000)), 3
-    residuals = {state.last_published: [r.clone() for r in state.residual] for state in outer.fragments}
-    while not copy.advance():
-        train(model, outer, optimizer, 1)
-        state = outer.fragments[round_ % len(outer.fragments)]
-        outer.publish(round_ % len(outer.fragments), round_, out)
-        residuals[round_] = [r.clone() for r in state.residual]
-        round_ += 1
-    assert round_ > 3, "it took several shares"
     path = tmp_path / "t"
-    CheckpointWriter(path).write(copy.tensors, copy.metadata(Progress(9, 18)), wait=True)
-    labelled = json.loads(copy.metadata(Progress())["rounds"])
+    writer, out, round_ = CheckpointWriter(path), memoryview(bytearray(10_000)), 3
+    residuals = {state.last_published: [r.clone() for r in state.residual] for state in outer.fragments}
+    writer.begin(outer, [optimizer])
+    steps = 0
+    while not path.exists():
+        writer.advance(Progress(9, 18), wait=True)
+        train(model, outer, optimizer, 1)
+        steps += 1
+        if steps % 5 == 0:
+            outer.publish(round_ % len(outer.fragments), round_, out)
+            residuals[round_] = [r.clone() for r in outer.fragments[round_ % len(outer.fragments)].residual]
+            round_ += 1
+    assert round_ > 5, "fragments were published meanwhile"
+    labelled = json.loads(metadata_of(path)["rounds"])
     _, again, fresh = make(seed=1)
     for state, last in zip(again.fragments, labelled, strict=True):
         state.last_published = last
     assert restore(path, again, [fresh]) == (Progress(9, 18), True)
     for state, last in zip(again.fragments, labelled, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(state.residual, residuals[last], strict=True))
+
+
+def test_a_fragment_published_while_it_is_copied_is_copied_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpointwriter, "SHARE_BYTES", 8)
+    _, outer, _ = trained()
+    path = tmp_path / "t"
+    writer, round_ = CheckpointWriter(path), 4
+    writer.begin(outer, [])
+    writer.advance(Progress(), wait=True)
+    outer.publish(0, round_, memoryview(bytearray(10_000)))
+    while not path.exists():
+        writer.advance(Progress(), wait=True)
+    assert json.loads(metadata_of(path)["rounds"])[0] == round_
+    _, again, _ = make(seed=1)
+    again.fragments[0].last_published = round_
+    assert restore(path, again, []) is not None
+    for ours, known in zip(again.fragments[0].residual, outer.fragments[0].residual, strict=True):
+        assert torch.equal(ours, known)
+
+
+def test_any_dtype_and_layout_is_read_back_by_the_library(tmp_path):
+    """Numbers of all widths, in whatever order they lie in memory."""
+    model, outer, _ = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept = {
+        "flag": torch.tensor([True, False, True]),
+        "half": torch.arange(5, dtype=torch.bfloat16),
+        "turned": torch.arange(12.0).view(3, 4).T,
+        "wide": torch.arange(3, dtype=torch.float64),
+        "none": torch.empty(0, 2),
+        "one": torch.tensor(7),
+    }
+    optimizer.state[next(model.parameters())] = dict(kept)
+    path = tmp_path / "t"
+    CheckpointWriter(path).save(outer, [optimizer], Progress(1, 1))
+    found = load_file(path)
+    assert all(torch.equal(found[f"inner/0/{name}"], tensor) for name, tensor in kept.items())
+    assert path.stat().st_mode & 0o777 == 0o600 and list(tmp_path.iterdir()) == [path]
 
 
 def test_all_of_it_comes_back(saved):
@@ -137,12 +181,32 @@ def test_what_does_not_fit_changes_nothing(saved, damage, monkeypatch, caplog):
     assert (f"cannot use {path}" in caplog.text) == (damage != "missing")
 
 
+def test_it_is_saved_while_the_interpreter_exits(tmp_path):
+    """As of a script that never left its peer: executors take no work then."""
+    script = f"""
+import atexit
+from pathlib import Path
+from gossamer.node.training.checkpoint import Progress
+from gossamer.node.training.checkpointwriter import CheckpointWriter
+from tests.node.test_checkpoint import trained
+_, outer, optimizer = trained()
+writer = CheckpointWriter(Path({str(tmp_path / "t")!r}))
+writer.begin(outer, [optimizer])
+writer.advance(Progress())
+atexit.register(lambda: writer.save(outer, [optimizer], Progress(8, 16)))
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120, cwd=ROOT)
+    _, outer, optimizer = make(seed=1)
+    assert restore(tmp_path / "t", outer, [optimizer]) == (Progress(8, 16), True)
+    assert list(tmp_path.iterdir()) == [tmp_path / "t"]
+
+
 def test_sgd_without_state_and_scalars_come_back(tmp_path):
     model, outer, _ = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     train(model, outer, optimizer, 2)
     path = tmp_path / "trainer.safetensors"
-    CheckpointWriter(path).write(*collect(outer, [optimizer], Progress(2, 4)), wait=True)
+    CheckpointWriter(path).save(outer, [optimizer], Progress(2, 4))
     again, fresh_outer, _ = make(seed=1)
     fresh = torch.optim.SGD(again.parameters(), lr=0.1, momentum=0.9)
     assert restore(path, fresh_outer, [fresh]) == (Progress(2, 4), True)
@@ -154,10 +218,17 @@ def test_a_full_disk_is_a_log_line(tmp_path, monkeypatch, caplog):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "write_atomically", full)
     _, outer, optimizer = trained()
-    CheckpointWriter(tmp_path / "t").write(*collect(outer, [optimizer], Progress()), wait=True)
-    assert "No space left on device" in caplog.text
+    writer = CheckpointWriter(tmp_path / "t")
+    for place in ("open_aside", "os.replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"gossamer.node.training.checkpointwriter.{place}", full)
+            writer.save(outer, [optimizer], Progress())
+        assert "No space left on device" in caplog.text
+        assert not list(tmp_path.iterdir()), "nothing is left behind"
+        caplog.clear()
+    writer.save(outer, [optimizer], Progress())
+    assert list(tmp_path.iterdir()) == [tmp_path / "t"], "it tries again"
 
 
 @pytest.mark.parametrize(
@@ -172,11 +243,11 @@ def test_a_full_disk_is_a_log_line(tmp_path, monkeypatch, caplog):
     ],
 )
 def test_metadata_that_was_never_written_changes_nothing(saved, tmp_path, key, text):
-    _, outer, optimizer = saved
-    tensors, metadata = collect(outer, [optimizer], Progress(8, 16))
+    whole, _, _ = saved
     path = tmp_path / "damaged.safetensors"
-    changed = {**metadata, key: text}
-    path.write_bytes(save(tensors, {**changed, CHECKSUM: checksum(tensors, changed)}))
+    tensors, changed = load_file(whole), {**metadata_of(whole), key: text}
+    del changed[CHECKSUM]
+    path.write_bytes(save(tensors, {**changed, CHECKSUM: checksum(checksums_of(tensors), changed)}))
     _, again, fresh = make(seed=1)
     assert restore(path, again, [fresh]) is None
     assert fresh.state_dict()["state"] == {}
@@ -210,7 +281,7 @@ def test_several_optimizers_come_back_each_with_its_own(tmp_path):
     for optimizer in optimizers:
         optimizer.step()
     path = tmp_path / "t"
-    CheckpointWriter(path).write(*collect(outer, optimizers, Progress(1, 2)), wait=True)
+    CheckpointWriter(path).save(outer, optimizers, Progress(1, 2))
     fresh_model, fresh_outer, _ = make(seed=1)
     fresh = split(fresh_model)
     assert restore(path, fresh_outer, fresh) == (Progress(1, 2), True)
@@ -224,7 +295,7 @@ def test_an_inner_optimizer_that_diverged_begins_afresh(tmp_path):
     _, outer, optimizer = trained()
     next(iter(optimizer.state.values()))["exp_avg"][0] = float("nan")
     path = tmp_path / "trainer.safetensors"
-    CheckpointWriter(path).write(*collect(outer, [optimizer], Progress(8, 16)), wait=True)
+    CheckpointWriter(path).save(outer, [optimizer], Progress(8, 16))
     _, again, fresh = make(seed=1)
     assert restore(path, again, [fresh]) == (Progress(8, 16), False)
     assert not fresh.state_dict()["state"]
@@ -238,6 +309,6 @@ def test_an_inner_state_of_tensors_of_another_kind_is_left_out_and_the_rest_is_k
     state = next(iter(optimizer.state.values()))
     state["exp_avg"] = state["exp_avg"].as_subclass(Quantised)
     path = tmp_path / "trainer.safetensors"
-    CheckpointWriter(path).write(*collect(outer, [optimizer], Progress(8, 16)), wait=True)
+    CheckpointWriter(path).save(outer, [optimizer], Progress(8, 16))
     _, again, fresh = make(seed=1)
     assert restore(path, again, [fresh]) == (Progress(8, 16), False)

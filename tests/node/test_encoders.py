@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from gossamer.node.training import encoders
-from gossamer.node.training.encoders import ENCODERS, encode_fragment, encode_tensor
+from gossamer.node.training.encoders import ENCODERS, PayloadWriter, encode_tensor, piece_numel
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints
@@ -156,6 +156,19 @@ def fragment_of(*shapes: tuple[int, ...]) -> Fragment:
     return plan([TensorSpec(f"t{i}", shape, "rda") for i, shape in enumerate(shapes)], 1).fragments[0]
 
 
+def encode_fragment(
+    codec: str, fragment: Fragment, tensors: list[torch.Tensor], out: memoryview
+) -> tuple[int, list[torch.Tensor]]:
+    """Write a payload; returns its length, and the tensors decoded."""
+    writer = PayloadWriter(codec, fragment, out)
+    decoded = [torch.empty_like(tensor) for tensor in tensors]
+    for values, result in zip(tensors, decoded, strict=True):
+        section, size = writer.section(values.device), piece_numel(codec, values)
+        for piece, target in zip(values.view(-1).split(size), result.view(-1).split(size), strict=True):
+            section.write(piece, target)
+    return writer.finish(), decoded
+
+
 @codecs
 def test_a_fragment_is_encoded_like_the_reference_payload(codec: str, rng: np.random.Generator) -> None:
     fragment = fragment_of((5000,), (3, 3), (1,), (64, 80), (257,))
@@ -196,10 +209,6 @@ def test_what_does_not_fit_is_refused() -> None:
         encode_fragment("int4", fragment, [values], memoryview(bytearray(257)))
     with pytest.raises(ValueError, match="and there are 0"):
         encode_fragment("int4", fragment, [values], memoryview(bytes(1000)))
-    with pytest.raises(ValueError, match="t0 has 299 values, its slot 300"):
-        encode_fragment("int4", fragment, [values[1:]], memoryview(bytearray(1000)))
-    with pytest.raises(ValueError, match="zip"):
-        encode_fragment("int4", fragment, [values, values], memoryview(bytearray(1000)))
     with pytest.raises(ValueError, match="not torch.float32"):
         encode_tensor("int4", values.float())
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from gossamer.models.task import named_tensors
+from gossamer.node.training import encoders
 from gossamer.node.training.outer import OuterLoop
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, DivergedError
@@ -187,6 +190,46 @@ def test_the_base_is_of_the_rounds_fragment_and_before_it(rng: np.random.Generat
     assert publish(loop, manifest, 13)[1] == 12
 
 
+# -- pieces, and how parameters lie in memory
+
+
+def trajectory(model: nn.Module, codec: str, seed: int) -> list[torch.Tensor]:
+    """Train, publish and apply for some rounds; returns all of the state, and the last payload."""
+    manifest = manifest_for(model, codec=codec)
+    loop, rng = loop_for(model, manifest), np.random.default_rng(seed)
+    phi = phi_of(loop)
+    loop.apply(0, phi, 0, keep_progress=False)
+    sent = phi
+    for round_ in (1, 2):
+        train(loop, rng)
+        sent, _ = publish(loop, manifest, round_)
+        phi = phi - sent
+        loop.apply(0, phi, round_)
+    state = loop.fragments[0]
+    return [*state.theta, *state.ref, *state.residual, *state.momentum, torch.from_numpy(sent)]
+
+
+@pytest.mark.parametrize("codec", ["exact", "int4", "int2", "topk"])
+def test_pieces_do_not_show(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(120, 100)
+    again = copy.deepcopy(model)
+    whole = trajectory(model, codec, 1)
+    monkeypatch.setattr(encoders, "PIECE_CPU", 4096)
+    in_pieces = trajectory(again, codec, 1)
+    assert all(torch.equal(a, b) for a, b in zip(whole, in_pieces, strict=True))
+
+
+def test_a_model_in_channels_last_is_the_same_model() -> None:
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 5, 3)
+    turned = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    assert not turned.weight.is_contiguous()
+    plain, channels_last = trajectory(model, "int4", 1), trajectory(turned, "int4", 1)
+    assert all(torch.equal(a, b) for a, b in zip(plain, channels_last, strict=True))
+    assert not turned.weight.is_contiguous(), "it stays as the user made it"
+
+
 # -- models that do not fit, and training that blew up
 
 
@@ -261,7 +304,7 @@ def test_bf16_training_is_sent_as_it_moved(rng: np.random.Generator) -> None:
         assert np.abs(flat(loop) - phi / ONE).max() < 0.02, "within bf16's resolution of Phi"
 
 
-def test_the_loss_may_stay_on_its_device() -> None:
+def test_the_loss_may_be_a_tensor() -> None:
     model = Net()
     manifest = manifest_for(model)
     loop = loop_for(model, manifest)
@@ -270,4 +313,4 @@ def test_the_loss_may_stay_on_its_device() -> None:
     loop.step(10, loss)
     _, window = loop.publish(0, 1, area(manifest))
     assert window.mean_loss == pytest.approx(float(loss.detach()))
-    assert not isinstance(window.loss, float) and not window.loss.requires_grad
+    assert isinstance(window.loss, float), "the graph behind it is let go"

@@ -54,22 +54,37 @@ class Setup:
                 parameter.add_(0.001)
         return self.peer.step(tokens=10, loss=2.0)
 
+    async def offer(self, index: int, version: int) -> None:
+        """Have the daemon offer a fragment that nobody has changed."""
+        fragment = self.daemon.manifest.plan().fragments[index]
+        await until(lambda: self.daemon.port.is_free(index))
+        part = self.phi[fragment.offset : fragment.offset + fragment.numel]
+        await self.daemon.offer(index, part, merged=0, own=0, version=version)
+        await until(lambda: index in self.peer._link._offers)
+
     def weights(self) -> np.ndarray:
         parts = [p.detach().double().reshape(-1) for _, p in named_tensors(self.model)]
         return torch.cat(parts).numpy()
 
 
 @contextlib.asynccontextmanager
-async def begun(folder: Path, stop_round: int = 0, checkpoint: str = "c") -> AsyncIterator[Setup]:
+async def begun(
+    folder: Path, stop_round: int = 0, checkpoint: str = "c", fragments: int = 1
+) -> AsyncIterator[Setup]:
     model = nn.Linear(30, 20)
-    manifest = manifest_for(model)
+    manifest = manifest_for(model, fragments)
     optimizer = torch.optim.AdamW(model.parameters())
     async with daemon_at(folder, manifest) as daemon, link_to(daemon) as link:
         peer = Peer(model, optimizer, manifest, link, checkpoint=folder / checkpoint, stop_round=stop_round)
         phi = np.arange(manifest.plan().numel, dtype=np.int32) << 12
-        await daemon.offer(0, phi, merged=0, own=0, version=1)
+        for fragment in manifest.plan().fragments:
+            part = phi[fragment.offset : fragment.offset + fragment.numel]
+            await daemon.offer(fragment.index, part, merged=0, own=0, version=1)
         assert await asyncio.to_thread(peer.begin)
-        yield Setup(daemon, peer, model, phi)
+        try:
+            yield Setup(daemon, peer, model, phi)
+        finally:
+            await asyncio.to_thread(peer.close)
 
 
 async def test_it_begins_with_the_swarms_model(tmp_path: Path) -> None:
@@ -293,3 +308,25 @@ async def test_parameters_that_were_replaced_are_noticed_before_anything_is_publ
             for _ in range(EVERY):
                 setup.step()
         assert setup.daemon.seen == []
+
+
+async def test_a_step_that_publishes_leaves_what_was_merged_of_other_fragments_for_the_next(
+    tmp_path: Path,
+) -> None:
+    async with begun(tmp_path, fragments=2) as setup:
+        assert setup.step() is None
+        await setup.offer(0, version=3)
+        assert setup.step() == 1, "a round of fragment 1"
+        assert setup.peer.version == 1 and not setup.peer._link._offers
+        setup.step()
+        assert setup.peer.version == 3
+
+
+async def test_of_several_fragments_half_wait_a_step(tmp_path: Path) -> None:
+    async with begun(tmp_path, fragments=2) as setup:
+        await setup.offer(0, version=3)
+        await setup.offer(1, version=4)
+        setup.step()
+        assert setup.peer.version == 3
+        setup.step()
+        assert setup.peer.version == 4

@@ -1,0 +1,244 @@
+"""Writing a checkpoint while training goes on.
+
+At each inner step a share of the state is copied to memory that is kept for it, and a thread writes that to
+a file aside, which is renamed when all is there. So no step is held up by all of a checkpoint, no second copy
+of the state is made, and few pages are touched for the first time, which is most of what copying a state
+costs. The file is safetensors, by hand for the same reason: the library wants all tensors in memory at once.
+"""
+
+import logging
+import os
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from math import inf
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer.node.storage.home import open_aside
+from gossamer.node.training.checkpoint import Progress, State
+from gossamer.node.training.outer import OuterLoop
+
+SHARE_BYTES = 2 * 1024 * 1024
+SHARES = 64
+"""A state is copied over at most 64 inner steps, at least 2 MiB at each: a third of a millisecond."""
+
+WIDEST_BYTES = 8
+"""Shares are a multiple of the widest number, so that none is cut."""
+
+BYTES_PER_S = 4 * 1024 * 1024
+"""How much is written on average: a MiB costs a third of a millisecond, so this is about a thousandth of a
+core's time."""
+
+INTERVAL_MIN_S = 5.0
+INTERVAL_MAX_S = 300.0
+"""A crash costs no more of the inner optimizer's state than this, however large it is."""
+
+Submit = Callable[..., "Future[None]"]
+"""``(function, *arguments)``: has it called, and tells when that is over."""
+
+log = logging.getLogger("gossamer.checkpoint")
+
+
+class CheckpointWriter:
+    """Keeps a node's checkpoint up to date. It belongs to the training thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._room = torch.empty(0, dtype=torch.uint8)
+        self._under_way: _Writing | None = None
+        self._begun_at = -inf
+        self._interval = INTERVAL_MIN_S
+
+    def is_due(self) -> bool:
+        """Whether a checkpoint should be begun now: never while one is under way."""
+        return self._under_way is None and time.monotonic() - self._begun_at > self._interval
+
+    def begin(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Begin a checkpoint."""
+        self._begin(outer, optimizers, self._thread.submit)
+
+    def _begin(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], submit: Submit) -> None:
+        state = State.of(outer, optimizers)
+        share = -(-max(SHARE_BYTES, state.size // SHARES) // WIDEST_BYTES) * WIDEST_BYTES
+        if self._room.numel() != share:
+            self._room = torch.empty(share, dtype=torch.uint8)
+        self._begun_at = time.monotonic()
+        self._interval = min(max(INTERVAL_MIN_S, state.size / BYTES_PER_S), INTERVAL_MAX_S)
+        self._under_way = _Writing(self._path, state, outer, self._room, submit)
+
+    def advance(self, progress: Progress, *, wait: bool = False) -> None:
+        """Copy the next share of the one under way; never waits for the disk, unless told to."""
+        writing = self._under_way
+        if writing is None or not (wait or writing.is_ready):
+            return
+        try:
+            if writing.advance(progress):
+                self._under_way = None
+        except OSError as error:
+            log.warning("cannot save the trainer's state to %s: %s", self._path, error.strerror)
+            self._give_up()
+
+    def save(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], progress: Progress) -> None:
+        """Write all of a checkpoint now, in place of one under way; returns when the file is there.
+
+        Without the thread: a script that never left its peer leaves as the interpreter exits, when no thread
+        can be given work any more.
+        """
+        self._give_up()
+        self._begin(outer, optimizers, _at_once)
+        while self._under_way is not None:
+            self.advance(progress, wait=True)
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        self._give_up()
+        self._thread.shutdown()
+
+    def _give_up(self) -> None:
+        if self._under_way is not None:
+            self._under_way.give_up()
+            self._under_way = None
+
+
+class _Copied(NamedTuple):
+    """A piece of a tensor, as bytes."""
+
+    name: str
+    bytes: Tensor
+    is_first: bool
+
+
+class _Writing:
+    """One checkpoint under way.
+
+    A fragment's residual and momentum are those of one time, with the round that they belong to: if it is
+    published before all of it has been copied, it is copied again. The inner optimizer's tensors may be some
+    steps apart from each other, which does no harm.
+    """
+
+    def __init__(self, path: Path, state: State, outer: OuterLoop, room: Tensor, submit: Submit) -> None:
+        """`submit` has what waits for the disk done."""
+        self._path = path
+        self._state = state
+        self._outer = outer
+        self._room = room
+        self._submit = submit
+        self._rounds = [0] * len(outer.fragments)
+        self._checksums = {saved.name: 0 for saved in state.tensors}
+        """Of what has been written of each tensor."""
+        self._data_at = 0
+        """Where the tensors begin in the file."""
+        self._index = 0
+        self._done = 0
+        """How much of which tensor has been copied, in elements."""
+        self._values = torch.empty(0)
+        """That tensor as a vector."""
+        self._began = 0
+        """The first tensor of the fragment that it is of."""
+        self._file: BinaryIO | None = None
+        self._aside = ""
+        self._written = submit(self._open)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the last share is written."""
+        return self._written.done()
+
+    def advance(self, progress: Progress) -> bool:
+        """Copy the next share; returns whether the file is there. Raises OSError."""
+        self._written.result()
+        if self._index == len(self._state.tensors):
+            if not self._file:
+                return True
+            self._written = self._submit(self._finish, progress)
+            return False
+        self._begin_again_if_published()
+        start = self._state.offset(self._index, self._done)
+        share: list[_Copied] = []
+        room = self._room
+        while self._index < len(self._state.tensors) and room.numel():
+            share.append(self._copy(room))
+            room = room[share[-1].bytes.numel() :]
+        self._written = self._submit(self._write, start, share)
+        return False
+
+    def give_up(self) -> None:
+        """Leave nothing behind."""
+        wait([self._written])
+        if self._file:
+            self._file.close()
+            with suppress(OSError):
+                os.unlink(self._aside)
+
+    def _begin_again_if_published(self) -> None:
+        fragment = self._state.tensors[self._index].fragment
+        if fragment is None or fragment != self._state.tensors[self._began].fragment:
+            return  # nothing of it has been copied
+        if self._rounds[fragment] != self._outer.fragments[fragment].last_published:
+            self._index, self._done = self._began, 0
+
+    def _copy(self, room: Tensor) -> "_Copied":
+        """Copy as much of the next tensor as there is room for."""
+        saved = self._state.tensors[self._index]
+        is_first = not self._done
+        if is_first:
+            self._values = saved.tensor.detach().reshape(-1)
+            self._note_round(saved.fragment)
+        values = self._values[self._done : self._done + room.numel() // saved.tensor.itemsize]
+        copied = room[: values.nbytes]
+        copied.view(values.dtype).copy_(values)
+        self._done += values.numel()
+        if self._done == saved.tensor.numel():
+            self._index, self._done = self._index + 1, 0
+        return _Copied(saved.name, copied, is_first)
+
+    def _note_round(self, fragment: int | None) -> None:
+        before = self._state.tensors[self._index - 1].fragment if self._index else None
+        if fragment is not None and fragment != before:
+            self._began = self._index
+            self._rounds[fragment] = self._outer.fragments[fragment].last_published
+
+    # -- in the thread
+
+    def _open(self) -> None:
+        # How long the header will be is not known yet; what it does not need is spaces.
+        longest = self._state.header(Progress(2**63, 2**63), [2**63] * len(self._rounds), self._checksums)
+        self._data_at = 8 + len(longest)
+        fd, self._aside = open_aside(self._path)
+        self._file = os.fdopen(fd, "wb")
+
+    def _write(self, start: int, share: "Sequence[_Copied]") -> None:
+        assert self._file
+        self._file.seek(self._data_at + start)
+        for name, piece, is_first in share:
+            data = piece.numpy().data
+            self._file.write(data)
+            self._checksums[name] = zlib.crc32(data, 0 if is_first else self._checksums[name])
+
+    def _finish(self, progress: Progress) -> None:
+        assert self._file
+        header = self._state.header(progress, self._rounds, self._checksums)
+        size = self._data_at - 8
+        self._file.seek(0)
+        self._file.write(size.to_bytes(8, "little") + header.ljust(size))
+        self._file.close()
+        os.replace(self._aside, self._path)
+        self._file = None
+
+
+def _at_once(function: Callable[..., None], *arguments: object) -> "Future[None]":
+    done: Future[None] = Future()
+    try:
+        function(*arguments)
+    except OSError as error:
+        done.set_exception(error)
+    else:
+        done.set_result(None)
+    return done
