@@ -114,6 +114,7 @@ class Archive:
                 (blob,) = parse_index(node.disk.get(claim.root), total)
                 wanted = ((blob, total),)
                 if node.disk.has(blob):
+                    node.disk.get(blob)
                     return True
         except DamagedChunkError:
             pass

@@ -156,8 +156,8 @@ def _no_anti_entropy() -> list[Patch]:
     return [(gossip.Gossip, "open_exchange", lambda self, link, above=0: [])]
 
 
-def _fetch_from_one_only() -> list[Patch]:
-    """A fetch that failed is not tried elsewhere."""
+def _never_give_up_a_fetch() -> list[Patch]:
+    """A fetch that failed is under way for ever, and tried nowhere else."""
     return [(Fetcher, "_fail", lambda self, blob, now, wait: None)]
 
 
@@ -244,7 +244,7 @@ MUTANTS = {
         Mutant("speak before it is stored", _speak_before_it_is_stored, "power"),
         Mutant("forget own rounds", _forget_own_rounds, "diskloss", minutes=8.0),
         Mutant("no anti-entropy", _no_anti_entropy, "halves"),
-        Mutant("fetch from one only", _fetch_from_one_only, "halves"),
+        Mutant("never give up a fetch", _never_give_up_a_fetch, "parts", minutes=3.0),
         Mutant("deal half", _deal_half, "parts", minutes=3.0),
         Mutant("forget who holds parts", _forget_who_holds_parts, "parts", minutes=3.0),
         Mutant("keep parts to oneself", _keep_parts_to_oneself, "parts", minutes=3.0),

@@ -93,11 +93,11 @@ def test_a_liar_gets_round_to_all_its_deeds() -> None:
 def test_a_founder_that_lost_its_disk_and_is_told_of_nobody_comes_back_to_its_swarm() -> None:
     """It begins a history of its own, where the others have closed theirs: the lighter of two lineages."""
     lines: list[str] = []
-    world = World(replace(choose(1, 6, 4.0, "lineages"), storms=()), lines.append)
+    world = World(replace(choose(1, 6, 6.0, "lineages"), storms=()), lines.append)
     told = world._bootstrap
     world._bootstrap = lambda node: () if node.index == 0 else told(node)  # type: ignore[method-assign]
-    world.loop.at(100.0, lambda: world.lose_disk(world.nodes[0]))
-    world.loop.at(110.0, lambda: world.revive(world.nodes[0]))
+    world.loop.at(200.0, lambda: world.lose_disk(world.nodes[0]))
+    world.loop.at(210.0, lambda: world.revive(world.nodes[0]))
     assert world.run().failure is None
     assert any("n0: TWO LINEAGES" in line for line in lines)
     assert not any("both are void" in line for line in lines), "it signed no round again"
