@@ -13,6 +13,7 @@ THIRTIES = replace(FULL, windows=67, steps=30)
 """As many steps in windows of 30, which manifests have by default."""
 FIFTIES = replace(FULL, windows=40, steps=50)
 HUNDREDS = replace(FULL, windows=20, steps=100)
+DECAYING = replace(FULL, decays=True)
 EIGHT = replace(FULL, windows=50, workers=8)
 JOB = replace(FULL, windows=40, steps=30, batch_size=8, context=128, decays=True, eval_windows=256, points=4)
 """What `make swarm` trains."""
@@ -34,6 +35,7 @@ THIRTY = "4 workers, windows of 30 steps"
 LONG = "4 workers, windows of 50 steps"
 LONGEST = "4 workers, windows of 100 steps"
 MANY = "8 workers, windows of 20 steps"
+DECAY = "4 workers, windows of 20 steps, an inner learning rate that falls"
 MAIN = "The job of `make swarm`, simulated"
 PRECISION = "The same in float32 and with bfloat16 products"
 EARLIER = "Outer settings: those of manifests, and those that were tried"
@@ -41,7 +43,7 @@ TRIED = "Tried with one seed: int4, outer learning rate / momentum"
 TRIED_SHORT = "Tried with one seed: rivals after 25 windows, outer learning rate / momentum"
 TRIED_HALF = "Tried first: 50 windows, evaluated on 4 kB"
 TRIED_QUARTER = "Tried first: 25 windows, evaluated on 4 kB"
-COMPARED = (CALM, WEATHER, THIRTY, LONG, LONGEST, MANY)
+COMPARED = (CALM, WEATHER, THIRTY, LONG, LONGEST, MANY, DECAY)
 REAL = "Gossamer, int4 in one fragment, simulated and for real"
 
 DATA_PARALLEL = "data-parallel AdamW"
@@ -123,7 +125,7 @@ def whole(codec: str = "int4", outer: dict[str, float] | None = None) -> dict[st
 
 def cases(*, quick: bool) -> list[Case]:
     """All that are run; quickly only what is compared, with one seed and at a size that teaches nothing."""
-    compared = [*_calm(), *_weather(), *_thirty(), *_wider()]
+    compared = [*_calm(), *_weather(), *_thirty(), *_wider(), *_decaying()]
     if quick:
         return [replace(case, scale=QUICK, seeds=(0,)) for case in compared]
     return [*compared, *_main_job(), *_precision(), *_real(), *_before(), *_tried()]
@@ -168,6 +170,19 @@ def _wider() -> Iterator[Case]:
         one: dict[str, Any] = {"group": group, "scale": scale, "seeds": (0,)}
         yield Case(label=INT4, method="gossamer", settings=gossamer(), **one)
         yield Case(label=RIVALS[0], method="diloco", settings=TUNED_DILOCO, **one)
+
+
+def _decaying() -> Iterator[Case]:
+    """With the settings tuned to a constant inner learning rate, and with more momentum."""
+    one: dict[str, Any] = {"group": DECAY, "scale": DECAYING, "seeds": (0,)}
+    usual = outer_defaults("int4")
+    yield Case(label=DATA_PARALLEL, method="data-parallel", **one)
+    yield Case(label=f"{INT4}, 0.4 / 0.5", method="gossamer", settings=gossamer(), **one)
+    yield Case(label=f"{INT4}, 0.5 / 0.7", method="gossamer", settings=gossamer(outer=usual), **one)
+    yield Case(label="DiLoCo, 0.7 / 0.5", method="diloco", settings=TUNED_DILOCO, **one)
+    yield Case(label="DiLoCo, 0.7 / 0.7", method="diloco", settings={"lr": 0.7, "momentum": 0.7}, **one)
+    parted = gossamer(parted=[0.25, 0.75])
+    yield Case(label=f"{INT4}, 0.4 / 0.5, {PARTED}", method="gossamer", settings=parted, **one)
 
 
 def _main_job() -> Iterator[Case]:
