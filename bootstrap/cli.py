@@ -149,7 +149,10 @@ def init(
     every_steps: EverySteps = 30,
     every_seconds: EverySeconds = 0.0,
     averaging: Averaging = "rda",
-    fragments: Fragments = 1,
+    fragments: Annotated[
+        int | None,
+        typer.Option(min=1, max=256, help="Parts the model is split into; they take turns. Default: 4."),
+    ] = None,
     seed: Seed = 0,
     horizon_tokens: Annotated[
         int | None,

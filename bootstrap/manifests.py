@@ -32,6 +32,14 @@ AMONG_STRANGERS = {"clip": 1.5}
 send their deltas turned around no longer stop it (docs/attacks.md)."""
 
 
+FRAGMENTS = 4
+"""Parts that a model is split into where nobody says otherwise. They take turns, so that no delta moves the
+whole model at once: 1 % less loss for the same bytes (docs/benchmarks/learning.md)."""
+
+RETAIN = 256
+"""Windows whose records are kept where nobody says otherwise; in rounds, as many for every fragment."""
+
+
 def outer_defaults(codec: str) -> dict[str, float]:
     """Outer optimizer settings that suit a codec; docs/benchmarks/learning.md has the evidence.
 
@@ -53,7 +61,7 @@ def create(
     codec: str,
     every_steps: int,
     every_seconds: float,
-    fragments: int,
+    fragments: int | None = None,
     seed: int,
     averaging: str = "rda",
     owners: tuple[str, ...] = (),
@@ -191,7 +199,7 @@ def _describe(
     codec: str,
     every_steps: int,
     every_seconds: float,
-    fragments: int,
+    fragments: int | None,
     owners: tuple[str, ...],
     invited: bool,
 ) -> tuple[Manifest, Ints]:
@@ -202,6 +210,8 @@ def _describe(
         TensorSpec(tensor_name, tuple(parameter.shape), rules[tensor_name])
         for tensor_name, parameter in named_tensors(model)
     )
+    if fragments is None:
+        fragments = min(FRAGMENTS, len(specs))
     if not 1 <= fragments <= len(specs):
         raise ConfigError(f"--fragments must be 1 to {len(specs)}, the number of tensors; it is {fragments}")
     phi = genesis.parameters(model, plan(specs, fragments))
@@ -210,6 +220,7 @@ def _describe(
         "task": task,
         "outer": {"codec": codec, **outer_defaults(codec), **(AMONG_FRIENDS if invited else AMONG_STRANGERS)},
         "pace": {"every_steps": 0 if every_seconds else every_steps, "every_seconds": float(every_seconds)},
+        "history": {"retain": RETAIN * fragments},
         "admission": {"mode": "invited" if invited else "open", "owners": owners},
         "layout": {"fragments": fragments, "tensors": specs},
         "genesis": {"digest": snapshots.digest(phi).hex()},

@@ -17,6 +17,7 @@ from benchmarks.learning.cases import (
     DATA_PARALLEL,
     DEATHS,
     INT4,
+    INT4_WHOLE,
     PARTED,
     RIVALS,
     SPEEDS,
@@ -97,11 +98,13 @@ def _losses(rows: Rows) -> list[str]:
 
 def plot(rows: Rows, folder: Path) -> None:
     """Loss over tokens, in calm and rough weather, and over bytes."""
-    _plot(by_case(rows, CALM), "tokens", "tokens of all workers, millions", folder / "learning.svg")
+    calm = by_case(rows, CALM)
+    calm.pop(INT4_WHOLE, None)  # hardly to be told from the other, and there are six colours
+    _plot(calm, "tokens", "tokens of all workers, millions", folder / "learning.svg")
     _plot(
         by_case(rows, WEATHER), "tokens", "tokens of all workers, millions", folder / "learning-weather.svg"
     )
-    _plot(by_case(rows, CALM), "published", "MB published by a node", folder / "learning-bytes.svg", "log")
+    _plot(calm, "published", "MB published by a node", folder / "learning-bytes.svg", "log")
 
 
 def _plot(by_label: dict[str, Rows], column: str, what: str, file: Path, scale: str = "linear") -> None:
@@ -138,19 +141,18 @@ def _fewer_bytes(rows: Rows, label: str, target: float) -> float:
 
 GOALS = (
     Goal(
-        what="int4, final loss against DiLoCo at its best, same tokens",
+        what="int4, final loss against the best of DiLoCo and NoLoCo, same tokens",
         at_most=0.0,
         unit="% above",
         measured=_against_rivals,
-        reason="by less than chance: DiLoCo with the best of four settings, which is synchronous, in fp32 and"
-        " publishes 8 times as much.",
     ),
     Goal(
         what="two halves for half the run, loss against calm",
         at_most=1.0,
         unit="% above",
         measured=lambda rows: _against_calm(rows, PARTED),
-        reason="the quarter of the run that is left after the heal is not quite enough to make up for it.",
+        reason="each half learned from half of the tokens only, and the quarter of the run that is left after"
+        " the heal is not quite enough to make up for it.",
     ),
     Goal(
         what="speeds 1, 1, 1/2, 1/4, loss against calm",
@@ -163,8 +165,6 @@ GOALS = (
         at_most=1.0,
         unit="% above",
         measured=lambda rows: _against_calm(rows, DEATHS),
-        reason="some 20 deaths, each of half a window and of an optimizer's state; a real node that is"
-        " restarted keeps the latter.",
     ),
     Goal(
         what="int4, windows of 30: bytes published to a loss of 1.6, data-parallel fp32 against it",
@@ -172,7 +172,7 @@ GOALS = (
         unit="times",
         measured=lambda rows: _fewer_bytes(rows, INT4, 1.6),
         reason="4 bits every 30 steps are 240 times less than 32 bits at every step: there is no more to"
-        " have, and data-parallel training is at 1.6 sooner.",
+        " have without entropy coding, and data-parallel training is at 1.6 sooner. `int2` is at 332 times.",
     ),
     Goal(
         what="top-k, windows of 30: bytes published to a loss of 1.6, data-parallel fp32 against it",
@@ -180,6 +180,6 @@ GOALS = (
         unit="times",
         measured=lambda rows: _fewer_bytes(rows, TOPK, 1.6),
         reason="0.22 bit every 30 steps is 4,350 times less than 32 bits at every step: there is no more to"
-        " have, and data-parallel training is at 1.6 sooner.",
+        " have without shorter codes for positions, and data-parallel training is at 1.6 sooner.",
     ),
 )

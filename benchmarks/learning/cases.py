@@ -6,15 +6,25 @@ from typing import Any
 
 from benchmarks.learning.sweep import Run
 from benchmarks.learning.world import Scale
-from gossamer.bootstrap.manifests import outer_defaults
+from gossamer.bootstrap.manifests import FRAGMENTS, outer_defaults
 
-FULL = Scale()
-LONGER = Scale(windows=67, steps=30)
+FULL = Scale(bfloat16=True)
+THIRTIES = replace(FULL, windows=67, steps=30)
 """As many steps in windows of 30, which manifests have by default."""
-HALF = Scale(windows=50, points=10, eval_windows=64)
-QUARTER = Scale(windows=25, points=5, eval_windows=64)
-FIFTY = Scale(windows=50, points=10)
-CLOSER = Scale(windows=25, points=5)
+FIFTIES = replace(FULL, windows=40, steps=50)
+HUNDREDS = replace(FULL, windows=20, steps=100)
+DECAYING = replace(FULL, decays=True)
+EIGHT = replace(FULL, windows=50, workers=8)
+JOB = replace(FULL, windows=40, steps=30, batch_size=8, context=128, decays=True, eval_windows=256, points=4)
+"""What `make swarm` trains."""
+
+EXACT = Scale()
+"""The same in float32 throughout, as everything was trained at first."""
+THIRTIES_EXACT = replace(EXACT, windows=67, steps=30)
+HALF = replace(EXACT, windows=50, points=10, eval_windows=64)
+QUARTER = replace(EXACT, windows=25, points=5, eval_windows=64)
+FIFTY = replace(EXACT, windows=50, points=10)
+CLOSER = replace(EXACT, windows=25, points=5)
 QUICK = Scale(workers=2, windows=4, steps=2, context=16, batch_size=2, eval_windows=8, points=4)
 
 SEEDS = (0, 1, 2)
@@ -22,19 +32,29 @@ SEEDS = (0, 1, 2)
 CALM = "4 workers, windows of 20 steps"
 WEATHER = "Gossamer, int4, in rough weather"
 THIRTY = "4 workers, windows of 30 steps"
+LONG = "4 workers, windows of 50 steps"
+LONGEST = "4 workers, windows of 100 steps"
+MANY = "8 workers, windows of 20 steps"
+DECAY = "4 workers, windows of 20 steps, an inner learning rate that falls"
+MAIN = "The job of `make swarm`, simulated"
+PRECISION = "The same in float32 and with bfloat16 products"
 EARLIER = "Outer settings: those of manifests, and those that were tried"
 TRIED = "Tried with one seed: int4, outer learning rate / momentum"
 TRIED_SHORT = "Tried with one seed: rivals after 25 windows, outer learning rate / momentum"
 TRIED_HALF = "Tried first: 50 windows, evaluated on 4 kB"
 TRIED_QUARTER = "Tried first: 25 windows, evaluated on 4 kB"
-COMPARED = (CALM, WEATHER, THIRTY)
-REAL = "Gossamer, int4, simulated and for real"
+COMPARED = (CALM, WEATHER, THIRTY, LONG, LONGEST, MANY, DECAY)
+REAL = "Gossamer, int4 in one fragment, simulated and for real"
 
 DATA_PARALLEL = "data-parallel AdamW"
 INT4 = "Gossamer, int4"
+INT4_WHOLE = "Gossamer, int4, in one fragment"
+INT2 = "Gossamer, int2"
 TOPK = "Gossamer, top-k"
+TOPK_WHOLE = "Gossamer, top-k, in one fragment"
+NOLOCO = "NoLoCo, as published"
 ALONE = "one worker alone"
-RIVALS = ("DiLoCo, tuned", "DiLoCo, as published")
+RIVALS = ("DiLoCo, tuned", "DiLoCo, as published", NOLOCO)
 
 PARTED = "two halves for half the run"
 SPEEDS = "speeds 1, 1, 1/2, 1/4"
@@ -87,61 +107,118 @@ class Case:
             yield Run(method=self.method, settings=self.settings, scale=self.scale, seed=seed)
 
 
-def gossamer(codec: str = "int4", outer: dict[str, float] | None = None, **weather: object) -> dict[str, Any]:
+def gossamer(
+    codec: str = "int4", outer: dict[str, float] | None = None, fragments: int = FRAGMENTS, **weather: object
+) -> dict[str, Any]:
     """Settings of the method: for int4 tuned to this world, as rivals are; else those of manifests."""
     chosen = TUNED_INT4 if codec == "int4" else outer_defaults(codec)
     settings: dict[str, Any] = {"codec": codec, "outer": {**chosen, **(outer or {})}}
+    if fragments > 1:
+        settings["fragments"] = fragments
     return {**settings, "weather": weather} if weather else settings
+
+
+def whole(codec: str = "int4", outer: dict[str, float] | None = None) -> dict[str, Any]:
+    """The same with the model in one fragment."""
+    return gossamer(codec, outer, fragments=1)
 
 
 def cases(*, quick: bool) -> list[Case]:
     """All that are run; quickly only what is compared, with one seed and at a size that teaches nothing."""
-    compared = [*_calm(), *_weather(), *_thirty()]
+    compared = [*_calm(), *_weather(), *_thirty(), *_wider(), *_decaying()]
     if quick:
         return [replace(case, scale=QUICK, seeds=(0,)) for case in compared]
-    return [*compared, *_real(), *_before(), *_tried()]
+    return [*compared, *_main_job(), *_precision(), *_real(), *_before(), *_tried()]
 
 
 def _calm() -> Iterator[Case]:
-    yield Case(group=CALM, label=DATA_PARALLEL, method="data-parallel", seeds=(0, 2))
+    exact: dict[str, Any] = {"group": CALM, "scale": EXACT}
+    yield Case(label=DATA_PARALLEL, method="data-parallel", seeds=(0, 2), **exact)
     yield Case(group=CALM, label=INT4, method="gossamer", settings=gossamer())
-    yield Case(group=CALM, label=TOPK, method="gossamer", settings=gossamer("topk"), seeds=(0, 2))
-    yield Case(group=CALM, label=RIVALS[0], method="diloco", settings=TUNED_DILOCO, seeds=(0, 1))
-    yield Case(group=CALM, label=RIVALS[1], method="diloco", settings=PUBLISHED_DILOCO, seeds=(0,))
-    yield Case(group=CALM, label=ALONE, method="alone", seeds=(0,))
+    yield Case(label=INT4_WHOLE, method="gossamer", settings=whole(), **exact)
+    yield Case(label=TOPK_WHOLE, method="gossamer", settings=whole("topk"), seeds=(0, 2), **exact)
+    yield Case(label=RIVALS[0], method="diloco", settings=TUNED_DILOCO, seeds=(0, 1), **exact)
+    yield Case(label=RIVALS[1], method="diloco", settings=PUBLISHED_DILOCO, seeds=(0,), **exact)
+    yield Case(group=CALM, label=NOLOCO, method="noloco", settings=PUBLISHED_NOLOCO, seeds=(0,))
+    yield Case(label=ALONE, method="alone", seeds=(0,), **exact)
 
 
 def _weather() -> Iterator[Case]:
     yield Case(group=WEATHER, label="calm", method="gossamer", settings=gossamer())
-    for label, weather in (
-        (PARTED, {"parted": [0.25, 0.75]}),
-        (SPEEDS, {"speeds": [1.0, 1.0, 0.5, 0.25]}),
-        (DEATHS, {"deaths": 0.05}),
+    for label, weather, seeds in (
+        (PARTED, {"parted": [0.25, 0.75]}, SEEDS),
+        (SPEEDS, {"speeds": [1.0, 1.0, 0.5, 0.25]}, (0,)),
+        (DEATHS, {"deaths": 0.05}, (0,)),
     ):
-        yield Case(group=WEATHER, label=label, method="gossamer", settings=gossamer(**weather), seeds=(0,))
+        yield Case(group=WEATHER, label=label, method="gossamer", settings=gossamer(**weather), seeds=seeds)
 
 
 def _thirty() -> Iterator[Case]:
-    yield Case(group=THIRTY, label=DATA_PARALLEL, method="data-parallel", seeds=(0,))
-    for label, settings in ((INT4, gossamer()), (TOPK, gossamer("topk"))):
-        yield Case(group=THIRTY, label=label, method="gossamer", settings=settings, scale=LONGER, seeds=(0,))
+    yield Case(group=THIRTY, label=DATA_PARALLEL, method="data-parallel", scale=EXACT, seeds=(0,))
+    one: dict[str, Any] = {"group": THIRTY, "scale": THIRTIES, "seeds": (0,)}
+    for label, codec in ((INT4, "int4"), (INT2, "int2"), (TOPK, "topk")):
+        yield Case(label=label, method="gossamer", settings=gossamer(codec), **one)
+    yield Case(label=RIVALS[0], method="diloco", settings=TUNED_DILOCO, **one)
+    one["scale"] = THIRTIES_EXACT
+    yield Case(label=INT4_WHOLE, method="gossamer", settings=whole(), **one)
+    yield Case(label=TOPK_WHOLE, method="gossamer", settings=whole("topk"), **one)
+
+
+def _wider() -> Iterator[Case]:
+    """Longer windows and more workers; as many tokens as ever."""
+    for group, scale in ((LONG, FIFTIES), (LONGEST, HUNDREDS), (MANY, EIGHT)):
+        one: dict[str, Any] = {"group": group, "scale": scale, "seeds": (0,)}
+        yield Case(label=INT4, method="gossamer", settings=gossamer(), **one)
+        yield Case(label=RIVALS[0], method="diloco", settings=TUNED_DILOCO, **one)
+
+
+def _decaying() -> Iterator[Case]:
+    """With the settings tuned to a constant inner learning rate, and with more momentum."""
+    one: dict[str, Any] = {"group": DECAY, "scale": DECAYING, "seeds": (0,)}
+    usual = outer_defaults("int4")
+    yield Case(label=DATA_PARALLEL, method="data-parallel", **one)
+    yield Case(label=f"{INT4}, 0.4 / 0.5", method="gossamer", settings=gossamer(), **one)
+    yield Case(label=f"{INT4}, 0.5 / 0.7", method="gossamer", settings=gossamer(outer=usual), **one)
+    yield Case(label="DiLoCo, 0.7 / 0.5", method="diloco", settings=TUNED_DILOCO, **one)
+    yield Case(label="DiLoCo, 0.7 / 0.7", method="diloco", settings={"lr": 0.7, "momentum": 0.7}, **one)
+    parted = gossamer(parted=[0.25, 0.75])
+    yield Case(label=f"{INT4}, 0.4 / 0.5, {PARTED}", method="gossamer", settings=parted, **one)
+
+
+def _main_job() -> Iterator[Case]:
+    usual = outer_defaults("int4")
+    one: dict[str, Any] = {"group": MAIN, "method": "gossamer", "scale": JOB, "seeds": (0,)}
+    yield Case(label="0.5 / 0.7, 1 fragment", settings=whole(outer=usual), **one)
+    yield Case(label="0.5 / 0.7, 4 fragments", settings=gossamer(outer=usual), **one)
+
+
+def _precision() -> Iterator[Case]:
+    for label, method, settings in (
+        (DATA_PARALLEL, "data-parallel", {}),
+        (INT4_WHOLE, "gossamer", whole()),
+    ):
+        for precision, scale in (("float32", EXACT), ("bfloat16 products", FULL)):
+            name = f"{label}, {precision}"
+            yield Case(group=PRECISION, label=name, method=method, settings=settings, scale=scale, seeds=(0,))
 
 
 def _before() -> Iterator[Case]:
     for label, settings, scale, seeds in (
         ("int4 in manifests, 0.5 / 0.7, 50 windows", BEFORE, FIFTY, SEEDS),
-        ("int4 tuned here, 0.4 / 0.5, 50 windows", gossamer(), FIFTY, SEEDS),
+        ("int4 tuned here, 0.4 / 0.5, 50 windows", whole(), FIFTY, SEEDS),
         ("top-k before, 1.0, decay 0.9, 25 windows", BEFORE_TOPK, CLOSER, SEEDS),
-        ("top-k now, 2.5, decay 0.8, 25 windows", gossamer("topk"), CLOSER, SEEDS),
-        ("top-k before, 1.0, decay 0.9, 100 windows", BEFORE_TOPK, FULL, (0,)),
-        ("top-k now, 2.5, decay 0.8, 100 windows", gossamer("topk"), FULL, (0,)),
+        ("top-k now, 2.5, decay 0.8, 25 windows", whole("topk"), CLOSER, SEEDS),
+        ("top-k before, 1.0, decay 0.9, 100 windows", BEFORE_TOPK, EXACT, (0,)),
+        ("top-k now, 2.5, decay 0.8, 100 windows", whole("topk"), EXACT, (0,)),
     ):
         yield Case(group=EARLIER, label=label, method="gossamer", settings=settings, scale=scale, seeds=seeds)
 
 
 def _real() -> Iterator[Case]:
-    yield Case(group=REAL, label="simulated", method="gossamer", settings=gossamer())
-    yield Case(group=REAL, label="node processes", method="processes", settings=gossamer(), seeds=(0,))
+    yield Case(group=REAL, label="simulated", method="gossamer", settings=whole(), scale=EXACT)
+    yield Case(
+        group=REAL, label="node processes", method="processes", settings=whole(), scale=EXACT, seeds=(0,)
+    )
 
 
 def _tried() -> Iterator[Case]:
@@ -156,22 +233,22 @@ def _tried() -> Iterator[Case]:
         scale = replace(HALF, lr=lr)
         yield case(TRIED_HALF, f"data-parallel, inner lr {lr:g}", {}, scale, "data-parallel")
     for lr, momentum in ((0.7, 0.7), (0.7, 0.5), (1.0, 0.0)):
-        settings = {**gossamer(outer={"learning_rate": lr, "momentum": momentum}), "averaging": "mean"}
+        settings = {**whole(outer={"learning_rate": lr, "momentum": momentum}), "averaging": "mean"}
         yield case(TRIED_HALF, f"int4, mean, {lr} / {momentum}", settings, HALF)
-    yield case(TRIED_HALF, "int4, 0.5 / 0.5", gossamer(outer={"learning_rate": 0.5}), HALF)
+    yield case(TRIED_HALF, "int4, 0.5 / 0.5", whole(outer={"learning_rate": 0.5}), HALF)
     for lr, decay, workers in TOPK_TRIED:
-        settings = gossamer("topk", outer={"learning_rate": lr, "ef_decay": decay})
+        settings = whole("topk", outer={"learning_rate": lr, "ef_decay": decay})
         label = f"top-k, {lr}, decay {decay}, {workers} worker{'s' * (workers > 1)}"
         yield case(TRIED_QUARTER, label, settings, replace(QUARTER, workers=workers))
     for lr, momentum in ((0.7, 0.5), (0.7, 0.7), (1.0, 0.5)):
         settings = {"lr": lr, "momentum": momentum}
         yield case(TRIED_SHORT, f"DiLoCo, {lr} / {momentum}", settings, CLOSER, "diloco")
     yield case(TRIED_SHORT, "NoLoCo, 0.7 / 0.5, as published", PUBLISHED_NOLOCO, CLOSER, "noloco")
-    yield case(TRIED_SHORT, INT4, gossamer(), CLOSER)
+    yield case(TRIED_SHORT, INT4, whole(), CLOSER)
     for lr, momentum in ((0.3, 0.5), (0.4, 0.4), (0.4, 0.5), (0.5, 0.5)):
-        settings = gossamer(outer={"learning_rate": lr, "momentum": momentum})
-        yield case(TRIED, f"{lr} / {momentum}", settings, FULL)
-    halves = gossamer(outer={"learning_rate": 0.5})
-    yield case(TRIED, "0.5 / 0.5, 4 fragments", {**halves, "fragments": 4}, FULL)
-    mean = {**gossamer(outer={"learning_rate": 0.7}), "averaging": "mean"}
-    yield case(TRIED, "0.7 / 0.5, averaged by mean", mean, FULL)
+        settings = whole(outer={"learning_rate": lr, "momentum": momentum})
+        yield case(TRIED, f"{lr} / {momentum}", settings, EXACT)
+    four = gossamer(outer={"learning_rate": 0.5})
+    yield case(TRIED, "0.5 / 0.5, 4 fragments", four, EXACT)
+    mean = {**whole(outer={"learning_rate": 0.7}), "averaging": "mean"}
+    yield case(TRIED, "0.7 / 0.5, averaged by mean", mean, EXACT)

@@ -17,6 +17,7 @@ from benchmarks.learning.world import Point, Worker, World
 from gossamer.bootstrap import manifests
 from gossamer.models.task import named_tensors
 from gossamer.node.training.outer import OuterLoop
+from gossamer.node.training.standing import WARM_UP_STEPS
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.fixedpoint import ONE, Ints
 from gossamer.protocol.manifest import Manifest
@@ -50,6 +51,8 @@ class Node:
     own_last: int
     """Its last round."""
     life: int = 0
+    steps: int = 0
+    """Inner steps of this life."""
     since: int = 0
     """Inner steps since its last delta."""
     credit: float = 0.0
@@ -110,7 +113,10 @@ class Swarm:
             return
         node.credit -= 1.0
         self._apply(node)
-        loss = self._world.step(node.worker)
+        node.steps += 1
+        # A fresh optimizer is warmed up where it meets a model that is far along (`Standing.lr_scale`).
+        warm_up = min(1.0, node.steps / WARM_UP_STEPS) if node.life else 1.0
+        loss = self._world.step(node.worker, warm_up=warm_up)
         node.outer.step(self._world.scale.step_tokens, loss)
         node.since += 1
         round_ = self._pace.due(node.own_last, self._clock(node), node.since, float(node.since))

@@ -29,12 +29,14 @@ def train(world: World, **settings: Any) -> Iterator[Point]:
     scale = world.scale
     options = SwarmOptions(
         nodes=scale.workers,
-        rounds=scale.windows,
-        preset=scale.preset,
+        rounds=scale.windows * manifest.layout.fragments,
+        task="text",
+        options={},
+        settings=(),
         data=(),
         codec=manifest.outer.codec,
         every_steps=scale.steps,
-        fragments=1,
+        fragments=manifest.layout.fragments,
         seed=world.seed,
         folder=None,
         json_path=None,

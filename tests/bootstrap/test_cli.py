@@ -254,7 +254,7 @@ def test_init_replaces_a_manifest_only_when_told(run: Run, tmp_path: Path) -> No
         ('codec = "int4"', 'codec = "zip"', ["zip"]),
         ("[outer]", "[inner]", ["inner"]),
         ("[outer]", "[outer", ["not valid TOML"]),
-        ("fragments = 1", "fragments = 10000", ["fragments"]),
+        ("fragments = 4", "fragments = 10000", ["fragments"]),
         ('mode = "open"', 'mode = "ajar"', ["admission.mode"]),
         ('preset = "tiny"', 'preset = "huge"', ["huge"]),
         ("seed = 0", "seed = 1", ["first parameters", "--from", ".genesis.safetensors"]),

@@ -15,6 +15,7 @@ from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
+from tests.models.own_tasks import write_task
 from tests.protocol.builders import identity
 
 
@@ -40,6 +41,22 @@ def test_round_trip(tmp_path: Path, codec: str, fragments: int) -> None:
     manifests.write(written, tmp_path / "m.toml")
     assert manifests.read(tmp_path / "m.toml") == written
     assert (tmp_path / "m.toml").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(None, 4), (1, 1), (8, 8)])
+def test_a_partition_may_last_as_many_windows_whatever_the_fragments(
+    asked: int | None, expected: int
+) -> None:
+    manifest, _ = create(fragments=asked)
+    assert manifest.layout.fragments == expected
+    assert manifest.history.retain == 256 * expected
+
+
+def test_a_model_of_few_tensors_has_no_more_fragments_than_those(tmp_path: Path) -> None:
+    two_layers = "nn.Linear(8, self.options.width), nn.Linear(self.options.width, 1)"
+    task = write_task(tmp_path, two_layers, "nn.Linear(8, 1)")
+    manifest, _ = create(task=task, options={}, fragments=None, trial=False)
+    assert manifest.layout.fragments == len(manifest.layout.tensors) == 2
 
 
 @pytest.mark.parametrize("invited", [True, False])
