@@ -52,9 +52,9 @@ def test_a_partition_may_last_as_many_windows_whatever_the_fragments(
     assert manifest.history.retain == 256 * expected
 
 
-def test_a_model_of_few_tensors_has_no_more_fragments_than_those(tmp_path: Path) -> None:
+def test_a_model_of_few_tensors_has_no_more_fragments_than_those(task_folder: Path) -> None:
     two_layers = "nn.Linear(8, self.options.width), nn.Linear(self.options.width, 1)"
-    task = write_task(tmp_path, two_layers, "nn.Linear(8, 1)")
+    task = write_task(task_folder, two_layers, "nn.Linear(8, 1)")
     manifest, _ = create(task=task, options={}, fragments=None, trial=False)
     assert manifest.layout.fragments == len(manifest.layout.tensors) == 2
 
