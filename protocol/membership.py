@@ -205,6 +205,8 @@ class Membership:
         return self._answered(member) > at or member.heard > at + limits.ROW_LAG_S
 
     def _ask_others(self, node_id: bytes, now: float) -> list[Effect]:
+        if any(probe.indirect and probe.node_id == node_id for probe in self._probes.values()):
+            return []
         others = [link for link, peer in self._links.items() if peer != node_id]
         self._numbers += 1
         deadline = now + self._patience(limits.INDIRECT_PROBE_TIMEOUT_S)

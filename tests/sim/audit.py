@@ -201,7 +201,7 @@ class Audit:
             ("deals", len(core.dealing._deals), DEALS_MAX),
             ("members", len(core.roster.members()), limits.MEMBERS_MAX),
             ("vouches", len(core.membership._vouching), limits.MEMBERS_MAX),
-            ("probes", len(core.membership._probes), 2 * limits.LINKS_MAX),
+            ("probes", len(core.membership._probes), limits.LINKS_MAX + len(core.roster.members())),
             (
                 "awaited records",
                 max(map(len, core.gossip._awaited.values()), default=0),

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from gossamer.protocol.identity import short
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.limits import FETCH_PATIENCE_S, ROUND_MAX, STALL_PATIENCE_S
+from gossamer.protocol.pace import round_clock
 from gossamer.protocol.records import Delta
 from gossamer.protocol.roster import Health
 from tests.sim.fold import Rounds, from_scratch
@@ -96,7 +97,7 @@ class Verdicts:
             expected,
             held,
             {node: list(expected.values()) for node in live},
-            self._highest(live),
+            self._round(live),
         )
         self.world.loop.after(POLL_S, self._poll, calm)
 
@@ -109,12 +110,13 @@ class Verdicts:
         if not calm.over:
             self._fail(None, "a calm ended before all had converged")
         training = [node for node in self._live() if node.trainer.begun and not node.trainer.resting]
-        if training and self._highest(training) <= calm.round:
+        if training and self._round(training) <= calm.round:
             self._fail(None, f"no round since {calm.begin:.0f} s, though nothing is wrong")
 
     @staticmethod
-    def _highest(nodes: list[Node]) -> int:
-        return max((node.core.own_last for node in nodes), default=0)
+    def _round(nodes: list[Node]) -> int:
+        """Where these are: who ran ahead in a small part of the swarm waits until the others are there."""
+        return round_clock(node.core.own_last for node in nodes if node.core.own_last > 0)
 
     def _poll(self, calm: _Calm) -> None:
         if calm is not self._calm or calm.over:
@@ -216,7 +218,7 @@ class Verdicts:
             seconds = sorted(max(steps * n.traits.step_s, manifest.pace.every_seconds / 2) for n in nodes)
             if nodes:  # the clock leaves out the fastest third, and follows the next
                 round_s = seconds[len(seconds) // 3]
-                side = _Side(nodes, [n.life for n in nodes], self._highest(nodes), round_s)
+                side = _Side(nodes, [n.life for n in nodes], self._round(nodes), round_s)
                 self._sides.append(side)
                 enough = self.world.loop.now + ROUNDS_PER_SIDE * (side.round_s + 2.0)
                 if enough < end:
@@ -230,7 +232,7 @@ class Verdicts:
             and n.trainer.begun
             for n, life in zip(side.nodes, side.lives, strict=True)
         )
-        if undisturbed and self._highest(side.nodes) <= side.round:
+        if undisturbed and self._round(side.nodes) <= side.round:
             names = ", ".join(node.name for node in side.nodes)
             self._fail(
                 None, f"no round on the side of {names} since {side.round} in {ROUNDS_PER_SIDE} rounds' time"
