@@ -118,7 +118,10 @@ class SwarmRun:
     def find(self, name: str, module: str) -> psutil.Process | None:
         """A node's daemon or trainer."""
         for process in processes_naming(self.folder / name):
-            if f"gossamer.node.{module}" in process.cmdline():
+            if any(
+                part.startswith("gossamer.node.") and part.endswith(f".{module}")
+                for part in process.cmdline()
+            ):
                 return process
         return None
 

@@ -173,7 +173,8 @@ async def test_a_payload_that_unpacks_to_a_gigabyte_weighs_nothing(tmp_path: Pat
                 await mallory.publish(mallory.delta_of(late, payload))
             await swarm.until(
                 lambda: (
-                    len(mallory.answers) >= 2 * 4 and not any(n.status["payloads_missing"] for n in nodes)
+                    # One of them may have a payload from the other.
+                    len(mallory.answers) >= 4 and not any(n.status["payloads_missing"] for n in nodes)
                 ),
                 60,
                 "all fetched",
