@@ -17,7 +17,7 @@ from benchmarks import plots
 from benchmarks.growth import bends, in_fresh_process
 from benchmarks.tables import Table
 from gossamer.protocol.replica import Replica
-from tests.sim import memo, scenario
+from tests.sim import scenario
 from tests.sim.world import World, no_collections
 
 SIZES, QUICK = (4, 16, 64, 128, 256), (4, 8)
@@ -34,7 +34,7 @@ def row(count: int) -> dict[str, Any]:
     """A calm swarm of so many members, looked at for some seconds after it has formed."""
     resident = psutil.Process().memory_info().rss
     world = World(scenario.choose(seed=1, nodes=count, minutes=60.0, name="calm"))
-    with memo.remembered(), no_collections():
+    with world.remembered, no_collections():
         world._begin()
         world.loop.run(WARM_UP_S)
     sent = sum(world.audit.bytes_by_kind)

@@ -23,6 +23,7 @@ from gossamer.protocol.records import NO_RECORD, DeltaBody
 from gossamer.protocol.replica import Replica
 from tests.sim.loop import Loop
 from tests.sim.memo import Encoder
+from tests.sim.trace import Trace
 
 CREATED = 1_700_000_000
 HEAD_BYTES = 300
@@ -267,7 +268,7 @@ class Swarm:
         self.line = line
         self.seed = seed
         self.manifest = manifest_of(parameters)
-        self.encode = Encoder()
+        self.encode = Encoder(Trace())
         self.sizes: dict[bytes, int] = {}
         """Of every chunk."""
         self.nodes = [Node(self, i, ("0",) if i else ()) for i in range(nodes)]

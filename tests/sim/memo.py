@@ -83,8 +83,11 @@ def _sealing(pure: Callable[..., Envelope], opened: dict[Any, Any]) -> Callable[
 
 
 @contextmanager
-def remembered(encoder: "Encoder") -> Iterator[None]:
-    """Let the cores in this process share what they find out about exact bytes."""
+def remembered(encoder: "Encoder | None" = None) -> Iterator[None]:
+    """Let the cores in this process share what they find out about exact bytes.
+
+    With an `encoder` also what it serialised lately is known without parsing it.
+    """
     opened: dict[Any, Any] = {}
     parsed: dict[Any, Any] = {}
 
@@ -98,7 +101,7 @@ def remembered(encoder: "Encoder") -> Iterator[None]:
         (intake, "parse_peer", lambda pure: _remembering(pure, lambda envelope: envelope.data)),
         (author, "parse_delta", lambda pure: _remembering(pure, by_data, parsed)),
         (intake, "parse_delta", lambda pure: _remembering(pure, by_data, parsed)),
-        (messages, "decode", lambda pure: _decoding(pure, encoder.said)),
+        *([(messages, "decode", lambda pure: _decoding(pure, encoder.said))] if encoder else []),
     )
     originals = [(module, name, getattr(module, name)) for module, name, _ in patches]
     for module, name, wrap in patches:
