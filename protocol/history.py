@@ -48,6 +48,20 @@ def sealed_round(clock: int, section: HistorySection) -> int:
     return max(0, clock - section.seal_after) // section.snapshot_every * section.snapshot_every
 
 
+def roundest(last: int, newest: int, every: int) -> int | None:
+    """The snapshot to take after that of `last` where one of `newest` may be; None if there is none between.
+
+    Of several multiples of `every` the one that most powers of two divide. So members who look at different
+    moments, and pass some over where rounds are fast, take the same ones all the same.
+    """
+    low, high = last // every + 1, newest // every
+    if high < low:
+        return None
+    while high & (high - 1) >= low:
+        high &= high - 1  # without its lowest bit
+    return high * every
+
+
 def most_of(members: int) -> int:
     """How many of them must say a thing: more than half, and three of any number."""
     return min(WITNESSES, members // 2 + 1)

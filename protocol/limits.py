@@ -158,7 +158,7 @@ ROW_LAG_S = 5.0
 """So long a row may be on its way, from one to the next: so long after a death its node may seem alive."""
 
 SUSPICION_TIMEOUT_S = 6.0
-SILENCE_SUSPECT_S = 12.5
+SILENCE_SUSPECT_S = 11.5
 """A member without a link to us is suspected when its gossiped heartbeat stands still this long."""
 
 LINK_SILENCE_S = 20.0

@@ -103,7 +103,7 @@ class Membership:
             self.local_health = max(0, self.local_health - 1)
         effects: list[Effect] = []
         for number, probe in list(self._probes.items()):
-            if now < probe.deadline:
+            if now < probe.deadline or number not in self._probes:
                 continue
             del self._probes[number]
             member = self._roster.get(probe.node_id)
@@ -205,8 +205,10 @@ class Membership:
         return self._answered(member) > at or member.heard > at + limits.ROW_LAG_S
 
     def _ask_others(self, node_id: bytes, now: float) -> list[Effect]:
-        if any(probe.indirect and probe.node_id == node_id for probe in self._probes.values()):
-            return []
+        """Ask some of the others whether they reach a node; what was asked of it before counts no more."""
+        before = [n for n, probe in self._probes.items() if probe.indirect and probe.node_id == node_id]
+        for number in before:
+            del self._probes[number]
         others = [link for link, peer in self._links.items() if peer != node_id]
         self._numbers += 1
         deadline = now + self._patience(limits.INDIRECT_PROBE_TIMEOUT_S)

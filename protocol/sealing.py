@@ -16,6 +16,7 @@ from gossamer.protocol.history import (
     closable_round,
     contest,
     genesis_claim,
+    roundest,
     sealed_round,
 )
 from gossamer.protocol.joining import Joining, Witness
@@ -24,6 +25,9 @@ from gossamer.protocol.manifest import Manifest
 LOOK_INTERVAL_S = 3.0
 JOINING_LOOK_S = 0.1
 """Who looks for a snapshot to start from is in more of a hurry."""
+
+CLAIMED_MAX = 32
+"""Where rounds are fast the members' newest snapshots are seldom of the same round at the same time."""
 
 DIFFERENCE_KEPT_S = 60.0
 """So long a difference is remembered while nobody claims the round that we do."""
@@ -44,6 +48,8 @@ class Sealing:
         self._joining = Joining(trusted)
         self.claims: Claims = ()
         """The snapshots that we hold, newest first; empty until we have joined."""
+        self._claimed: dict[int, Claim] = {}
+        """What we claimed lately, by round, and would claim again: others may still be there."""
         self.adopting: Claim | None = None
         self.floor = 0
         self._asked_to_seal = 0
@@ -60,15 +66,22 @@ class Sealing:
     def restore(self, claims: Claims, floor: int) -> None:
         """Take over what a previous run held."""
         self.claims = claims
+        self._claimed = {claim.round: claim for claim in claims[:1]}
         self.floor = floor
 
     def sealed(self, claims: Claims) -> None:
         """Our snapshots have changed."""
+        if self.claims and claims[0].round <= self.claims[0].round:
+            self._claimed.clear()  # a late record: what we said of the rounds before may not hold any more
         self.claims = claims
+        self._claimed |= {claim.round: claim for claim in claims[:1]}
+        for round_ in sorted(self._claimed)[:-CLAIMED_MAX]:
+            del self._claimed[round_]
 
     def adopted(self, claim: Claim) -> None:
         """Phi is now that snapshot: our history begins there."""
         self.claims = (claim,)
+        self._claimed = {claim.round: claim}
         self.floor = claim.round
         self.adopting = None
         self._asked_to_seal = claim.round
@@ -132,8 +145,9 @@ class Sealing:
         settled = 0
         while self._clocks and self._clocks[0][0] <= now - limits.SEAL_SETTLE_S:
             settled = self._clocks.popleft()[1]
-        target = sealed_round(settled, self._section)
-        if target <= max(self._asked_to_seal, self.claims[0].round):
+        last = max(self._asked_to_seal, self.claims[0].round)
+        target = roundest(last, sealed_round(settled, self._section), self._section.snapshot_every)
+        if target is None:
             return []
         self._asked_to_seal = target
         return [Seal(target)]
@@ -143,7 +157,7 @@ class Sealing:
         if closable_round(self.claims[0].round, clock, self._section) <= self.floor:
             return []
         everyone = [self.claims, *(claims for claims in others if claims)]
-        ours = (claim for claims in everyone for claim in claims if claim in self.claims)
+        ours = (claim for claims in everyone for claim in claims if self._claimed.get(claim.round) == claim)
         newest = agreed(ours, len(everyone))
         if newest is None:
             return []

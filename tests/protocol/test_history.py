@@ -12,6 +12,7 @@ from gossamer.protocol.history import (
     contest,
     genesis_claim,
     round_digest,
+    roundest,
     sealed_round,
 )
 from gossamer.protocol.manifest import HistorySection
@@ -128,3 +129,36 @@ def test_chain_depends_on_every_link():
 def test_retain_must_reach_past_the_next_snapshot():
     with pytest.raises(ValueError, match="retain must be 0, or at least"):
         HistorySection(seal_after=8, snapshot_every=16, retain=20)
+
+
+@pytest.mark.parametrize(
+    ("last", "newest", "every", "expected"),
+    [
+        (0, 8, 8, 8),
+        (8, 15, 8, None),
+        (8, 16, 8, 16),
+        (6, 13, 1, 8),
+        (8, 20, 1, 16),
+        (18, 25, 1, 24),
+        (16, 27, 1, 24),
+        (24, 60, 4, 32),
+        (12, 13, 1, 13),
+    ],
+)
+def test_members_pass_the_same_snapshots_over(last, newest, every, expected):
+    assert roundest(last, newest, every) == expected
+
+
+def test_members_who_look_at_different_moments_take_snapshots_of_the_same_rounds():
+    """Every seven rounds, each at another one."""
+    taken = []
+    for phase in range(7):
+        last, rounds = 0, set()
+        for newest in range(phase, 400, 7):
+            target = roundest(last, newest, 1)
+            if target is not None:
+                last = target
+                rounds.add(target)
+        taken.append(rounds)
+    common = set.intersection(*taken)
+    assert all(common & set(range(start, start + 16)) for start in range(16, 380, 16))

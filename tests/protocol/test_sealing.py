@@ -210,3 +210,21 @@ def test_a_difference_from_long_ago_is_a_new_one(manifest):
     effects += drive(sealing, 3.5, 2 * DIFFERENCE_KEPT_S, clock=16, others=[])
     effects += drive(sealing, 4.0 + 2 * DIFFERENCE_KEPT_S, 3.0, clock=16, others=differs)
     assert not kinds(effects, Adopt)
+
+
+def test_history_is_closed_where_others_are_some_snapshots_behind(manifest):
+    """With fast rounds: they claim what we claimed a moment ago."""
+    sealing = joined(manifest, claim(16))
+    for round_ in (24, 32, 40):
+        sealing.sealed((claim(round_), claim(round_ - 8)))
+    others = [(claim(24), claim(16))] * 3
+    assert kinds(drive(sealing, 0.0, 5, clock=100, others=others), Close) == [Close(24)]
+
+
+def test_what_was_claimed_before_a_late_record_counts_no_more(manifest):
+    sealing = joined(manifest, claim(16))
+    for round_ in (24, 32, 40):
+        sealing.sealed((claim(round_), claim(round_ - 8)))
+    sealing.sealed((claim(40, mark=2), claim(32)))
+    others = [(claim(24), claim(16))] * 3
+    assert kinds(drive(sealing, 0.0, 5, clock=100, others=others), Close) == []
