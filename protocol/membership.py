@@ -102,15 +102,9 @@ class Membership:
         elif now >= self._next_probe:
             self.local_health = max(0, self.local_health - 1)
         effects: list[Effect] = []
-        for number, probe in list(self._probes.items()):
-            if now < probe.deadline or number not in self._probes:
-                continue
-            del self._probes[number]
-            member = self._roster.get(probe.node_id)
-            if member is None or self._lived(member, probe.began):
-                continue
-            ask = self._suspect if probe.indirect else self._ask_others
-            effects += ask(probe.node_id, now)
+        for number in [n for n, probe in self._probes.items() if now >= probe.deadline]:
+            if (probe := self._probes.pop(number, None)) is not None:  # else another question replaced it
+                effects += self._follow_up(probe, now)
         if now >= self._next_probe:
             self._vouching = {n: v for n, v in self._vouching.items() if now < v.deadline}
             self._next_probe = now + limits.PROBE_INTERVAL_S
@@ -181,6 +175,14 @@ class Membership:
             member.heard += late
             member.answered += late
             member.since += late if member.health is Health.SUSPECT else 0.0
+
+    def _follow_up(self, probe: _Probe, now: float) -> list[Effect]:
+        """A probe has run out: ask others, then suspect, unless the peer has been heard meanwhile."""
+        member = self._roster.get(probe.node_id)
+        if member is None or self._lived(member, probe.began):
+            return []
+        ask = self._suspect if probe.indirect else self._ask_others
+        return ask(probe.node_id, now)
 
     def _probe_the_silent(self, now: float) -> list[Effect]:
         """Ping the links on which nothing has come for a while, less those whose peers are being probed."""

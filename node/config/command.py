@@ -106,15 +106,11 @@ class Command(TyperCommand):
 
 
 class Commands(TyperGroup):
-    """A group of commands, in the order in which one needs them."""
+    """A group of commands."""
 
     def __init__(self, *args: Any, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
         self.help = command_help.unwrapped(self.help or "")
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Names, in the order of the help's panels."""
-        return command_help.ordered(self.commands.values())
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its parameters, with what the help calls their values."""

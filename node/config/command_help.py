@@ -1,4 +1,4 @@
-"""How the help of commands reads: paragraphs fit any width, examples stay as they are, in a useful order."""
+"""How the help of commands reads: paragraphs fit any width, examples stay as they are."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,11 +9,6 @@ from rich.markup import escape
 from typer.core import TyperOption
 
 from gossamer.node.config.settings import CONFIG, CONFIG_VARIABLE, flag_of, settable, variable_of
-
-PANELS = ("Begin", "Train", "Watch", "Use", "Configure")
-
-ORDER = ("swarm", "init", "bootstrap", "id", "invite", "revoke", "top", "status", "peers", "verify")
-"""Within their panel these come first."""
 
 INDENT = "    "
 _VALUES = {bool: "", int: "N", float: "X", str: "TEXT", Path: "PATH"}
@@ -36,16 +31,6 @@ def examples(text: str) -> list[str]:
     """The command lines that a docstring shows."""
     lines = [line.strip() for line in text.split("\n") if line.startswith(INDENT)]
     return [line for line in lines if line.startswith("gossamer")]
-
-
-def ordered(commands: Iterable[Any]) -> list[str]:
-    """Names of commands in the order of the help."""
-
-    def place(command: Any) -> tuple[int, int]:
-        panel = PANELS.index(command.rich_help_panel) if command.rich_help_panel in PANELS else len(PANELS)
-        return panel, ORDER.index(command.name) if command.name in ORDER else len(ORDER)
-
-    return [str(command.name) for command in sorted(commands, key=place)]
 
 
 def name_values(parameters: Iterable[Any]) -> None:

@@ -1,5 +1,6 @@
 """What a codec is, and the arithmetic that several share."""
 
+from abc import ABC, abstractmethod
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -63,14 +64,14 @@ class Codec(Protocol):
         ...
 
 
-class Dense:
+class Dense(ABC):
     """What a codec that writes every value does with the values of a part."""
 
     in_parts = True
 
+    @abstractmethod
     def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:
         """See `Codec.decode`."""
-        raise NotImplementedError
 
     def accumulate(self, section: memoryview, numel: int, start: int, factor: int, sums: Sums) -> None:
         """See `Codec.accumulate`."""

@@ -15,6 +15,7 @@ import pytest
 from safetensors.torch import save_model
 
 from gossamer.bootstrap import cli, genesis_file
+from gossamer.bootstrap.commands import flags
 from gossamer.bootstrap.manifests import read
 from gossamer.models.registry import build_task
 from gossamer.models.task_file import parse_task_file
@@ -157,9 +158,9 @@ def test_the_version(run: Run) -> None:
 
 
 def test_names_in_the_help_are_those_that_there_are() -> None:
-    assert tuple(CODECS) == cli.CODEC_NAMES
-    assert tuple(RULES) == cli.RULE_NAMES
-    assert {name.upper() for name in cli.ROLE_NAMES} == {role.name for role in Role}
+    assert tuple(CODECS) == flags.CODEC_NAMES
+    assert tuple(RULES) == flags.RULE_NAMES
+    assert {name.upper() for name in flags.ROLE_NAMES} == {role.name for role in Role}
 
 
 def test_a_bug_of_ours_is_one_line_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""What `gossamer` does for a swarm: one function a command."""

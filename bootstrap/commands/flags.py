@@ -1,0 +1,77 @@
+"""Options that several commands have."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gossamer.models.registry import task_names
+from gossamer.node.config import option_values
+
+# Named again here, since importing them brings NumPy, and help should not wait for it.
+CODEC_NAMES = ("exact", "int8", "int4", "int2", "topk")
+RULE_NAMES = ("rda", "mean", "centered-clip")
+ROLE_NAMES = ("train", "observe")
+
+ManifestPath = Annotated[
+    Path | None,
+    typer.Option("--manifest", help="Default: the only manifest here with an owner's key beside it."),
+]
+OwnerKey = Annotated[
+    Path | None, typer.Option("--owner-key", help="The owner's key. Default: beside the manifest.")
+]
+TaskName = Annotated[
+    str,
+    typer.Option(
+        "--task",
+        metavar="NAME|FILE.py:CLASS",
+        help="What is trained: text, or a task of your own, whose file is run.",
+        autocompletion=lambda: list(task_names()),
+    ),
+]
+TaskSettings = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="KEY=VALUE", help="An option of the task; may be given several times."),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        help="Size of the built-in GPT: tiny, small, medium or 124m. Default: tiny.",
+        autocompletion=lambda: ["tiny", "small", "medium", "124m"],
+    ),
+]
+Codec = Annotated[
+    str,
+    typer.Option(
+        help=f"How deltas are compressed: {', '.join(CODEC_NAMES)}.", **option_values.one_of(CODEC_NAMES)
+    ),
+]
+Averaging = Annotated[
+    str,
+    typer.Option(
+        help=f"How deltas of weight matrices are averaged: {', '.join(RULE_NAMES)} (of all tensors).",
+        **option_values.one_of(RULE_NAMES),
+    ),
+]
+EverySteps = Annotated[
+    int, typer.Option(min=1, max=1_000_000, help="Inner steps of a window, between two deltas of a fragment.")
+]
+EverySeconds = Annotated[
+    float, typer.Option(min=0, max=86_400, help="Window length in seconds instead; 0 for steps.")
+]
+Fragments = Annotated[
+    int, typer.Option(min=1, max=256, help="Parts the model is split into; they take turns.")
+]
+Seed = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Of the first parameters and the order of the data.",
+        callback=option_values.at_most(2**62),
+    ),
+]
+
+
+def given(**options: str | int | None) -> dict[str, str | int | float | bool]:
+    """Those options of the task that have a flag of their own, and were given."""
+    return {key: value for key, value in options.items() if value is not None}

@@ -1,0 +1,132 @@
+"""`gossamer init`: a new swarm's manifest."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gossamer.bootstrap.commands.flags import (
+    Averaging,
+    Codec,
+    EverySeconds,
+    EverySteps,
+    OwnerKey,
+    Preset,
+    Seed,
+    TaskName,
+    TaskSettings,
+    given,
+)
+from gossamer.node.config import option_values
+from gossamer.protocol.errors import ConfigError, LocalError
+
+
+def init(
+    path: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Where to write it, for example my.toml.")],
+    name: Annotated[str, typer.Option(help="What to call the swarm.")] = "",
+    task: TaskName = "text",
+    option: TaskSettings = None,
+    preset: Preset = None,
+    codec: Codec = "int4",
+    every_steps: EverySteps = 30,
+    every_seconds: EverySeconds = 0.0,
+    averaging: Averaging = "rda",
+    fragments: Annotated[
+        int | None,
+        typer.Option(min=1, max=256, help="Parts the model is split into; they take turns. Default: 4."),
+    ] = None,
+    seed: Seed = 0,
+    horizon_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Of text: tokens over which the learning rate falls to a tenth; 0 keeps it constant.",
+        ),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="PATH",
+            help="Go on from existing weights: a safetensors file, or a folder as transformers writes it.",
+        ),
+    ] = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Files or folders to try a task of your own out on.", callback=option_values.existing_path()
+        ),
+    ] = None,
+    trial: Annotated[
+        bool, typer.Option("--trial/--no-trial", help="Try a task of your own out for one step.")
+    ] = True,
+    invited: Annotated[
+        bool, typer.Option("--invited", help="Let in only nodes that an owner has invited.")
+    ] = False,
+    owner_key: OwnerKey = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,  # `main` looks for it
+) -> None:
+    """Write a new swarm's manifest: what its nodes agree on.
+
+    It builds the model once, and prints the swarm's id, which is a hash of all that is written. So edit the
+    file before the swarm begins, and never after. With --invited it also makes an owner's key, beside the
+    manifest: keep it to yourself.
+
+        gossamer init my.toml
+        gossamer init my.toml --preset small --codec topk --fragments 4
+        gossamer init my.toml --every-seconds 60 --invited
+        gossamer init my.toml --task my_task.py:MyTask --option width=64
+        gossamer init my.toml --from model.safetensors
+
+    With --from, or a task of your own, it also writes the first parameters beside the manifest, for the
+    bootstrap peer.
+
+    Then look it over with gossamer config check, and run gossamer bootstrap with it.
+    """
+    from gossamer.bootstrap import genesis_file, manifests, owners
+
+    first = genesis_file.beside(path)
+    for file in (path, first):
+        if file.exists() and not force:
+            raise ConfigError(f"{file} exists; choose another name or replace it with --force")
+    owner = None
+    new_key = path.with_suffix(owners.SUFFIX) if invited and owner_key is None else None
+    if owner_key is not None:
+        owner = owners.read_owner(owner_key)
+    elif new_key is not None:
+        owner = owners.create_owner(new_key)
+    try:
+        manifest, phi = manifests.create(
+            name=name or path.stem,
+            task=task,
+            options=given(preset=preset, horizon_tokens=horizon_tokens),
+            settings=option or (),
+            weights=weights,
+            data=data or (),
+            trial=trial,
+            codec=codec,
+            every_steps=every_steps,
+            every_seconds=every_seconds,
+            fragments=fragments,
+            seed=seed,
+            averaging=averaging,
+            owners=(owner.public_key.hex(),) if owner else (),
+            invited=invited,
+        )
+        has_first = weights is not None or bool(manifest.task.source)
+        if has_first:
+            genesis_file.write(manifest, phi, first)
+        manifests.write(manifest, path)
+    except LocalError:
+        if new_key is not None:  # it owns nothing, and would be in the way of the next try
+            new_key.unlink()
+        raise
+    typer.echo(f"wrote {path}: swarm {manifest.swarm_id.hex()}")
+    if has_first:
+        typer.echo(f"wrote {first}: the first parameters, which gossamer bootstrap takes from there")
+    else:
+        first.unlink(missing_ok=True)  # of the manifest that was replaced
+    if new_key is not None:
+        typer.echo(f"wrote {new_key}: the owner's key, which no node needs; back it up")
+    typer.echo(f"next, on a machine that the others can reach:  gossamer bootstrap {path}")

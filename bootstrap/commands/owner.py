@@ -1,0 +1,141 @@
+"""`gossamer invite` and `gossamer revoke`: what an owner decides about nodes."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gossamer.bootstrap.commands.flags import ROLE_NAMES, ManifestPath, OwnerKey
+from gossamer.node.address import parse_node_id
+from gossamer.node.commands.flags import Join, Plaintext
+from gossamer.node.config import option_values
+from gossamer.protocol.errors import ConfigError, UnreachableError
+from gossamer.protocol.limits import ROUND_MAX
+
+if TYPE_CHECKING:
+    from gossamer.protocol.identity import Identity
+    from gossamer.protocol.manifest import Manifest
+
+
+def invite(
+    node_id: Annotated[str, typer.Argument(metavar="NODE_ID", help="As gossamer id prints it there.")],
+    days: Annotated[float, typer.Option(min=0, max=36_500, help="How long it holds; 0 for ever.")] = 30,
+    role: Annotated[
+        str,
+        typer.Option(
+            help="train, or observe: hold and serve a replica, publish nothing.",
+            **option_values.one_of(ROLE_NAMES),
+        ),
+    ] = "train",
+    join: Join = None,
+    tell: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tell",
+            metavar="ADDRESS",
+            help="Hand it to this running node too, to renew one before it ends.",
+            **option_values.contacts(),
+        ),
+    ] = None,
+    manifest_path: ManifestPath = None,
+    owner_key: OwnerKey = None,
+    plaintext: Plaintext = False,
+) -> None:
+    """Let a node in: print an invitation for it.
+
+    Send the line there by mail or chat; it is no secret, since only that node can use it. NODE_ID is what
+    gossamer id prints there. Run it where the manifest and the owner's key are.
+
+        gossamer invite NODE_ID --join my.host:7700
+        gossamer invite NODE_ID --days 0 --role observe --join my.host:7700
+
+    Renew an invitation while its node runs, by telling any running node:
+
+        gossamer invite NODE_ID --days 30 --tell my.host:7700
+    """
+    from gossamer.bootstrap import owners
+    from gossamer.node.entering import checked_join
+    from gossamer.node.network.client import deliver
+    from gossamer.protocol.admission import Role
+
+    manifest, owner = _owned(manifest_path, owner_key)
+    invitation = owners.invite(
+        owner,
+        manifest.swarm_id,
+        parse_node_id(node_id),
+        role=Role[role.upper()],
+        days=days,
+        contacts=checked_join(join),
+    )
+    for address in tell or ():
+        asyncio.run(deliver(address, invitation.grant.data, plaintext=plaintext))
+    typer.echo(invitation.to_text())
+    until = f"for {days:g} days" if days else "for ever"
+    typer.echo(f"to {role} {until}; on that machine:  gossamer node --invite INVITATION", err=True)
+
+
+def revoke(
+    node_id: Annotated[str, typer.Argument(metavar="NODE_ID", help="The node to put out, for good.")],
+    to: Annotated[
+        list[str],
+        typer.Option(
+            "--to",
+            metavar="ADDRESS",
+            help="A running node, which tells the others.",
+            **option_values.contacts(),
+        ),
+    ],
+    after_round: Annotated[
+        int | None,
+        typer.Option(min=0, help="Void its deltas after this round; default: the swarm's round now."),
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Shown in logs and to that node.")] = "",
+    manifest_path: ManifestPath = None,
+    owner_key: OwnerKey = None,
+    plaintext: Plaintext = False,
+) -> None:
+    """Put a node out of the swarm, everywhere and for good.
+
+    Its links are cut, and its deltas after the swarm's round now are void. Run it where the manifest and the
+    owner's key are.
+
+        gossamer revoke NODE_ID --to my.host:7700 --reason "key stolen"
+    """
+    from gossamer.bootstrap import owners
+    from gossamer.node.network.client import Asker, deliver, fetch_status
+
+    manifest, owner = _owned(manifest_path, owner_key)
+    target = parse_node_id(node_id)
+    asker = Asker(owner, manifest.swarm_id)
+    status = asyncio.run(fetch_status(to[0], plaintext=plaintext, asker=asker))
+    if status["swarm_id"] != manifest.swarm_id.hex():
+        raise ConfigError(f"{to[0]} belongs to swarm {status['swarm_id'][:12]}, not to this one")
+    clock, sealed = _standing(to[0], status)
+    last_round = clock if after_round is None else after_round
+    if last_round < sealed:
+        raise ConfigError(
+            f"rounds up to {sealed} are sealed: newcomers may have started from a snapshot of them, which"
+            f" cannot be changed; --after-round must be at least {sealed}"
+        )
+    record = owners.revoke(owner, manifest.swarm_id, target, last_round=last_round, reason=reason)
+    for address in to:
+        asyncio.run(deliver(address, record, plaintext=plaintext))
+    typer.echo(f"revoked {target.hex()}: its deltas after round {last_round} are void")
+
+
+def _standing(address: str, status: dict[str, Any]) -> tuple[int, int]:
+    """A node's clock, and the newest round that it has sealed or closed. Raises UnreachableError."""
+    rounds = [status.get(key) or 0 for key in ("clock", "sealed_round", "closed_round")]
+    if not all(type(round_) is int and 0 <= round_ <= ROUND_MAX for round_ in rounds):
+        raise UnreachableError(f"{address} sent a status that cannot be read")
+    return rounds[0], max(rounds[1:])
+
+
+def _owned(manifest_path: Path | None, owner_key: Path | None) -> "tuple[Manifest, Identity]":
+    """A manifest and its owner's key. Raises ConfigError."""
+    from gossamer.bootstrap import manifests, owners
+
+    path = owners.find_manifest(manifest_path)
+    manifest = manifests.read(path)
+    return manifest, owners.owner_of(manifest, path, owner_key)

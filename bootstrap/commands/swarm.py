@@ -1,0 +1,80 @@
+"""`gossamer swarm`: a local one, to see it work."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gossamer.bootstrap.commands.flags import (
+    Codec,
+    EverySteps,
+    Fragments,
+    Preset,
+    Seed,
+    TaskName,
+    TaskSettings,
+    given,
+)
+from gossamer.node.commands.flags import Data, Debug, Plaintext
+
+
+def swarm(
+    nodes: Annotated[
+        int, typer.Option(min=1, max=64, help="Training nodes, each a process with its own key.")
+    ] = 4,
+    rounds: Annotated[int, typer.Option(min=1, max=1_000_000, help="Rounds to train.")] = 40,
+    task: TaskName = "text",
+    option: TaskSettings = None,
+    preset: Preset = None,
+    data: Data = None,
+    codec: Codec = "int4",
+    every_steps: EverySteps = 30,
+    fragments: Fragments = 1,
+    seed: Seed = 0,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Keep the nodes' folders here; default: a temporary one.")
+    ] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the summary here as JSON.")] = None,
+    chaos: Annotated[
+        bool,
+        typer.Option(
+            "--chaos",
+            help="Kill a node and restart it, let one join late, split the network, kill the bootstrap peer.",
+        ),
+    ] = False,
+    plaintext: Plaintext = False,
+    debug: Debug = False,
+) -> None:
+    """Try it: a local swarm, trained before your eyes.
+
+    It starts a bootstrap peer and nodes as real processes, trains on Python's own source, shows losses and
+    rounds as they go, and checks at the end that all hold the same model.
+
+        gossamer swarm
+        gossamer swarm --nodes 6 --rounds 60 --codec topk
+
+    With a kill, a late joiner, a split network and a dead bootstrap peer on the way:
+
+        gossamer swarm --chaos
+    """
+    from gossamer.bootstrap.local_swarm import SwarmOptions
+    from gossamer.bootstrap.swarm import run_swarm
+
+    options = SwarmOptions(
+        nodes=nodes,
+        rounds=rounds,
+        task=task,
+        options=given(preset=preset),
+        settings=tuple(option or ()),
+        data=tuple(map(str, data or ())),
+        codec=codec,
+        every_steps=every_steps,
+        fragments=fragments,
+        seed=seed,
+        folder=folder,
+        json_path=json_path,
+        chaos=chaos,
+        plaintext=plaintext,
+        debug=debug,
+    )
+    raise typer.Exit(run_swarm(options))

@@ -1,0 +1,170 @@
+"""`gossamer node` and `gossamer id`: being a node."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gossamer.node import logs
+from gossamer.node.commands.flags import (
+    AdminAddress,
+    Advertise,
+    Data,
+    Debug,
+    Dir,
+    Invite,
+    Join,
+    Listen,
+    LogJson,
+    LogLevel,
+    Name,
+    OwnTask,
+    Plaintext,
+)
+from gossamer.node.config import option_values
+
+
+def node(
+    join: Join = None,
+    invite: Invite = None,
+    observe: Annotated[
+        bool, typer.Option("--observe", help="Do not train: hold a replica and serve it to others.")
+    ] = False,
+    folder: Dir = None,
+    swarm_id: Annotated[
+        str | None, typer.Option(help="Refuse any other swarm than this (its id or the beginning of it).")
+    ] = None,
+    trust: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODE_ID",
+            help="When joining, believe this node about the model, whatever others say; may be given several"
+            " times.",
+        ),
+    ] = None,
+    data: Data = None,
+    task: OwnTask = None,
+    listen: Listen = "0.0.0.0:0",
+    advertise: Advertise = None,
+    name: Name = "",
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="DEVICE", help="auto, cpu, cuda, cuda:1, mps ...", autocompletion=option_values.devices
+        ),
+    ] = "auto",
+    threads: Annotated[int, typer.Option(min=0, max=1024, help="CPU threads for training; 0 for all.")] = 0,
+    rounds: Annotated[int, typer.Option(min=0, help="Stop training after this round; 0 for never.")] = 0,
+    evaluate_every: Annotated[
+        int, typer.Option(min=0, help="Evaluate every so many rounds; 0 for never.")
+    ] = 5,
+    plaintext: Plaintext = False,
+    admin: AdminAddress = "",
+    debug: Debug = False,
+    log_json: LogJson = False,
+    log_level: LogLevel = logs.INFO,
+) -> None:
+    """Join a swarm and train with this machine.
+
+    It fetches the swarm's manifest and model from the node named, trains, and goes on for good: through
+    the deaths of others, through partitions, and through its own restarts, from its folder. Ctrl-C stops it
+    in good order. Its log says where to watch it.
+
+    Join, and go on later from the folder that was made then:
+
+        gossamer node --join 192.168.1.5:7700
+        gossamer node --dir ~/.gossamer/0f2aa9b7d875
+
+    A lasting node, with data of its own and a port where others find it again:
+
+        gossamer node --join my.host:7700 --listen 0.0.0.0:7701 --data texts
+
+    Where members are invited, with what gossamer invite printed (or a file with it):
+
+        gossamer node --invite invitation.txt
+
+    With everything in a file, which gossamer config check looks over first:
+
+        gossamer node --config node.toml
+    """
+    from gossamer.node.entering import (
+        checked_advertise,
+        checked_join,
+        checked_trust,
+        enter_invited,
+        enter_swarm,
+        given_invitation,
+    )
+    from gossamer.node.options import DaemonOptions, TrainerOptions
+    from gossamer.node.own_task import check_trainable, remember_task
+    from gossamer.node.supervisor import Supervisor
+    from gossamer.protocol.admission import Role
+
+    logs.configure(level=log_level, debug=debug, as_json=log_json)
+    addresses = checked_join(join)
+    trusted = checked_trust(trust)
+    invitation = given_invitation(invite)
+    if invitation is not None:
+        addresses = addresses or checked_join(list(invitation.contacts))
+        observe = observe or invitation.grant.role is Role.OBSERVE
+        home = enter_invited(invitation, addresses, folder, plaintext)
+    else:
+        home = enter_swarm(addresses, folder, swarm_id, plaintext)
+        kept = home.invitation()
+        observe = observe or (kept is not None and kept.grant.role is Role.OBSERVE)
+    if task is not None:
+        remember_task(home, task)
+    if not observe:
+        check_trainable(home)
+    supervisor = Supervisor(
+        DaemonOptions(
+            folder=home.root,
+            listen=listen,
+            advertise=checked_advertise(advertise),
+            join=addresses,
+            trust=trusted,
+            name=name,
+            trains=not observe,
+            plaintext=plaintext,
+            admin=admin,
+            debug=debug,
+            log_json=log_json,
+            log_level=log_level,
+        ),
+        None
+        if observe
+        else TrainerOptions(
+            folder=home.root,
+            data=tuple(str(path.absolute()) for path in data or ()),
+            threads=threads,
+            device=device,
+            stop_round=rounds,
+            evaluate_every=evaluate_every,
+            debug=debug,
+            log_json=log_json,
+            log_level=log_level,
+        ),
+    )
+    raise typer.Exit(supervisor.run())
+
+
+def show_id(
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir",
+            help="A node's folder. Default: this machine's node, for --dir-less commands.",
+            autocompletion=option_values.node_folders,
+        ),
+    ] = None,
+) -> None:
+    """Print this machine's node id, for an owner to invite.
+
+    A key is made if there is none yet.
+
+        gossamer id
+        gossamer id --dir d0
+    """
+    from gossamer.node.entering import own_id
+
+    typer.echo(own_id(folder))

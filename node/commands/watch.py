@@ -1,0 +1,152 @@
+"""`gossamer status`, `peers`, `top` and `verify`: looking at running nodes."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gossamer.node.commands.flags import Address, Member, Plaintext
+from gossamer.node.commands.shown import harmless
+from gossamer.node.config import option_values
+from gossamer.protocol.errors import ConfigError, UnreachableError
+
+
+def status(
+    address: Address,
+    as_json: Annotated[bool, typer.Option("--json", help="All of it, as JSON.")] = False,
+    folder: Member = None,
+    plaintext: Plaintext = False,
+) -> None:
+    """Ask a node how it is doing.
+
+    It says its state, its round, and how it sees the other members. Any running node can be asked; nodes of
+    an invited swarm answer members only.
+
+        gossamer status 192.168.1.5:7700
+        gossamer status 192.168.1.5:7700 --json
+    """
+    from gossamer.node.monitoring.status import one_line
+    from gossamer.node.network.askers import asker_for
+    from gossamer.node.network.client import fetch_status
+
+    asker = asker_for(folder, address)
+    found = asyncio.run(fetch_status(address, digest=as_json, plaintext=plaintext, asker=asker))
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    try:
+        lines = [
+            f"swarm {found['swarm']} ({found['swarm_id'][:12]}), {found['records']} records",
+            one_line(found),
+            *(
+                f"  {member['name'] or member['node_id'][:8]}: {member['health']}, round {member['round']}"
+                for member in found["members"]
+            ),
+        ]
+    except (LookupError, TypeError, ValueError):
+        raise UnreachableError(f"{address} sent a status that cannot be read") from None
+    typer.echo(harmless("\n".join(lines)))
+
+
+def peers(
+    address: Address,
+    as_json: Annotated[bool, typer.Option("--json", help="The same, as JSON.")] = False,
+    folder: Member = None,
+    plaintext: Plaintext = False,
+) -> None:
+    """List the members: how they do, and what their deltas are like.
+
+    A member whose deltas are bad as a rule has a verdict.
+
+        gossamer peers 192.168.1.5:7700
+        gossamer peers 192.168.1.5:7700 --json
+    """
+    from gossamer.node.network.askers import asker_for
+    from gossamer.node.network.client import fetch_status
+
+    asker = asker_for(folder, address)
+    found = asyncio.run(fetch_status(address, plaintext=plaintext, asker=asker))
+    if not {"agreement", "conduct", "members"} <= found.keys():
+        raise UnreachableError(f"{address} does not say what it has seen of its members")
+    if as_json:
+        typer.echo(json.dumps({key: found[key] for key in ("agreement", "conduct", "members")}, indent=2))
+        return
+    from rich.console import Console
+
+    from gossamer.node.dashboard.peers import peers_table
+
+    try:
+        table = peers_table(found)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise UnreachableError(f"{address} does not say what it has seen of its members") from None
+    Console().print(table)
+
+
+def top(
+    address: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ADDRESS",
+            help="A node's admin address, HOST:PORT, as its log says it.",
+            autocompletion=option_values.admin_addresses,
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir",
+            help="A node's folder. Default: the only node of this machine.",
+            autocompletion=option_values.node_folders,
+        ),
+    ] = None,
+) -> None:
+    """Watch a node and its swarm live in the terminal.
+
+    Keys: q quit, s sort, jk select, p pause, ? help. A browser shows more: open the admin address, by
+    default http://127.0.0.1:7780/. For another machine's node, forward its port with ssh.
+
+        gossamer top
+        gossamer top --dir ~/.gossamer/0f2aa9b7d875
+        gossamer top 127.0.0.1:7781
+    """
+    from gossamer.node.dashboard.admin_client import find_admin
+    from gossamer.node.dashboard.top import show_top
+
+    find_admin(address, folder)  # a mistake is better said before the screen is taken over
+    show_top(lambda: find_admin(address, folder))
+
+
+def verify(
+    addresses: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ADDRESS...", help="Two or more running nodes: HOST:PORT.", **option_values.contacts()
+        ),
+    ],
+    wait: Annotated[
+        float, typer.Option(min=0, max=3600, help="Seconds to wait for them to hold the same records.")
+    ] = 30,
+    folder: Member = None,
+    plaintext: Plaintext = False,
+) -> None:
+    """Check that nodes hold the same model, bit for bit.
+
+    Exit status 0 only if they do. It waits until they hold the same records, since only then the models must
+    be alike.
+
+        gossamer verify 192.168.1.5:7700 192.168.1.6:7701
+    """
+    from gossamer.node.monitoring.verify import verify as verify_replicas
+    from gossamer.node.network.askers import asker_for
+
+    if len(addresses) < 2:
+        raise ConfigError("give two or more addresses: one replica alone agrees with itself")
+    asker = next((found for address in addresses if (found := asker_for(folder, address))), None)
+    verdict = asyncio.run(verify_replicas(tuple(addresses), wait_s=wait, plaintext=plaintext, asker=asker))
+    for address, answer in verdict.answers.items():
+        records, model = answer.get("merged_digest", "-")[:16], answer.get("phi_digest", "-")[:16]
+        typer.echo(f"{address}  records {records}  model {model}")
+    typer.echo(verdict.explain())
+    raise typer.Exit(0 if verdict.agreed else 1)
