@@ -51,7 +51,8 @@ class TopKCodec:
         entries = positions + NEGATIVE * (picked < 0) + LARGE * is_large
         entries -= LARGE * (entries == NOTHING)
         entries[magnitudes <= units] = NOTHING
-        return exponents.tobytes() + entries.astype(np.uint8).tobytes()
+        section: bytes = exponents.tobytes() + entries.astype(np.uint8).tobytes()
+        return section
 
     def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:
         stop = numel if stop is None else stop
