@@ -64,8 +64,8 @@ BEFORE: dict[str, Any] = {
 }
 """What manifests have."""
 
-TOPK_TRIED = ((2.5, 0.8), (3.5, 0.8), (3.0, 0.9))
-"""Outer learning rate, decay of the residual; manifests have 3.0 and 0.8."""
+TOPK_TRIED = ((2.5, 0.8), (3.0, 0.8), (3.5, 0.8), (3.0, 0.9))
+"""Outer learning rate, decay of the residual."""
 
 TUNED_INT4 = {"learning_rate": 0.4, "momentum": 0.5, "ef_decay": 1.0}
 PUBLISHED_DILOCO = {"lr": 0.7, "momentum": 0.9}
