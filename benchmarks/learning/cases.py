@@ -15,7 +15,10 @@ FIFTIES = replace(FULL, windows=40, steps=50)
 HUNDREDS = replace(FULL, windows=20, steps=100)
 DECAYING = replace(FULL, decays=True)
 EIGHT = replace(FULL, windows=50, workers=8)
-JOB = replace(FULL, windows=40, steps=30, batch_size=8, context=128, decays=True, eval_windows=256, points=4)
+WITH_MUON = replace(FULL, optimizer="muon")
+JOB = replace(
+    WITH_MUON, windows=40, steps=30, batch_size=8, context=128, decays=True, eval_windows=256, points=4
+)
 """What `make swarm` trains."""
 
 EXACT = Scale()
@@ -35,6 +38,7 @@ LONG = "4 workers, windows of 50 steps"
 LONGEST = "4 workers, windows of 100 steps"
 MANY = "8 workers, windows of 20 steps"
 DECAY = "4 workers, windows of 20 steps, an inner learning rate that falls"
+MUON = "4 workers, windows of 20 steps, Muon for the matrices"
 MAIN = "The job of `make swarm`, simulated"
 PRECISION = "The same in float32 and with bfloat16 products"
 EARLIER = "Outer settings: those of manifests, and those that were tried"
@@ -42,7 +46,7 @@ TRIED = "Tried with one seed: int4, outer learning rate / momentum"
 TRIED_SHORT = "Tried with one seed: rivals after 25 windows, outer learning rate / momentum"
 TRIED_HALF = "Tried first: 50 windows, evaluated on 4 kB"
 TRIED_TOPK = "Tried with one seed: top-k in windows of 30, outer learning rate / decay of the residual"
-COMPARED = (CALM, WEATHER, THIRTY, LONG, LONGEST, MANY, DECAY)
+COMPARED = (CALM, WEATHER, THIRTY, LONG, LONGEST, MANY, DECAY, MUON)
 REAL = "Gossamer, int4 in one fragment, simulated and for real"
 
 DATA_PARALLEL = "data-parallel AdamW"
@@ -108,7 +112,7 @@ def whole(codec: str = "int4", outer: dict[str, float] | None = None) -> dict[st
 
 def cases(*, quick: bool) -> list[Case]:
     """All that are run; quickly only what is compared, with one seed and at a size that teaches nothing."""
-    compared = [*_calm(), *_weather(), *_thirty(), *_wider(), *_decaying()]
+    compared = [*_calm(), *_weather(), *_thirty(), *_wider(), *_decaying(), *_with_muon()]
     if quick:
         return [replace(case, scale=QUICK, seeds=(0,)) for case in compared]
     return [*compared, *_main_job(), *_precision(), *_real(), *_before(), *_tried()]
@@ -168,11 +172,21 @@ def _decaying() -> Iterator[Case]:
     yield Case(label=f"{INT4}, 0.4 / 0.5, {PARTED}", method="gossamer", settings=parted, **one)
 
 
+def _with_muon() -> Iterator[Case]:
+    """With outer settings that were tuned with AdamW inside."""
+    one: dict[str, Any] = {"group": MUON, "scale": WITH_MUON, "seeds": (0,)}
+    yield Case(label="data-parallel Muon", method="data-parallel", **one)
+    yield Case(label=INT4, method="gossamer", settings=gossamer(), **one)
+    yield Case(label=RIVALS[0], method="diloco", settings=TUNED_DILOCO, **one)
+
+
 def _main_job() -> Iterator[Case]:
     usual = outer_defaults("int4")
-    one: dict[str, Any] = {"group": MAIN, "method": "gossamer", "scale": JOB, "seeds": (0,)}
-    yield Case(label="0.5 / 0.7, 1 fragment", settings=whole(outer=usual), **one)
-    yield Case(label="0.5 / 0.7, 4 fragments", settings=gossamer(outer=usual), **one)
+    one: dict[str, Any] = {"group": MAIN, "method": "gossamer", "seeds": (0,)}
+    yield Case(label="Muon, 1 fragment", settings=whole(outer=usual), scale=JOB, **one)
+    adamw = replace(JOB, optimizer="adamw")
+    yield Case(label="AdamW alone, 1 fragment", settings=whole(outer=usual), scale=adamw, **one)
+    yield Case(label="AdamW alone, 4 fragments", settings=gossamer(outer=usual), scale=adamw, **one)
 
 
 def _precision() -> Iterator[Case]:
