@@ -18,8 +18,9 @@ import aiohttp
 import numpy as np
 
 from gossamer.node.address import parse_address
+from gossamer.node.network.link import SESSION_HEADER
 from gossamer.node.network.tls import client_context, fingerprint_of
-from gossamer.node.network.transport import PREFIX, SESSION_HEADER
+from gossamer.node.network.transport import PREFIX
 from gossamer.protocol import messages as msg
 from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.envelope import Kind, open_envelope

@@ -15,9 +15,10 @@ import pytest_asyncio
 
 from gossamer.bootstrap.owners import invite, revoke
 from gossamer.node.network.client import deliver
+from gossamer.node.network.link import SESSION_HEADER
 from gossamer.node.network.questions import ASK_HEADER
 from gossamer.node.network.tls import client_context
-from gossamer.node.network.transport import PREFIX, SESSION_HEADER
+from gossamer.node.network.transport import PREFIX
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import messages as msg
 from gossamer.protocol.admission import Role

@@ -202,7 +202,7 @@ async def test_a_clock_that_jumps_is_noticed_while_the_node_runs(
     caplog.set_level("INFO")
     async with running(home) as daemon:
         before = daemon.core._unix_time.offset_s
-        monkeypatch.setattr("gossamer.node.daemon._unix_offset_s", lambda: before + 3600.0)
+        monkeypatch.setattr("gossamer.node.timekeeping.unix_offset_s", lambda: before + 3600.0)
         await until(lambda: daemon.core._unix_time.offset_s == before + 3600.0)
     assert [r.message for r in caplog.records if "clock" in r.message] == [
         "this machine's clock has moved by 3600 s"
