@@ -65,6 +65,10 @@ class Team(Protocol):
         """Learn the fragments; returns the parameters in full, for the first rank's outer loop."""
         ...
 
+    def share(self, data: bytes) -> bytes:
+        """The first rank's bytes, on all ranks."""
+        ...
+
     def agree(self, word: Word) -> Word:
         """Exchange words."""
         ...
@@ -85,6 +89,9 @@ class Alone:
 
     def bind(self, layout: Layout) -> Mapping[str, Tensor]:
         return self._tensors
+
+    def share(self, data: bytes) -> bytes:
+        return data
 
     def agree(self, word: Word) -> Word:
         return word
@@ -117,7 +124,6 @@ class Ranks:
         return {**self._tensors, **self._copies}
 
     def share(self, data: bytes) -> bytes:
-        """The first rank's bytes, on all ranks."""
         length = torch.tensor([len(data)], device="cpu")
         dist.broadcast(length, 0, group=self._cpu)
         numbers = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
@@ -237,7 +243,7 @@ def _deal_out(whole: Tensor | None, sharded: Tensor) -> None:
     local.copy_(dealt.to_local())
 
 
-def team_of(tensors: Mapping[str, Tensor]) -> Alone | Ranks:
+def team_of(tensors: Mapping[str, Tensor]) -> Team:
     """The team that this process belongs to: torch.distributed's, where it has been initialised."""
     if not (dist.is_available() and dist.is_initialized()):
         return Alone(tensors)

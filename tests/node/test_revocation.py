@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +12,6 @@ import pytest
 
 from gossamer.node.daemon import Daemon
 from gossamer.node.network.client import deliver, fetch_status
-from gossamer.node.options import DaemonOptions
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.merger import GENESIS
 from gossamer.node.phi.restore import replay
@@ -32,6 +29,7 @@ from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.records import Delta
+from tests.node.daemons import started
 from tests.node.trainer_side import until
 from tests.protocol import builders
 from tests.protocol.builders import grant, identity, random_delta, revocation
@@ -89,19 +87,9 @@ class Folder:
 
     @contextlib.asynccontextmanager
     async def running(self, *, trains: bool = False, join: tuple[str, ...] = ()) -> AsyncIterator[Daemon]:
-        daemon = Daemon(DaemonOptions(folder=self.home.root, plaintext=True, trains=trains, join=join))
-        task = asyncio.create_task(daemon.run())
-        try:
-            async with asyncio.timeout(5):
-                while not daemon.merging.ready and not task.done():
-                    await asyncio.sleep(0.005)
+        async with started(self.home, trains=trains, join=join) as (daemon, task):
+            await until(lambda: daemon.merging.ready or task.done())
             yield daemon
-        finally:
-            daemon.stop()
-            async with asyncio.timeout(5):
-                await asyncio.wait([task])
-            os.close(daemon.home._lock)  # as the process would
-            await task
 
 
 async def digests(daemon: Daemon) -> tuple[bytes, bytes]:
