@@ -100,7 +100,6 @@ class Transport:
         self.door: Door | None = None
         self._numbers = count(1)
         self._sessions: dict[bytes, PeerLink] = {}
-        self._handshakes = 0
         self._server_ssl = certificate.context if certificate else None
         self._client_ssl: ssl.SSLContext | bool = client_context() if certificate else False
         self._fingerprint = certificate.fingerprint if certificate else b""
@@ -201,38 +200,49 @@ class Transport:
             )
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                tls = socket.get_extra_info("ssl_object")
-                binding = fingerprint_of(tls.getpeercert(binary_form=True)) if tls else b""
-                shake = ClientHandshake(
-                    self._identity,
-                    self._swarm_id,
-                    binding,
-                    os.urandom(NONCE_BYTES),
-                    expected,
-                    credential=self._admission.own_credential(),
-                    vet=self._admission.vet,
+                link = await self._introduce(socket, address, base_url, expected)
+            if self._policing.is_greylisted(link.node_id):
+                raise RefusedError(
+                    f"{short(link.node_id)} answers there, and is turned away for misbehaviour"
                 )
-                await socket.send_bytes(shake.hello(await socket.receive_bytes()))
-                node_id, session = shake.finish(await socket.receive_bytes())
-            if self._policing.is_greylisted(node_id):
-                raise RefusedError(f"{short(node_id)} answers there, and is turned away for misbehaviour")
         except TypeError:  # the peer closed, or sent text, where bytes were due
             await socket.close()
             raise RefusedError("the peer ended the handshake") from None
         except BaseException:
             await socket.close()
             raise
+        await self._carry(link)
+
+    async def _introduce(
+        self,
+        socket: aiohttp.ClientWebSocketResponse,
+        address: str,
+        base_url: str,
+        expected: bytes | None,
+    ) -> PeerLink:
+        """Shake hands with whom we dialled. Raises PeerError, or TypeError if it sends no bytes."""
+        assert self._client is not None
+        tls = socket.get_extra_info("ssl_object")
+        binding = fingerprint_of(tls.getpeercert(binary_form=True)) if tls else b""
+        shake = ClientHandshake(
+            self._identity,
+            self._swarm_id,
+            binding,
+            os.urandom(NONCE_BYTES),
+            expected,
+            credential=self._admission.own_credential(),
+            vet=self._admission.vet,
+        )
+        await socket.send_bytes(shake.hello(await socket.receive_bytes()))
+        node_id, session = shake.finish(await socket.receive_bytes())
         pin = aiohttp.Fingerprint(binding) if binding else self._client_ssl
-        dialled = Dialled(address, base_url, self._client, pin)
-        await self._carry(
-            PeerLink(
-                next(self._numbers),
-                node_id,
-                socket,
-                session,
-                credential=shake.peer_credential,
-                dialled=dialled,
-            )
+        return PeerLink(
+            next(self._numbers),
+            node_id,
+            socket,
+            session,
+            credential=shake.peer_credential,
+            dialled=Dialled(address, base_url, self._client, pin),
         )
 
     async def _carry(self, link: PeerLink) -> None:
@@ -249,6 +259,19 @@ class Transport:
             compress=False, autoping=False, max_msg_size=MESSAGE_BYTES_MAX, timeout=2.0
         )
         await socket.prepare(request)
+        link = await self._welcome(socket, request)
+        if link is None:
+            await socket.close()
+            return socket
+        self._sessions[link.session] = link
+        try:
+            await self._carry(link)
+        finally:
+            del self._sessions[link.session]
+        return socket
+
+    async def _welcome(self, socket: web.WebSocketResponse, request: web.Request) -> PeerLink | None:
+        """Shake hands with who has dialled us; None if that came to nothing."""
         session = os.urandom(32)
         shake = ServerHandshake(
             self._identity,
@@ -259,7 +282,6 @@ class Transport:
             credential=self._admission.own_credential(),
             vet=self._admission.vet,
         )
-        self._handshakes += 1
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 await socket.send_bytes(shake.challenge())
@@ -270,23 +292,13 @@ class Transport:
                 await socket.send_bytes(welcome)
         except RefusedError as error:
             await socket.send_bytes(refusal(str(error)))
-            await socket.close()
-            return socket
+            return None
         except (PeerError, TypeError, OSError) as error:
             log.debug("handshake with %s failed: %s", request.remote, error)
             if isinstance(error, PeerError | TimeoutError):  # who only went away did nothing wrong
                 self._policing.blame_address(origin_of(request.remote or ""), "handshakes failed")
-            await socket.close()
-            return socket
-        finally:
-            self._handshakes -= 1
-        link = PeerLink(next(self._numbers), node_id, socket, session, credential=shake.peer_credential)
-        self._sessions[session] = link
-        try:
-            await self._carry(link)
-        finally:
-            del self._sessions[session]
-        return socket
+            return None
+        return PeerLink(next(self._numbers), node_id, socket, session, credential=shake.peer_credential)
 
     def _for_links(self, handler: LinkHandler) -> Handler:
         """A route for linked peers, whose handler is told whose request it is."""

@@ -124,7 +124,7 @@ async def test_phi_is_rid_of_what_is_void_now_and_after_a_restart(folder: Folder
         daemon.dispatch(fx.Deliver(revocation(OUTCAST, folder.manifest)))
         after = await digests(daemon)
         assert len(daemon.core.ledger) == 3
-        await until(lambda: daemon.admitting.has_kept_all)
+        await daemon.admitting.kept_all(5)
     expected = await without_the_outcast(folder, tmp_path / "other", 1, 2, 4)
     assert after == expected != before
     async with folder.running() as daemon:
@@ -189,7 +189,7 @@ async def test_an_invited_node_answers_its_members_and_keeps_what_it_hears(tmp_p
             await deliver(facts["address"], grant(FRIEND, folder.manifest, by=FRIEND), plaintext=True)
         await deliver(facts["address"], later, plaintext=True)
         assert daemon.core.charter.role_of(FRIEND.node_id) is Role.TRAIN
-        await until(lambda: daemon.admitting.has_kept_all)
+        await daemon.admitting.kept_all(5)
     with folder.records() as store:
         assert store.load_credentials() == [later]
     async with folder.running() as daemon:
@@ -210,7 +210,7 @@ async def test_an_invitation_that_ran_out_while_the_node_was_stopped_is_renewed_
         daemon.dispatch(fx.Deliver(renewed))
         async with guest.running(join=(facts["address"],)) as returned:
             await until(lambda: returned.admitting.own_credential() == renewed, 15)
-            await until(lambda: returned.admitting.has_kept_all)
+            await returned.admitting.kept_all(5)
     with guest.records() as store:
         assert renewed in store.load_credentials()
     late = Folder(tmp_path / "late", host.manifest)

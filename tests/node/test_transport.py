@@ -55,20 +55,25 @@ async def test_a_link_carries_messages_both_ways(ends: tuple[End, End]) -> None:
     assert listener.transport._sessions == {}
 
 
+def connections_of(end: End) -> int:
+    assert end.transport.door is not None
+    return end.transport.door.connections
+
+
 async def test_another_swarm_is_refused_with_a_reason() -> None:
     dialler, listener = End(1, swarm_id=bytes(32)), End(2)
     async with listening(dialler, listener):
         with pytest.raises(RefusedError, match=r"this node belongs to swarm .* not 000000000000"):
             await dialler.dial(listener)
         assert dialler.links == listener.links == []
-        await until(lambda: listener.transport._handshakes == 0)
+        await until(lambda: connections_of(listener) == 0)
 
 
 async def test_another_node_than_expected_is_refused(ends: tuple[End, End]) -> None:
     dialler, listener = ends
     with pytest.raises(SignatureError, match="another node answers"):
         await dialler.dial(listener, End(3).identity.node_id)
-    await until(lambda: listener.transport._handshakes == 0)
+    await until(lambda: connections_of(listener) == 0)
     assert listener.links == []
 
 
@@ -189,7 +194,7 @@ async def test_a_client_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPa
         async with http.ws_connect(url, ssl=client_context()) as socket:
             await socket.receive_bytes()
             assert (await socket.receive(timeout=5)).type is aiohttp.WSMsgType.CLOSE
-        await until(lambda: listener.transport._handshakes == 0)
+        await until(lambda: connections_of(listener) == 0)
 
 
 async def test_an_idle_connection_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
