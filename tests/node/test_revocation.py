@@ -13,8 +13,8 @@ import pytest
 from gossamer.node.daemon import Daemon
 from gossamer.node.network.client import deliver, fetch_status
 from gossamer.node.phi import snapshots
-from gossamer.node.phi.merger import GENESIS
 from gossamer.node.phi.restore import replay
+from gossamer.node.storage.base import GENESIS
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
