@@ -104,27 +104,29 @@ class Daemon:
         local_chunks = LocalChunks(self.chunks, shelf, self.core, self.dispatch)
         uploads = Uploads(self.chunks)
         self.transfers = Transfers(local_chunks, uploads, self.policing.blame, self.spawn)
+        reception = Reception(
+            self.links,
+            self.transfers,
+            self.acquaintances,
+            self.policing,
+            self.writer,
+            self.dispatch,
+            self._stopping,
+        )
+        questions = Questions(
+            self.identity,
+            manifest.swarm_id,
+            fingerprint,
+            manifest.canonical(),
+            self.admitting,
+            self._status,
+        )
         self.transport = Transport(
             self.identity,
             manifest.swarm_id,
-            Reception(
-                self.links,
-                self.transfers,
-                self.acquaintances,
-                self.policing,
-                self.writer,
-                self.dispatch,
-                self._stopping,
-            ),
+            reception,
             self.admitting,
-            Questions(
-                self.identity,
-                manifest.swarm_id,
-                fingerprint,
-                manifest.canonical(),
-                self.admitting,
-                self._status,
-            ),
+            questions,
             ChunkRoutes(local_chunks, self.policing, uploads),
             certificate,
             self.policing,
@@ -175,8 +177,8 @@ class Daemon:
             await self.watching.restore()
             self.carry_out(effects)
             before = self.home.read_daemon() or {}
-            bound = await self.transport.start(host, port, last=port_of(before.get("address")))
             admin = await self.admin.start(last=port_of(before.get("admin")))
+            bound = await self.transport.start(host, port, last=port_of(before.get("address")))
             async with asyncio.TaskGroup() as self._tasks:
                 lasting = [
                     self._tasks.create_task(work, name=name)
