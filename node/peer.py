@@ -1,7 +1,7 @@
 """`Peer`: a training loop's membership in the swarm.
 
 Whatever trains, calls `step` after each inner step; it applies what the swarm has merged and publishes
-when the pace says so. How, is for the `Role` that this process has: one of several ranks leads.
+when the pace says so. Its `Role` does that: of several ranks the first leads, and the others follow.
 """
 
 import atexit
