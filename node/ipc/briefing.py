@@ -46,7 +46,7 @@ class Briefing:
         self._port.send(control.Published(round_))
 
     def trainer_changed(self) -> None:
-        """Tell the core of its progress, and it of what may have waited for it."""
+        """It reported, took a fragment, came or went: tell the core, and let merging go on."""
         report = self._port.report
         if report is not None:
             self._dispatch(

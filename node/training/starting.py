@@ -45,7 +45,7 @@ log = logging.getLogger("gossamer.peer")
 
 
 class AttachOptions(TypedDict, total=False):
-    """The keyword arguments of `Peer.attach`, which says what they mean; here all of them are given."""
+    """The keyword arguments of `Peer.attach`, which says what they mean, and fills in those not given."""
 
     manifest: Manifest | str | os.PathLike[str] | None
     join: Collection[str]
