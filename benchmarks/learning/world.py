@@ -166,6 +166,12 @@ class World:
         self.steps += len(batches)
         return loss.detach()
 
+    def window(self, workers: Iterable[Worker]) -> None:
+        """Every worker's inner steps of one window, one worker after another."""
+        for worker in workers:
+            for _ in range(self.scale.steps):
+                self.step(worker)
+
     def is_due(self) -> bool:
         """Whether the curve wants another point by now; true once for each."""
         if self.steps < self._due:

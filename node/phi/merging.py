@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 
 from gossamer.node.ipc.trainer_port import TrainerPort
-from gossamer.node.phi.merger import GENESIS, Base, Merger, Prefix
+from gossamer.node.phi.merger import Merger, Prefix
+from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.protocol.conduct import Conduct, RoundFigures
 from gossamer.protocol.history import WITNESSES

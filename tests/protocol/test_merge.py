@@ -27,7 +27,6 @@ from gossamer.protocol.merge import (
     RoundMerge,
     measure,
     merge_round,
-    norms_of,
     weight_of,
 )
 from gossamer.protocol.payload import Payload, encode_payload
@@ -559,10 +558,10 @@ def test_norms_prove_that_a_payload_decodes(rng):
     fragment = LAYOUT.fragments[0]
     tensors = builders.random_tensors(rng, fragment, 1000)
     data = encode_payload("exact", fragment, tensors)
-    assert norms_of(Payload("exact", fragment, data)) == tuple(norm(t) for t in tensors)
+    assert measure(Payload("exact", fragment, data)).norms == tuple(norm(t) for t in tensors)
     bad = encode_payload("int8", fragment, tensors)
     with pytest.raises(PayloadError):
-        norms_of(Payload("int8", fragment, b"\xff" + bad[1:]))
+        measure(Payload("int8", fragment, b"\xff" + bad[1:]))
 
 
 def test_bits_are_those_of_version_1():
