@@ -59,7 +59,7 @@ class Peer(Standing):
     def connect(
         cls,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        optimizers: Sequence[torch.optim.Optimizer],
         folder: Path,
         manifest: Manifest,
         *,
@@ -73,7 +73,7 @@ class Peer(Standing):
             link.wait_connected(CONNECT_TIMEOUT_S)
             leader = Leader(
                 model,
-                [optimizer],
+                optimizers,
                 manifest,
                 link,
                 team,
