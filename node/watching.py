@@ -58,6 +58,8 @@ class Watching:
         self._folder_gone = False
         self._store = ChronicleStore(daemon.home.chronicle_path)
         self._was_dialled = False
+        self._own_last = 0
+        """Our last round before this run."""
         self._noticed = 0
         self._state: tuple[float, bytes] | None = None
         self._failed = False
@@ -72,6 +74,7 @@ class Watching:
         self.notices.begin()
         self.chronicle.restore(*await asyncio.to_thread(self._store.load))
         self.evaluations.restore(await asyncio.to_thread(self._store.load_evaluations))
+        self._own_last = self._daemon.core.own_last
         for delta in self._daemon.core.ledger:
             self.heard(delta)
 
@@ -153,7 +156,7 @@ class Watching:
 
     def _look(self, late_s: float) -> Look:
         daemon, core = self._daemon, self._daemon.core
-        live = core.roster.live()
+        live, own = core.roster.live(), daemon.identity.node_id
         addresses = {address for member in live for address in member.peer.body.addresses}
         return Look(
             now=time.monotonic(),
@@ -169,6 +172,7 @@ class Watching:
             folder_gone=str(daemon.home.root) if self._folder_gone else "",
             offsets=tuple(link.clock_offset_s for link in daemon.links.values()),
             lacks_trainer=core.info.trains and not daemon.port.attached,
+            void=sum(d.round > self._own_last and core.ledger.is_void(d) for d in core.ledger.by(own)),
         )
 
     def _publish(self, ticks: int) -> None:

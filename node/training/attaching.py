@@ -80,6 +80,11 @@ def attach(
     optimizers = checked_optimizers(optimizer, tensors)
     _check_not_attached(tensors)
     parse_address(listen, port_min=0)
+    for argument, given in {"join": join, "advertise": advertise, "trust": trust}.items():
+        if isinstance(given, str):
+            raise ConfigError(f"{argument} is a list: {argument}=[{given!r}]")
+    if folder is not None and not os.fspath(folder):
+        raise ConfigError("folder is empty: name the node's folder, or give None for the default")
     if not isinstance(stop_round, int) or stop_round < 0:
         raise ConfigError(f"stop_round is {stop_round!r}: give the last round to publish, or 0 for none")
     team = team_of(tensors)
@@ -203,8 +208,6 @@ def _entered(
     plaintext: bool,
 ) -> tuple[Home, tuple[str, ...]]:
     """The node's folder, and whom it joins. Raises LocalError."""
-    if isinstance(join, str):
-        raise ConfigError(f"join is a list of addresses: join=[{join!r}]")
     invitation = given_invitation(invite)
     addresses = checked_join(join or (invitation.contacts if invitation else ()))
     root = Path(folder) if folder is not None else None

@@ -103,6 +103,9 @@ def test_a_founder_with_the_first_values_gets_as_far_as_its_daemon(manifest: Man
         ({"listen": "nowhere"}, "'nowhere' is not an address"),
         ({"stop_round": -1}, "stop_round is -1"),
         ({"stop_round": "3"}, "stop_round is '3'"),
+        ({"advertise": "a.example:1"}, r"advertise is a list: advertise=\['a.example:1'\]"),
+        ({"trust": "ab" * 32}, "trust is a list"),
+        ({"folder": ""}, "folder is empty"),
     ],
 )
 def test_options_that_are_none(manifest: Manifest, options: dict[str, Any], message: str) -> None:
