@@ -145,8 +145,8 @@ class Vitals:
                 "key",
                 look.now,
                 "what this node publishes is void: its key signs other deltas for the same rounds elsewhere,"
-                " in a copy of its folder, or did so before an old copy was put back. Stop all but one; a copy"
-                " that is to be a node of its own starts without the file key",
+                " in a copy of its folder, or did so before an old copy was put back. Stop all but one; a"
+                " copy that is to be a node of its own starts without the file key",
             )
         self._void = look.void
 
