@@ -107,6 +107,7 @@ def attach(
             name=name,
             plaintext=plaintext,
             debug=debug,
+            log_level=logs.level_of(logging.getLogger("gossamer")),
         )
         beside, link = _started(home, known, options)
     except BaseException as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from gossamer.bootstrap import manifests
+from gossamer.node.options import DaemonOptions
 from gossamer.node.peer import Peer
 from gossamer.node.storage.home import Home
 from gossamer.node.training import attaching
@@ -148,6 +150,22 @@ def test_a_model_that_is_attached_already(manifest: Manifest, monkeypatch: pytes
     peer.has_left = True
     with pytest.raises(AssertionError, match="no daemon"):
         attach(model, manifest=manifest)
+
+
+def test_the_daemon_says_no_more_than_the_script_wants_to_hear(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[DaemonOptions] = []
+
+    def start(home: Home, manifest: Manifest, options: DaemonOptions) -> None:
+        given.append(options)
+        raise AssertionError("no daemon")
+
+    monkeypatch.setattr(attaching, "_started", start)
+    monkeypatch.setattr(logging.getLogger("gossamer"), "level", logging.ERROR)
+    with pytest.raises(AssertionError, match="no daemon"):
+        attach(manifest=manifest)
+    assert given[0].log_level == "error"
 
 
 async def test_it_can_be_called_where_an_event_loop_runs() -> None:
