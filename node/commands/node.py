@@ -32,7 +32,11 @@ def node(
     ] = False,
     folder: Dir = None,
     swarm_id: Annotated[
-        str | None, typer.Option(help="Refuse any other swarm than this (its id or the beginning of it).")
+        str | None,
+        typer.Option(
+            callback=option_values.swarm_id_start(),
+            help="Refuse any other swarm than this (its id or the beginning of it).",
+        ),
     ] = None,
     trust: Annotated[
         list[str] | None,

@@ -139,7 +139,7 @@ class AdminServer:
             return int(runner.addresses[0][1])
         await runner.cleanup()
         assert problem is not None
-        why = os.strerror(problem.errno) if (problem.errno or 0) > 0 else str(problem.strerror)
+        why = os.strerror(problem.errno) if problem.errno and problem.errno > 0 else str(problem.strerror)
         where = format_address(self._host, self._address[1] if self._address else 0)
         raise ConfigError(f"cannot listen on {where}: {why.lower()}; choose another --admin, or --admin off")
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gossamer.models.task import named_tensors
 from gossamer.node import logs
-from gossamer.node.address import parse_address
+from gossamer.node.address import check_swarm_id, parse_address
 from gossamer.node.entering import (
     checked_advertise,
     checked_join,
@@ -85,6 +85,8 @@ def attach(
             raise ConfigError(f"{argument} is a list: {argument}=[{given!r}]")
     if folder is not None and not os.fspath(folder):
         raise ConfigError("folder is empty: name the node's folder, or give None for the default")
+    if swarm_id is not None:
+        check_swarm_id(swarm_id)
     if not isinstance(stop_round, int) or stop_round < 0:
         raise ConfigError(f"stop_round is {stop_round!r}: give the last round to publish, or 0 for none")
     team = team_of(tensors)

@@ -108,6 +108,7 @@ def test_a_founder_with_the_first_values_gets_as_far_as_its_daemon(manifest: Man
         ({"advertise": "a.example:1"}, r"advertise is a list: advertise=\['a.example:1'\]"),
         ({"trust": "ab" * 32}, "trust is a list"),
         ({"folder": ""}, "folder is empty"),
+        ({"swarm_id": ""}, "'' is no swarm id"),
     ],
 )
 def test_options_that_are_none(manifest: Manifest, options: dict[str, Any], message: str) -> None:
