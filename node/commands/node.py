@@ -111,7 +111,7 @@ def node(
     if invitation is not None:
         addresses = addresses or checked_join(list(invitation.contacts))
         observe = observe or invitation.grant.role is Role.OBSERVE
-        home = enter_invited(invitation, addresses, folder, plaintext)
+        home = enter_invited(invitation, addresses, folder, plaintext, swarm_id=swarm_id)
     else:
         home = enter_swarm(addresses, folder, swarm_id, plaintext)
         kept = home.invitation()

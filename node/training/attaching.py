@@ -233,7 +233,7 @@ def _enter(
     if given is not None and swarm_id is not None and not given.swarm_id.hex().startswith(swarm_id.lower()):
         raise ConfigError(f"the manifest describes swarm {given.swarm_id.hex()[:12]}, not {swarm_id}")
     if invitation is not None:
-        return enter_invited(invitation, addresses, folder, plaintext, given)
+        return enter_invited(invitation, addresses, folder, plaintext, given, swarm_id)
     if given is not None:
         home = new_home(folder, given.swarm_id)
         home.adopt(given)
