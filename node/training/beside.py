@@ -30,7 +30,7 @@ _listening: "set[Beside]" = set()
 
 def _terminate(*_: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    asked = [beside for beside in _listening if beside.is_here]
+    asked = [beside for beside in tuple(_listening) if beside.is_here]
     for beside in asked:
         beside.ask()
     if not asked:  # a forked worker: nobody there looks at a flag
