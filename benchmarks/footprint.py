@@ -32,7 +32,7 @@ from gossamer.node.lifeline import Child
 from gossamer.node.network.client import fetch_status
 from gossamer.node.options import DaemonOptions
 from gossamer.node.phi import snapshots
-from gossamer.node.phi.merger import GENESIS
+from gossamer.node.storage.base import GENESIS
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore

@@ -7,7 +7,7 @@ TLS and plaintext take turns in one run: compare the two, not either with anothe
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from multiprocessing import get_context
@@ -16,10 +16,14 @@ from statistics import median
 from typing import Any
 
 from benchmarks.tables import Table
+from gossamer.node.network.chunk_requests import get_chunk
+from gossamer.node.network.chunk_routes import ChunkRoutes
 from gossamer.node.network.link import PeerLink
+from gossamer.node.network.policing import Policing
 from gossamer.node.network.questions import Questions
 from gossamer.node.network.tls import Certificate
 from gossamer.node.network.transport import Transport
+from gossamer.node.network.uploads import Uploads
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 
@@ -42,7 +46,9 @@ class _Node:
         identity = Identity.from_seed(os.urandom(32))
         fingerprint = certificate.fingerprint if certificate else b""
         questions = Questions(identity, SWARM, fingerprint, b"", self, self.status)
-        self.transport = Transport(identity, SWARM, self, self, questions, certificate)
+        policing = Policing()
+        routes = ChunkRoutes(self, policing, Uploads())
+        self.transport = Transport(identity, SWARM, self, self, questions, routes, certificate, policing)
 
     def own_credential(self) -> bytes:
         return b""
@@ -77,7 +83,7 @@ class _Node:
     async def read_chunk(self, blob: bytes) -> bytes | None:
         return CHUNK
 
-    async def status(self, query: dict[str, str]) -> dict[str, Any]:
+    async def status(self, query: Mapping[str, str]) -> dict[str, Any]:
         return {}
 
 
@@ -122,9 +128,8 @@ async def _measure(ports: list[int], handshakes: int, chunks: int) -> list[dict[
                 await dial
         links = [await _connect(node, port) for node, port in zip(nodes, ports, strict=True)]
         for _ in range(chunks):
-            for node, (link, _), times in zip(nodes, links, get_s, strict=True):
-                get = node.transport.get_chunk
-                times.append(await _timed(lambda g=get, k=link: g(k, CHUNK_HASH, len(CHUNK))))  # type: ignore[misc]
+            for (link, _), times in zip(links, get_s, strict=True):
+                times.append(await _timed(lambda k=link: get_chunk(k, CHUNK_HASH, len(CHUNK))))  # type: ignore[misc]
         for link, dial in links:
             link.close_soon()
             await dial

@@ -60,7 +60,6 @@ class Display:
         self._begun = time.monotonic()
         self._training_since: float | None = None
         self._losses: list[float] = []
-        self._loss_rounds: dict[int, float] = {}
         self._phase = "starting"
         self._printed_at = 0.0
         self._told = 0

@@ -11,23 +11,30 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
 from gossamer.node import __version__, lifeline, logs
 from gossamer.node.address import WILDCARDS, format_address, parse_address, parse_contact, port_of
 from gossamer.node.dashboard.admin import TOKEN_VARIABLE, AdminServer
+from gossamer.node.dashboard.bulletin import Bulletin
 from gossamer.node.ipc import control
 from gossamer.node.ipc.briefing import Briefing
 from gossamer.node.ipc.publisher import Publisher
 from gossamer.node.ipc.trainer_port import TrainerPort
-from gossamer.node.monitoring.status import describe
+from gossamer.node.monitoring.status import status_of
+from gossamer.node.monitoring.view import NodeView
+from gossamer.node.monitoring.watching import Watching
 from gossamer.node.network.acquaintances import Acquaintances, whom_to_join
 from gossamer.node.network.admitting import Admitting
+from gossamer.node.network.chunk_routes import ChunkRoutes
+from gossamer.node.network.dialling import Dialler
 from gossamer.node.network.door import ask_for_open_files
+from gossamer.node.network.local_chunks import LocalChunks
 from gossamer.node.network.open_links import OpenLinks
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.questions import Questions
+from gossamer.node.network.reception import Reception
 from gossamer.node.network.tls import Certificate
 from gossamer.node.network.transfers import Transfers
 from gossamer.node.network.transport import Transport
@@ -40,12 +47,13 @@ from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home, remove_unfinished
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.node.storage.recordwriter import RecordWriter
-from gossamer.node.watching import Watching
+from gossamer.node.timekeeping import Timekeeper, unix_offset_s
 from gossamer.protocol import effects as fx
-from gossamer.protocol.chunks import payload_chunk_sizes
 from gossamer.protocol.errors import ConfigError, LocalError
 from gossamer.protocol.identity import short
+from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.presence import NodeInfo
+from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
 
 STOP_GRACE_S = 2.5
@@ -54,10 +62,6 @@ STOP_GRACE_S = 2.5
 STOP_POLL_S = 0.05
 """The core is plain data: whether our last delta has spread is looked at, not awaited."""
 
-
-CLOCK_MOVED_S = 2.0
-"""What time servers correct by and by is none of our business."""
-
 log = logging.getLogger("gossamer.node")
 
 
@@ -65,92 +69,96 @@ class Daemon:
     """One node's daemon, from start to stop."""
 
     def __init__(self, options: DaemonOptions) -> None:
+        """Take the folder and put the parts together. Raises ConfigError or StorageError."""
         self.options = options
-        self.home = Home(options.folder)
-        self.home.create()
-        self.home.lock()
-        remove_unfinished(options.folder.glob(".*-*"))
-        manifest = self.home.manifest()
-        if manifest is None:
-            raise ConfigError(f"no manifest in {options.folder}; run: gossamer node --join ADDRESS")
-        self.manifest = manifest
+        self._stopping = asyncio.Event()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._link_tasks: set[asyncio.Task[None]] = set()
+
+        # What lies in the folder.
+        self.home, manifest = _opened(options)
         self.identity = self.home.identity()
-        self.chunks = ChunkStore(self.home.chunks_path)
-        self.records = RecordStore(self.home.ledger_path, manifest.swarm_id)
-        contacts = whom_to_join(options.join, self.home)
-        told = {parse_contact(text).address for text in options.join}
         certificate = None if options.plaintext else Certificate.of(self.home.tls_path)
         fingerprint = certificate.fingerprint if certificate else b""
+        self.chunks = ChunkStore(self.home.chunks_path)
+        self.records = RecordStore(self.home.ledger_path, manifest.swarm_id)
+        self.writer = RecordWriter(self.records, self._own_stored)
+
+        # What decides, and its time.
         self.core = Replica(
             identity=self.identity,
             manifest=manifest,
-            info=NodeInfo(
-                name=options.name,
-                trains=options.trains,
-                incarnation=self.home.next_incarnation(),
-                bootstrap=tuple(contact.address for contact in contacts),
-                pins={contact.address: contact.node_id for contact in contacts if contact.node_id},
-                remembered=frozenset(contact.address for contact in contacts) - told,
-                trusted=frozenset(map(bytes.fromhex, options.trust)),
-                fingerprint=fingerprint,
-                version=__version__,
-            ),
+            info=_info(options, self.home, fingerprint),
             has_chunk=self.chunks.__contains__,
-            unix_offset_s=_unix_offset_s(),
+            unix_offset_s=unix_offset_s(),
             rng=random.Random(),
         )
-        self.admitting = Admitting(self.core, self.records, self.dispatch, self.spawn)
-        self.links = OpenLinks(self)
+        self.timekeeper = Timekeeper(self.core, self.dispatch)
+
+        # Links with other nodes, and chunks over them.
+        self.links = OpenLinks()
         self.policing = Policing(self.links.turn_away)
+        self.acquaintances = Acquaintances(self.home, self.core, self.carry_out)
+        self.admitting = Admitting(self.core, self.records, self.dispatch, self.spawn)
+        shelf = SnapshotShelf(self.chunks, self.core.layout.snapshot_bytes)
+        local_chunks = LocalChunks(self.chunks, shelf, self.core, self.dispatch)
+        uploads = Uploads(self.chunks)
+        self.transfers = Transfers(local_chunks, uploads, self.policing.blame, self.spawn)
+        reception = Reception(
+            self.links,
+            self.transfers,
+            self.acquaintances,
+            self.policing,
+            self.writer,
+            self.dispatch,
+            self._stopping,
+        )
         questions = Questions(
             self.identity,
             manifest.swarm_id,
             fingerprint,
             manifest.canonical(),
             self.admitting,
-            self.status,
+            self._status,
         )
         self.transport = Transport(
             self.identity,
             manifest.swarm_id,
-            self.links,
+            reception,
             self.admitting,
             questions,
+            ChunkRoutes(local_chunks, self.policing, uploads),
             certificate,
+            self.policing,
+        )
+        self.dialler = Dialler(self.transport, self.policing, self.dispatch)
+
+        # Phi, and the trainer that it is offered to.
+        self.port = TrainerPort(self.home.socket_path(), manifest)
+        self.merging = Merging(self.core, self.port, local_chunks.refetch)
+        self.archive = Archive(self.core, self.merging, self.chunks, self.records, shelf, self.dispatch)
+        publisher = Publisher(self.chunks, self.dispatch)
+        self.briefing = Briefing(self.core, self.port, self.merging, publisher, self.links, self.dispatch)
+
+        # Those who look on.
+        self.view = NodeView(
+            home=self.home,
+            core=self.core,
+            port=self.port,
+            merging=self.merging,
+            archive=self.archive,
+            links=self.links,
+            transport=self.transport,
             policing=self.policing,
-            uploads=Uploads(self.chunks),
+            stopping=self._stopping,
         )
-        self.briefing = Briefing(self)
-        self.publisher = Publisher(self.chunks, self.dispatch, self.briefing.acknowledge)
-        self.port = TrainerPort(
-            self.home.socket_path(),
-            manifest,
-            self.identity.node_id,
-            on_attach=self.briefing.welcome,
-            on_publish=self.publisher.publish,
-            on_change=self.briefing.trainer_changed,
+        self.watching = Watching(self.view)
+        self.merging.on_judged = self.watching.merged
+        self.bulletin = Bulletin(self.view, self.watching)
+        self.watching.on_look = self.bulletin.publish
+        self.admin = AdminServer(
+            self.view, self.watching, self.bulletin, options.admin, os.environ.get(TOKEN_VARIABLE, "")
         )
-        self.merging = Merging(self.core, self.port, self._refetch)
-        self.shelf = SnapshotShelf(self.chunks, self.core.layout.snapshot_bytes)
-        self.archive = Archive(self.core, self.merging, self.chunks, self.records, self.shelf, self.dispatch)
-        self.acquaintances = Acquaintances(self.home, self.core)
-        self.writer = RecordWriter(self.records, self.briefing.own_stored)
-        self.transfers = Transfers(
-            self.chunks,
-            self.transport,
-            self.dispatch,
-            self._refetch,
-            self.policing.blame,
-            self.transport.uploads,
-        )
-        self.started = time.monotonic()
-        self._tasks: asyncio.TaskGroup | None = None
-        self._link_tasks: set[asyncio.Task[None]] = set()
-        self._timer_moved = asyncio.Event()
-        self._unix_offset_s = _unix_offset_s()
-        self._stopping = asyncio.Event()
-        self.watching = Watching(self)
-        self.admin = AdminServer(self, options.admin, os.environ.get(TOKEN_VARIABLE, ""))
 
     # -- life
 
@@ -169,17 +177,17 @@ class Daemon:
             await self.watching.restore()
             self.carry_out(effects)
             before = self.home.read_daemon() or {}
-            bound = await self.transport.start(host, port, last=port_of(before.get("address")))
             admin = await self.admin.start(last=port_of(before.get("admin")))
+            bound = await self.transport.start(host, port, last=port_of(before.get("address")))
             async with asyncio.TaskGroup() as self._tasks:
                 lasting = [
                     self._tasks.create_task(work, name=name)
                     for name, work in (
-                        ("timer", self._keep_time()),
+                        ("timer", self.timekeeper.run()),
                         ("records", self.writer.run()),
                         ("merging", self.merging.run()),
                         ("archive", self.archive.run()),
-                        ("trainer", self.port.serve()),
+                        ("trainer", self.port.serve(self.briefing)),
                         ("acquaintances", self.acquaintances.run()),
                         ("policing", self.policing.run()),
                         ("watching", self.watching.run()),
@@ -197,6 +205,7 @@ class Daemon:
         except BaseExceptionGroup as group:
             raise _first(group) from None
         finally:
+            self.bulletin.feed.close()
             await self.watching.close()
             await self.admin.stop()
             await self.transport.stop()
@@ -208,16 +217,12 @@ class Daemon:
         """Begin an orderly stop."""
         self._stopping.set()
 
-    @property
-    def stopping(self) -> bool:
-        return self._stopping.is_set()
-
     def _begin(self, host: str, port: int, admin: str | None) -> None:
         """Make ourselves known."""
         advertised = self.options.advertise or (
             (format_address(host, port),) if host not in WILDCARDS else ()
         )
-        self.carry_out(self.acquaintances.listening(port, advertised))
+        self.acquaintances.listening(port, advertised)
         local = format_address("127.0.0.1" if host in WILDCARDS else host, port)
         self.home.write_daemon(
             address=local,
@@ -257,31 +262,9 @@ class Daemon:
         """Give the core an event and carry out what it answers."""
         effects = self.core.handle(event, time.monotonic())
         self.carry_out(effects)
-        self._timer_moved.set()
+        self.timekeeper.look()
         self.briefing.tell_clock()
         return effects
-
-    async def _keep_time(self) -> None:
-        while True:
-            delay = self.core.next_wake() - time.monotonic()
-            if delay <= 0:
-                self._look_at_the_time()
-                self.dispatch(fx.Wake())
-                continue
-            self._timer_moved.clear()
-            try:
-                async with asyncio.timeout(delay):
-                    await self._timer_moved.wait()
-            except TimeoutError:
-                pass
-
-    def _look_at_the_time(self) -> None:
-        """Tell the core of a clock that was set, and of a sleep, in which only the one for people goes on."""
-        offset_s = _unix_offset_s()
-        if abs(offset_s - self._unix_offset_s) > CLOCK_MOVED_S:
-            log.info("this machine's clock has moved by %.0f s", offset_s - self._unix_offset_s)
-            self._unix_offset_s = offset_s
-            self.dispatch(fx.TimeSet(offset_s))
 
     def carry_out(self, effects: Iterable[fx.Effect]) -> None:
         """Do what the core asks for."""
@@ -307,9 +290,10 @@ class Daemon:
                     if effect.link in self.links:
                         self.transfers.asked(self.links[effect.link], effect.blob)
                 case fx.Dial():
-                    self.spawn(self.links.dial(effect))
+                    self.spawn(self.dialler.dial(effect))
                 case fx.Hangup():
                     self.links.hang_up(effect.link, effect.reason)
+                    self.transfers.end(effect.link)
                 case fx.Fetched():
                     self.archive.chunk_here()
                 case fx.Seal():
@@ -335,29 +319,44 @@ class Daemon:
         task.add_done_callback(self._link_tasks.discard)
         return task
 
-    def _refetch(self, blob: bytes) -> None:
-        """A chunk on disk turned out damaged: fetch it again."""
-        log.warning("chunk %s was damaged on disk; fetching it again", short(blob))
-        for delta in self.core.ledger:
-            if blob in delta.body.chunks:
-                sizes = payload_chunk_sizes(delta.body.payload_bytes)
-                self.dispatch(fx.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))
+    def _own_stored(self, delta: Delta) -> None:
+        """Our delta is durable: now the core may speak of it, and the trainer go on."""
+        self.dispatch(fx.Stored(delta))
+        self.watching.heard(delta)
+        self.briefing.acknowledge(delta.round)
 
-    # -- what others see
-
-    async def status(self, query: dict[str, str]) -> dict[str, Any]:
-        digests = await self.merging.digest() if query.get("digest") else None
-        status = describe(self, digests)
-        up_to = query.get("up_to", "")
-        if up_to.isdecimal() and len(up_to) <= 10:
-            prefix = await self.merging.prefix_digest(int(up_to))
-            status["prefix"] = {"up_to": int(up_to), "digest": prefix.hex() if prefix else None}
-        return status
+    async def _status(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """What others are told who ask how we are."""
+        return await status_of(self.view, query)
 
 
-def _unix_offset_s() -> float:
-    """Unix time less the monotonic clock, seconds."""
-    return time.time() - time.monotonic()
+def _opened(options: DaemonOptions) -> tuple[Home, Manifest]:
+    """A node's folder, which is ours as long as this process lives. Raises ConfigError or StorageError."""
+    home = Home(options.folder)
+    home.create()
+    home.lock()
+    remove_unfinished(options.folder.glob(".*-*"))
+    manifest = home.manifest()
+    if manifest is None:
+        raise ConfigError(f"no manifest in {options.folder}; run: gossamer node --join ADDRESS")
+    return home, manifest
+
+
+def _info(options: DaemonOptions, home: Home, fingerprint: bytes) -> NodeInfo:
+    """What the core has to know of us. Raises ConfigError for contacts that cannot be any."""
+    contacts = whom_to_join(options.join, home)
+    told = {parse_contact(text).address for text in options.join}
+    return NodeInfo(
+        name=options.name,
+        trains=options.trains,
+        incarnation=home.next_incarnation(),
+        bootstrap=tuple(contact.address for contact in contacts),
+        pins={contact.address: contact.node_id for contact in contacts if contact.node_id},
+        remembered=frozenset(contact.address for contact in contacts) - told,
+        trusted=frozenset(map(bytes.fromhex, options.trust)),
+        fingerprint=fingerprint,
+        version=__version__,
+    )
 
 
 def _first(error: BaseException) -> BaseException:

@@ -1,39 +1,38 @@
 """`Peer`: a training loop's membership in the swarm.
 
 Whatever trains, calls `step` after each inner step; it applies what the swarm has merged and publishes
-when the pace says so. It never waits for the network: what it spends is encoding and adding, and it keeps
-count of that.
+when the pace says so. Its `Role` does that: of several ranks the first leads, and the others follow.
 """
 
+import atexit
 import os
+import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
-from math import isfinite
 from pathlib import Path
 from threading import Lock
-from typing import SupportsFloat, SupportsInt
+from types import TracebackType
+from typing import Self, SupportsFloat, SupportsInt
 
 import torch
 from torch import Tensor, nn
 
 from gossamer.models.task import named_tensors
-from gossamer.node.ipc import control
-from gossamer.node.ipc.daemon_link import DaemonLink, Offer
+from gossamer.node.ipc.control import Report
+from gossamer.node.ipc.daemon_link import CONNECT_TIMEOUT_S, DaemonLink
 from gossamer.node.storage.home import Home
-from gossamer.node.training.beside import Beside
-from gossamer.node.training.checkpoint import Progress, restore
-from gossamer.node.training.checkpointwriter import CheckpointWriter
-from gossamer.node.training.outer import OuterLoop
-from gossamer.node.training.parameters import Binding
-from gossamer.node.training.ranks import DONE, GAVE_UP, Alone, Ranks, Word
-from gossamer.node.training.standing import LEAVE_S, Standing
+from gossamer.node.training import attaching
+from gossamer.node.training.leader import Leader
+from gossamer.node.training.ranks import DONE, GAVE_UP, Alone
+from gossamer.node.training.reporting import Reporter
+from gossamer.node.training.role import Role
+from gossamer.node.training.standing import Standing
 from gossamer.node.training.steps import mean_loss, token_count
-from gossamer.protocol.limits import LOSS_MAX, TOKENS_MAX
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.pace import Pace
 
-CONNECT_TIMEOUT_S = 60.0
+LEAVE_S = 2.0
+"""How long leaving waits for the last delta to be on disk."""
+
 POLL_S = 0.01
 
 
@@ -43,41 +42,24 @@ class Peer(Standing):
     A script makes one with `attach`; the built-in trainer, whose daemon somebody else runs, with `connect`.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-        manifest: Manifest,
-        link: DaemonLink,
-        *,
-        checkpoint: Path,
-        stop_round: int = 0,
-        team: Alone | Ranks | None = None,
-        beside: Beside | None = None,
-    ) -> None:
-        """Raises ConfigError if the model does not fit the manifest."""
-        team = team or Alone(dict(named_tensors(model, frozen=True)))
-        super().__init__(model, link, team, stop_round=stop_round, beside=beside)
-        self._link: DaemonLink = link
-        self._optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
-        self._checkpoint_path = checkpoint
-        self._checkpoint = CheckpointWriter(checkpoint)
+    def __init__(self, model: nn.Module, role: Role) -> None:
+        super().__init__(model, role)
+        self.contact = ""
+        """Where others join an attached peer's node, from this machine; its first rank knows."""
+        self.folder: Path | None = None
+        """An attached peer's node's folder; its first rank knows."""
+        self._callbacks: list[Callable[[Peer], object]] = []
+        self._reporter = Reporter(str(next(model.parameters()).device))
         self._stepping = Lock()
-        self._outer = OuterLoop(self._team.bind(manifest.plan()), manifest)
-        self._binding = Binding(model, manifest)
-        self._codec = manifest.outer.codec
-        self._pace = Pace(manifest.pace, manifest.layout.fragments)
-        self._steps_since = 0
-        self._published_at = time.monotonic()
-        self._pending: list[Offer] = []
-        """Taken, and not applied yet."""
-        self._share_waits = False
+        self._told_to_stop = False
+        self._left = False
+        self._pid = os.getpid()
 
     @classmethod
     def connect(
         cls,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         folder: Path,
         manifest: Manifest,
         *,
@@ -86,11 +68,19 @@ class Peer(Standing):
         """Join the daemon that runs in `folder`. Raises UnreachableError or ConfigError."""
         home = Home(folder)
         link = DaemonLink(home.socket_path(), manifest)
+        team = Alone(dict(named_tensors(model, frozen=True)))
         try:
             link.wait_connected(CONNECT_TIMEOUT_S)
-            return cls(
-                model, optimizer, manifest, link, checkpoint=home.checkpoint_path, stop_round=stop_round
+            leader = Leader(
+                model,
+                optimizers,
+                manifest,
+                link,
+                team,
+                checkpoint=home.checkpoint_path,
+                stop_round=stop_round,
             )
+            return cls(model, leader)
         except BaseException:
             link.close()
             raise
@@ -145,9 +135,7 @@ class Peer(Standing):
             StorageError: the folder cannot be used.
             SystemExit: the node was told to stop before it had the model.
         """
-        from gossamer.node.training.attaching import attach
-
-        return attach(
+        place = attaching.attach(
             model,
             optimizer,
             manifest=manifest,
@@ -163,6 +151,28 @@ class Peer(Standing):
             plaintext=plaintext,
             debug=debug,
         )
+        peer = Peer(model, place.role)
+        peer.folder, peer.contact = place.folder, place.contact
+        peer._begin_attached(place.tell_waiting)
+        return peer
+
+    def _begin_attached(self, tell_waiting: Callable[[], None]) -> None:
+        """Wait for the swarm's model."""
+
+        def on_wait() -> None:
+            self._tell("joining")
+            tell_waiting()
+
+        atexit.register(self.leave_at_exit)
+        try:
+            if not self.begin(on_wait):
+                assert self._role.beside is not None
+                raise self._role.beside.ending()
+        except BaseException:
+            atexit.unregister(self.leave_at_exit)
+            self.close()
+            raise
+        attaching.claim(self)
 
     # -- what the loop does
 
@@ -171,24 +181,7 @@ class Peer(Standing):
 
         The one place that waits: nobody should train from fresh weights because a peer was slow.
         """
-        missing = set(range(len(self._outer.fragments)))
-        while missing and not self.should_stop:
-            offer = self._link.take_offer()
-            with self._changing([offer] if offer else []):
-                if offer is not None:
-                    self._load(offer)
-                    missing.discard(offer.fragment)
-            if offer is None:
-                time.sleep(POLL_S)
-                if on_wait is not None:
-                    on_wait()
-        restored = restore(self._checkpoint_path, self._outer, self._saved_optimizers)
-        if restored is not None:
-            self.progress, self.resumed = restored
-        word = self._agree(done=DONE)
-        self._started = time.perf_counter()
-        self._published_at = time.monotonic()
-        return not missing and not (word.stop and self._team.size > 1)
+        return self._role.begin(on_wait)
 
     def step(self, tokens: SupportsInt, loss: SupportsFloat | Tensor) -> int | None:
         """Note an inner step; apply and publish what is due. Returns the round published, if any.
@@ -216,59 +209,47 @@ class Peer(Standing):
                 "step is running already, in another thread or around this callback: a peer has one loop"
             )
         try:
-            return self._step(count, mean)
+            self._steps_run += 1
+            before = self.version
+            round_ = self._role.step(count, mean)
+            self._after_step(before)
+            return round_
         finally:
             self._stepping.release()
 
-    def _step(self, tokens: int, loss: float | Tensor) -> int | None:
-        begun = time.perf_counter()
-        self._inside = True
-        self._steps_since += 1
-        self._steps_run += 1
-        before = self.version
-        round_ = self._due()
-        offers = self._newer(self._offers_for_now(round_))
-        if self._team.size == 1 and not offers and round_ is None:
-            self._note(tokens, loss)  # most steps: nobody to agree with, and nothing to do
-        else:
-            with self._changing(offers, round_, tokens):
-                self._note(self._word.tokens, loss)
-                for offer in offers:
-                    self._apply(offer)
-                if round_ is not None:
-                    self._publish(round_)
-        self._checkpoint_if_due(round_)
-        self._inside = False
-        self._outer_s += time.perf_counter() - begun
-        self._after_step(before)
-        return round_
+    def _after_step(self, before: int) -> None:
+        """Callbacks, and what an attached peer does besides."""
+        if self.version != before:
+            for callback in self._callbacks:
+                callback(self)
+        beside = self._role.beside
+        if beside is None:
+            return
+        self._tell("training")
+        if self.should_stop:
+            if self._told_to_stop:
+                raise beside.ending()
+            self._told_to_stop = True
+
+    def on_merged(self, callback: Callable[["Peer"], object]) -> Callable[["Peer"], object]:
+        """Call `callback(peer)` in the training thread, in `step`, whenever the model took over a newer Phi.
+
+        Returns the callback, so that this may decorate it.
+        """
+        self._callbacks.append(callback)
+        return callback
 
     def flush(self, timeout_s: float) -> None:
         """Before leaving: publish what the open window holds, and see that all of it is on disk."""
-        round_ = max(self._link.own_last + 1, self._link.clock)
-        may = self._steps_since > 0 and round_ <= self._link.clock + 1 and not self.finished
-        due = round_ if may and self._link.can_publish else None
-        with self._changing([], due):
-            if due is not None:
-                self._publish(due)
-        self._checkpoint.save(self._outer, self._saved_optimizers, self.progress)
-        self._link.wait_acknowledged(timeout_s)
+        self._role.flush(timeout_s)
 
     def drop_progress(self) -> None:
         """After the last round: go back to Phi, leaving out what the open windows hold."""
-        everything = frozenset(range(len(self._outer.fragments)))
-        self._agree(everything)
-        with self._team.full(everything):
-            self._outer.reset()
-        self._steps_since = 0
+        self._role.drop_progress()
 
     def settle(self) -> bool:
         """After `drop_progress`: take over Phi as it changes. Returns whether it did."""
-        offers = self._take_offers()
-        with self._changing(offers):
-            for offer in offers:
-                self._load(offer)
-        return bool(offers)
+        return self._role.settle()
 
     def finish(self, *, quiet_s: float = 2.0, timeout_s: float = 30.0) -> bool:
         """Stop training and hold the swarm's own model, with nothing in it that is this node's alone.
@@ -287,159 +268,68 @@ class Peer(Standing):
             self._tell("finished")
             now = time.monotonic()
             rests, gives_up = now - changed >= quiet_s, now - begun >= timeout_s or self.should_stop
-            if self._agree(done=DONE if rests else GAVE_UP if gives_up else 0).done:
-                return rests
+            if done := self._role.agree_done(DONE if rests else GAVE_UP if gives_up else 0):
+                return done == DONE
             time.sleep(POLL_S)
 
-    def report(self, report: control.Report) -> None:
+    def report(self, report: Report) -> None:
         """Tell the daemon how training is doing."""
-        self._link.send(report)
+        self._role.report(report)
 
-    def close(self) -> None:
-        self._checkpoint.close()
-        super().close()
+    def _tell(self, state: str) -> None:
+        """Report, where nobody else does."""
+        if self._role.beside is not None:
+            self._reporter.report(self, state)
 
-    # -- inside
-
-    def _agree(
-        self,
-        touched: frozenset[int] = frozenset(),
-        *,
-        tokens: int = 0,
-        done: int = 0,
-        round_: int = 0,
-        version: int = 0,
-    ) -> Word:
-        self._word = self._team.agree(
-            Word(
-                tokens=tokens,
-                stop=int(self._is_told_to_stop()),
-                done=done,
-                own_last=max(self._link.own_last, round_),
-                clock=self._link.clock,
-                swarm_tokens=self._link.swarm_tokens,
-                links=self._link.links,
-                version=max(self.version, version),
-                steps=self.progress.steps,
-                own_tokens=self.progress.tokens,
-                loss=self.last_loss,
-                touched=touched,
-            )
-        )
-        return self._word
-
-    def _changing(
-        self, offers: Sequence[Offer] = (), round_: int | None = None, tokens: int = 0
-    ) -> AbstractContextManager[object]:
-        """Agree with the other ranks on what changes now; inside, those fragments are here in full."""
-        if offers or round_ is not None:
-            self._binding.check()
-        touched = {offer.fragment for offer in offers}
-        if round_ is not None:
-            touched.add(round_ % len(self._outer.fragments))
-        version = max((offer.version for offer in offers), default=0)
-        self._agree(frozenset(touched), tokens=tokens, round_=round_ or 0, version=version)
-        return self._team.full(frozenset(touched))
-
-    def _note(self, tokens: int, loss: float | Tensor) -> None:
-        self._outer.step(tokens, loss)
-        self.progress = Progress(self.progress.steps + 1, self.progress.tokens + tokens)
-
-    def _due(self) -> int | None:
-        if not self._link.can_publish:
-            return None
-        seconds = time.monotonic() - self._published_at
-        round_ = self._pace.due(self._link.own_last, self._link.clock, self._steps_since, seconds)
-        return None if round_ is not None and 0 < self._stop_round < round_ else round_
-
-    def _publish(self, round_: int) -> None:
-        index = round_ % len(self._outer.fragments)
-        area = self._link.payload_area
-        length, window = self._outer.publish(index, round_, area)
-        # A loss is for displays: one that overflowed (float16 before its scaler has settled) costs no delta.
-        loss = window.mean_loss
-        if isfinite(loss):
-            self.last_loss = max(-LOSS_MAX, min(LOSS_MAX, loss))
-        self._link.publish(
-            control.Publish(
-                round=round_,
-                base=window.base,
-                tokens=min(window.tokens, TOKENS_MAX),
-                steps=window.steps,
-                loss=self.last_loss,
-                codec=self._codec,
-                payload_bytes=length,
-            ),
-            area,
-        )
-        self._steps_since = 0
-        self._published_at = time.monotonic()
-
-    def _checkpoint_if_due(self, round_: int | None) -> None:
-        """Begin a checkpoint if one is due; copy a share of one that was begun.
-
-        Rather at the next step than at one that publishes.
-        """
-        if round_ is not None and not self._share_waits:
-            self._share_waits = True
-            return
-        self._share_waits = False
-        if self._checkpoint.is_due():
-            self._checkpoint.begin(self._outer, self._saved_optimizers)
-        self._checkpoint.advance(self.progress)
+    # -- leaving
 
     @property
-    def _saved_optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        return self._optimizers if self._team.size == 1 else ()
+    def has_left(self) -> bool:
+        """Whether the peer has left its swarm."""
+        return self._left
 
-    def _take_offers(self) -> list[Offer]:
-        offers, self._pending = self._pending + self._link_offers(), []
-        return offers
+    def _check_here(self) -> None:
+        """Raise RuntimeError where nothing that the model still learns would reach the swarm."""
+        if self._left:
+            raise RuntimeError("this peer has left its swarm: attach again to go on training in it")
+        if os.getpid() != self._pid:
+            raise RuntimeError("a peer belongs to the process that attached, and not to those forked off it")
 
-    def _link_offers(self) -> list[Offer]:
-        offers = []
-        while (offer := self._link.take_offer()) is not None:
-            offers.append(offer)
-        return offers
+    def leave(self) -> None:
+        """Publish the open window, save, and stop the daemon; what leaving the `with` in good order does."""
+        self._end(in_order=True)
 
-    def _offers_for_now(self, round_: int | None) -> list[Offer]:
-        """Those to apply at this step, so that no step is held up by all there is to do.
+    def abandon(self) -> None:
+        """Stop the daemon and publish nothing more; what an exception in the `with` does."""
+        self._end(in_order=False)
 
-        One that comes as another fragment is published waits a step. Of several, half wait.
-        """
-        waited = len(self._pending)
-        self._pending += self._link_offers()
-        if not self._pending:
-            return []
-        if round_ is None:
-            count = -(-len(self._pending) // 2)
-        else:
-            fragment = round_ % len(self._outer.fragments)
-            last = max((i for i, offer in enumerate(self._pending) if offer.fragment == fragment), default=-1)
-            count = max(waited, last + 1)
-        now, self._pending = self._pending[:count], self._pending[count:]
-        return now
+    def leave_at_exit(self) -> None:
+        """The process ends and nobody has left: do what the `with` would, for what has ended it."""
+        error = getattr(sys, "last_value", None)
+        self.__exit__(type(error) if error else None, error, None)
 
-    def _newer(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Those that hold our own last delta: an image from before would take it back for a moment."""
-        newer = []
-        for offer in offers:
-            if offer.own_round >= self._outer.fragments[offer.fragment].last_published:
-                newer.append(offer)
-            else:
-                self._link.took(offer)
-        return newer
+    def close(self) -> None:
+        """Disconnect from the daemon; an attached peer's daemon stops."""
+        self._role.close()
 
-    def _apply(self, offer: Offer) -> None:
-        fragment = self._outer.fragments[offer.fragment].fragment
-        self._outer.apply(offer.fragment, offer.values(fragment), offer.merged_round)
-        self.version = max(self.version, offer.version)
-        self._link.took(offer)
+    def __enter__(self) -> Self:
+        return self
 
-    def _load(self, offer: Offer) -> None:
-        state = self._outer.fragments[offer.fragment]
-        state.last_published = max(state.last_published, offer.own_round)
-        phi = offer.values(state.fragment)
-        self._outer.apply(offer.fragment, phi, offer.merged_round, keep_progress=False)
-        self.version = max(self.version, offer.version)
-        self._link.took(offer)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # An interrupt may come anywhere; our own SystemExit comes to all ranks at the same step.
+        ends_alike = kind is None or self._told_to_stop
+        interrupted = kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit)
+        self._end(in_order=ends_alike or (interrupted and self._role.team.size == 1))
+
+    def _end(self, *, in_order: bool) -> None:
+        if self._left or os.getpid() != self._pid:
+            return
+        self._left = True
+        atexit.unregister(self.leave_at_exit)
+        try:
+            if in_order and not self._role.is_stepping:
+                self.flush(LEAVE_S)
+        finally:
+            self.close()

@@ -100,11 +100,6 @@ def measure(payload: Payload) -> Measures:
     return Measures(tuple(norms), np.concatenate(picked).astype(np.float32))
 
 
-def norms_of(payload: Payload) -> tuple[float, ...]:
-    """The norms of a payload's tensors. Raises PayloadError, see `measure`."""
-    return measure(payload).norms
-
-
 def _root_steps(steps: Sequence[int], weight_cap: float) -> list[float]:
     """Square roots of the steps, to compare lengths by.
 

@@ -11,6 +11,7 @@ import sysconfig
 import tomllib
 import zipfile
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -271,6 +272,20 @@ def test_the_direction_check_lets_pass(room, package, source):
     assert not _wrong_directions(source, room, package)
 
 
+def _module(path: Path) -> str:
+    return _package(path.parent) if path.stem == "__init__" else f"{_package(path.parent)}.{path.stem}"
+
+
+def test_nothing_is_imported_in_a_circle():
+    """Neither inside functions nor for types alone: what lies deeper does not know who uses it."""
+    modules = {_module(path): path for room in ROOMS for path in _sources(room) if path.stem != "__init__"}
+    arrows = {}
+    for module, path in modules.items():
+        found = _imports(ast.parse(path.read_text(encoding="utf-8")), _package(path.parent))
+        arrows[module] = {name for _, name in found} & modules.keys()
+    TopologicalSorter(arrows).prepare()
+
+
 def _loaded_by(statement: str, names: tuple[str, ...], cwd: Path) -> list[str]:
     code = f"{statement}\nimport sys\nprint(*[n for n in {names!r} if n in sys.modules])"
     done = subprocess.run(
@@ -287,10 +302,7 @@ def test_the_daemon_does_not_load_torch(tmp_path):
 
 def test_protocol_loads_no_event_loop_and_no_torch(tmp_path):
     """Not even by way of another package."""
-    modules = [
-        _package(path.parent) if path.stem == "__init__" else f"{_package(path.parent)}.{path.stem}"
-        for path in _sources("protocol")
-    ]
+    modules = map(_module, _sources("protocol"))
     names = ("torch", "aiohttp", *(f"gossamer.{room}" for room in ROOMS if room != "protocol"))
     assert _loaded_by(f"import {', '.join(modules)}", names, tmp_path) == []
 

@@ -15,14 +15,16 @@ FIFTIES = replace(FULL, windows=40, steps=50)
 HUNDREDS = replace(FULL, windows=20, steps=100)
 DECAYING = replace(FULL, decays=True)
 EIGHT = replace(FULL, windows=50, workers=8)
-JOB = replace(FULL, windows=40, steps=30, batch_size=8, context=128, decays=True, eval_windows=256, points=4)
+WITH_MUON = replace(FULL, optimizer="muon")
+JOB = replace(
+    WITH_MUON, windows=40, steps=30, batch_size=8, context=128, decays=True, eval_windows=256, points=4
+)
 """What `make swarm` trains."""
 
 EXACT = Scale()
 """The same in float32 throughout, as everything was trained at first."""
 THIRTIES_EXACT = replace(EXACT, windows=67, steps=30)
 HALF = replace(EXACT, windows=50, points=10, eval_windows=64)
-QUARTER = replace(EXACT, windows=25, points=5, eval_windows=64)
 FIFTY = replace(EXACT, windows=50, points=10)
 CLOSER = replace(EXACT, windows=25, points=5)
 QUICK = Scale(workers=2, windows=4, steps=2, context=16, batch_size=2, eval_windows=8, points=4)
@@ -36,14 +38,15 @@ LONG = "4 workers, windows of 50 steps"
 LONGEST = "4 workers, windows of 100 steps"
 MANY = "8 workers, windows of 20 steps"
 DECAY = "4 workers, windows of 20 steps, an inner learning rate that falls"
+MUON = "4 workers, windows of 20 steps, Muon for the matrices"
 MAIN = "The job of `make swarm`, simulated"
 PRECISION = "The same in float32 and with bfloat16 products"
 EARLIER = "Outer settings: those of manifests, and those that were tried"
 TRIED = "Tried with one seed: int4, outer learning rate / momentum"
 TRIED_SHORT = "Tried with one seed: rivals after 25 windows, outer learning rate / momentum"
 TRIED_HALF = "Tried first: 50 windows, evaluated on 4 kB"
-TRIED_QUARTER = "Tried first: 25 windows, evaluated on 4 kB"
-COMPARED = (CALM, WEATHER, THIRTY, LONG, LONGEST, MANY, DECAY)
+TRIED_TOPK = "Tried with one seed: top-k in windows of 30, outer learning rate / decay of the residual"
+COMPARED = (CALM, WEATHER, THIRTY, LONG, LONGEST, MANY, DECAY, MUON)
 REAL = "Gossamer, int4 in one fragment, simulated and for real"
 
 DATA_PARALLEL = "data-parallel AdamW"
@@ -51,7 +54,6 @@ INT4 = "Gossamer, int4"
 INT4_WHOLE = "Gossamer, int4, in one fragment"
 INT2 = "Gossamer, int2"
 TOPK = "Gossamer, top-k"
-TOPK_WHOLE = "Gossamer, top-k, in one fragment"
 NOLOCO = "NoLoCo, as published"
 ALONE = "one worker alone"
 RIVALS = ("DiLoCo, tuned", "DiLoCo, as published", NOLOCO)
@@ -64,25 +66,10 @@ BEFORE: dict[str, Any] = {
     "codec": "int4",
     "outer": {"learning_rate": 0.5, "momentum": 0.7, "ef_decay": 1.0},
 }
-BEFORE_TOPK: dict[str, Any] = {
-    "codec": "topk",
-    "outer": {"learning_rate": 1.0, "momentum": 0.0, "ef_decay": 0.9},
-}
-"""What manifests were written with when this was measured; int4 still is."""
+"""What manifests have."""
 
-TOPK_TRIED = (
-    (2.0, 0.9, 4),
-    (3.0, 0.9, 4),
-    (2.5, 0.95, 4),
-    (2.5, 0.8, 4),
-    (2.5, 0.6, 4),
-    (2.0, 0.7, 4),
-    (1.0, 0.9, 2),
-    (2.5, 0.8, 2),
-    (1.0, 0.9, 1),
-    (2.5, 0.8, 1),
-)
-"""Outer learning rate, decay of the residual, workers."""
+TOPK_TRIED = ((2.5, 0.8), (3.0, 0.8), (3.5, 0.8), (3.0, 0.9))
+"""Outer learning rate, decay of the residual."""
 
 TUNED_INT4 = {"learning_rate": 0.4, "momentum": 0.5, "ef_decay": 1.0}
 PUBLISHED_DILOCO = {"lr": 0.7, "momentum": 0.9}
@@ -125,7 +112,7 @@ def whole(codec: str = "int4", outer: dict[str, float] | None = None) -> dict[st
 
 def cases(*, quick: bool) -> list[Case]:
     """All that are run; quickly only what is compared, with one seed and at a size that teaches nothing."""
-    compared = [*_calm(), *_weather(), *_thirty(), *_wider(), *_decaying()]
+    compared = [*_calm(), *_weather(), *_thirty(), *_wider(), *_decaying(), *_with_muon()]
     if quick:
         return [replace(case, scale=QUICK, seeds=(0,)) for case in compared]
     return [*compared, *_main_job(), *_precision(), *_real(), *_before(), *_tried()]
@@ -136,7 +123,7 @@ def _calm() -> Iterator[Case]:
     yield Case(label=DATA_PARALLEL, method="data-parallel", seeds=(0, 2), **exact)
     yield Case(group=CALM, label=INT4, method="gossamer", settings=gossamer())
     yield Case(label=INT4_WHOLE, method="gossamer", settings=whole(), **exact)
-    yield Case(label=TOPK_WHOLE, method="gossamer", settings=whole("topk"), seeds=(0, 2), **exact)
+    yield Case(group=CALM, label=TOPK, method="gossamer", settings=gossamer("topk"), seeds=(0, 2))
     yield Case(label=RIVALS[0], method="diloco", settings=TUNED_DILOCO, seeds=(0, 1), **exact)
     yield Case(label=RIVALS[1], method="diloco", settings=PUBLISHED_DILOCO, seeds=(0,), **exact)
     yield Case(group=CALM, label=NOLOCO, method="noloco", settings=PUBLISHED_NOLOCO, seeds=(0,))
@@ -154,14 +141,14 @@ def _weather() -> Iterator[Case]:
 
 
 def _thirty() -> Iterator[Case]:
-    yield Case(group=THIRTY, label=DATA_PARALLEL, method="data-parallel", scale=EXACT, seeds=(0,))
-    one: dict[str, Any] = {"group": THIRTY, "scale": THIRTIES, "seeds": (0,)}
-    for label, codec in ((INT4, "int4"), (INT2, "int2"), (TOPK, "topk")):
-        yield Case(label=label, method="gossamer", settings=gossamer(codec), **one)
+    yield Case(group=THIRTY, label=DATA_PARALLEL, method="data-parallel", scale=EXACT, seeds=(0, 2))
+    one: dict[str, Any] = {"group": THIRTY, "scale": THIRTIES}
+    for label, codec, seeds in ((INT4, "int4", (0,)), (INT2, "int2", (0,)), (TOPK, "topk", (0, 2))):
+        yield Case(label=label, method="gossamer", settings=gossamer(codec), seeds=seeds, **one)
+    one["seeds"] = (0,)
     yield Case(label=RIVALS[0], method="diloco", settings=TUNED_DILOCO, **one)
     one["scale"] = THIRTIES_EXACT
     yield Case(label=INT4_WHOLE, method="gossamer", settings=whole(), **one)
-    yield Case(label=TOPK_WHOLE, method="gossamer", settings=whole("topk"), **one)
 
 
 def _wider() -> Iterator[Case]:
@@ -185,11 +172,21 @@ def _decaying() -> Iterator[Case]:
     yield Case(label=f"{INT4}, 0.4 / 0.5, {PARTED}", method="gossamer", settings=parted, **one)
 
 
+def _with_muon() -> Iterator[Case]:
+    """With outer settings that were tuned with AdamW inside."""
+    one: dict[str, Any] = {"group": MUON, "scale": WITH_MUON, "seeds": (0,)}
+    yield Case(label="data-parallel Muon", method="data-parallel", **one)
+    yield Case(label=INT4, method="gossamer", settings=gossamer(), **one)
+    yield Case(label=RIVALS[0], method="diloco", settings=TUNED_DILOCO, **one)
+
+
 def _main_job() -> Iterator[Case]:
     usual = outer_defaults("int4")
-    one: dict[str, Any] = {"group": MAIN, "method": "gossamer", "scale": JOB, "seeds": (0,)}
-    yield Case(label="0.5 / 0.7, 1 fragment", settings=whole(outer=usual), **one)
-    yield Case(label="0.5 / 0.7, 4 fragments", settings=gossamer(outer=usual), **one)
+    one: dict[str, Any] = {"group": MAIN, "method": "gossamer", "seeds": (0,)}
+    yield Case(label="Muon, 1 fragment", settings=whole(outer=usual), scale=JOB, **one)
+    adamw = replace(JOB, optimizer="adamw")
+    yield Case(label="AdamW alone, 1 fragment", settings=whole(outer=usual), scale=adamw, **one)
+    yield Case(label="AdamW alone, 4 fragments", settings=gossamer(outer=usual), scale=adamw, **one)
 
 
 def _precision() -> Iterator[Case]:
@@ -206,10 +203,6 @@ def _before() -> Iterator[Case]:
     for label, settings, scale, seeds in (
         ("int4 in manifests, 0.5 / 0.7, 50 windows", BEFORE, FIFTY, SEEDS),
         ("int4 tuned here, 0.4 / 0.5, 50 windows", whole(), FIFTY, SEEDS),
-        ("top-k before, 1.0, decay 0.9, 25 windows", BEFORE_TOPK, CLOSER, SEEDS),
-        ("top-k now, 2.5, decay 0.8, 25 windows", whole("topk"), CLOSER, SEEDS),
-        ("top-k before, 1.0, decay 0.9, 100 windows", BEFORE_TOPK, EXACT, (0,)),
-        ("top-k now, 2.5, decay 0.8, 100 windows", whole("topk"), EXACT, (0,)),
     ):
         yield Case(group=EARLIER, label=label, method="gossamer", settings=settings, scale=scale, seeds=seeds)
 
@@ -236,10 +229,9 @@ def _tried() -> Iterator[Case]:
         settings = {**whole(outer={"learning_rate": lr, "momentum": momentum}), "averaging": "mean"}
         yield case(TRIED_HALF, f"int4, mean, {lr} / {momentum}", settings, HALF)
     yield case(TRIED_HALF, "int4, 0.5 / 0.5", whole(outer={"learning_rate": 0.5}), HALF)
-    for lr, decay, workers in TOPK_TRIED:
-        settings = whole("topk", outer={"learning_rate": lr, "ef_decay": decay})
-        label = f"top-k, {lr}, decay {decay}, {workers} worker{'s' * (workers > 1)}"
-        yield case(TRIED_QUARTER, label, settings, replace(QUARTER, workers=workers))
+    for lr, decay in TOPK_TRIED:
+        settings = gossamer("topk", outer={"learning_rate": lr, "ef_decay": decay})
+        yield case(TRIED_TOPK, f"{lr} / {decay}", settings, THIRTIES)
     for lr, momentum in ((0.7, 0.5), (0.7, 0.7), (1.0, 0.5)):
         settings = {"lr": lr, "momentum": momentum}
         yield case(TRIED_SHORT, f"DiLoCo, {lr} / {momentum}", settings, CLOSER, "diloco")

@@ -18,9 +18,7 @@ def train(world: World, *, lr: float = 0.7, momentum: float = 0.9) -> Iterator[P
             yield world.point(outer, sent, ring_bytes(sent, len(workers)))
         if world.is_over:
             return
-        for worker in workers:
-            for _ in range(world.scale.steps):
-                world.step(worker)
+        world.window(workers)
         with torch.no_grad():
             for reference, mean in zip(outer, mean_of(workers), strict=True):
                 reference.grad = reference - mean

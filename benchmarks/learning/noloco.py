@@ -24,9 +24,7 @@ def train(world: World, *, lr: float = 0.7, momentum: float = 0.5) -> Iterator[P
             yield world.point(means, sent, sent)
         if world.is_over:
             return
-        for worker in workers:
-            for _ in range(world.scale.steps):
-                world.step(worker)
+        world.window(workers)
         with torch.no_grad():
             for pair in random.permutation(len(workers)).reshape(-1, 2):
                 for index in range(len(references[0])):

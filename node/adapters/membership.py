@@ -6,10 +6,9 @@ error ends is left to the `with`, to the next training, or to the end of the pro
 """
 
 import inspect
-import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -17,23 +16,7 @@ from torch import Tensor, nn
 from gossamer.node.adapters.counting import CountTokens, StepCount, tokens_in
 from gossamer.node.peer import Peer
 from gossamer.node.schedules import Schedule
-from gossamer.protocol.manifest import Manifest
-
-
-class AttachOptions(TypedDict, total=False):
-    """The keyword arguments of `Peer.attach`."""
-
-    manifest: Manifest | str | os.PathLike[str] | None
-    join: Collection[str]
-    invite: str | None
-    folder: str | os.PathLike[str] | None
-    name: str
-    listen: str
-    advertise: Sequence[str]
-    swarm_id: str | None
-    stop_round: int
-    plaintext: bool
-    debug: bool
+from gossamer.node.training.starting import AttachOptions
 
 
 class Membership:

@@ -5,43 +5,41 @@ Ids are hex, times and durations seconds, sizes bytes.
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gossamer.node import __version__
 from gossamer.node.monitoring.known_links import LIVE, known_links
 from gossamer.node.monitoring.replicas import Comparison, compare, summary
-from gossamer.node.monitoring.status import state_of
+from gossamer.node.monitoring.view import NodeView
+from gossamer.node.monitoring.watching import Watching
 from gossamer.protocol.admission import Role
 from gossamer.protocol.conduct import Summary
 from gossamer.protocol.records import PeerBody
 from gossamer.protocol.roster import Health, Member
 
-if TYPE_CHECKING:
-    from gossamer.node.daemon import Daemon
 
-
-def admin_state(daemon: "Daemon") -> dict[str, Any]:
+def admin_state(view: NodeView, watching: Watching) -> dict[str, Any]:
     """What is shown of a node, its swarm and its members."""
-    others = daemon.core.roster.members()
-    claims = daemon.core.sealing.claims
+    others = view.core.roster.members()
+    claims = view.core.sealing.claims
     found = [compare(claims, m.peer.body.claims) if m.health in LIVE else None for m in others]
-    members = [_itself(daemon), *(_member(daemon, m, f) for m, f in zip(others, found, strict=True))]
+    members = [_itself(view), *(_member(view, m, f) for m, f in zip(others, found, strict=True))]
     return {
         "time": round(time.time(), 3),
-        "swarm": _swarm(daemon),
-        "node": _node(daemon),
-        "now": {**_now(daemon, members), "agree": summary(claims, found)},
+        "swarm": _swarm(view),
+        "node": _node(view, watching),
+        "now": {**_now(view, members), "agree": summary(claims, found)},
         "members": members,
-        "links": _links(daemon),
-        "edges": known_links((link.node_id for link in daemon.links.values()), others),
+        "links": _links(view, watching),
+        "edges": known_links((link.node_id for link in view.links.values()), others),
     }
 
 
-def _swarm(daemon: "Daemon") -> dict[str, Any]:
-    manifest, layout = daemon.manifest, daemon.core.layout
+def _swarm(view: NodeView) -> dict[str, Any]:
+    manifest, layout = view.core.manifest, view.core.layout
     pace = manifest.pace
     return {
-        "id": daemon.core.swarm_id.hex(),
+        "id": view.core.swarm_id.hex(),
         "name": manifest.swarm.name,
         "task": manifest.task.name,
         "parameters": layout.numel,
@@ -54,30 +52,30 @@ def _swarm(daemon: "Daemon") -> dict[str, Any]:
     }
 
 
-def _node(daemon: "Daemon") -> dict[str, Any]:
-    report = daemon.port.report
+def _node(view: NodeView, watching: Watching) -> dict[str, Any]:
+    report = view.report
     return {
-        "id": daemon.identity.node_id.hex(),
-        "name": daemon.core.info.name,
-        "state": state_of(daemon),
-        "trains": daemon.core.info.trains,
+        "id": view.node_id.hex(),
+        "name": view.core.info.name,
+        "state": view.state,
+        "trains": view.core.info.trains,
         "version": __version__,
-        "uptime_s": round(time.monotonic() - daemon.started, 1),
-        "addresses": list(daemon.core.own_row.addresses),
-        "reachable": daemon.watching.vitals.reachable,
+        "uptime_s": round(view.uptime_s, 1),
+        "addresses": list(view.core.own_row.addresses),
+        "reachable": watching.vitals.reachable,
         "device": report.device if report else "",
-        "folder": str(daemon.home.root.absolute()),
+        "folder": str(view.home.root.absolute()),
     }
 
 
-def _now(daemon: "Daemon", members: list[dict[str, Any]]) -> dict[str, Any]:
-    core, report = daemon.core, daemon.port.report
+def _now(view: NodeView, members: list[dict[str, Any]]) -> dict[str, Any]:
+    core, report = view.core, view.report
     training = [m for m in members if m["trains"] and m["health"] in LIVE]
-    fetching = daemon.archive.progress()
+    fetching = view.archive.progress()
     return {
         "round": core.own_last,
         "clock": core.clock,
-        "swarm_tokens": daemon.merging.tokens,
+        "swarm_tokens": view.merging.tokens,
         "own_tokens": report.tokens if report else 0,
         "tokens_per_s": _finite(report.tokens_per_s) or 0.0 if report else 0.0,
         "swarm_tokens_per_s": sum(member["tokens_per_s"] for member in training),
@@ -86,12 +84,12 @@ def _now(daemon: "Daemon", members: list[dict[str, Any]]) -> dict[str, Any]:
         "val_loss": _finite(report.val_loss) if report else None,
         "val_version": report.evaluated_version if report else 0,
         "wait_fraction": report.wait_fraction if report else 0.0,
-        "rounds_behind": daemon.merging.behind,
+        "rounds_behind": view.merging.behind,
         "payloads_missing": core.fetcher.pending,
-        "sealed_round": core.sealing.claims[0].round if core.sealing.claims else None,
+        "sealed_round": view.sealed_round,
         "closed_round": core.ledger.floor,
         "records": len(core.ledger),
-        "version": daemon.merging.version,
+        "version": view.merging.version,
         "fetching": list(fetching) if fetching else None,
     }
 
@@ -101,9 +99,9 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _itself(daemon: "Daemon") -> dict[str, Any]:
-    report = daemon.port.report
-    row = _row(daemon, daemon.identity.node_id, daemon.core.own_row)
+def _itself(view: NodeView) -> dict[str, Any]:
+    report = view.report
+    row = _row(view, view.node_id, view.core.own_row)
     if report is not None:  # newer than what the row tells others
         row.update(tokens=report.tokens, device=report.device)
     return {
@@ -116,9 +114,9 @@ def _itself(daemon: "Daemon") -> dict[str, Any]:
     }
 
 
-def _member(daemon: "Daemon", member: Member, found: Comparison | None) -> dict[str, Any]:
+def _member(view: NodeView, member: Member, found: Comparison | None) -> dict[str, Any]:
     return {
-        **_row(daemon, member.peer.node_id, member.peer.body),
+        **_row(view, member.peer.node_id, member.peer.body),
         "health": member.health.value,
         "self": False,
         "heard_s": round(max(0.0, time.monotonic() - member.heard), 1),
@@ -127,14 +125,14 @@ def _member(daemon: "Daemon", member: Member, found: Comparison | None) -> dict[
     }
 
 
-def _row(daemon: "Daemon", node_id: bytes, row: PeerBody) -> dict[str, Any]:
+def _row(view: NodeView, node_id: bytes, row: PeerBody) -> dict[str, Any]:
     """What is the same for ourselves and for others."""
-    may_train = daemon.core.charter.role_of(node_id) is Role.TRAIN
+    may_train = view.core.charter.role_of(node_id) is Role.TRAIN
     return {
         "id": node_id.hex(),
         "name": row.name,
         "trains": row.trains,
-        "round": max(row.round, daemon.core.ledger.last_round(node_id)),
+        "round": max(row.round, view.core.ledger.last_round(node_id)),
         "tokens": row.tokens,
         "tokens_per_s": row.tokens_per_s,
         "loss": row.loss or None,
@@ -142,7 +140,7 @@ def _row(daemon: "Daemon", node_id: bytes, row: PeerBody) -> dict[str, Any]:
         "version": row.version,
         "addresses": list(row.addresses),
         "role": "train" if row.trains and may_train else "observe",
-        "conduct": _conduct(daemon.merging.conduct.of(node_id)),
+        "conduct": _conduct(view.merging.conduct.of(node_id)),
     }
 
 
@@ -161,10 +159,10 @@ def _conduct(found: Summary) -> dict[str, Any] | None:
     }
 
 
-def _links(daemon: "Daemon") -> list[dict[str, Any]]:
+def _links(view: NodeView, watching: Watching) -> list[dict[str, Any]]:
     rows = []
-    for link in daemon.links.values():
-        sent, received = daemon.watching.rates.of(link.number)
+    for link in view.links.values():
+        sent, received = watching.rates.of(link.number)
         rows.append(
             {
                 "id": link.node_id.hex(),

@@ -5,7 +5,7 @@ Names follow https://prometheus.io/docs/practices/naming/: base units, ``_total`
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -18,10 +18,9 @@ from prometheus_client.registry import Collector
 
 from gossamer.node import __version__
 from gossamer.node.monitoring.status import describe
+from gossamer.node.monitoring.view import NodeView
+from gossamer.node.monitoring.watching import Watching
 from gossamer.protocol.roster import Health
-
-if TYPE_CHECKING:
-    from gossamer.node.daemon import Daemon
 
 STATES = ("joining", "starting", "training", "serving", "finished", "leaving")
 
@@ -72,12 +71,13 @@ _COUNTERS: tuple[tuple[str, str, Reading], ...] = (
 class DaemonCollector(Collector):
     """Every metric of one daemon."""
 
-    def __init__(self, daemon: "Daemon") -> None:
-        self._daemon = daemon
+    def __init__(self, view: NodeView, watching: Watching) -> None:
+        self._view = view
+        self._watching = watching
 
     def collect(self) -> Iterator[Metric]:
         """Called at every scrape, on the event loop's thread."""
-        status = describe(self._daemon, None)
+        status = describe(self._view)
         yield self._info(status)
         for name, help_text, reading in _GAUGES:
             yield _filled(GaugeMetricFamily(name, help_text), reading(status))
@@ -119,15 +119,14 @@ class DaemonCollector(Collector):
         return info
 
     def _of_watching(self) -> Iterator[Metric]:
-        watching = self._daemon.watching
-        vitals = watching.vitals
+        watching, vitals = self._watching, self._watching.vitals
         lag = "Longest time in the last minute that the daemon's event loop was busy."
         yield GaugeMetricFamily("gossamer_event_loop_lag_seconds", lag, vitals.lag_s)
         healthy = "1 if the node does what it is for, see /healthz."
         yield GaugeMetricFamily("gossamer_healthy", healthy, int(watching.health()[0]))
         free = GaugeMetricFamily("gossamer_disk_free_bytes", "Free space where the node's folder is.")
         yield _filled(free, watching.disk_free)
-        seconds = self._daemon.merging.seconds
+        seconds = self._view.merging.seconds
         yield CounterMetricFamily("gossamer_merge_seconds_total", "Wall time spent merging.", seconds)
 
 
@@ -155,9 +154,9 @@ def _link_bytes(status: Status) -> Metric:
     return family
 
 
-def registry_of(daemon: "Daemon") -> CollectorRegistry:
-    """A registry of this daemon's metrics, and of its process's CPU, memory and files."""
+def registry_of(view: NodeView, watching: Watching) -> CollectorRegistry:
+    """A registry of a daemon's metrics, and of its process's CPU, memory and files."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(DaemonCollector(daemon))
+    registry.register(DaemonCollector(view, watching))
     ProcessCollector(registry=registry)
     return registry

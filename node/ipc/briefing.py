@@ -1,58 +1,65 @@
-"""Keeps the trainer and the core informed of each other: what `TrainerPort` and the stores call back."""
+"""Keeps the trainer and the core informed of each other."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sized
 
 from gossamer.node.ipc import control
+from gossamer.node.ipc.publisher import Publisher
+from gossamer.node.ipc.trainer_port import TrainerPort
+from gossamer.node.phi.merging import Merging
 from gossamer.protocol import effects as fx
-from gossamer.protocol.records import Delta
-
-if TYPE_CHECKING:
-    from gossamer.node.daemon import Daemon
+from gossamer.protocol.replica import Replica
 
 
 class Briefing:
-    """What is said between one daemon's core and whichever trainer is attached."""
+    """The port's `Attendant`: what is said between one daemon's core and whichever trainer is attached."""
 
-    def __init__(self, daemon: "Daemon") -> None:
-        self._daemon = daemon
+    def __init__(
+        self,
+        core: Replica,
+        port: TrainerPort,
+        merging: Merging,
+        publisher: Publisher,
+        links: Sized,
+        dispatch: Callable[[fx.Event], object],
+    ) -> None:
+        self._core = core
+        self._port = port
+        self._merging = merging
+        self._publisher = publisher
+        self._links = links
+        self._dispatch = dispatch
         self._clock_sent: tuple[int, int, int] | None = None
 
     def welcome(self) -> control.Welcome:
         """The first words to a new trainer; the clock is told it next."""
         self._clock_sent = None
-        daemon = self._daemon
-        return control.Welcome(
-            daemon.manifest.canonical(),
-            daemon.identity.node_id,
-            daemon.core.own_last,
-            daemon.core.clock,
-        )
+        core = self._core
+        return control.Welcome(core.manifest.canonical(), core.identity.node_id, core.own_last, core.clock)
+
+    async def publish(self, message: control.Publish, payload: memoryview) -> None:
+        """Have a delta signed and stored. One that the core does not sign is done with at once."""
+        if not await self._publisher.publish(message, payload):
+            self.acknowledge(message.round)
+
+    def acknowledge(self, round_: int) -> None:
+        """The delta for this round needs nothing more of the trainer."""
+        self._port.send(control.Published(round_))
 
     def trainer_changed(self) -> None:
-        """It reported, took a fragment, came or went."""
-        report = self._daemon.port.report
+        """It reported, took a fragment, came or went: tell the core, and let merging go on."""
+        report = self._port.report
         if report is not None:
-            self._daemon.dispatch(
+            self._dispatch(
                 fx.Progress(
                     report.inner_steps, report.tokens, report.tokens_per_s, report.loss, report.device
                 )
             )
-        self._daemon.merging.look()
+        self._merging.look()
         self.tell_clock()
 
     def tell_clock(self) -> None:
         """Tell the trainer how far the swarm is, if that has changed."""
-        daemon = self._daemon
-        told = (daemon.core.clock, daemon.merging.tokens, len(daemon.links))
-        if daemon.port.attached and told != self._clock_sent:
+        told = (self._core.clock, self._merging.tokens, len(self._links))
+        if self._port.attached and told != self._clock_sent:
             self._clock_sent = told
-            daemon.port.send(control.Clock(*told))
-
-    def own_stored(self, delta: Delta) -> None:
-        """Our delta is durable: now the core may speak of it, and the trainer go on."""
-        self._daemon.dispatch(fx.Stored(delta))
-        self._daemon.watching.heard(delta)
-        self.acknowledge(control.Published(delta.round))
-
-    def acknowledge(self, message: control.Published) -> None:
-        self._daemon.port.send(message)
+            self._port.send(control.Clock(*told))

@@ -18,6 +18,9 @@ from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
 
+CONNECT_TIMEOUT_S = 60.0
+"""How long a trainer waits for its daemon, which reads its model back before it listens to one."""
+
 RECONNECT_S = 0.5
 OUTBOX_MAX = 256
 

@@ -17,20 +17,17 @@ log = logging.getLogger("gossamer.publisher")
 
 
 class Publisher:
-    """Takes our trainer's deltas. It is acknowledged only when the record is durable."""
+    """Takes our trainer's deltas. They are acknowledged once their records are durable, and not here."""
 
-    def __init__(
-        self,
-        chunks: ChunkStore,
-        dispatch: Callable[[fx.Event], list[fx.Effect]],
-        acknowledge: Callable[[control.Published], None],
-    ) -> None:
+    def __init__(self, chunks: ChunkStore, dispatch: Callable[[fx.Event], list[fx.Effect]]) -> None:
         self._chunks = chunks
         self._dispatch = dispatch
-        self._acknowledge = acknowledge
 
-    async def publish(self, message: control.Publish, payload: memoryview) -> None:
-        """Store a payload, then have the core sign for it. A full disk delays this, and nothing else."""
+    async def publish(self, message: control.Publish, payload: memoryview) -> bool:
+        """Store a payload, then have the core sign for it. A full disk delays this, and nothing else.
+
+        Returns whether it did sign: else no record will come of it.
+        """
         while True:
             try:
                 hashes = await asyncio.to_thread(self._store, payload)
@@ -53,8 +50,7 @@ class Publisher:
         )
         payload.release()
         effects = self._dispatch(fx.Publish(body))
-        if not any(isinstance(effect, fx.Store) for effect in effects):
-            self._acknowledge(control.Published(message.round))
+        return any(isinstance(effect, fx.Store) for effect in effects)
 
     def _store(self, payload: memoryview) -> tuple[bytes, ...]:
         hashes = []

@@ -8,9 +8,9 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from gossamer.node.ipc import control
 from gossamer.node.ipc.shared import SharedMemory
@@ -26,26 +26,29 @@ ACCEPT_RETRY_S = 1.0
 log = logging.getLogger("gossamer.trainer")
 
 
+class Attendant(Protocol):
+    """Who answers the trainer."""
+
+    def welcome(self) -> control.Welcome:
+        """A trainer comes: the first words to it."""
+        ...
+
+    async def publish(self, message: control.Publish, payload: memoryview) -> None:
+        """It hands in a delta; `payload` is to be released."""
+        ...
+
+    def trainer_changed(self) -> None:
+        """It reported, took a fragment, came or went."""
+        ...
+
+
 class TrainerPort:
     """Accepts the trainer, and keeps what was last said on either side."""
 
-    def __init__(
-        self,
-        path: str,
-        manifest: Manifest,
-        node_id: bytes,
-        *,
-        on_attach: Callable[[], control.Welcome],
-        on_publish: Callable[[control.Publish, memoryview], Awaitable[None]],
-        on_change: Callable[[], None],
-    ) -> None:
-        """`on_change` is called when the trainer reported, took a fragment, came or went."""
+    def __init__(self, path: str, manifest: Manifest) -> None:
         self._path = Path(path)
         self._manifest = manifest
         self._fragments = manifest.plan().fragments
-        self._on_attach = on_attach
-        self._on_publish = on_publish
-        self._on_change = on_change
         self._shared: SharedMemory | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._taken: set[int] = set()
@@ -64,7 +67,7 @@ class TrainerPort:
         """Whether the trainer has taken what it was offered of this fragment."""
         return fragment not in self._taken
 
-    async def serve(self) -> None:
+    async def serve(self, attendant: Attendant) -> None:
         """Accept trainers until cancelled. Raises StorageError where there can be no socket."""
         listener = self._listen()
         try:
@@ -82,7 +85,7 @@ class TrainerPort:
                         self.send(control.Stop())
                         attending.cancel()
                         await asyncio.wait([attending])
-                    attending = tasks.create_task(self._attend(connection))
+                    attending = tasks.create_task(self._attend(connection, attendant))
         finally:
             listener.close()
             with suppress(FileNotFoundError):
@@ -102,11 +105,11 @@ class TrainerPort:
             raise StorageError(f"cannot listen on {self._path}: {error.strerror or error}") from None
         return listener
 
-    async def _attend(self, connection: socket.socket) -> None:
+    async def _attend(self, connection: socket.socket, attendant: Attendant) -> None:
         """Serve one trainer until it goes."""
         self._shared = SharedMemory.create(self._manifest)
         try:
-            welcome = control.encode(self._on_attach())
+            welcome = control.encode(attendant.welcome())
             socket.send_fds(connection, [welcome[: control.LENGTH_BYTES]], [self._shared.fd])
             reader, writer = await asyncio.open_unix_connection(sock=connection, limit=BUFFER_BYTES_MAX)
         except OSError as error:
@@ -119,11 +122,11 @@ class TrainerPort:
         self.attachments += 1
         self._taken.clear()
         self.done.clear()
-        self._on_change()
+        attendant.trainer_changed()
         try:
             while True:
                 length = control.frame_length(await reader.readexactly(control.LENGTH_BYTES))
-                await self._handle(control.decode(await reader.readexactly(length)))
+                await self._handle(control.decode(await reader.readexactly(length)), attendant)
         except (asyncio.IncompleteReadError, ConnectionError, MalformedError):
             pass
         finally:
@@ -131,19 +134,19 @@ class TrainerPort:
             self.done.set()
             writer.close()
             self._shared.close()
-            self._on_change()
+            attendant.trainer_changed()
 
-    async def _handle(self, message: control.ControlMessage) -> None:
+    async def _handle(self, message: control.ControlMessage, attendant: Attendant) -> None:
         assert self._shared is not None
         match message:
             case control.Publish():
-                await self._on_publish(message, self._shared.payload[: message.payload_bytes])
+                await attendant.publish(message, self._shared.payload[: message.payload_bytes])
             case control.Took():
                 self._taken.discard(message.fragment)
-                self._on_change()
+                attendant.trainer_changed()
             case control.Report():
                 self.report = message
-                self._on_change()
+                attendant.trainer_changed()
             case _:
                 raise MalformedError("a message that only a daemon sends")
 

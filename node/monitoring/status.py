@@ -1,46 +1,58 @@
 """What a node says of itself: the JSON of ``/gossamer/1/status``."""
 
 import asyncio
-import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from gossamer.protocol.identity import short
 
 if TYPE_CHECKING:  # who only asks for a status needs none of this, nor NumPy
-    from gossamer.node.daemon import Daemon
     from gossamer.node.ipc.control import Report
+    from gossamer.node.monitoring.view import NodeView
     from gossamer.protocol.conduct import Summary
     from gossamer.protocol.ledger import Ledger
     from gossamer.protocol.roster import Member
 
 
-def describe(daemon: "Daemon", digests: tuple[bytes, bytes] | None) -> dict[str, Any]:
-    """The node's state; docs/status.md describes every field.
+async def status_of(view: "NodeView", query: Mapping[str, str]) -> dict[str, Any]:
+    """What `describe` says, and what the query asks for besides.
 
-    `digests` are those of the records merged and of Phi, if they were asked for.
+    ``digest``: those of the records merged and of Phi. ``up_to``: that of the records merged up to a round.
     """
-    core = daemon.core
-    report = daemon.port.report
-    sent, received, payload_sent, payload_received = daemon.links.traffic()
+    digests = await view.merging.digest() if query.get("digest") else None
+    status = describe(view)
+    if digests is not None:
+        status["merged_digest"], status["phi_digest"] = (digest.hex() for digest in digests)
+    up_to = query.get("up_to", "")
+    if up_to.isdecimal() and len(up_to) <= 10:
+        prefix = await view.merging.prefix_digest(int(up_to))
+        status["prefix"] = {"up_to": int(up_to), "digest": prefix.hex() if prefix else None}
+    return status
+
+
+def describe(view: "NodeView") -> dict[str, Any]:
+    """The node's state; docs/status.md describes every field."""
+    core, merging, policing = view.core, view.merging, view.policing
+    sent, received, payload_sent, payload_received = view.links.traffic()
     status: dict[str, Any] = {
         "swarm_id": core.swarm_id.hex(),
-        "swarm": daemon.manifest.swarm.name,
+        "swarm": core.manifest.swarm.name,
         "node_id": core.identity.node_id.hex(),
         "name": core.info.name,
         "trains": core.info.trains,
-        "state": state_of(daemon),
-        "uptime_s": round(time.monotonic() - daemon.started, 1),
+        "state": view.state,
+        "uptime_s": round(view.uptime_s, 1),
         "round": core.own_last,
         "clock": core.clock,
         "records": len(core.ledger),
         "ledger_digest": core.ledger.digests.root.hex(),
-        "sealed_round": core.sealing.claims[0].round if core.sealing.claims else None,
+        "sealed_round": view.sealed_round,
         "closed_round": core.ledger.floor,
-        "fetching": daemon.archive.progress(),
-        "version": daemon.merging.version,
-        "swarm_tokens": daemon.merging.tokens,
-        "rounds_behind": daemon.merging.behind,
+        "fetching": view.archive.progress(),
+        "version": merging.version,
+        "swarm_tokens": merging.tokens,
+        "rounds_behind": merging.behind,
         "payloads_missing": core.fetcher.pending,
         "links": [
             {
@@ -49,30 +61,28 @@ def describe(daemon: "Daemon", digests: tuple[bytes, bytes] | None) -> dict[str,
                 "dropped": link.dropped,
                 "throttled_s": round(link.throttled_s, 1),
             }
-            for link in daemon.links.values()
+            for link in view.links.values()
         ],
         "members": [
-            _member(member, core.ledger, daemon.merging.conduct.of(member.peer.node_id))
+            _member(member, core.ledger, merging.conduct.of(member.peer.node_id))
             for member in sorted(core.roster.members(), key=_place)
         ],
-        "conduct": asdict(daemon.merging.conduct.of(core.identity.node_id)),
-        "agreement": daemon.merging.conduct.agreement,
+        "conduct": asdict(merging.conduct.of(core.identity.node_id)),
+        "agreement": merging.conduct.agreement,
         "void": [{"node_id": author.hex(), "round": round_} for author, round_ in core.ledger.voided()],
-        "misbehaviours_seen": daemon.policing.blamed,
-        "throttled": daemon.policing.throttled,
-        "greylisted": daemon.policing.greylisted,
-        "turned_away": daemon.policing.turned_away,
-        "door": daemon.transport.door.describe() if daemon.transport.door is not None else {},
+        "misbehaviours_seen": policing.blamed,
+        "throttled": policing.throttled,
+        "greylisted": policing.greylisted,
+        "turned_away": policing.turned_away,
+        "door": view.transport.door.describe() if view.transport.door is not None else {},
         "tasks": len(asyncio.all_tasks()),
         "bytes_sent": sent + payload_sent,
         "bytes_received": received + payload_received,
         "payload_bytes_sent": payload_sent,
         "payload_bytes_received": payload_received,
     }
-    if report is not None:
-        status["trainer"] = _trainer(report)
-    if digests is not None:
-        status["merged_digest"], status["phi_digest"] = (digest.hex() for digest in digests)
+    if view.report is not None:
+        status["trainer"] = _trainer(view.report)
     return status
 
 
@@ -111,18 +121,6 @@ def _trainer(report: "Report") -> dict[str, Any]:
         "val_version": report.evaluated_version,
         "wait_fraction": report.wait_fraction,
     }
-
-
-def state_of(daemon: "Daemon") -> str:
-    """joining, starting, training, serving, finished or leaving."""
-    if daemon.stopping:
-        return "leaving"
-    if not daemon.merging.ready:
-        return "joining"
-    if not daemon.core.info.trains:
-        return "serving"
-    report = daemon.port.report
-    return report.state if daemon.port.attached and report is not None else "starting"
 
 
 def one_line(status: dict[str, Any]) -> str:

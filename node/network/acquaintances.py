@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from gossamer.node.address import Contact, format_address, is_loopback, parse_contact
@@ -33,29 +34,30 @@ def whom_to_join(told: tuple[str, ...], home: Home) -> tuple[Contact, ...]:
 class Acquaintances:
     """Writes down where members are, and works out where they can dial us."""
 
-    def __init__(self, home: Home, core: Replica) -> None:
+    def __init__(self, home: Home, core: Replica, carry_out: Callable[[Iterable[Effect]], None]) -> None:
         self._home = home
         self._core = core
+        self._carry_out = carry_out
         self._port = 0
         self._is_open = False
         """Whether we still want to learn where others can dial us."""
 
-    def listening(self, port: int, advertised: tuple[str, ...]) -> list[Effect]:
+    def listening(self, port: int, advertised: tuple[str, ...]) -> None:
         """We listen on `port`; others can dial the `advertised` addresses, if any are known."""
         self._port = port
         self._is_open = not advertised
-        return self._core.announce(advertised)
+        self._carry_out(self._core.announce(advertised))
 
-    def learn_address(self, link: PeerLink) -> list[Effect]:
+    def learn_address(self, link: PeerLink) -> None:
         """A node that listens everywhere and was not told its address uses the one that its links show.
 
         One that only this machine can reach gives way to a better one.
         """
         name = link.socket_name()
         if name is None or not self._is_open or (is_loopback(name[0]) and self._core.own_row.addresses):
-            return []
+            return
         self._is_open = is_loopback(name[0])
-        return self._core.announce((format_address(name[0], self._port),))
+        self._carry_out(self._core.announce((format_address(name[0], self._port),)))
 
     def remember(self) -> None:
         """Write down where members are, and who they are: first the anchors, then the others alive."""

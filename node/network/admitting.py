@@ -68,10 +68,6 @@ class Admitting:
         self._keeping.add(task)
         task.add_done_callback(self._keeping.discard)
 
-    @property
-    def has_kept_all(self) -> bool:
-        return not self._keeping
-
     async def kept_all(self, timeout_s: float) -> None:
         """Wait until everything is on disk, but no longer than this."""
         if self._keeping:

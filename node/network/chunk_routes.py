@@ -1,11 +1,11 @@
 """Chunks over HTTP: reading one that comes in, and the routes by which linked peers get and put them.
 
-A hash is checked here, and nothing else: which chunks there are, and which are wanted, the receiver knows.
+A hash is checked here, and nothing else: which chunks there are, and which are wanted, `Chunks` knows.
+`chunk_requests` is the other end.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
 from hashlib import sha256
 
 import aiohttp
@@ -13,7 +13,7 @@ from aiohttp import web
 
 from gossamer.node.network.link import PeerLink
 from gossamer.node.network.policing import Policing
-from gossamer.node.network.receiver import Receiver
+from gossamer.node.network.receiver import Chunks
 from gossamer.node.network.uploads import Uploads
 from gossamer.protocol.errors import PayloadError, PeerError, RefusedError
 from gossamer.protocol.greylist import Offence
@@ -44,29 +44,21 @@ async def read_body(stream: aiohttp.StreamReader, blob: bytes, size: int, link: 
 
 
 class ChunkRoutes:
-    """The server's side. `session_of` gives the link that a request belongs to, or raises HTTPForbidden."""
+    """The server's side, for requests that belong to a link."""
 
-    def __init__(
-        self,
-        receiver: Receiver,
-        session_of: Callable[[web.Request], PeerLink],
-        policing: Policing,
-        uploads: Uploads,
-    ) -> None:
-        self._receiver = receiver
-        self._session_of = session_of
+    def __init__(self, chunks: Chunks, policing: Policing, uploads: Uploads) -> None:
+        self._chunks = chunks
         self._policing = policing
         self._uploads = uploads
 
-    async def serve(self, request: web.Request) -> web.StreamResponse:
+    async def serve(self, link: PeerLink, request: web.Request) -> web.StreamResponse:
         """A peer gets a chunk, unless it is not here or we are busy."""
-        link = self._session_of(request)
         blob = bytes.fromhex(request.match_info["hash"])
         if not self._uploads.begin(link.node_id, blob):
             raise web.HTTPServiceUnavailable(text="busy")
         try:
             async with link.serving:
-                data = await self._receiver.read_chunk(blob)
+                data = await self._chunks.read_chunk(blob)
                 if data is None:
                     raise web.HTTPNotFound(text="not here")
                 return await self._send(request, link, data)
@@ -89,11 +81,10 @@ class ChunkRoutes:
                 request.transport.abort()
         return response
 
-    async def take(self, request: web.Request) -> web.Response:
+    async def take(self, link: PeerLink, request: web.Request) -> web.Response:
         """A peer puts a chunk that we asked it for."""
-        link = self._session_of(request)
         blob = bytes.fromhex(request.match_info["hash"])
-        size = self._receiver.expected_size(blob)
+        size = self._chunks.expected_size(blob)
         if size is None or size > CHUNK_BYTES_MAX:
             raise web.HTTPConflict(text="not asked for")
         try:
@@ -103,8 +94,8 @@ class ChunkRoutes:
             if isinstance(error, PayloadError):
                 self._policing.blame(link.node_id, str(error), Offence.CHUNK)
             # Flipped bits that TLS rejects, a line that broke: not worth a traceback in our log.
-            self._receiver.chunk_failed(link, blob)
+            self._chunks.chunk_failed(link, blob)
             raise web.HTTPBadRequest(text=str(error)) from None
-        if not await self._receiver.chunk_arrived(blob, data):
+        if not await self._chunks.chunk_arrived(blob, data):
             raise web.HTTPInsufficientStorage(text="cannot store it now")
         return web.Response(status=204)

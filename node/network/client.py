@@ -68,7 +68,7 @@ async def _ask(
             aiohttp.ClientSession(auto_decompress=False) as session,
         ):
             is_bound = not plaintext and (asker is not None or contact.node_id is not None)
-            binding = await _certificate_at(address) if is_bound else b""
+            binding = await fingerprint_at(address) if is_bound else b""
             nonce = os.urandom(NONCE_BYTES)
             headers = {NONCE_HEADER: nonce.hex()}
             if asker is not None:
@@ -96,8 +96,8 @@ async def _ask(
     return _Answer(body, offset_s)
 
 
-async def _certificate_at(address: str) -> bytes:
-    """Fingerprint of the certificate that is shown at an address. Raises OSError."""
+async def fingerprint_at(address: str) -> bytes:
+    """SHA-256 of the certificate that is shown at an address. Raises OSError."""
     host, port = parse_address(address)
     _, writer = await asyncio.open_connection(host, port, ssl=client_context(), server_hostname="")
     try:

@@ -1,6 +1,7 @@
 """One authenticated WebSocket to a peer: a bounded queue out, a stream of messages in."""
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -20,6 +21,9 @@ WRITE_TIMEOUT_S = 30.0
 
 CLOSE_TIMEOUT_S = 2.0
 
+SESSION_HEADER = "Gossamer-Session"
+"""Hex of the session that the handshake of a link has agreed on: whose HTTP request it is."""
+
 
 @dataclass(slots=True)
 class Traffic:
@@ -33,8 +37,18 @@ class Traffic:
     """What was sent when its peer was last charged for it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Dialled:
+    """How we reached a peer: HTTP requests go where the link went, to whoever showed that certificate."""
+
+    address: str
+    base_url: str
+    http: aiohttp.ClientSession
+    ssl: aiohttp.Fingerprint | ssl.SSLContext | bool
+
+
 class PeerLink:
-    """A link after its handshake. `base_url` is set if we dialled: HTTP requests go where links went."""
+    """A link after its handshake."""
 
     def __init__(
         self,
@@ -44,18 +58,15 @@ class PeerLink:
         session: bytes,
         *,
         credential: bytes = b"",
-        base_url: str | None = None,
-        address: str | None = None,
-        pin: aiohttp.Fingerprint | None = None,
+        dialled: Dialled | None = None,
     ) -> None:
         self.number = number
         self.node_id = node_id
         self.session = session
         self.credential = credential
         """The grant that the peer showed, if any."""
-        self.base_url = base_url
-        self.address = address
-        self.pin = pin
+        self.dialled = dialled
+        """None if the peer has dialled us."""
         self.traffic = Traffic()
         self.serving = asyncio.Lock()
         """Held while a chunk goes out: the first of several is of use before all have crossed the line."""
@@ -79,7 +90,12 @@ class PeerLink:
 
     @property
     def outbound(self) -> bool:
-        return self.base_url is not None
+        return self.dialled is not None
+
+    @property
+    def address(self) -> str | None:
+        """Where we dialled its peer, if we did."""
+        return self.dialled.address if self.dialled else None
 
     @property
     def is_closing(self) -> bool:

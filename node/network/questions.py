@@ -6,7 +6,7 @@ sends a nonce. `client` is the other end.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -28,7 +28,7 @@ NONCE_HEADER = "Gossamer-Nonce"
 PROOF_HEADER = "Gossamer-Proof"
 """Hex of 32 bytes from who asks, and of the proof of who answers."""
 
-Status = Callable[[dict[str, str]], Awaitable[dict[str, Any]]]
+Status = Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]
 
 
 class Questions:
@@ -57,7 +57,7 @@ class Questions:
 
     async def serve_status(self, request: web.Request) -> web.Response:
         self._vet(request)
-        return web.json_response(await self._status(dict(request.query)))
+        return web.json_response(await self._status(request.query))
 
     async def take_credential(self, request: web.Request) -> web.Response:
         if request.content_length is None or request.content_length > CREDENTIAL_BYTES_MAX:

@@ -1,4 +1,4 @@
-"""What the transport asks of the node that it works for: two interfaces, and nothing that does anything."""
+"""What the transport asks of the node that it works for: three interfaces, and nothing that does anything."""
 
 from typing import Protocol
 
@@ -6,13 +6,17 @@ from gossamer.node.network.link import PeerLink
 
 
 class Receiver(Protocol):
-    """Takes links as they come and go, and what they carry."""
+    """Takes links as they come and go, and the messages that they carry."""
 
     def link_up(self, link: PeerLink) -> None: ...
 
     def link_down(self, link: PeerLink) -> None: ...
 
     async def message(self, link: PeerLink, data: bytes) -> None: ...
+
+
+class Chunks(Protocol):
+    """Gives chunks to linked peers, and takes those that we want of them."""
 
     def expected_size(self, blob: bytes) -> int | None:
         """Size of a chunk that we want now, None for any other."""

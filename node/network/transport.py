@@ -18,7 +18,7 @@ import asyncio
 import logging
 import os
 import ssl
-import time
+from collections.abc import Awaitable, Callable
 from itertools import count
 
 import aiohttp
@@ -26,15 +26,13 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gossamer.node.address import WILDCARDS, format_address, is_loopback, origin_of
-from gossamer.node.network.chunk_routes import ChunkRoutes, read_body
-from gossamer.node.network.clocks import offset_of
+from gossamer.node.network.chunk_routes import ChunkRoutes
 from gossamer.node.network.door import IDLE_TIMEOUT_S, Door, guest_of
-from gossamer.node.network.link import PeerLink
+from gossamer.node.network.link import SESSION_HEADER, Dialled, PeerLink
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.questions import Questions
 from gossamer.node.network.receiver import Admission, Receiver
 from gossamer.node.network.tls import Certificate, client_context, fingerprint_of
-from gossamer.node.network.uploads import Uploads
 from gossamer.protocol.errors import ConfigError, PeerError, RefusedError
 from gossamer.protocol.handshake import (
     HELLO_BYTES_MAX,
@@ -48,10 +46,10 @@ from gossamer.protocol.limits import FETCH_TIMEOUT_S, MESSAGE_BYTES_MAX
 
 HANDSHAKE_TIMEOUT_S = 10.0
 
-SESSION_HEADER = "Gossamer-Session"
-"""Hex of the session that the handshake of a link has agreed on."""
-
 PREFIX = "/gossamer/1"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+LinkHandler = Callable[[PeerLink, web.Request], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger("gossamer.transport")
 
@@ -87,9 +85,9 @@ class Transport:
         receiver: Receiver,
         admission: Admission,
         questions: Questions,
+        chunk_routes: ChunkRoutes,
         certificate: Certificate | None,
-        policing: Policing | None = None,
-        uploads: Uploads | None = None,
+        policing: Policing,
     ) -> None:
         """Without a certificate there is no TLS, and everything stays on loopback."""
         self._identity = identity
@@ -97,13 +95,11 @@ class Transport:
         self._receiver = receiver
         self._admission = admission
         self._questions = questions
-        self._policing = policing or Policing()
-        self.uploads = uploads or Uploads()
-        self._chunk_routes = ChunkRoutes(receiver, self._session_of, self._policing, self.uploads)
+        self._chunk_routes = chunk_routes
+        self._policing = policing
         self.door: Door | None = None
         self._numbers = count(1)
         self._sessions: dict[bytes, PeerLink] = {}
-        self._handshakes = 0
         self._server_ssl = certificate.context if certificate else None
         self._client_ssl: ssl.SSLContext | bool = client_context() if certificate else False
         self._fingerprint = certificate.fingerprint if certificate else b""
@@ -160,8 +156,8 @@ class Transport:
         chunk = f"{PREFIX}/chunk/{{hash:[0-9a-f]{{64}}}}"
         app.router.add_get(f"{PREFIX}/link", self._serve_link)
         app.router.add_get(f"{PREFIX}/manifest", self._questions.serve_manifest)
-        app.router.add_get(chunk, self._chunk_routes.serve)
-        app.router.add_put(chunk, self._chunk_routes.take)
+        app.router.add_get(chunk, self._for_links(self._chunk_routes.serve))
+        app.router.add_put(chunk, self._for_links(self._chunk_routes.take))
         app.router.add_get(f"{PREFIX}/status", self._questions.serve_status)
         app.router.add_put(f"{PREFIX}/credential", self._questions.take_credential)
         app.on_response_prepare.append(self._questions.prove)
@@ -205,39 +201,50 @@ class Transport:
             )
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                tls = socket.get_extra_info("ssl_object")
-                binding = fingerprint_of(tls.getpeercert(binary_form=True)) if tls else b""
-                shake = ClientHandshake(
-                    self._identity,
-                    self._swarm_id,
-                    binding,
-                    os.urandom(NONCE_BYTES),
-                    expected,
-                    credential=self._admission.own_credential(),
-                    vet=self._admission.vet,
+                link = await self._introduce(socket, address, base_url, expected)
+            if self._policing.is_greylisted(link.node_id):
+                raise RefusedError(
+                    f"{short(link.node_id)} answers there, and is turned away for misbehaviour"
                 )
-                await socket.send_bytes(shake.hello(await socket.receive_bytes()))
-                node_id, session = shake.finish(await socket.receive_bytes())
-            if self._policing.is_greylisted(node_id):
-                raise RefusedError(f"{short(node_id)} answers there, and is turned away for misbehaviour")
         except TypeError:  # the peer closed, or sent text, where bytes were due
             await socket.close()
             raise RefusedError("the peer ended the handshake") from None
         except BaseException:
             await socket.close()
             raise
-        pin = aiohttp.Fingerprint(binding) if binding else None
-        link = PeerLink(
+        await self._carry(link)
+
+    async def _introduce(
+        self,
+        socket: aiohttp.ClientWebSocketResponse,
+        address: str,
+        base_url: str,
+        expected: bytes | None,
+    ) -> PeerLink:
+        """Shake hands with whom we dialled. Raises PeerError, or TypeError if it sends no bytes."""
+        assert self._client is not None
+        tls = socket.get_extra_info("ssl_object")
+        binding = fingerprint_of(tls.getpeercert(binary_form=True)) if tls else b""
+        shake = ClientHandshake(
+            self._identity,
+            self._swarm_id,
+            binding,
+            os.urandom(NONCE_BYTES),
+            expected,
+            credential=self._admission.own_credential(),
+            vet=self._admission.vet,
+        )
+        await socket.send_bytes(shake.hello(await socket.receive_bytes()))
+        node_id, session = shake.finish(await socket.receive_bytes())
+        pin = aiohttp.Fingerprint(binding) if binding else self._client_ssl
+        return PeerLink(
             next(self._numbers),
             node_id,
             socket,
             session,
             credential=shake.peer_credential,
-            base_url=base_url,
-            address=address,
-            pin=pin,
+            dialled=Dialled(address, base_url, self._client, pin),
         )
-        await self._carry(link)
 
     async def _carry(self, link: PeerLink) -> None:
         self._receiver.link_up(link)
@@ -246,36 +253,6 @@ class Transport:
         finally:
             self._receiver.link_down(link)
 
-    # -- chunks, as the client
-
-    async def get_chunk(self, link: PeerLink, blob: bytes, size: int) -> bytes:
-        """Fetch a chunk from a peer that we dialled. Raises PeerError, OSError or aiohttp.ClientError."""
-        assert self._client is not None
-        async with self._client.get(
-            f"{link.base_url}/chunk/{blob.hex()}",
-            headers={SESSION_HEADER: link.session.hex()},
-            ssl=link.pin or self._client_ssl,
-            allow_redirects=False,
-        ) as response:
-            link.clock_offset_s = offset_of(response.headers.get("Date"), time.time())
-            if response.status != 200:
-                raise RefusedError(f"{short(link.node_id)} does not have chunk {short(blob)}")
-            return await read_body(response.content, blob, size, link)
-
-    async def put_chunk(self, link: PeerLink, blob: bytes, data: bytes) -> None:
-        """Send a chunk to a peer that we dialled. Raises PeerError, OSError or aiohttp.ClientError."""
-        assert self._client is not None
-        async with self._client.put(
-            f"{link.base_url}/chunk/{blob.hex()}",
-            data=data,
-            headers={SESSION_HEADER: link.session.hex()},
-            ssl=link.pin or self._client_ssl,
-            allow_redirects=False,
-        ) as response:
-            if response.status != 204:
-                raise RefusedError(f"{short(link.node_id)} did not take chunk {short(blob)}")
-        link.traffic.payload_sent += len(data)
-
     # -- the server
 
     async def _serve_link(self, request: web.Request) -> web.WebSocketResponse:
@@ -283,6 +260,19 @@ class Transport:
             compress=False, autoping=False, max_msg_size=MESSAGE_BYTES_MAX, timeout=2.0
         )
         await socket.prepare(request)
+        link = await self._welcome(socket, request)
+        if link is None:
+            await socket.close()
+            return socket
+        self._sessions[link.session] = link
+        try:
+            await self._carry(link)
+        finally:
+            del self._sessions[link.session]
+        return socket
+
+    async def _welcome(self, socket: web.WebSocketResponse, request: web.Request) -> PeerLink | None:
+        """Shake hands with who has dialled us; None if that came to nothing."""
         session = os.urandom(32)
         shake = ServerHandshake(
             self._identity,
@@ -293,7 +283,6 @@ class Transport:
             credential=self._admission.own_credential(),
             vet=self._admission.vet,
         )
-        self._handshakes += 1
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 await socket.send_bytes(shake.challenge())
@@ -304,23 +293,21 @@ class Transport:
                 await socket.send_bytes(welcome)
         except RefusedError as error:
             await socket.send_bytes(refusal(str(error)))
-            await socket.close()
-            return socket
+            return None
         except (PeerError, TypeError, OSError) as error:
             log.debug("handshake with %s failed: %s", request.remote, error)
             if isinstance(error, PeerError | TimeoutError):  # who only went away did nothing wrong
                 self._policing.blame_address(origin_of(request.remote or ""), "handshakes failed")
-            await socket.close()
-            return socket
-        finally:
-            self._handshakes -= 1
-        link = PeerLink(next(self._numbers), node_id, socket, session, credential=shake.peer_credential)
-        self._sessions[session] = link
-        try:
-            await self._carry(link)
-        finally:
-            del self._sessions[session]
-        return socket
+            return None
+        return PeerLink(next(self._numbers), node_id, socket, session, credential=shake.peer_credential)
+
+    def _for_links(self, handler: LinkHandler) -> Handler:
+        """A route for linked peers, whose handler is told whose request it is."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return await handler(self._session_of(request), request)
+
+        return handle
 
     def _member_of(self, request: web.Request) -> bytes | None:
         """Whose session a request carries, None for a stranger's."""

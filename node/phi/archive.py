@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from gossamer.node.phi import snapshots
-from gossamer.node.phi.merger import Base, Merger
+from gossamer.node.phi.merger import Merger
 from gossamer.node.phi.merging import Merging
 from gossamer.node.phi.restore import is_held, restore_merger
+from gossamer.node.storage.base import Base
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import effects as fx

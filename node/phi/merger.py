@@ -5,17 +5,16 @@ void, ``Phi += Merge(old set) - Merge(new set)``, computed from the stored paylo
 in which rounds are caught up does not matter. Blocking: runs in worker threads.
 """
 
-from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import sqrt
 
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.payloads import Payloads
+from gossamer.node.storage.base import GENESIS, Base, Rounds, tokens_of
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.protocol.conduct import RoundFigures, figures
 from gossamer.protocol.fixedpoint import Ints, check_healthy
-from gossamer.protocol.history import chain, round_digest
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge import Contribution, RoundMerge
@@ -25,33 +24,6 @@ from gossamer.protocol.rules.clipping import usual_rate
 OUTLIER_TIMES = 8.0
 """A delta this many times as long as usual is looked at twice. Honest ones grow by less from round to round;
 if one does not, it waits for those of others, and nothing else happens to it."""
-
-Rounds = Mapping[int, tuple[Delta, ...]]
-"""Which records are merged, by round."""
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """What lies under the rounds that can still change: all of history up to `round`."""
-
-    round: int
-    chain: bytes
-    """Digest of the records merged up to the round, see `protocol.history.chain`."""
-    tokens: int
-
-    def chain_with(self, rounds: Rounds) -> bytes:
-        """Digest of all records merged if these rounds lie upon it: equal digests promise equal Phi."""
-        digest = self.chain
-        for round_ in sorted(rounds):
-            digest = chain(digest, round_, round_digest(d.record_id for d in rounds[round_]))
-        return digest
-
-    def tokens_with(self, rounds: Rounds) -> int:
-        """Tokens of all those deltas."""
-        return self.tokens + _tokens(rounds.values())
-
-
-GENESIS = Base(0, bytes(32), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +167,7 @@ class Merger:
                 self._payloads.forget(delta)
 
     def _note(self, round_: int, old: tuple[Delta, ...], new: tuple[Delta, ...]) -> None:
-        self.tokens += _tokens([new]) - _tokens([old])
+        self.tokens += tokens_of(new) - tokens_of(old)
         if new:
             self._merged[round_] = new
         else:
@@ -272,7 +244,3 @@ class Merger:
         """Stop the worker threads."""
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
-
-
-def _tokens(rounds: Iterable[tuple[Delta, ...]]) -> int:
-    return sum(delta.body.tokens for deltas in rounds for delta in deltas)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gossamer.node.phi.merger import GENESIS, Base
+from gossamer.node.storage.base import GENESIS, Base
 from gossamer.protocol.envelope import open_envelope
 from gossamer.protocol.errors import MalformedError, PeerError, StorageError
 from gossamer.protocol.history import Claim

@@ -12,8 +12,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,9 +20,6 @@ from torch import Tensor
 
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.layout import Layout
-
-FRAGMENTS_AT = 11
-"""Where in a word's numbers the fragments begin."""
 
 DONE, GAVE_UP = 1, 2
 
@@ -33,8 +29,7 @@ SAMPLE = 64
 log = logging.getLogger("gossamer.peer")
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(NamedTuple):
     """What the ranks agree on at a step boundary: all of it the first rank's, but the first two."""
 
     tokens: int = 0
@@ -51,8 +46,15 @@ class Word:
     steps: int = 0
     own_tokens: int = 0
     loss: float = 0.0
-    touched: frozenset[int] = field(default=frozenset())
+    touched: frozenset[int] = frozenset()
     """Fragments that change now."""
+
+
+NUMBERS = len(Word._fields) - 1
+"""A word is sent as its fields, all of them numbers but the last, and a number for each fragment."""
+
+SUMMED = 2
+"""So many of them count on all ranks."""
 
 
 class Team(Protocol):
@@ -63,6 +65,10 @@ class Team(Protocol):
 
     def bind(self, layout: Layout) -> Mapping[str, Tensor]:
         """Learn the fragments; returns the parameters in full, for the first rank's outer loop."""
+        ...
+
+    def share(self, data: bytes) -> bytes:
+        """The first rank's bytes, on all ranks."""
         ...
 
     def agree(self, word: Word) -> Word:
@@ -85,6 +91,9 @@ class Alone:
 
     def bind(self, layout: Layout) -> Mapping[str, Tensor]:
         return self._tensors
+
+    def share(self, data: bytes) -> bytes:
+        return data
 
     def agree(self, word: Word) -> Word:
         return word
@@ -117,7 +126,6 @@ class Ranks:
         return {**self._tensors, **self._copies}
 
     def share(self, data: bytes) -> bytes:
-        """The first rank's bytes, on all ranks."""
         length = torch.tensor([len(data)], device="cpu")
         dist.broadcast(length, 0, group=self._cpu)
         numbers = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
@@ -127,49 +135,19 @@ class Ranks:
         return numbers.numpy().tobytes()
 
     def agree(self, word: Word) -> Word:
+        told = [*word[:NUMBERS], *(fragment in word.touched for fragment in range(len(self._fragments)))]
+        if self.rank > 0:
+            told[SUMMED:] = [0.0] * (len(told) - SUMMED)
         # float64 holds every integer here exactly: none comes near 2**53.
         # On the CPU by name, for a script may have set another default device.
-        numbers = torch.zeros(FRAGMENTS_AT + len(self._fragments), dtype=torch.float64, device="cpu")
-        numbers[0], numbers[1] = word.tokens, word.stop
-        if self.rank == 0:
-            numbers[2:FRAGMENTS_AT] = torch.tensor(
-                [
-                    word.done,
-                    word.own_last,
-                    word.clock,
-                    word.swarm_tokens,
-                    word.links,
-                    word.version,
-                    word.steps,
-                    word.own_tokens,
-                    word.loss,
-                ],
-                dtype=torch.float64,
-                device="cpu",
-            )
-            for fragment in word.touched:
-                numbers[FRAGMENTS_AT + fragment] = 1
+        numbers = torch.tensor(told, dtype=torch.float64, device="cpu")
         dist.all_reduce(numbers, group=self._cpu)
         said = numbers.tolist()
-        tokens, stop, done, own_last, clock, swarm_tokens, links, version, steps, own_tokens = map(
-            int, said[:10]
-        )
-        touched = frozenset(i for i in range(len(self._fragments)) if said[FRAGMENTS_AT + i])
-        self._has_trained |= tokens > 0
-        return Word(
-            tokens,
-            stop,
-            done,
-            own_last,
-            clock,
-            swarm_tokens,
-            links,
-            version,
-            steps,
-            own_tokens,
-            said[10],
-            touched,
-        )
+        *counts, loss = said[:NUMBERS]
+        touched = frozenset(i for i, touches in enumerate(said[NUMBERS:]) if touches)
+        agreed = Word._make((*map(int, counts), loss, touched))
+        self._has_trained |= agreed.tokens > 0
+        return agreed
 
     @contextmanager
     def full(self, fragments: frozenset[int]) -> Iterator[None]:
@@ -237,7 +215,7 @@ def _deal_out(whole: Tensor | None, sharded: Tensor) -> None:
     local.copy_(dealt.to_local())
 
 
-def team_of(tensors: Mapping[str, Tensor]) -> Alone | Ranks:
+def team_of(tensors: Mapping[str, Tensor]) -> Team:
     """The team that this process belongs to: torch.distributed's, where it has been initialised."""
     if not (dist.is_available() and dist.is_initialized()):
         return Alone(tensors)

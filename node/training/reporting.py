@@ -1,16 +1,29 @@
 """What a trainer tells its daemon about itself, for peers and displays: twice a second at most."""
 
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gossamer.node.ipc.control import Report
-
-if TYPE_CHECKING:
-    from gossamer.node.training.standing import Standing
+from gossamer.node.training.checkpoint import Progress
 
 INTERVAL_S = 0.5
 RATE_OVER_S = 2.0
 """Tokens per second are measured over this long."""
+
+
+class Reporting(Protocol):
+    """Who trains, and can tell the daemon."""
+
+    @property
+    def progress(self) -> Progress: ...
+
+    @property
+    def last_loss(self) -> float: ...
+
+    @property
+    def wait_fraction(self) -> float: ...
+
+    def report(self, report: Report) -> None: ...
 
 
 class Reporter:
@@ -24,7 +37,7 @@ class Reporter:
 
     def report(
         self,
-        peer: "Standing",
+        peer: Reporting,
         state: str,
         *,
         val_loss: float | None = None,

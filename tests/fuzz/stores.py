@@ -28,7 +28,7 @@ from gossamer.node.address import format_address, parse_address
 from gossamer.node.ipc import control
 from gossamer.node.network.client import parse_status
 from gossamer.node.phi import snapshots
-from gossamer.node.phi.merger import Base
+from gossamer.node.storage.base import Base
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.node.training import checkpoint

@@ -17,9 +17,9 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from gossamer.node.address import parse_address
+from gossamer.node.network.link import SESSION_HEADER
 from gossamer.node.network.tls import client_context, fingerprint_of
-from gossamer.node.network.transport import PREFIX, SESSION_HEADER
+from gossamer.node.network.transport import PREFIX
 from gossamer.protocol import messages as msg
 from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.envelope import Kind, open_envelope
@@ -207,13 +207,3 @@ def where(node: LocalNode) -> str:
     facts = node.home.read_daemon()
     assert facts is not None
     return str(facts["address"])
-
-
-async def fingerprint_at(address: str) -> bytes:
-    """SHA-256 of the certificate shown at an address."""
-    host, port = parse_address(address)
-    _, writer = await asyncio.open_connection(host, port, ssl=client_context(), server_hostname="")
-    try:
-        return fingerprint_of(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
-    finally:
-        writer.transport.abort()

@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 from gossamer.node.network.client import fetch_status
+from gossamer.node.network.link import SESSION_HEADER
 from gossamer.node.network.tls import client_context
-from gossamer.node.network.transport import PREFIX, SESSION_HEADER
+from gossamer.node.network.transport import PREFIX
 from gossamer.node.storage.home import Home
 from gossamer.protocol import messages as msg
 from gossamer.protocol.identity import Identity, short

@@ -14,10 +14,11 @@ import pytest
 import pytest_asyncio
 
 from gossamer.bootstrap.owners import invite, revoke
-from gossamer.node.network.client import deliver
+from gossamer.node.network.client import deliver, fingerprint_at
+from gossamer.node.network.link import SESSION_HEADER
 from gossamer.node.network.questions import ASK_HEADER
 from gossamer.node.network.tls import client_context
-from gossamer.node.network.transport import PREFIX, SESSION_HEADER
+from gossamer.node.network.transport import PREFIX
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import messages as msg
 from gossamer.protocol.admission import Role
@@ -27,7 +28,7 @@ from gossamer.protocol.handshake import HELLO_BYTES_MAX, ClientHandshake
 from gossamer.protocol.history import Claim
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.wire import unpack
-from tests.net.attacker import Member, fingerprint_at, knock, refused, where
+from tests.net.attacker import Member, knock, refused, where
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest
 from tests.protocol.builders import row
 

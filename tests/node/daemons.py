@@ -57,22 +57,28 @@ def manifest_of(home: Home) -> Manifest:
 
 
 @contextlib.asynccontextmanager
-async def running(home: Home, **options: Any) -> AsyncIterator[Daemon]:
-    """A daemon from start to stop; its admin server is on a port of the system's choosing."""
-    home.daemon_path.unlink(missing_ok=True)
-    options = {"plaintext": True, "admin": "127.0.0.1:0", **options}
-    daemon = Daemon(DaemonOptions(folder=home.root, **options))
+async def started(home: Home, **options: Any) -> AsyncIterator[tuple[Daemon, asyncio.Task[None]]]:
+    """A daemon that has just begun to run, and is stopped afterwards; raises what has ended it."""
+    daemon = Daemon(DaemonOptions(folder=home.root, **{"plaintext": True, **options}))
     task = asyncio.create_task(daemon.run())
     try:
-        await until(lambda: task.done() or home.read_daemon(), 10)
-        if task.done():
-            await task
-        yield daemon
+        yield daemon, task
     finally:
         daemon.stop()
         await asyncio.wait([task], timeout=10)
         os.close(daemon.home._lock)  # as its process would
         await task
+
+
+@contextlib.asynccontextmanager
+async def running(home: Home, **options: Any) -> AsyncIterator[Daemon]:
+    """A daemon that listens; its admin server is on a port of the system's choosing."""
+    home.daemon_path.unlink(missing_ok=True)
+    async with started(home, **{"admin": "127.0.0.1:0", **options}) as (daemon, task):
+        await until(lambda: task.done() or home.read_daemon(), 10)
+        if task.done():
+            await task
+        yield daemon
 
 
 def facts(home: Home) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from gossamer.node.phi import snapshots
-from gossamer.node.phi.merger import GENESIS, Base, Merger
+from gossamer.node.phi.merger import Merger
 from gossamer.node.phi.restore import replay
+from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore

@@ -31,7 +31,7 @@ def test_whom_it_chose_long_ago_comes_first_after_a_restart(tmp_path: Path) -> N
         core.roster.update(builders.row(author, addresses=(f"10.0.0.{number}:7700",)), 0.0)
     core.handle(fx.LinkUp(1, builders.identity(2).node_id, True, "10.0.0.2:7700"), 0.0)
     core.handle(fx.LinkUp(2, builders.identity(3).node_id, False, None), 0.0)
-    Acquaintances(home, core).remember()
+    Acquaintances(home, core, lambda effects: None).remember()
     joined = whom_to_join(("boot:1",), home)
     ids = {number: builders.identity(number).node_id for number in (1, 2, 3)}
     assert joined[:2] == (Contact("boot:1"), Contact("10.0.0.2:7700", ids[2]))

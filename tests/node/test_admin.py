@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from gossamer.node.address import port_of
+from gossamer.node.daemon import Daemon
 from gossamer.node.dashboard import feed as feeds
 from gossamer.node.dashboard.admin import TOKEN_VARIABLE, AdminServer
 from gossamer.node.dashboard.admin_client import AdminClient, admin_of, find_admin
@@ -25,6 +26,11 @@ from tests.node.trainer_side import until
 
 PATHS = ("/", "/api/state", "/api/rounds", "/api/events", "/status", "/healthz", "/metrics")
 TOKEN = "a secret of some length"
+
+
+def admin_server(daemon: Daemon, option: str, token: str = "") -> AdminServer:
+    """Another one beside the daemon's own."""
+    return AdminServer(daemon.view, daemon.watching, daemon.bulletin, option, token)
 
 
 async def events_until(address: str, name: str, condition: Any = lambda data: True) -> list[tuple[str, Any]]:
@@ -106,14 +112,14 @@ async def test_events_begin_with_the_state_and_go_on_with_what_is_new(
         await until(lambda: daemon.merging.ready)
         address = facts(home)["admin"]
         listening = asyncio.create_task(events_until(address, "rounds", lambda d: d["rounds"][0][4]))
-        await until(lambda: len(daemon.watching.feed))
+        await until(lambda: len(daemon.bulletin.feed))
         await publish(home, link, 1)
         seen = await listening
         assert seen[0][0] == "state"
         assert seen[-1][1]["rounds"][0][3:5] == [100, 100]
         again = await events_until(address, "notice")
         assert again[0][0] == "state" and "watch this node at http://" in again[-1][1]["text"]
-        await until(lambda: not len(daemon.watching.feed))
+        await until(lambda: not len(daemon.bulletin.feed))
 
 
 async def test_what_happened_is_known_after_a_restart(
@@ -188,7 +194,7 @@ async def test_a_joiner_is_not_healthy_yet(tmp_path: Path) -> None:
 async def test_a_fault_in_watching_does_not_stop_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gossamer.node.watching.TICK_S", 0.01)
+    monkeypatch.setattr("gossamer.node.monitoring.watching.TICK_S", 0.01)
     home = founded(tmp_path / "a")
     async with running(home) as daemon:
         monkeypatch.setattr(daemon.watching, "_look", None)
@@ -288,26 +294,26 @@ async def test_addresses_that_may_not_be_used(tmp_path: Path) -> None:
     home = founded(tmp_path / "a")
     async with running(home) as daemon:
         with pytest.raises(ConfigError, match=f"set {TOKEN_VARIABLE}"):
-            AdminServer(daemon, "0.0.0.0:0")
+            admin_server(daemon, "0.0.0.0:0")
         with pytest.raises(ConfigError, match="too short"):
-            AdminServer(daemon, "0.0.0.0:0", "short")
+            admin_server(daemon, "0.0.0.0:0", "short")
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             option = f"127.0.0.1:{taken.getsockname()[1]}"
             with pytest.raises(ConfigError, match="choose another --admin"):
-                await AdminServer(daemon, option).start()
+                await admin_server(daemon, option).start()
 
 
 async def test_nodes_of_one_machine_share_out_ports_and_keep_theirs(tmp_path: Path) -> None:
     home = founded(tmp_path / "a")
     async with running(home) as daemon:
-        one, two = AdminServer(daemon, ""), AdminServer(daemon, "")
+        one, two = admin_server(daemon, ""), admin_server(daemon, "")
         try:
             first, second = await one.start(), await two.start()
             assert first != second and first and second
             await two.stop()
-            again = AdminServer(daemon, "")
+            again = admin_server(daemon, "")
             try:
                 assert await again.start(last=port_of(second)) == second
             finally:
@@ -333,7 +339,7 @@ async def test_listeners_are_bounded_and_slow_ones_let_go(
     monkeypatch.setattr(feeds, "LISTENERS_MAX", 2)
     home = founded(tmp_path / "a")
     async with running(home) as daemon, aiohttp.ClientSession(read_bufsize=1024) as session:
-        url, feed = f"http://{facts(home)['admin']}/api/events", daemon.watching.feed
+        url, feed = f"http://{facts(home)['admin']}/api/events", daemon.bulletin.feed
         slow, other = await session.get(url), await session.get(url)
         assert slow.status == other.status == 200 and len(feed) == 2
         refused = await session.get(url)

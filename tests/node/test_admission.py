@@ -15,6 +15,7 @@ import pytest
 from gossamer.node.address import Contact, parse_contact
 from gossamer.node.network import askers
 from gossamer.node.network.askers import asker_for, asker_of
+from gossamer.node.network.chunk_requests import get_chunk, put_chunk
 from gossamer.node.network.client import Asker, deliver, fetch_manifest, fetch_status
 from gossamer.node.network.questions import NONCE_HEADER, PROOF_HEADER
 from gossamer.node.network.tls import Certificate, client_context
@@ -94,13 +95,13 @@ async def test_a_link_that_was_hung_up_serves_no_chunk_however_slowly_it_closes(
     blob = listener.hold(b"model")
     async with listening(dialler, listener):
         out, inward = await linked(dialler, listener)
-        assert await dialler.transport.get_chunk(out, blob, 5) == b"model"
+        assert await get_chunk(out, blob, 5) == b"model"
         inward._closing = True  # as close_soon does, with a queue that the peer takes slowly
         with pytest.raises(RefusedError):
-            await dialler.transport.get_chunk(out, blob, 5)
+            await get_chunk(out, blob, 5)
         listener.wanted[blob] = 5
         with pytest.raises(RefusedError):
-            await dialler.transport.put_chunk(out, blob, b"model")
+            await put_chunk(out, blob, b"model")
         assert not listener.arrived
         assert len(listener.transport._sessions) == 1
 

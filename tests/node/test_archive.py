@@ -14,8 +14,9 @@ import pytest
 
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.archive import Archive
-from gossamer.node.phi.merger import GENESIS, Base, Merger, Prefix
+from gossamer.node.phi.merger import Merger, Prefix
 from gossamer.node.phi.snapshots import SnapshotShelf
+from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.chunks import HASH_BYTES, chunk_hashes, root_of
 from gossamer.protocol.effects import Close, Event, Need

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -17,8 +17,7 @@ from gossamer.bootstrap import manifests
 from gossamer.node.options import DaemonOptions
 from gossamer.node.peer import Peer
 from gossamer.node.storage.home import Home
-from gossamer.node.training import attaching
-from gossamer.node.training.attaching import _enter
+from gossamer.node.training import attaching, starting
 from gossamer.node.training.beside import Beside
 from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
 from gossamer.protocol.manifest import Manifest
@@ -37,7 +36,7 @@ def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def start(self) -> None:
             raise AssertionError("no daemon is started before all is in order")
 
-    monkeypatch.setattr(attaching, "Beside", NoDaemon)
+    monkeypatch.setattr(starting, "Beside", NoDaemon)
 
 
 @pytest.fixture
@@ -119,7 +118,7 @@ def test_options_that_are_none(manifest: Manifest, options: dict[str, Any], mess
 def test_a_folder_that_another_node_runs_in(
     manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attaching, "FREE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(starting, "FREE_TIMEOUT_S", 0.2)
     other = Home(tmp_path / "d")
     other.create()
     other.lock()
@@ -158,11 +157,11 @@ def test_the_daemon_says_no_more_than_the_script_wants_to_hear(
 ) -> None:
     given: list[DaemonOptions] = []
 
-    def start(home: Home, manifest: Manifest, options: DaemonOptions) -> None:
+    def start(options: DaemonOptions) -> None:
         given.append(options)
         raise AssertionError("no daemon")
 
-    monkeypatch.setattr(attaching, "_started", start)
+    monkeypatch.setattr(starting, "Beside", start)
     monkeypatch.setattr(logging.getLogger("gossamer"), "level", logging.ERROR)
     with pytest.raises(AssertionError, match="no daemon"):
         attach(manifest=manifest)
@@ -182,7 +181,16 @@ def test_a_manifest_as_a_file_or_as_it_is(
 ) -> None:
     path = tmp_path / "swarm.toml"
     manifests.write(manifest, path)
-    home = _enter(as_path(path) if as_path else manifest, (), None, tmp_path / "d", None, False)
+    where: dict[str, Any] = {"folder": tmp_path / "d", "join": (), "invite": None, "swarm_id": None}
+    options: Any = {**where, "manifest": as_path(path) if as_path else manifest, "plaintext": False}
+    home, _ = starting._entered(options)
     assert home.manifest() == manifest
-    again = _enter(None, ("127.0.0.1:1",), None, tmp_path / "d", None, False)
+    again, joins = starting._entered({**options, "manifest": None, "join": ("127.0.0.1:1",)})
     assert again.manifest() == manifest, "from the folder, without asking anybody"
+    assert joins == ("127.0.0.1:1",)
+
+
+def test_adapters_take_what_attach_takes() -> None:
+    own = get_type_hints(Peer.attach)
+    assert own.items() >= get_type_hints(starting.AttachOptions).items()
+    assert own.keys() - get_type_hints(starting.AttachOptions).keys() == {"model", "optimizer", "return"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
@@ -20,58 +19,29 @@ from gossamer.node.dashboard.peers import peers_table
 from gossamer.node.ipc import control, daemon_link
 from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.network.client import fetch_status
-from gossamer.node.options import DaemonOptions
-from gossamer.node.phi import snapshots
-from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import RefusedError, StorageError
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.layout import TensorSpec
-from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payload import encode_payload
 from gossamer.protocol.records import Delta
 from tests.net.stranger import linked
+from tests.node.daemons import founded, manifest_of, started
 from tests.node.trainer_side import until
-from tests.protocol.builders import manifest as build_manifest
 from tests.protocol.builders import row
-
-SPECS = (TensorSpec("w", (30, 10), "rda"), TensorSpec("b", (10,), "mean"))
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     """A folder with a manifest and the first model."""
-    phi = np.arange(310, dtype=np.int32)
-    digest = snapshots.digest(phi).hex()
-    swarm = {"name": "n", "created": int(time.time())}
-    manifest = build_manifest(SPECS, 1, genesis={"digest": digest}, swarm=swarm, outer={"codec": "int8"})
-    home = Home(tmp_path / "d")
-    home.create()
-    home.adopt(manifest)
-    snapshots.store(phi, ChunkStore(home.chunks_path))
-    return home
-
-
-def manifest_of(home: Home) -> Manifest:
-    manifest = home.manifest()
-    assert manifest is not None
-    return manifest
+    return founded(tmp_path / "d")
 
 
 @contextlib.asynccontextmanager
 async def running(home: Home) -> AsyncIterator[Daemon]:
-    daemon = Daemon(DaemonOptions(folder=home.root, plaintext=True))
-    task = asyncio.create_task(daemon.run())
-    try:
+    async with started(home) as (daemon, _):
         yield daemon
-    finally:
-        daemon.stop()
-        async with asyncio.timeout(5):
-            await asyncio.wait([task])
-        os.close(daemon.home._lock)  # as the process would
-        await task
 
 
 async def ask(home: Home) -> dict[str, Any]:
@@ -202,7 +172,7 @@ async def test_a_clock_that_jumps_is_noticed_while_the_node_runs(
     caplog.set_level("INFO")
     async with running(home) as daemon:
         before = daemon.core._unix_time.offset_s
-        monkeypatch.setattr("gossamer.node.daemon._unix_offset_s", lambda: before + 3600.0)
+        monkeypatch.setattr("gossamer.node.timekeeping.unix_offset_s", lambda: before + 3600.0)
         await until(lambda: daemon.core._unix_time.offset_s == before + 3600.0)
     assert [r.message for r in caplog.records if "clock" in r.message] == [
         "this machine's clock has moved by 3600 s"

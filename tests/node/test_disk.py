@@ -7,15 +7,19 @@ import errno
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import pytest
 
 from gossamer.node.ipc import control, publisher
 from gossamer.node.ipc.publisher import Publisher
-from gossamer.node.network import transfers
+from gossamer.node.network import local_chunks, transfers
+from gossamer.node.network.local_chunks import LocalChunks
 from gossamer.node.network.transfers import Transfers
 from gossamer.node.network.uploads import Uploads
+from gossamer.node.phi.snapshots import SnapshotShelf
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol import effects as fx
 from gossamer.protocol import messages as msg
@@ -54,15 +58,11 @@ class Core:
 
     def __init__(self) -> None:
         self.events: list[fx.Event] = []
-        self.acknowledged: list[int] = []
         self.signs = True
 
     def dispatch(self, event: fx.Event) -> list[fx.Effect]:
         self.events.append(event)
         return [fx.Store(None, own=True)] if self.signs else []  # type: ignore[arg-type]
-
-    def acknowledge(self, message: control.Published) -> None:
-        self.acknowledged.append(message.round)
 
 
 def message(payload: bytes) -> control.Publish:
@@ -74,24 +74,21 @@ async def test_publishing_stores_before_it_signs(chunks: ChunkStore) -> None:
     payload = bytes(range(256)) * 1024  # two chunks
     assert len(payload) == 2 * PAYLOAD_CHUNK_BYTES_MIN
     area = memoryview(bytearray(payload))
-    await Publisher(chunks, core.dispatch, core.acknowledge).publish(message(payload), area)
+    assert await Publisher(chunks, core.dispatch).publish(message(payload), area)
     (event,) = core.events
     assert isinstance(event, fx.Publish)
     assert event.body.chunks == tuple(sha256(chunk).digest() for chunk in split_payload(payload))
     assert event.body.payload_bytes == len(payload)
     assert b"".join(chunks.get(blob) for blob in event.body.chunks) == payload
-    assert core.acknowledged == [], "that is for when the record is on disk"
     with pytest.raises(ValueError, match="released"):
         area[0]
 
 
-async def test_what_the_core_does_not_sign_is_acknowledged_at_once(chunks: ChunkStore) -> None:
+async def test_what_the_core_does_not_sign_is_told(chunks: ChunkStore) -> None:
     core = Core()
     core.signs = False
-    await Publisher(chunks, core.dispatch, core.acknowledge).publish(
-        message(b"x"), memoryview(bytearray(b"x"))
-    )
-    assert core.acknowledged == [5]
+    area = memoryview(bytearray(b"x"))
+    assert not await Publisher(chunks, core.dispatch).publish(message(b"x"), area)
 
 
 async def test_a_full_disk_pauses_publishing(
@@ -100,9 +97,7 @@ async def test_a_full_disk_pauses_publishing(
     monkeypatch.setattr(publisher, "DISK_RETRY_S", 0.01)
     FullDisk(chunks, 3, monkeypatch)
     core = Core()
-    await Publisher(chunks, core.dispatch, core.acknowledge).publish(
-        message(b"x"), memoryview(bytearray(b"x"))
-    )
+    await Publisher(chunks, core.dispatch).publish(message(b"x"), memoryview(bytearray(b"x")))
     assert len(core.events) == 1
     assert caplog.text.count("No space left on device; publishing pauses") == 3
     assert chunks.get(sha256(b"x").digest()) == b"x"
@@ -122,8 +117,12 @@ class FakeLink:
         self.sent.append(data)
 
 
-class FakeTransport:
-    def __init__(self) -> None:
+class Line:
+    """What `chunk_requests` would do over a link."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(transfers, "get_chunk", self.get_chunk)
+        monkeypatch.setattr(transfers, "put_chunk", self.put_chunk)
         self.answer: bytes | Exception = b""
         self.put: list[bytes] = []
 
@@ -139,20 +138,19 @@ class FakeTransport:
 
 
 class Setup:
-    def __init__(self, chunks: ChunkStore) -> None:
+    def __init__(self, chunks: ChunkStore, line: Line) -> None:
         self.chunks = chunks
-        self.transport = FakeTransport()
+        self.line = line
+        self.core: Any = SimpleNamespace(ledger=[])
         self.events: list[fx.Event] = []
-        self.damaged: list[bytes] = []
         self.blamed: list[tuple[bytes, Offence]] = []
         self.link = FakeLink()
+        self.local = LocalChunks(chunks, SnapshotShelf(chunks, 16), self.core, self.events.append)
         self.transfers = Transfers(
-            chunks,
-            self.transport,  # type: ignore[arg-type]
-            self.events.append,
-            self.damaged.append,
-            lambda node_id, reason, offence: self.blamed.append((node_id, offence)),
+            self.local,
             Uploads(),
+            lambda node_id, reason, offence: self.blamed.append((node_id, offence)),
+            asyncio.create_task,
         )
 
     async def get(self, data: bytes) -> None:
@@ -161,12 +159,12 @@ class Setup:
 
 
 @pytest.fixture
-def setup(chunks: ChunkStore) -> Setup:
-    return Setup(chunks)
+def setup(chunks: ChunkStore, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    return Setup(chunks, Line(monkeypatch))
 
 
 async def test_getting_stores_and_tells(setup: Setup) -> None:
-    setup.transport.answer = b"data"
+    setup.line.answer = b"data"
     await setup.get(b"data")
     blob = sha256(b"data").digest()
     assert setup.events[0] == fx.ChunkArrived(blob)
@@ -185,14 +183,14 @@ async def test_getting_stores_and_tells(setup: Setup) -> None:
     ],
 )
 async def test_a_failed_get_is_reported_for_another_try(setup: Setup, error: Exception) -> None:
-    setup.transport.answer = error
+    setup.line.answer = error
     await setup.get(b"data")
     assert setup.events == [fx.ChunkFailed(7, sha256(b"data").digest())]
     assert setup.blamed == [], "it may be the network, or the peer may not have it"
 
 
 async def test_a_chunk_that_is_not_what_its_hash_says_is_an_offence(setup: Setup) -> None:
-    setup.transport.answer = PayloadError("sent a chunk that is not")
+    setup.line.answer = PayloadError("sent a chunk that is not")
     await setup.get(b"data")
     assert setup.events == [fx.ChunkFailed(7, sha256(b"data").digest())]
     assert setup.blamed == [(setup.link.node_id, Offence.CHUNK)]
@@ -201,9 +199,9 @@ async def test_a_chunk_that_is_not_what_its_hash_says_is_an_offence(setup: Setup
 async def test_a_full_disk_pauses_fetching_and_the_chunk_is_fetched_again(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(transfers, "DISK_RETRY_S", 0.01)
+    monkeypatch.setattr(local_chunks, "DISK_RETRY_S", 0.01)
     FullDisk(setup.chunks, 1, monkeypatch)
-    setup.transport.answer = b"data"
+    setup.line.answer = b"data"
     await setup.get(b"data")
     blob = sha256(b"data").digest()
     assert setup.events == [fx.ChunkFailed(7, blob)]
@@ -213,13 +211,18 @@ async def test_a_full_disk_pauses_fetching_and_the_chunk_is_fetched_again(
 
 
 async def test_reading_finds_damage(setup: Setup) -> None:
-    blob = sha256(b"data").digest()
-    assert await setup.transfers.read(blob) is None and setup.damaged == []
+    blob, other = sha256(b"data").digest(), bytes(32)
+    delta = SimpleNamespace(
+        record_id=b"r", body=SimpleNamespace(chunks=(blob, other), payload_bytes=PAYLOAD_CHUNK_BYTES_MIN + 1)
+    )
+    setup.core.ledger.append(delta)
+    assert await setup.local.read_chunk(blob) is None and setup.events == []
     setup.chunks.put(blob, b"data")
-    assert await setup.transfers.read(blob) == b"data"
+    assert await setup.local.read_chunk(blob) == b"data"
     setup.chunks._path(blob).write_bytes(b"damaged")
-    assert await setup.transfers.read(blob) is None
-    assert setup.damaged == [blob]
+    assert await setup.local.read_chunk(blob) is None
+    (event,) = setup.events
+    assert isinstance(event, fx.Need) and event.key == b"r" and dict(event.chunks).keys() == {blob, other}
 
 
 async def test_what_is_asked_for_is_put_or_declined(setup: Setup) -> None:
@@ -227,25 +230,28 @@ async def test_what_is_asked_for_is_put_or_declined(setup: Setup) -> None:
     setup.chunks.put(here, b"here")
     setup.transfers.asked(setup.link, here)  # type: ignore[arg-type]
     assert setup.link.sent == [msg.encode(msg.Decline(here))], "not before the link is served"
-    serving = asyncio.create_task(setup.transfers.serve_asked(setup.link))  # type: ignore[arg-type]
+    setup.transfers.begin(setup.link)  # type: ignore[arg-type]
+    serving = setup.transfers._serving[setup.link.number]
     await asyncio.sleep(0)
     for blob in (here, gone, here):
         setup.transfers.asked(setup.link, blob)  # type: ignore[arg-type]
-    await until(lambda: len(setup.transport.put) == 2)
+    await until(lambda: len(setup.line.put) == 2)
     assert setup.link.sent[1:] == [msg.encode(msg.Decline(gone))]
-    setup.transport.answer = ConnectionResetError()
+    setup.line.answer = ConnectionResetError()
     setup.transfers.asked(setup.link, here)  # type: ignore[arg-type]
     await until(lambda: len(setup.link.sent) == 3)
-    serving.cancel()
+    setup.transfers.end(setup.link.number)
     await asyncio.wait([serving])
-    assert setup.transfers._asked == {}
+    setup.transfers.asked(setup.link, here)  # type: ignore[arg-type]
+    assert setup.link.sent[3:] == [msg.encode(msg.Decline(here))], "nor after"
 
 
 async def test_asking_for_too_much_is_declined(setup: Setup) -> None:
-    serving = asyncio.create_task(setup.transfers.serve_asked(setup.link))  # type: ignore[arg-type]
+    setup.transfers.begin(setup.link)  # type: ignore[arg-type]
+    serving = setup.transfers._serving[setup.link.number]
     await asyncio.sleep(0)
     for _ in range(ASKS_PER_LINK_MAX + 5):
         setup.transfers.asked(setup.link, bytes(32))  # type: ignore[arg-type]
     assert len(setup.link.sent) == ASKS_PER_LINK_MAX + 5 - UPLOADS_MAX, "no room for so many"
-    serving.cancel()
+    setup.transfers.end(setup.link.number)
     await asyncio.wait([serving])

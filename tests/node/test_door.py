@@ -11,9 +11,11 @@ import aiohttp
 import pytest
 
 from gossamer.node.network import door as door_module
+from gossamer.node.network.chunk_requests import get_chunk
 from gossamer.node.network.door import Door
+from gossamer.node.network.link import SESSION_HEADER
 from gossamer.node.network.tls import client_context
-from gossamer.node.network.transport import PREFIX, SESSION_HEADER
+from gossamer.node.network.transport import PREFIX
 from gossamer.protocol.budget import PER_ADDRESS, PER_NODE, Allowance, Resource
 from tests.net.stranger import linked as stranger_linked
 from tests.node.trainer_side import until
@@ -114,12 +116,12 @@ async def test_links_and_their_chunks_outlive_what_strangers_have(
     dialler, listener = ends
     out, _ = await linked(dialler, listener)
     blob = listener.hold(os.urandom(1000))
-    await dialler.transport.get_chunk(out, blob, 1000)
+    await get_chunk(out, blob, 1000)
     await asyncio.sleep(0.5)
     for _ in range(10):
         out.send(bytes(2000))
     await until(lambda: len(listener.messages) == 10)
-    await dialler.transport.get_chunk(out, blob, 1000)
+    await get_chunk(out, blob, 1000)
     assert door_of(listener).counts["timed_out"] == 0
     assert dialler.gone == listener.gone == []
 
@@ -221,7 +223,8 @@ async def test_one_link_may_only_have_so_many_connections(ends: tuple[End, End])
     dialler, listener = ends
     out, _ = await linked(dialler, listener)
     blob = listener.hold(b"data")
-    url = f"{out.base_url}/chunk/{blob.hex()}"
+    assert out.dialled is not None
+    url = f"{out.dialled.base_url}/chunk/{blob.hex()}"
     headers = {SESSION_HEADER: out.session.hex()}
     statuses = []
     async with contextlib.AsyncExitStack() as stack:
@@ -283,6 +286,6 @@ async def test_chunks_that_are_not_here_are_asked_for_slowly(
     monkeypatch.setattr(door_module.asyncio, "sleep", note)
     for _ in range(6):
         with contextlib.suppress(Exception):
-            await dialler.transport.get_chunk(out, bytes(32), 1)
+            await get_chunk(out, bytes(32), 1)
     assert len([seconds for seconds in slept if 0 < seconds <= 0.05]) >= 1
     assert listener.gone == []

@@ -16,12 +16,12 @@ from torch.optim import LBFGS, SGD, AdamW, Optimizer
 
 from gossamer.bootstrap.manifests import describe
 from gossamer.models.task import named_tensors
-from gossamer.node.peer import Peer
 from gossamer.node.phi.genesis import parameters
 from gossamer.node.training.outer import OuterLoop
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import ONE
 from gossamer.protocol.manifest import Manifest
+from tests.node.leading import leading
 from tests.node.trainer_side import daemon_at, link_to, until
 
 EVERY = 3
@@ -222,7 +222,7 @@ async def test_it_trains_publishes_applies_and_resumes(
     phi = parameters(loop.model, manifest.plan())
     frozen = copy.deepcopy(dict(loop.model.named_buffers()))
     async with daemon_at(tmp_path, manifest) as daemon, link_to(daemon) as link:
-        peer = Peer(loop.model, loop.optimizers, manifest, link, checkpoint=tmp_path / "c")
+        peer = leading(loop.model, loop.optimizers, manifest, link, tmp_path / "c")
         await daemon.offer(0, phi, merged=0, own=0, version=1)
         assert await asyncio.to_thread(peer.begin)
         assert not peer.resumed
@@ -253,7 +253,7 @@ async def test_it_trains_publishes_applies_and_resumes(
 
     again = make()
     async with daemon_at(tmp_path, manifest) as daemon, link_to(daemon) as link:
-        peer = Peer(again.model, again.optimizers, manifest, link, checkpoint=tmp_path / "c")
+        peer = leading(again.model, again.optimizers, manifest, link, tmp_path / "c")
         await daemon.offer(0, newer, merged=1, own=1, version=1)
         assert await asyncio.to_thread(peer.begin)
         assert peer.resumed is loop.resumes

@@ -15,12 +15,14 @@ from torch import nn
 
 from gossamer.models.task import named_tensors
 from gossamer.node.ipc import control, daemon_link
+from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.peer import Peer
 from gossamer.node.training.outer import Ints
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import ONE
 from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import Manifest
+from tests.node.leading import leading
 from tests.node.trainer_side import FakeDaemon, daemon_at, link_to, until
 from tests.protocol.builders import manifest as build_manifest
 
@@ -41,8 +43,9 @@ def manifest_for(model: nn.Module, fragments: int = 1) -> Manifest:
 class Setup:
     """A peer that has begun, its model and its daemon."""
 
-    def __init__(self, daemon: FakeDaemon, peer: Peer, model: nn.Linear, phi: Ints) -> None:
+    def __init__(self, daemon: FakeDaemon, link: DaemonLink, peer: Peer, model: nn.Linear, phi: Ints) -> None:
         self.daemon = daemon
+        self.link = link
         self.peer = peer
         self.model = model
         self.phi = phi
@@ -60,7 +63,7 @@ class Setup:
         await until(lambda: self.daemon.port.is_free(index))
         part = self.phi[fragment.offset : fragment.offset + fragment.numel]
         await self.daemon.offer(index, part, merged=0, own=0, version=version)
-        await until(lambda: index in self.peer._link._offers)
+        await until(lambda: index in self.link._offers)
 
     def weights(self) -> np.ndarray:
         parts = [p.detach().double().reshape(-1) for _, p in named_tensors(self.model)]
@@ -75,14 +78,14 @@ async def begun(
     manifest = manifest_for(model, fragments)
     optimizer = torch.optim.AdamW(model.parameters())
     async with daemon_at(folder, manifest) as daemon, link_to(daemon) as link:
-        peer = Peer(model, optimizer, manifest, link, checkpoint=folder / checkpoint, stop_round=stop_round)
+        peer = leading(model, [optimizer], manifest, link, folder / checkpoint, stop_round)
         phi = np.arange(manifest.plan().numel, dtype=np.int32) << 12
         for fragment in manifest.plan().fragments:
             part = phi[fragment.offset : fragment.offset + fragment.numel]
             await daemon.offer(fragment.index, part, merged=0, own=0, version=1)
         assert await asyncio.to_thread(peer.begin)
         try:
-            yield Setup(daemon, peer, model, phi)
+            yield Setup(daemon, link, peer, model, phi)
         finally:
             await asyncio.to_thread(peer.close)
 
@@ -98,7 +101,7 @@ async def test_it_stops_instead_of_beginning_when_the_node_stops(tmp_path: Path)
     model = nn.Linear(3, 2)
     manifest = manifest_for(model)
     async with daemon_at(tmp_path, manifest) as daemon, link_to(daemon) as link:
-        peer = Peer(model, torch.optim.SGD(model.parameters()), manifest, link, checkpoint=tmp_path / "c")
+        peer = leading(model, [torch.optim.SGD(model.parameters())], manifest, link, tmp_path / "c")
         waited: list[int] = []
         waiting = asyncio.create_task(asyncio.to_thread(peer.begin, lambda: waited.append(1)))
         await until(lambda: waited)
@@ -113,7 +116,7 @@ async def test_it_publishes_windows_as_the_pace_says(tmp_path: Path) -> None:
         assert rounds == [None] * (EVERY - 1) + [1]
         assert setup.peer.round == 1
         await until(lambda: setup.daemon.signed)
-        await until(lambda: setup.peer._link.can_publish)
+        await until(lambda: setup.link.can_publish)
         for _ in range(3 * EVERY):
             assert setup.step() is None, "nobody runs ahead of the clock by more than one"
         setup.daemon.port.send(control.Clock(1, 0))
@@ -127,7 +130,7 @@ async def test_it_follows_a_clock_that_is_ahead(tmp_path: Path) -> None:
         setup.daemon.port.send(control.Clock(7, 0))
         await until(lambda: setup.peer.clock == 7)
         assert setup.step() == 7, "a slow node publishes a short window"
-        await until(lambda: setup.peer._link.can_publish)
+        await until(lambda: setup.link.can_publish)
         assert [setup.step() for _ in range(EVERY)][-1] == 8
 
 
@@ -136,7 +139,7 @@ async def test_it_applies_what_the_swarm_merged_and_keeps_its_own_progress(tmp_p
         await until(lambda: setup.daemon.port.is_free(0))
         newer = setup.phi + (1 << 20)
         await setup.daemon.offer(0, newer, merged=1, own=0, version=2)
-        await until(lambda: setup.peer._link._offers)
+        await until(lambda: setup.link._offers)
         setup.step()
         assert np.allclose(setup.weights(), newer / ONE + 0.001, atol=1e-6)
         assert setup.peer.version == 2
@@ -149,12 +152,12 @@ async def test_an_image_without_our_own_last_delta_is_passed_over(tmp_path: Path
         before = setup.weights()
         await until(lambda: setup.daemon.port.is_free(0))
         await setup.daemon.offer(0, setup.phi, merged=1, own=0, version=2)
-        await until(lambda: setup.peer._link._offers)
+        await until(lambda: setup.link._offers)
         setup.step()
         assert np.allclose(setup.weights(), before + 0.001, atol=1e-6)
         await until(lambda: setup.daemon.port.is_free(0))
         await setup.daemon.offer(0, setup.phi, merged=1, own=1, version=3)
-        await until(lambda: setup.peer._link._offers)
+        await until(lambda: setup.link._offers)
         setup.step()
         assert setup.peer.version == 3
 
@@ -185,13 +188,13 @@ async def test_a_dead_daemon_does_not_hold_it_up_and_gets_the_delta_when_it_is_b
             pass
         await until(lambda: setup.daemon.seen)
         await setup.daemon.die()
-        await until(lambda: not setup.peer._link._attached)
+        await until(lambda: not setup.link._attached)
         for _ in range(100):
             assert setup.step() is None
         setup.daemon.answers = True
         setup.daemon.start()
         await until(lambda: setup.daemon.signed)
-        await until(lambda: setup.peer._link.can_publish)
+        await until(lambda: setup.link.can_publish)
         setup.daemon.port.send(control.Clock(1, 0))
         await until(lambda: setup.peer.clock == 1)
         assert setup.step() == 2, "the long window goes out at once"
@@ -215,7 +218,7 @@ async def test_after_the_last_round_it_publishes_no_more(tmp_path: Path) -> None
         assert setup.peer.finished
         setup.daemon.port.send(control.Clock(5, 0))
         await until(lambda: setup.peer.clock == 5)
-        await until(lambda: setup.peer._link.can_publish)
+        await until(lambda: setup.link.can_publish)
         for _ in range(3 * EVERY):
             assert setup.step() is None
         await asyncio.to_thread(setup.peer.flush, 5)
@@ -225,7 +228,7 @@ async def test_after_the_last_round_it_publishes_no_more(tmp_path: Path) -> None
         await until(lambda: setup.daemon.port.is_free(0))
         newer = setup.phi + 4096
         await setup.daemon.offer(0, newer, merged=5, own=1, version=9)
-        await until(lambda: setup.peer._link._offers)
+        await until(lambda: setup.link._offers)
         assert setup.peer.settle()
         assert not setup.peer.settle()
         assert np.allclose(setup.weights(), newer / ONE, atol=1e-7)
@@ -282,7 +285,7 @@ async def test_who_has_left_or_was_forked_off_trains_no_more(tmp_path: Path) -> 
 async def test_a_step_within_a_step_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with begun(tmp_path) as setup:
         with monkeypatch.context() as patched:
-            patched.setattr(setup.peer, "_step", lambda *_: setup.step())
+            patched.setattr(setup.peer._role, "step", lambda *_: setup.step())
             with pytest.raises(RuntimeError, match="step is running already"):
                 setup.step()
         setup.step()
@@ -317,7 +320,7 @@ async def test_a_step_that_publishes_leaves_what_was_merged_of_other_fragments_f
         assert setup.step() is None
         await setup.offer(0, version=3)
         assert setup.step() == 1, "a round of fragment 1"
-        assert setup.peer.version == 1 and not setup.peer._link._offers
+        assert setup.peer.version == 1 and not setup.link._offers
         setup.step()
         assert setup.peer.version == 3
 

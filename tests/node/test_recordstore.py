@@ -54,7 +54,7 @@ def test_writes_ahead_and_waits_for_the_disk_when_it_must(path: Path, deltas: li
 
 
 def _base(round_: int):
-    from gossamer.node.phi.merger import Base
+    from gossamer.node.storage.base import Base
 
     return Base(round_, bytes(32), 0)
 

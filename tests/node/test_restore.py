@@ -13,8 +13,8 @@ from gossamer.models.registry import build_task
 from gossamer.models.task import named_tensors
 from gossamer.node.exports.generate import generate, load_into
 from gossamer.node.phi import genesis, snapshots
-from gossamer.node.phi.merger import GENESIS
 from gossamer.node.phi.restore import replay
+from gossamer.node.storage.base import GENESIS
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,10 +12,9 @@ import pytest
 
 from gossamer.node.daemon import Daemon
 from gossamer.node.network.client import deliver, fetch_status
-from gossamer.node.options import DaemonOptions
 from gossamer.node.phi import snapshots
-from gossamer.node.phi.merger import GENESIS
 from gossamer.node.phi.restore import replay
+from gossamer.node.storage.base import GENESIS
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
@@ -32,6 +29,7 @@ from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.records import Delta
+from tests.node.daemons import started
 from tests.node.trainer_side import until
 from tests.protocol import builders
 from tests.protocol.builders import grant, identity, random_delta, revocation
@@ -89,19 +87,9 @@ class Folder:
 
     @contextlib.asynccontextmanager
     async def running(self, *, trains: bool = False, join: tuple[str, ...] = ()) -> AsyncIterator[Daemon]:
-        daemon = Daemon(DaemonOptions(folder=self.home.root, plaintext=True, trains=trains, join=join))
-        task = asyncio.create_task(daemon.run())
-        try:
-            async with asyncio.timeout(5):
-                while not daemon.merging.ready and not task.done():
-                    await asyncio.sleep(0.005)
+        async with started(self.home, trains=trains, join=join) as (daemon, task):
+            await until(lambda: daemon.merging.ready or task.done())
             yield daemon
-        finally:
-            daemon.stop()
-            async with asyncio.timeout(5):
-                await asyncio.wait([task])
-            os.close(daemon.home._lock)  # as the process would
-            await task
 
 
 async def digests(daemon: Daemon) -> tuple[bytes, bytes]:
@@ -136,7 +124,7 @@ async def test_phi_is_rid_of_what_is_void_now_and_after_a_restart(folder: Folder
         daemon.dispatch(fx.Deliver(revocation(OUTCAST, folder.manifest)))
         after = await digests(daemon)
         assert len(daemon.core.ledger) == 3
-        await until(lambda: daemon.admitting.has_kept_all)
+        await daemon.admitting.kept_all(5)
     expected = await without_the_outcast(folder, tmp_path / "other", 1, 2, 4)
     assert after == expected != before
     async with folder.running() as daemon:
@@ -201,7 +189,7 @@ async def test_an_invited_node_answers_its_members_and_keeps_what_it_hears(tmp_p
             await deliver(facts["address"], grant(FRIEND, folder.manifest, by=FRIEND), plaintext=True)
         await deliver(facts["address"], later, plaintext=True)
         assert daemon.core.charter.role_of(FRIEND.node_id) is Role.TRAIN
-        await until(lambda: daemon.admitting.has_kept_all)
+        await daemon.admitting.kept_all(5)
     with folder.records() as store:
         assert store.load_credentials() == [later]
     async with folder.running() as daemon:
@@ -222,7 +210,7 @@ async def test_an_invitation_that_ran_out_while_the_node_was_stopped_is_renewed_
         daemon.dispatch(fx.Deliver(renewed))
         async with guest.running(join=(facts["address"],)) as returned:
             await until(lambda: returned.admitting.own_credential() == renewed, 15)
-            await until(lambda: returned.admitting.has_kept_all)
+            await returned.admitting.kept_all(5)
     with guest.records() as store:
         assert renewed in store.load_credentials()
     late = Folder(tmp_path / "late", host.manifest)

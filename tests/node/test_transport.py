@@ -6,6 +6,7 @@ import asyncio
 import os
 import ssl
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from hashlib import sha256
 
 import aiohttp
@@ -13,9 +14,10 @@ import pytest
 from aiohttp import web
 
 from gossamer.node.network import transport as transport_module
-from gossamer.node.network.link import PeerLink
+from gossamer.node.network.chunk_requests import get_chunk, put_chunk
+from gossamer.node.network.link import SESSION_HEADER, PeerLink
 from gossamer.node.network.tls import Certificate, client_context
-from gossamer.node.network.transport import PREFIX, SESSION_HEADER
+from gossamer.node.network.transport import PREFIX
 from gossamer.protocol.errors import ConfigError, PayloadError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from tests.node.trainer_side import until
@@ -53,20 +55,25 @@ async def test_a_link_carries_messages_both_ways(ends: tuple[End, End]) -> None:
     assert listener.transport._sessions == {}
 
 
+def connections_of(end: End) -> int:
+    assert end.transport.door is not None
+    return end.transport.door.connections
+
+
 async def test_another_swarm_is_refused_with_a_reason() -> None:
     dialler, listener = End(1, swarm_id=bytes(32)), End(2)
     async with listening(dialler, listener):
         with pytest.raises(RefusedError, match=r"this node belongs to swarm .* not 000000000000"):
             await dialler.dial(listener)
         assert dialler.links == listener.links == []
-        await until(lambda: listener.transport._handshakes == 0)
+        await until(lambda: connections_of(listener) == 0)
 
 
 async def test_another_node_than_expected_is_refused(ends: tuple[End, End]) -> None:
     dialler, listener = ends
     with pytest.raises(SignatureError, match="another node answers"):
         await dialler.dial(listener, End(3).identity.node_id)
-    await until(lambda: listener.transport._handshakes == 0)
+    await until(lambda: connections_of(listener) == 0)
     assert listener.links == []
 
 
@@ -171,9 +178,10 @@ async def test_requests_of_a_link_are_pinned_to_its_certificate(secure: tuple[En
 
     context = Certificate.fresh().context
     runner, address = await serve(thief, context)
-    out.base_url = f"https://{address}{PREFIX}"
+    assert out.dialled is not None
+    out.dialled = replace(out.dialled, base_url=f"https://{address}{PREFIX}")
     with pytest.raises(aiohttp.ClientError):
-        await dialler.transport.get_chunk(out, bytes(32), 1)
+        await get_chunk(out, bytes(32), 1)
     assert seen == []
     await runner.cleanup()
 
@@ -186,7 +194,7 @@ async def test_a_client_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPa
         async with http.ws_connect(url, ssl=client_context()) as socket:
             await socket.receive_bytes()
             assert (await socket.receive(timeout=5)).type is aiohttp.WSMsgType.CLOSE
-        await until(lambda: listener.transport._handshakes == 0)
+        await until(lambda: connections_of(listener) == 0)
 
 
 async def test_an_idle_connection_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,11 +216,11 @@ async def test_chunks_are_got_and_put(ends: tuple[End, End], size: int) -> None:
     out, inward = await linked(dialler, listener)
     data = os.urandom(size)
     blob = listener.hold(data)
-    assert await dialler.transport.get_chunk(out, blob, size) == data
+    assert await get_chunk(out, blob, size) == data
     assert (out.traffic.payload_received, inward.traffic.payload_sent) == (size, size)
     other = os.urandom(size)
     listener.wanted[sha256(other).digest()] = size
-    await dialler.transport.put_chunk(out, sha256(other).digest(), other)
+    await put_chunk(out, sha256(other).digest(), other)
     assert listener.arrived == {sha256(other).digest(): other}
     assert (out.traffic.payload_sent, inward.traffic.payload_received) == (size, size)
 
@@ -222,16 +230,16 @@ async def test_what_is_got_must_be_what_was_asked_for(ends: tuple[End, End]) -> 
     out, _ = await linked(dialler, listener)
     blob = listener.hold(b"honest")
     with pytest.raises(RefusedError, match="does not have"):
-        await dialler.transport.get_chunk(out, bytes(32), 6)
+        await get_chunk(out, bytes(32), 6)
     for answer in (b"liar!!", b"", b"hones"):
         listener.chunks[blob] = answer
         with pytest.raises(PayloadError, match="a chunk that is not"):
-            await dialler.transport.get_chunk(out, blob, 6)
+            await get_chunk(out, blob, 6)
     listener.chunks[blob] = b"honest!" * 100_000  # the size may be a lie of whoever signed the record
     with pytest.raises(RefusedError, match="a chunk that is not"):
-        await dialler.transport.get_chunk(out, blob, 6)
+        await get_chunk(out, blob, 6)
     listener.chunks[blob] = b"honest"
-    assert await dialler.transport.get_chunk(out, blob, 6) == b"honest"
+    assert await get_chunk(out, blob, 6) == b"honest"
 
 
 async def test_a_put_must_be_asked_for_and_hold_what_it_says(ends: tuple[End, End]) -> None:
@@ -239,19 +247,19 @@ async def test_a_put_must_be_asked_for_and_hold_what_it_says(ends: tuple[End, En
     out, inward = await linked(dialler, listener)
     blob = sha256(b"honest").digest()
     with pytest.raises(RefusedError, match="did not take"):
-        await dialler.transport.put_chunk(out, blob, b"honest")
+        await put_chunk(out, blob, b"honest")
     listener.wanted[blob] = 6
     for body in (b"liar!!", b"", b"hones", b"honest!" * 100_000):
         with pytest.raises((RefusedError, aiohttp.ClientError, OSError)):
-            await dialler.transport.put_chunk(out, blob, body)
+            await put_chunk(out, blob, body)
     assert listener.arrived == {}
     assert listener.failed == [(inward, blob)] * 4, "each is known to have failed, so that others are asked"
     listener.wanted[blob] = CHUNK_BYTES_MAX + 1
     with pytest.raises(RefusedError):
-        await dialler.transport.put_chunk(out, blob, b"honest")
+        await put_chunk(out, blob, b"honest")
     listener.wanted[blob] = 6
     assert listener.policing.blamed == 3, "for each body that was not what its hash said"
-    await dialler.transport.put_chunk(out, blob, b"honest")
+    await put_chunk(out, blob, b"honest")
     assert listener.arrived == {blob: b"honest"}
 
 
@@ -259,16 +267,16 @@ async def test_without_a_session_there_is_nothing(ends: tuple[End, End]) -> None
     dialler, listener = ends
     out, inward = await linked(dialler, listener)
     blob = listener.hold(b"data")
-    session = PeerLink(9, out.node_id, out._socket, os.urandom(32), base_url=out.base_url, pin=out.pin)
+    session = PeerLink(9, out.node_id, out._socket, os.urandom(32), dialled=out.dialled)
     with pytest.raises(RefusedError):
-        await dialler.transport.get_chunk(session, blob, 4)
+        await get_chunk(session, blob, 4)
     listener.wanted[blob] = 4
     with pytest.raises(RefusedError):
-        await dialler.transport.put_chunk(session, blob, b"data")
+        await put_chunk(session, blob, b"data")
     inward.close_soon()
     await until(lambda: listener.gone)
     with pytest.raises(RefusedError):
-        await dialler.transport.get_chunk(out, blob, 4)
+        await get_chunk(out, blob, 4)
     assert listener.arrived == {}
 
 

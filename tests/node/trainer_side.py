@@ -37,23 +37,18 @@ class FakeDaemon:
         self._task: asyncio.Task[None] | None = None
 
     def _new_port(self) -> TrainerPort:
-        return TrainerPort(
-            self.path,
-            self.manifest,
-            NODE_ID,
-            on_attach=self._welcome,
-            on_publish=self._published,
-            on_change=self._changed,
-        )
+        return TrainerPort(self.path, self.manifest)
 
-    def _changed(self) -> None:
+    # -- the port's Attendant
+
+    def trainer_changed(self) -> None:
         self.changes += 1
 
-    def _welcome(self) -> control.Welcome:
+    def welcome(self) -> control.Welcome:
         own_last = max(self.signed, default=0)
         return control.Welcome(self.manifest.canonical(), NODE_ID, own_last, self.clock)
 
-    async def _published(self, message: control.Publish, payload: memoryview) -> None:
+    async def publish(self, message: control.Publish, payload: memoryview) -> None:
         data = bytes(payload)
         payload.release()
         self.seen.append(message.round)
@@ -64,9 +59,11 @@ class FakeDaemon:
         if self.acknowledges:
             self.port.send(control.Published(message.round))
 
+    # -- what tests do
+
     def start(self) -> None:
         self.port = self._new_port()
-        self._task = asyncio.create_task(self.port.serve())
+        self._task = asyncio.create_task(self.port.serve(self))
 
     async def die(self) -> None:
         """As its process would: every connection ends at once."""

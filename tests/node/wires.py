@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from hashlib import sha256
 from typing import Any
 
+from gossamer.node.network.chunk_routes import ChunkRoutes
 from gossamer.node.network.link import PeerLink
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.questions import Questions
 from gossamer.node.network.tls import Certificate
 from gossamer.node.network.transport import Transport
+from gossamer.node.network.uploads import Uploads
 from gossamer.protocol.errors import RefusedError, SignatureError
 from tests.protocol.builders import SMALL, identity
 
@@ -27,8 +29,9 @@ class End:
         self.policing = Policing()
         fingerprint = certificate.fingerprint if certificate else b""
         self.questions = Questions(self.identity, swarm_id, fingerprint, SMALL.canonical(), self, self.status)
+        routes = ChunkRoutes(self, self.policing, Uploads())
         self.transport = Transport(
-            self.identity, swarm_id, self, self, self.questions, certificate, policing=self.policing
+            self.identity, swarm_id, self, self, self.questions, routes, certificate, self.policing
         )
         self.answers_anyone = True
         self.turned_away: dict[bytes, str] = {}
@@ -46,7 +49,7 @@ class End:
         self.address = ""
         self.dials: list[asyncio.Task[None]] = []
 
-    # -- the transport's Receiver and Admission
+    # -- the transport's Receiver, Chunks and Admission
 
     def link_up(self, link: PeerLink) -> None:
         self.links.append(link)
@@ -87,7 +90,7 @@ class End:
     async def read_chunk(self, blob: bytes) -> bytes | None:
         return self.chunks.get(blob)
 
-    async def status(self, query: dict[str, str]) -> dict[str, Any]:
+    async def status(self, query: Mapping[str, str]) -> dict[str, Any]:
         return {"swarm_id": "", "node_id": self.identity.node_id.hex(), **query}
 
     # -- what tests do

@@ -19,7 +19,7 @@ from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.layout import Fragment, Layout, TensorSpec, plan
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.merge import Contribution, norms_of
+from gossamer.protocol.merge import Contribution, measure
 from gossamer.protocol.payload import Payload, encode_payload
 from gossamer.protocol.records import NO_RECORD, Delta, DeltaBody, Peer, PeerBody, parse_delta, parse_peer
 
@@ -148,7 +148,7 @@ def contribution(delta: Delta, payload: bytes, layout: Layout) -> Contribution:
         tokens=delta.body.tokens,
         steps=delta.body.steps,
         staleness=delta.staleness(len(layout.fragments)),
-        norms=norms_of(parsed),
+        norms=measure(parsed).norms,
         tensor=parsed.section,
     )
 

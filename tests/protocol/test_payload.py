@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT
-from gossamer.protocol.merge import norms_of
+from gossamer.protocol.merge import measure
 from gossamer.protocol.payload import Payload, encode_payload, payload_bytes_max
 from tests.protocol import builders
 
@@ -58,7 +58,7 @@ def test_damage_that_was_signed_gives_values_in_range_or_payload_error(name, see
         wrong[data.draw(st.integers(0, len(wrong) - 1))] = data.draw(st.integers(0, 255))
     try:
         parsed = Payload(name, FRAGMENT, bytes(wrong))
-        norms = norms_of(parsed)
+        norms = measure(parsed).norms
     except PayloadError:
         return
     assert len(norms) == len(FRAGMENT.slots)
@@ -71,7 +71,7 @@ def test_damage_that_was_signed_gives_values_in_range_or_payload_error(name, see
 @given(st.binary(max_size=600), st.sampled_from(NAMES))
 def test_random_bytes(data, name):
     try:
-        norms_of(Payload(name, FRAGMENT, data))
+        measure(Payload(name, FRAGMENT, data))
     except PayloadError:
         pass
 

@@ -29,7 +29,7 @@ def contribution(delta: Delta, data: bytes, fragment: Fragment, fragments: int) 
     """A record as Merge sees it; None if its payload does not decode, which weighs nothing anywhere."""
     try:
         payload = Payload(delta.body.codec, fragment, data)
-        norms = merge.norms_of(payload)
+        norms = merge.measure(payload).norms
     except PayloadError:
         return None
     return merge.Contribution(

@@ -25,6 +25,7 @@ from gossamer.node.phi.genesis import parameters
 from gossamer.node.schedules import linear
 from gossamer.protocol.errors import ConfigError
 from tests.node.adapters.fake_peer import Fakes
+from tests.node.leading import leading
 from tests.node.trainer_side import daemon_at, link_to
 
 transformers = pytest.importorskip("transformers")
@@ -276,7 +277,7 @@ async def test_adapters_on_a_frozen_model_are_all_that_is_shared(
     async with daemon_at(tmp_path, manifest) as daemon, link_to(daemon) as link:
 
         def attach(model: nn.Module, optimizers: Any) -> Peer:
-            peer = Peer(model, optimizers, manifest, link, checkpoint=tmp_path / "c")
+            peer = leading(model, optimizers, manifest, link, tmp_path / "c")
             assert peer.begin()
             return peer
 

@@ -1,0 +1,61 @@
+"""One node, as those see it who show it: the status, the admin server, metrics, the chronicle."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from gossamer.node.ipc.control import Report
+from gossamer.node.ipc.trainer_port import TrainerPort
+from gossamer.node.network.open_links import OpenLinks
+from gossamer.node.network.policing import Policing
+from gossamer.node.network.transport import Transport
+from gossamer.node.phi.archive import Archive
+from gossamer.node.phi.merging import Merging
+from gossamer.node.storage.home import Home
+from gossamer.protocol.replica import Replica
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """The parts of a daemon that there is something to see of. Who has it reads, and changes nothing."""
+
+    home: Home
+    core: Replica
+    port: TrainerPort
+    merging: Merging
+    archive: Archive
+    links: OpenLinks
+    transport: Transport
+    policing: Policing
+    stopping: asyncio.Event
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def node_id(self) -> bytes:
+        return self.core.identity.node_id
+
+    @property
+    def uptime_s(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def report(self) -> Report | None:
+        """What the trainer said last, None if there was none yet."""
+        return self.port.report
+
+    @property
+    def sealed_round(self) -> int | None:
+        """Round of the newest snapshot here."""
+        claims = self.core.sealing.claims
+        return claims[0].round if claims else None
+
+    @property
+    def state(self) -> str:
+        """joining, starting, training, serving, finished or leaving."""
+        if self.stopping.is_set():
+            return "leaving"
+        if not self.merging.ready:
+            return "joining"
+        if not self.core.info.trains:
+            return "serving"
+        return self.report.state if self.port.attached and self.report is not None else "starting"

@@ -1,0 +1,200 @@
+"""Watches a daemon from inside, once a second: the chronicle, the notices, the rates, the vitals.
+
+Nothing that the node does for the swarm depends on it, and a fault in here is logged and passed over.
+"""
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gossamer.node.monitoring.chronicle import Chronicle
+from gossamer.node.monitoring.chroniclestore import ChronicleStore
+from gossamer.node.monitoring.evaluations import Evaluations
+from gossamer.node.monitoring.happenings import Happenings
+from gossamer.node.monitoring.notices import Notices
+from gossamer.node.monitoring.rates import Rates
+from gossamer.node.monitoring.view import NodeView
+from gossamer.node.monitoring.vitals import Look, Vitals
+from gossamer.protocol.conduct import RoundFigures
+from gossamer.protocol.errors import StorageError
+from gossamer.protocol.records import Delta
+
+TICK_S = 1.0
+SAVE_TICKS = 5
+"""A node that is killed forgets what was chronicled in this many seconds; records are not touched by that."""
+
+DISK_TICKS = 10
+
+HEALTHY_STATES = frozenset({"starting", "training", "serving", "finished"})
+
+log = logging.getLogger("gossamer.watching")
+
+
+class Watching:
+    """What is known of a daemon over time."""
+
+    def __init__(self, view: NodeView) -> None:
+        self._view = view
+        self.on_look: Callable[[int], None] = lambda ticks: None
+        """Called after every look, with how many there were before it."""
+        self.chronicle = Chronicle(view.node_id, len(view.core.layout.fragments))
+        self.store = ChronicleStore(view.home.chronicle_path)
+        """The chronicle's rounds, further back; for worker threads."""
+        self.evaluations = Evaluations()
+        self.notices = Notices()
+        self.rates = Rates()
+        self.vitals = Vitals()
+        self.happenings = Happenings()
+        self.disk_free: int | None = None
+        """Bytes free where the node's folder is; None before the first look."""
+        self._folder_gone = False
+        self._own_last = 0
+        """Our last round before this run."""
+        self._failed = False
+
+    # -- the daemon tells
+
+    async def restore(self) -> None:
+        """Read back what an earlier run kept, and what the ledger holds beyond that."""
+        self.notices.begin()
+        self.chronicle.restore(*await asyncio.to_thread(self.store.load))
+        self.evaluations.restore(await asyncio.to_thread(self.store.load_evaluations))
+        self._own_last = self._view.core.own_last
+        for delta in self._view.core.ledger:
+            self.heard(delta)
+
+    def heard(self, delta: Delta) -> None:
+        """A record is new here."""
+        with self._contained():
+            self.chronicle.heard(
+                delta,
+                unix_s=time.time(),
+                clock=self._clock(delta.round),
+                live=self._view.merging.ready,
+                void=self._view.core.ledger.is_void(delta),
+            )
+
+    def merged(self, round_: int, deltas: tuple[Delta, ...], found: RoundFigures | None) -> None:
+        """A round was merged, or looked at again: `Merging.on_judged`."""
+        with self._contained():
+            ledger, known = self._view.core.ledger, self.chronicle.at(round_)
+            if round_ <= ledger.floor:
+                return  # closed meanwhile: the ledger does not tell any more who was valid
+            valid = {delta.author for delta in ledger.valid(round_)}
+            self.chronicle.merged(
+                round_,
+                deltas,
+                void=[entry.author for entry in known.entries if entry.author not in valid] if known else (),
+                figures=found.members if found else None,
+                agreement=found.agreement if found else None,
+                unix_s=time.time(),
+                clock=self._clock(round_),
+            )
+
+    def _clock(self, round_: int) -> int:
+        """Until we know members, the records alone tell where the swarm is."""
+        return self._view.core.clock or round_
+
+    @contextmanager
+    def _contained(self) -> Iterator[None]:
+        """A fault in here is said once: the node has better things to do than to end of it."""
+        try:
+            yield
+        except Exception:
+            if not self._failed:
+                log.exception("a fault in watching this node; it goes on")
+            self._failed = True
+
+    # -- as time goes by
+
+    async def run(self) -> None:
+        """Look every second until cancelled."""
+        loop = asyncio.get_running_loop()
+        ticks = 0
+        while True:
+            due = loop.time() + TICK_S
+            await asyncio.sleep(TICK_S)
+            with self._contained():
+                await self._tick(ticks, loop.time() - due)
+            ticks += 1
+
+    async def _tick(self, ticks: int, late_s: float) -> None:
+        if ticks % DISK_TICKS == 0:
+            self.disk_free = await asyncio.to_thread(_free_at, str(self._view.home.root))
+            self._folder_gone = await asyncio.to_thread(self._view.home.is_gone)
+        if ticks % SAVE_TICKS == 0:
+            await self._save()
+        self.settle()
+        self.rates.look(self._view.links.values(), time.monotonic())
+        self.vitals.look(self._look(late_s))
+        core = self._view.core
+        self.evaluations.look(self._view.report, core.own_last)
+        self.happenings.look(core.roster.members(), core.sealing.claims)
+        self.on_look(ticks)
+
+    def settle(self) -> None:
+        """Let the chronicle know which of its rounds cannot change any more."""
+        base = self._view.merging.base
+        self.chronicle.settle(base.round, base.tokens)
+
+    def _look(self, late_s: float) -> Look:
+        view, core = self._view, self._view.core
+        live = core.roster.live()
+        addresses = {address for member in live for address in member.peer.body.addresses}
+        return Look(
+            now=time.monotonic(),
+            late_s=late_s,
+            links=len(view.links),
+            was_dialled=view.links.was_dialled,
+            addresses=core.own_row.addresses,
+            live=len(live),
+            known=len(addresses.union(core.info.bootstrap)),
+            behind=view.merging.behind,
+            version=view.merging.version,
+            disk_free=self.disk_free,
+            folder_gone=str(view.home.root) if self._folder_gone else "",
+            offsets=tuple(link.clock_offset_s for link in view.links.values()),
+            lacks_trainer=core.info.trains and not view.port.attached,
+            void=sum(
+                d.round > self._own_last and core.ledger.is_void(d) for d in core.ledger.by(view.node_id)
+            ),
+        )
+
+    async def _save(self) -> None:
+        """Write down what has changed; what cannot be written is tried again with the next."""
+        rounds, evaluations = self.chronicle.take_unsaved(), self.evaluations.take_unsaved()
+        if not rounds and not evaluations:
+            return
+        try:
+            await asyncio.to_thread(self.store.save, rounds, evaluations)
+        except StorageError as error:
+            self.chronicle.not_saved(rounds)
+            self.evaluations.not_saved(evaluations)
+            log.debug("%s", error)
+
+    async def close(self) -> None:
+        """Write down the rest."""
+        self.notices.end()
+        with self._contained():
+            self.settle()
+            await self._save()
+            await asyncio.to_thread(self.store.close)
+
+    # -- what is asked
+
+    def health(self) -> tuple[bool, str]:
+        """Whether the node does what it is for, and why or why not."""
+        if self.vitals.problem is not None:
+            return False, self.vitals.problem
+        state = self._view.state
+        return state in HEALTHY_STATES, state
+
+
+def _free_at(path: str) -> int | None:
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:
+        return None

@@ -1,0 +1,69 @@
+"""The chunks on our disk, as links give and take them: read when asked for, stored as they arrive."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from gossamer.node.network.link import PeerLink
+from gossamer.node.phi.snapshots import SnapshotShelf
+from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
+from gossamer.protocol import effects as fx
+from gossamer.protocol.chunks import payload_chunk_sizes
+from gossamer.protocol.identity import short
+from gossamer.protocol.replica import Replica
+
+DISK_RETRY_S = 5.0
+
+log = logging.getLogger("gossamer.transfers")
+
+
+class LocalChunks:
+    """The transport's `Chunks`, for one daemon."""
+
+    def __init__(
+        self,
+        chunks: ChunkStore,
+        shelf: SnapshotShelf,
+        core: Replica,
+        dispatch: Callable[[fx.Event], object],
+    ) -> None:
+        self._chunks = chunks
+        self._shelf = shelf
+        self._core = core
+        self._dispatch = dispatch
+
+    async def read_chunk(self, blob: bytes) -> bytes | None:
+        """A chunk from disk, None if it is not here; the snapshot that it is of counts as used."""
+        self._shelf.touch(blob)
+        if blob not in self._chunks:
+            return None
+        try:
+            return await asyncio.to_thread(self._chunks.get, blob)
+        except MissingChunkError:
+            self.refetch(blob)
+            return None
+
+    def expected_size(self, blob: bytes) -> int | None:
+        return self._core.fetcher.expected_size(blob)
+
+    async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
+        """Keep a chunk that we wanted, whose hash holds. Returns whether it is; else it is fetched again."""
+        try:
+            await asyncio.to_thread(self._chunks.put, blob, data)
+        except OSError as error:
+            log.error("cannot store a payload: %s; free some space, it will be fetched again", error.strerror)
+            await asyncio.sleep(DISK_RETRY_S)
+            return False
+        self._dispatch(fx.ChunkArrived(blob))
+        return True
+
+    def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
+        self._dispatch(fx.ChunkFailed(link.number, blob))
+
+    def refetch(self, blob: bytes) -> None:
+        """A chunk on disk turned out damaged: fetch it again, if it is of a delta."""
+        log.warning("chunk %s was damaged on disk; fetching it again", short(blob))
+        for delta in self._core.ledger:
+            if blob in delta.body.chunks:
+                sizes = payload_chunk_sizes(delta.body.payload_bytes)
+                self._dispatch(fx.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))

@@ -1,0 +1,53 @@
+"""Which of the daemon's offers of Phi a step takes over: none that is outdated, and not all at once."""
+
+from collections.abc import Sequence
+
+from gossamer.node.ipc.daemon_link import DaemonLink, Offer
+from gossamer.node.training.outer import FragmentState
+
+
+class Incoming:
+    """Offers that have come and are not applied yet."""
+
+    def __init__(self, link: DaemonLink, fragments: Sequence[FragmentState]) -> None:
+        self._link = link
+        self._fragments = fragments
+        self._waiting: list[Offer] = []
+
+    def take(self) -> list[Offer]:
+        """All there are."""
+        self._collect()
+        offers, self._waiting = self._waiting, []
+        return offers
+
+    def take_for_step(self, round_: int | None) -> list[Offer]:
+        """Those to apply at a step that publishes `round_`, or nothing, so that it is not held up by all.
+
+        One that comes as another fragment is published waits a step. Of several, half wait.
+        """
+        waited = len(self._waiting)
+        self._collect()
+        if not self._waiting:
+            return []
+        if round_ is None:
+            count = -(-len(self._waiting) // 2)
+        else:
+            fragment = round_ % len(self._fragments)
+            last = max((i for i, offer in enumerate(self._waiting) if offer.fragment == fragment), default=-1)
+            count = max(waited, last + 1)
+        now, self._waiting = self._waiting[:count], self._waiting[count:]
+        return self._newer(now)
+
+    def _collect(self) -> None:
+        while (offer := self._link.take_offer()) is not None:
+            self._waiting.append(offer)
+
+    def _newer(self, offers: Sequence[Offer]) -> list[Offer]:
+        """Those that hold our own last delta: an image from before would take it back for a moment."""
+        newer = []
+        for offer in offers:
+            if offer.own_round >= self._fragments[offer.fragment].last_published:
+                newer.append(offer)
+            else:
+                self._link.took(offer)
+        return newer

@@ -1,0 +1,246 @@
+"""The role of the first rank, or of the only one: it forms the deltas, and talks to the daemon.
+
+It never waits for the network: what it spends is encoding and adding, and it keeps count of that.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from math import isfinite
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.node.ipc import control
+from gossamer.node.ipc.daemon_link import DaemonLink, Offer
+from gossamer.node.training.beside import Beside
+from gossamer.node.training.checkpoint import Progress, restore
+from gossamer.node.training.checkpointwriter import CheckpointWriter
+from gossamer.node.training.incoming import Incoming
+from gossamer.node.training.outer import OuterLoop
+from gossamer.node.training.parameters import Binding
+from gossamer.node.training.ranks import DONE, Team, Word
+from gossamer.node.training.role import Role
+from gossamer.protocol.limits import LOSS_MAX, TOKENS_MAX
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.pace import Pace
+
+POLL_S = 0.01
+
+
+class Leader(Role):
+    """The outer loop of one node, step by step."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        manifest: Manifest,
+        link: DaemonLink,
+        team: Team,
+        *,
+        checkpoint: Path,
+        stop_round: int,
+        beside: Beside | None = None,
+    ) -> None:
+        """Raises ConfigError if the model does not fit the manifest."""
+        super().__init__(link, team, stop_round=stop_round, beside=beside)
+        self._link: DaemonLink = link
+        self._saved_optimizers = tuple(optimizers) if team.size == 1 else ()
+        self._checkpoint_path = checkpoint
+        self._checkpoint = CheckpointWriter(checkpoint)
+        self._outer = OuterLoop(team.bind(manifest.plan()), manifest)
+        self._incoming = Incoming(link, self._outer.fragments)
+        self._binding = Binding(model, manifest)
+        self._codec = manifest.outer.codec
+        self._pace = Pace(manifest.pace, manifest.layout.fragments)
+        self._steps_since = 0
+        self._published_at = time.monotonic()
+        self._share_waits = False
+
+    # -- what the loop does
+
+    def begin(self, on_wait: Callable[[], None] | None = None) -> bool:
+        missing = set(range(len(self._outer.fragments)))
+        while missing and not self.should_stop:
+            offer = self._link.take_offer()
+            with self._changing([offer] if offer else []):
+                if offer is not None:
+                    self._load(offer)
+                    missing.discard(offer.fragment)
+            if offer is None:
+                time.sleep(POLL_S)
+                if on_wait is not None:
+                    on_wait()
+        restored = restore(self._checkpoint_path, self._outer, self._saved_optimizers)
+        if restored is not None:
+            self.progress, self.resumed = restored
+        word = self._agree(done=DONE)
+        self.begun_at = time.perf_counter()
+        self._published_at = time.monotonic()
+        return not missing and not (word.stop and self.team.size > 1)
+
+    def step(self, tokens: int, loss: float | Tensor) -> int | None:
+        begun = time.perf_counter()
+        self.is_stepping = True
+        self._steps_since += 1
+        round_ = self._due()
+        offers = self._incoming.take_for_step(round_)
+        if self.team.size == 1 and not offers and round_ is None:
+            self._note(tokens, loss)  # most steps: nobody to agree with, and nothing to do
+        else:
+            with self._changing(offers, round_, tokens):
+                self._note(self._word.tokens, loss)
+                for offer in offers:
+                    self._apply(offer)
+                if round_ is not None:
+                    self._publish(round_)
+        self._checkpoint_if_due(round_)
+        self.is_stepping = False
+        self.outer_s += time.perf_counter() - begun
+        return round_
+
+    def flush(self, timeout_s: float) -> None:
+        round_ = max(self._link.own_last + 1, self._link.clock)
+        may = self._steps_since > 0 and round_ <= self._link.clock + 1 and not self.finished
+        due = round_ if may and self._link.can_publish else None
+        with self._changing([], due):
+            if due is not None:
+                self._publish(due)
+        self._checkpoint.save(self._outer, self._saved_optimizers, self.progress)
+        self._link.wait_acknowledged(timeout_s)
+
+    def drop_progress(self) -> None:
+        everything = frozenset(range(len(self._outer.fragments)))
+        self._agree(everything)
+        with self.team.full(everything):
+            self._outer.reset()
+        self._steps_since = 0
+
+    def settle(self) -> bool:
+        offers = self._incoming.take()
+        with self._changing(offers):
+            for offer in offers:
+                self._load(offer)
+        return bool(offers)
+
+    def agree_done(self, done: int) -> int:
+        return self._agree(done=done).done
+
+    def report(self, report: control.Report) -> None:
+        self._link.send(report)
+
+    def close(self) -> None:
+        self._checkpoint.close()
+        super().close()
+
+    # -- agreeing with the other ranks
+
+    def _agree(
+        self,
+        touched: frozenset[int] = frozenset(),
+        *,
+        tokens: int = 0,
+        done: int = 0,
+        round_: int = 0,
+        version: int = 0,
+    ) -> Word:
+        self._word = self.team.agree(
+            Word(
+                tokens=tokens,
+                stop=int(self._is_told_to_stop()),
+                done=done,
+                own_last=max(self._link.own_last, round_),
+                clock=self._link.clock,
+                swarm_tokens=self._link.swarm_tokens,
+                links=self._link.links,
+                version=max(self.version, version),
+                steps=self.progress.steps,
+                own_tokens=self.progress.tokens,
+                loss=self.last_loss,
+                touched=touched,
+            )
+        )
+        return self._word
+
+    def _changing(
+        self, offers: Sequence[Offer] = (), round_: int | None = None, tokens: int = 0
+    ) -> AbstractContextManager[object]:
+        """Agree with the other ranks on what changes now; inside, those fragments are here in full."""
+        if offers or round_ is not None:
+            self._binding.check()
+        touched = {offer.fragment for offer in offers}
+        if round_ is not None:
+            touched.add(round_ % len(self._outer.fragments))
+        version = max((offer.version for offer in offers), default=0)
+        self._agree(frozenset(touched), tokens=tokens, round_=round_ or 0, version=version)
+        return self.team.full(frozenset(touched))
+
+    # -- the parts of a step
+
+    def _note(self, tokens: int, loss: float | Tensor) -> None:
+        self._outer.step(tokens, loss)
+        self.progress = Progress(self.progress.steps + 1, self.progress.tokens + tokens)
+
+    def _due(self) -> int | None:
+        """The round to publish now, if any."""
+        if not self._link.can_publish:
+            return None
+        seconds = time.monotonic() - self._published_at
+        round_ = self._pace.due(self._link.own_last, self._link.clock, self._steps_since, seconds)
+        return None if round_ is not None and 0 < self._stop_round < round_ else round_
+
+    def _publish(self, round_: int) -> None:
+        index = round_ % len(self._outer.fragments)
+        area = self._link.payload_area
+        length, window = self._outer.publish(index, round_, area)
+        # A loss is for displays: one that overflowed (float16 before its scaler has settled) costs no delta.
+        loss = window.mean_loss
+        if isfinite(loss):
+            self.last_loss = max(-LOSS_MAX, min(LOSS_MAX, loss))
+        self._link.publish(
+            control.Publish(
+                round=round_,
+                base=window.base,
+                tokens=min(window.tokens, TOKENS_MAX),
+                steps=window.steps,
+                loss=self.last_loss,
+                codec=self._codec,
+                payload_bytes=length,
+            ),
+            area,
+        )
+        self._steps_since = 0
+        self._published_at = time.monotonic()
+
+    def _checkpoint_if_due(self, round_: int | None) -> None:
+        """Begin a checkpoint if one is due; copy a share of one that was begun.
+
+        Rather at the next step than at one that publishes.
+        """
+        if round_ is not None and not self._share_waits:
+            self._share_waits = True
+            return
+        self._share_waits = False
+        if self._checkpoint.is_due():
+            self._checkpoint.begin(self._outer, self._saved_optimizers)
+        self._checkpoint.advance(self.progress)
+
+    def _apply(self, offer: Offer) -> None:
+        """Take Phi over under the progress of the open windows."""
+        fragment = self._outer.fragments[offer.fragment].fragment
+        self._outer.apply(offer.fragment, offer.values(fragment), offer.merged_round)
+        self._took(offer)
+
+    def _load(self, offer: Offer) -> None:
+        """Take Phi over as it is."""
+        state = self._outer.fragments[offer.fragment]
+        state.last_published = max(state.last_published, offer.own_round)
+        phi = offer.values(state.fragment)
+        self._outer.apply(offer.fragment, phi, offer.merged_round, keep_progress=False)
+        self._took(offer)
+
+    def _took(self, offer: Offer) -> None:
+        self.version = max(self.version, offer.version)
+        self._link.took(offer)

@@ -1,0 +1,106 @@
+"""What one process does for its node: the first rank leads, and the others follow.
+
+A `Peer` plays one of the two. On several ranks all see the swarm as the first saw it at the last step, so
+that they decide alike whatever follows from it.
+"""
+
+import abc
+import time
+from collections.abc import Callable
+from threading import Event
+from typing import Protocol
+
+from torch import Tensor
+
+from gossamer.node.ipc.control import Report
+from gossamer.node.training.beside import Beside
+from gossamer.node.training.checkpoint import Progress
+from gossamer.node.training.ranks import Team, Word
+
+
+class Link(Protocol):
+    """What is known of the daemon and the swarm."""
+
+    node_id: bytes
+    own_last: int
+    clock: int
+    swarm_tokens: int
+    links: int
+    stop_asked: Event
+
+    def close(self) -> None: ...
+
+
+class Role(abc.ABC):
+    """Leading or following. Every method is called alike on all ranks."""
+
+    def __init__(self, link: Link, team: Team, *, stop_round: int, beside: Beside | None = None) -> None:
+        """`beside` is what an attached script has beside it."""
+        self._link: Link = link
+        self._stop_round = stop_round
+        self._word = Word()
+        self.team = team
+        self.beside = beside
+        self.progress = Progress()
+        self.resumed = False
+        self.version = 0
+        self.last_loss = 0.0
+        self.begun_at = time.perf_counter()
+        self.outer_s = 0.0
+        """Seconds that `step` has kept the loop from inner steps since then."""
+        self.is_stepping = False
+        """Whether a step is under way: then nothing is in order that could be published."""
+
+    @property
+    def node_id(self) -> bytes:
+        return self._link.node_id
+
+    @property
+    def seen(self) -> Link | Word:
+        """What the swarm looks like; on several ranks, as all of them saw it at the last step."""
+        return self._link if self.team.size == 1 else self._word
+
+    @property
+    def should_stop(self) -> bool:
+        return bool(self._word.stop) if self.team.size > 1 else self._is_told_to_stop()
+
+    def _is_told_to_stop(self) -> bool:
+        return self._link.stop_asked.is_set() or (self.beside is not None and self.beside.must_stop)
+
+    @property
+    def finished(self) -> bool:
+        return 0 < self._stop_round <= self.seen.own_last
+
+    @abc.abstractmethod
+    def begin(self, on_wait: Callable[[], None] | None = None) -> bool:
+        """Wait for the swarm's model and load it. Returns False if the node is stopping instead."""
+
+    @abc.abstractmethod
+    def step(self, tokens: int, loss: float | Tensor) -> int | None:
+        """Note an inner step; apply and publish what is due. Returns the round published, if any."""
+
+    @abc.abstractmethod
+    def flush(self, timeout_s: float) -> None:
+        """Publish what the open window holds, and see that all of it is on disk."""
+
+    @abc.abstractmethod
+    def drop_progress(self) -> None:
+        """Go back to Phi, leaving out what the open windows hold."""
+
+    @abc.abstractmethod
+    def settle(self) -> bool:
+        """After that: take over Phi as it changes. Returns whether it did."""
+
+    @abc.abstractmethod
+    def agree_done(self, done: int) -> int:
+        """Say whether what all ranks do together is over; returns what the first says of it."""
+
+    @abc.abstractmethod
+    def report(self, report: Report) -> None:
+        """Tell the daemon how training is doing."""
+
+    def close(self) -> None:
+        """Disconnect from the daemon; an attached script's daemon stops."""
+        self._link.close()
+        if self.beside is not None:
+            self.beside.stop()

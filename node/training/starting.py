@@ -1,0 +1,181 @@
+"""A script's node starts: its folder is entered, its swarm founded if it is the first, its daemon started.
+
+The folder is entered as `gossamer node` enters it.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+from torch import Tensor
+
+from gossamer.node import logs
+from gossamer.node.entering import (
+    checked_advertise,
+    checked_join,
+    checked_trust,
+    enter_invited,
+    enter_swarm,
+    given_invitation,
+    new_home,
+    read_manifest,
+)
+from gossamer.node.ipc.daemon_link import CONNECT_TIMEOUT_S, DaemonLink
+from gossamer.node.options import DaemonOptions
+from gossamer.node.phi import genesis
+from gossamer.node.phi.restore import has_model
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.home import Home
+from gossamer.node.training.beside import Beside
+from gossamer.node.training.parameters import check_fits
+from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
+from gossamer.protocol.invitation import Invitation
+from gossamer.protocol.manifest import Manifest
+
+FREE_TIMEOUT_S = 8.0
+"""How long the daemon of a script that has just been killed may take to end."""
+
+POLL_S = 0.1
+
+log = logging.getLogger("gossamer.peer")
+
+
+class AttachOptions(TypedDict, total=False):
+    """The keyword arguments of `Peer.attach`, which says what they mean, and fills in those not given."""
+
+    manifest: Manifest | str | os.PathLike[str] | None
+    join: Collection[str]
+    invite: str | None
+    folder: str | os.PathLike[str] | None
+    name: str
+    listen: str
+    advertise: Sequence[str]
+    swarm_id: str | None
+    trust: Collection[str]
+    stop_round: int
+    plaintext: bool
+    debug: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StartedNode:
+    """A node whose daemon listens."""
+
+    home: Home
+    manifest: Manifest
+    joins: tuple[str, ...]
+    beside: Beside
+    link: DaemonLink
+
+    @property
+    def contact(self) -> str:
+        """Where others join it, from this machine."""
+        address = (self.home.read_daemon() or {}).get("address", "")
+        return f"gossamer://{self.link.node_id.hex()}@{address}"
+
+
+def started(
+    tensors: Mapping[str, Tensor],
+    in_full: Callable[[Manifest], Mapping[str, Tensor]],
+    options: AttachOptions,
+) -> StartedNode:
+    """Start the node of a script that trains these parameters. Raises LocalError.
+
+    `in_full` is given the swarm's manifest, and returns the parameters as they are on all ranks together.
+    """
+    trusted = checked_trust(options["trust"])
+    home, joins = _entered(options)
+    manifest = home.manifest()
+    assert manifest is not None
+    check_fits(tensors, manifest)
+    _wait_until_free(home)
+    _found_if_first(home, manifest, joins, in_full(manifest))
+    beside = Beside(
+        DaemonOptions(
+            folder=home.root,
+            listen=options["listen"],
+            advertise=checked_advertise(options["advertise"]),
+            join=joins,
+            trust=trusted,
+            name=options["name"],
+            plaintext=options["plaintext"],
+            debug=options["debug"],
+            log_level=logs.level_of(logging.getLogger("gossamer")),
+        )
+    )
+    beside.start()
+    try:
+        return StartedNode(home, manifest, joins, beside, _connect(home, manifest, beside))
+    except BaseException:
+        beside.stop()
+        raise
+
+
+def _entered(options: AttachOptions) -> tuple[Home, tuple[str, ...]]:
+    """The node's folder, with its manifest in it, and whom it joins. Raises LocalError."""
+    invitation = given_invitation(options["invite"])
+    joins = checked_join(options["join"] or (invitation.contacts if invitation else ()))
+    # In a thread of its own, for a notebook's thread runs an event loop already.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_enter, joins, invitation, options).result(), joins
+
+
+def _enter(joins: tuple[str, ...], invitation: Invitation | None, options: AttachOptions) -> Home:
+    manifest, swarm_id, plaintext = options["manifest"], options["swarm_id"], options["plaintext"]
+    folder = Path(options["folder"]) if options["folder"] is not None else None
+    given = manifest if isinstance(manifest, Manifest) or manifest is None else read_manifest(Path(manifest))
+    if given is not None and swarm_id is not None and not given.swarm_id.hex().startswith(swarm_id.lower()):
+        raise ConfigError(f"the manifest describes swarm {given.swarm_id.hex()[:12]}, not {swarm_id}")
+    if invitation is not None:
+        return enter_invited(invitation, joins, folder, plaintext, given, swarm_id)
+    if given is not None:
+        home = new_home(folder, given.swarm_id)
+        home.adopt(given)
+        return home
+    if joins or folder is not None:
+        return enter_swarm(joins, folder.absolute() if folder else None, swarm_id, plaintext)
+    raise ConfigError("which swarm? Give Peer.attach a manifest, a node's folder, or join=[ADDRESS]")
+
+
+def _wait_until_free(home: Home) -> None:
+    """Wait for the daemon of a script that has just ended. Raises StorageError if it goes on."""
+    deadline = time.monotonic() + FREE_TIMEOUT_S
+    while not home.is_free():
+        if time.monotonic() > deadline:
+            raise StorageError(
+                f"another node is running in {home.root}: stop it (leave() it, if it is this script's own),"
+                " or give another folder="
+            )
+        time.sleep(POLL_S)
+
+
+def _found_if_first(
+    home: Home, manifest: Manifest, joins: tuple[str, ...], tensors: Mapping[str, Tensor]
+) -> None:
+    """Where there is nobody to join and no earlier run, the model is Phi_0. Raises ConfigError."""
+    if joins or home.read_peers() or has_model(home, manifest):
+        return
+    genesis.found(manifest, genesis.image(tensors, manifest.plan()), ChunkStore(home.chunks_path))
+    log.info("founding swarm %s (%s)", manifest.swarm.name, manifest.swarm_id.hex()[:12])
+
+
+def _connect(home: Home, manifest: Manifest, beside: Beside) -> DaemonLink:
+    """Wait until the daemon listens. Raises ConfigError if it gives up, or UnreachableError."""
+    link = DaemonLink(home.socket_path(), manifest)
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    while True:
+        try:
+            link.wait_connected(0.1)
+            return link
+        except UnreachableError:
+            if beside.must_stop:
+                link.close()
+                raise beside.ending() from None
+            if time.monotonic() > deadline:
+                link.close()
+                raise

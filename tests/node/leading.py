@@ -1,0 +1,30 @@
+"""A peer over a link that a test has made, as `Peer.attach` makes one where there are no other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from gossamer.models.task import named_tensors
+from gossamer.node.ipc.daemon_link import DaemonLink
+from gossamer.node.peer import Peer
+from gossamer.node.training.leader import Leader
+from gossamer.node.training.ranks import Alone
+from gossamer.protocol.manifest import Manifest
+
+
+def leading(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    manifest: Manifest,
+    link: DaemonLink,
+    checkpoint: Path,
+    stop_round: int = 0,
+) -> Peer:
+    team = Alone(dict(named_tensors(model, frozen=True)))
+    return Peer(
+        model, Leader(model, optimizers, manifest, link, team, checkpoint=checkpoint, stop_round=stop_round)
+    )
