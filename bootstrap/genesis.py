@@ -57,7 +57,7 @@ def ensure_genesis(home: Home, manifest: Manifest, manifest_path: Path) -> None:
 def _rebuild(home: Home) -> None:
     """In a process that may import torch. Raises ConfigError with that process's own explanation."""
     result = subprocess.run(
-        [sys.executable, "-m", "gossamer.node.phi.genesis", str(home.root)],
+        [sys.executable, "-P", "-m", "gossamer.node.phi.genesis", str(home.root)],
         capture_output=True,
         text=True,
         check=False,

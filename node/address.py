@@ -12,6 +12,7 @@ _PORT = re.compile(r"[0-9]{1,5}")
 
 SCHEME = "gossamer://"
 _NODE_ID = re.compile(r"[0-9a-f]{64}")
+_SWARM_ID = re.compile(r"[0-9a-f]{1,64}")
 
 WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 
@@ -103,6 +104,12 @@ def parse_node_id(text: str) -> bytes:
     if not _NODE_ID.fullmatch(text.strip().lower()):
         raise ConfigError(f"{text!r} is no node id: that has 64 hex digits, as gossamer id prints them")
     return bytes.fromhex(text)
+
+
+def check_swarm_id(text: str) -> None:
+    """Raise ConfigError for what no swarm id begins with. A shell's unset variable would fit every swarm."""
+    if not _SWARM_ID.fullmatch(text.lower()):
+        raise ConfigError(f"{text!r} is no swarm id, nor how one begins: that is up to 64 hex digits")
 
 
 def parse_contact(text: str) -> Contact:

@@ -109,11 +109,14 @@ def enter_invited(
     folder: Path | None,
     plaintext: bool,
     manifest: Manifest | None = None,
+    swarm_id: str | None = None,
 ) -> Home:
     """The folder of the swarm that we were invited to; without its `manifest` we fetch that.
 
-    Raises ConfigError or UnreachableError.
+    Raises ConfigError, also if that swarm's id does not begin with `swarm_id`, or UnreachableError.
     """
+    if swarm_id is not None and not invitation.swarm_id.hex().startswith(swarm_id.lower()):
+        raise ConfigError(f"the invitation is for swarm {invitation.swarm_id.hex()[:12]}, not {swarm_id}")
     if manifest is not None and manifest.swarm_id != invitation.swarm_id:
         raise ConfigError(
             f"the invitation is for swarm {invitation.swarm_id.hex()[:12]}, and the manifest describes swarm"
@@ -130,8 +133,8 @@ def enter_invited(
         if not join:
             raise ConfigError("the invitation names no address; give a node of the swarm with --join ADDRESS")
         contacts = tuple(map(parse_contact, join))
-        swarm_id = invitation.swarm_id.hex()
-        home.adopt(fetch_manifest(contacts, swarm_id, plaintext=plaintext, asker=asker_of(home)))
+        asker = asker_of(home)
+        home.adopt(fetch_manifest(contacts, invitation.swarm_id.hex(), plaintext=plaintext, asker=asker))
     return home
 
 

@@ -42,7 +42,7 @@ class Child:
         read_end, self._write_end = os.pipe()
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *args],
+                [sys.executable, "-P", "-m", module, *args],
                 pass_fds=[read_end],
                 env={**os.environ, **(env or {}), _VARIABLE: str(read_end)},
                 stdin=subprocess.DEVNULL,

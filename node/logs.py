@@ -84,6 +84,14 @@ def handler(*, as_json: bool = False) -> logging.Handler:
     return handler
 
 
+def level_of(logger: logging.Logger) -> str:
+    """What has been set on a logger, as `configure` takes it; info if nothing has."""
+    wanted = logger.level or logging.INFO
+    return next(
+        (level for level in LEVELS if wanted <= logging.getLevelNamesMapping()[level.upper()]), LEVELS[-1]
+    )
+
+
 def configure(*, level: str = INFO, debug: bool = False, as_json: bool = False) -> None:
     """Send this process's log to standard error, from a level on; all of it with `debug`."""
     shown = handler(as_json=as_json)

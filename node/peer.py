@@ -205,7 +205,9 @@ class Peer(Standing):
         self._check_here()
         count, mean = token_count(tokens), mean_loss(loss)
         if not self._stepping.acquire(blocking=False):
-            raise RuntimeError("two threads call step at once: a peer belongs to one training loop")
+            raise RuntimeError(
+                "step is running already, in another thread or around this callback: a peer has one loop"
+            )
         try:
             self._steps_run += 1
             before = self.version

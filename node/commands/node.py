@@ -32,7 +32,11 @@ def node(
     ] = False,
     folder: Dir = None,
     swarm_id: Annotated[
-        str | None, typer.Option(help="Refuse any other swarm than this (its id or the beginning of it).")
+        str | None,
+        typer.Option(
+            callback=option_values.swarm_id_start(),
+            help="Refuse any other swarm than this (its id or the beginning of it).",
+        ),
     ] = None,
     trust: Annotated[
         list[str] | None,
@@ -107,7 +111,7 @@ def node(
     if invitation is not None:
         addresses = addresses or checked_join(list(invitation.contacts))
         observe = observe or invitation.grant.role is Role.OBSERVE
-        home = enter_invited(invitation, addresses, folder, plaintext)
+        home = enter_invited(invitation, addresses, folder, plaintext, swarm_id=swarm_id)
     else:
         home = enter_swarm(addresses, folder, swarm_id, plaintext)
         kept = home.invitation()

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 import typer
 
-from gossamer.node.address import parse_address, parse_contact
+from gossamer.node.address import check_swarm_id, parse_address, parse_contact
 from gossamer.node.options import ADMIN_OFF
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.limits import TEXT_BYTES_MAX
@@ -72,6 +72,11 @@ def check_admin(text: str) -> None:
 def admin_address() -> OptionValues:
     """Where a node is to be watched."""
     return {"callback": _checked(check_admin), "autocompletion": lambda: [ADMIN_OFF, "127.0.0.1:7780"]}
+
+
+def swarm_id_start() -> Callable[[Any], Any]:
+    """A swarm id, or its beginning."""
+    return _checked(check_swarm_id)
 
 
 def shown_name() -> Callable[[Any], Any]:

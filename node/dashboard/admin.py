@@ -141,9 +141,10 @@ class AdminServer:
                 continue
             return int(runner.addresses[0][1])
         await runner.cleanup()
-        why = os.strerror(problem.errno).lower() if problem and problem.errno else str(problem)
+        assert problem is not None
+        why = os.strerror(problem.errno) if problem.errno and problem.errno > 0 else str(problem.strerror)
         where = format_address(self._host, self._address[1] if self._address else 0)
-        raise ConfigError(f"cannot listen on {where}: {why}; choose another --admin, or --admin off")
+        raise ConfigError(f"cannot listen on {where}: {why.lower()}; choose another --admin, or --admin off")
 
     async def stop(self) -> None:
         """Stop listening."""

@@ -1,4 +1,5 @@
-"""How the node itself is doing: alone, out of reach, slow, out of space, on a wrong clock. It says so, once.
+"""How the node itself is doing: alone, out of reach, not the only one with its key, slow, out of space, on a
+wrong clock. It says so, once.
 
 It is shown a `Look` every second and keeps no other source of its own. One line an event, and the same event
 not again within minutes: who runs a node should be told, and not be tired by it.
@@ -57,6 +58,8 @@ class Look:
     offsets: tuple[float | None, ...] = ()
     """By how many seconds the clocks of peers are ahead of ours."""
     lacks_trainer: bool = False
+    void: int = 0
+    """Our own deltas of this run that are void."""
 
 
 class Vitals:
@@ -72,6 +75,7 @@ class Vitals:
         self._told_alone = False
         self._merged: tuple[int, float] = (-1, 0.0)
         self._trainer_seen: float | None = None
+        self._void = 0
         self._said: dict[str, float] = {}
         self._lags: deque[float] = deque(maxlen=LAGS)
 
@@ -88,6 +92,7 @@ class Vitals:
         self._look_at_links(look)
         self._look_at_reach(look, look.now - self._begun)
         self._look_at_clock(look)
+        self._look_at_key(look)
         if look.late_s > SLOW_S:
             self._say(
                 "slow",
@@ -133,6 +138,17 @@ class Vitals:
         said = clocks.judge(look.offsets)
         if said is not None:
             self._say("clock", look.now, f"{said}: set it (NTP)")
+
+    def _look_at_key(self, look: Look) -> None:
+        if look.void > self._void:
+            self._say(
+                "key",
+                look.now,
+                "what this node publishes is void: its key signs other deltas for the same rounds elsewhere,"
+                " in a copy of its folder, or did so before an old copy was put back. Stop all but one; a"
+                " copy that is to be a node of its own starts without the file key",
+            )
+        self._void = look.void
 
     def _folder(self, look: Look) -> str | None:
         if not look.folder_gone:

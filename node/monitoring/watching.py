@@ -51,6 +51,8 @@ class Watching:
         self.disk_free: int | None = None
         """Bytes free where the node's folder is; None before the first look."""
         self._folder_gone = False
+        self._own_last = 0
+        """Our last round before this run."""
         self._failed = False
 
     # -- the daemon tells
@@ -60,6 +62,7 @@ class Watching:
         self.notices.begin()
         self.chronicle.restore(*await asyncio.to_thread(self.store.load))
         self.evaluations.restore(await asyncio.to_thread(self.store.load_evaluations))
+        self._own_last = self._view.core.own_last
         for delta in self._view.core.ledger:
             self.heard(delta)
 
@@ -155,6 +158,9 @@ class Watching:
             folder_gone=str(view.home.root) if self._folder_gone else "",
             offsets=tuple(link.clock_offset_s for link in view.links.values()),
             lacks_trainer=core.info.trains and not view.port.attached,
+            void=sum(
+                d.round > self._own_last and core.ledger.is_void(d) for d in core.ledger.by(view.node_id)
+            ),
         )
 
     async def _save(self) -> None:

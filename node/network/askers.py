@@ -9,9 +9,18 @@ from gossamer.protocol.errors import ConfigError, LocalError
 
 
 def nodes_root() -> Path:
-    """Where nodes live unless told otherwise; ``key`` in it is this machine's, see `gossamer id`."""
-    root = os.environ.get("GOSSAMER_HOME")
-    return Path(root) if root else Path.home() / ".gossamer"
+    """Where nodes live unless told otherwise; ``key`` in it is this machine's, see `gossamer id`.
+
+    Raises ConfigError if that cannot be told.
+    """
+    if root := os.environ.get("GOSSAMER_HOME"):
+        return Path(root)
+    try:
+        return Path.home() / ".gossamer"
+    except RuntimeError:  # a user whom the system does not know, as in many a container
+        raise ConfigError(
+            "this user has no home folder: set GOSSAMER_HOME to a folder for nodes, or name the node's own"
+        ) from None
 
 
 def asker_of(home: Home) -> Asker:
@@ -27,7 +36,11 @@ def asker_for(folder: Path | None, address: str) -> Asker | None:
     """Ask as the node in `folder`, or as one of this machine's that runs at `address`, or as nobody."""
     if folder is not None:
         return asker_of(Home(folder))
-    for found in nodes_root().glob("*/daemon.json"):
+    try:
+        nodes = nodes_root()
+    except ConfigError:
+        return None  # without a home folder there are no nodes in it
+    for found in nodes.glob("*/daemon.json"):
         try:
             home = Home(found.parent)
             if (home.read_daemon() or {}).get("address") == address:

@@ -131,8 +131,9 @@ class Transport:
         except OSError as error:
             await self._runner.cleanup()
             where = format_address(host, port)
-            why = os.strerror(error.errno).lower() if error.errno else error.strerror
-            raise ConfigError(f"cannot listen on {where}: {why}; choose another --listen") from None
+            # asyncio has put words of its own in place of the system's; below 0 are names that are not found.
+            why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror)
+            raise ConfigError(f"cannot listen on {where}: {why.lower()}; choose another --listen") from None
         self._client = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=64, ssl=self._client_ssl, local_addr=_dial_from(bound_host)),
             auto_decompress=False,

@@ -257,7 +257,7 @@ class Home:
         Raises StorageError.
         """
         path = str((self.root / "trainer.sock").absolute())
-        if len(path.encode()) <= _SOCKET_PATH_MAX:
+        if len(os.fsencode(path)) <= _SOCKET_PATH_MAX:
             return path
         try:
             folder = Path(tempfile.gettempdir()) / f"gossamer-{os.getuid()}"
@@ -270,7 +270,7 @@ class Home:
             ) from None
         if found.st_uid != os.getuid() or found.st_mode & 0o077 or not stat.S_ISDIR(found.st_mode):
             raise StorageError(f"{folder} is open to somebody else; set TMPDIR to a folder of your own")
-        return str(folder / f"{sha256(path.encode()).hexdigest()[:16]}.sock")
+        return str(folder / f"{sha256(os.fsencode(path)).hexdigest()[:16]}.sock")
 
     def next_incarnation(self) -> int:
         """A number greater than at every earlier start, also if the clock was set back."""

@@ -5,6 +5,7 @@ that a crash cannot make us sign another delta for the same round. Records of ot
 batches; what a crash loses of those, anti-entropy brings back.
 """
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,6 +43,21 @@ _SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 """The second when a message quotes what is in a damaged file."""
 
 
+_OUT_OF_REACH = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)
+
+
+def _mode(path: Path, read_only: bool) -> str:
+    """How to open a database, as SQLite's URIs say it.
+
+    SQLite writes files beside it even to read it, unless told that nobody changes it: nobody can where the
+    folder is read-only, a backup say. What is left in a log of writes would be missed then.
+    """
+    if not read_only:
+        return "mode=rwc"
+    is_fixed = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
+    return "mode=ro&immutable=1" if is_fixed else "mode=ro"
+
+
 @dataclass(frozen=True, slots=True)
 class StoredHistory:
     """What is kept of the past: the closed part, the snapshots, and what the newest of them holds."""
@@ -66,7 +82,7 @@ class RecordStore:
         self._lock = threading.Lock()
         try:
             self._db = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}",
+                f"{path.absolute().as_uri()}?{_mode(path, read_only)}",
                 uri=True,
                 check_same_thread=False,
                 isolation_level=None,
@@ -90,8 +106,14 @@ class RecordStore:
             raise error if isinstance(error, StorageError) else self._broken(error) from None
 
     def _broken(self, error: Exception) -> StorageError:
-        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # above are details
+        if code == sqlite3.SQLITE_FULL:
             return StorageError(f"cannot write {self._path}: the disk is full; free some space")
+        if code in _OUT_OF_REACH:
+            return StorageError(
+                f"cannot use the database {self._path} ({error}): this user has to be able to write to its"
+                " folder, and its path must not be much longer than 500 bytes"
+            )
         return self._damaged(str(error))
 
     def _damaged(self, problem: str) -> StorageError:

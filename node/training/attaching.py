@@ -1,6 +1,7 @@
 """`Peer.attach`: a script becomes a node. Of several ranks the first starts it, and tells the others."""
 
 import logging
+import os
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from gossamer.models.task import named_tensors
 from gossamer.node import logs
-from gossamer.node.address import parse_address
+from gossamer.node.address import check_swarm_id, parse_address
 from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.training.beside import Beside
 from gossamer.node.training.follower import Follower
@@ -70,10 +71,8 @@ def attach(
     tensors = parameters_of(model)
     optimizers = checked_optimizers(optimizer, tensors)
     _check_not_attached(tensors)
-    parse_address(options["listen"], port_min=0)
+    _check_values(options)
     stop_round = options["stop_round"]
-    if not isinstance(stop_round, int) or stop_round < 0:
-        raise ConfigError(f"stop_round is {stop_round!r}: give the last round to publish, or 0 for none")
     team = team_of(tensors)
     if team.rank > 0:
         return Place(role=_follower(tensors, team, stop_round))
@@ -84,6 +83,25 @@ def attach(
         raise
     _say(team, node.link.node_id)
     return _leader(model, optimizers, node, team, stop_round)
+
+
+def _check_values(options: AttachOptions) -> None:
+    """Raise ConfigError for what cannot be meant, whatever the swarm is."""
+    parse_address(options["listen"], port_min=0)
+    for argument, given in (
+        ("join", options["join"]),
+        ("advertise", options["advertise"]),
+        ("trust", options["trust"]),
+    ):
+        if isinstance(given, str):
+            raise ConfigError(f"{argument} is a list: {argument}=[{given!r}]")
+    if options["folder"] is not None and not os.fspath(options["folder"]):
+        raise ConfigError("folder is empty: name the node's folder, or give None for the default")
+    if options["swarm_id"] is not None:
+        check_swarm_id(options["swarm_id"])
+    stop_round = options["stop_round"]
+    if not isinstance(stop_round, int) or stop_round < 0:
+        raise ConfigError(f"stop_round is {stop_round!r}: give the last round to publish, or 0 for none")
 
 
 def _check_not_attached(tensors: Mapping[str, Tensor]) -> None:

@@ -3,8 +3,8 @@
 The daemon is started again with backoff when it dies, while training goes on alone. It ends with the script:
 told to when the script leaves, and by its lifeline however the script died.
 
-SIGTERM asks the training loop to stop instead of killing it in the middle of a step. It is taken over only
-where nobody else has, and only once: a second one kills at once, as it always did.
+SIGTERM asks the training loops of this process to stop instead of killing them in the middle of a step. It is
+taken over only where nobody else has, and only once: a second one kills at once, as it always did.
 """
 
 import logging
@@ -24,6 +24,18 @@ TERMINATED = 128 + signal.SIGTERM
 
 log = logging.getLogger("gossamer.peer")
 
+_listening: "set[Beside]" = set()
+"""Whom SIGTERM asks to stop."""
+
+
+def _terminate(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    asked = [beside for beside in tuple(_listening) if beside.is_here]
+    for beside in asked:
+        beside.ask()
+    if not asked:  # a forked worker: nobody there looks at a flag
+        signal.raise_signal(signal.SIGTERM)
+
 
 class Beside:
     """A script's daemon (where it has one) and its SIGTERM."""
@@ -36,16 +48,25 @@ class Beside:
         self._thread = threading.Thread(target=self._keep_running, name="beside", daemon=True)
         self._pid = os.getpid()
         self._asked = False
-        self._took_signal = False
 
     def start(self) -> None:
         """Start the daemon and listen for SIGTERM."""
         if threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-                signal.signal(signal.SIGTERM, self._terminate)
-                self._took_signal = True
+                signal.signal(signal.SIGTERM, _terminate)
+        if signal.getsignal(signal.SIGTERM) is _terminate:
+            _listening.add(self)
         if self._service is not None:
             self._thread.start()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that it was made in, and not one forked off it."""
+        return os.getpid() == self._pid
+
+    def ask(self) -> None:
+        """Have the training loop stop."""
+        self._asked = True
 
     @property
     def must_stop(self) -> bool:
@@ -79,15 +100,8 @@ class Beside:
                 self._closing.wait(10 * POLL_S)
             self._closing.wait(POLL_S)
 
-    def _terminate(self, *_: object) -> None:
-        self._give_signal_back()
-        if os.getpid() == self._pid:
-            self._asked = True
-        else:  # a forked worker: nobody there looks at a flag
-            signal.raise_signal(signal.SIGTERM)
-
     def _give_signal_back(self) -> None:
-        if self._took_signal:
-            with suppress(ValueError):  # not the main thread: whoever attached there is gone with it
+        _listening.discard(self)
+        if not _listening and signal.getsignal(signal.SIGTERM) is _terminate:
+            with suppress(ValueError):  # not the main thread: then it kills all the same, as nobody listens
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            self._took_signal = False

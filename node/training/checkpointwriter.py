@@ -51,7 +51,7 @@ class CheckpointWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._room = torch.empty(0, dtype=torch.uint8)
+        self._room = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._under_way: _Writing | None = None
         self._begun_at = -inf
         self._interval = INTERVAL_MIN_S
@@ -68,7 +68,7 @@ class CheckpointWriter:
         state = State.of(outer, optimizers)
         share = -(-max(SHARE_BYTES, state.size // SHARES) // WIDEST_BYTES) * WIDEST_BYTES
         if self._room.numel() != share:
-            self._room = torch.empty(share, dtype=torch.uint8)
+            self._room = torch.empty(share, dtype=torch.uint8, device="cpu")
         self._begun_at = time.monotonic()
         self._interval = min(max(INTERVAL_MIN_S, state.size / BYTES_PER_S), INTERVAL_MAX_S)
         self._under_way = _Writing(self._path, state, outer, self._room, submit)
@@ -138,7 +138,7 @@ class _Writing:
         self._index = 0
         self._done = 0
         """How much of which tensor has been copied, in elements."""
-        self._values = torch.empty(0)
+        self._values = torch.empty(0, device="cpu")
         """That tensor as a vector."""
         self._began = 0
         """The first tensor of the fragment that it is of."""

@@ -85,8 +85,9 @@ class Scratch(NamedTuple):
     """int32."""
 
     @classmethod
-    def of(cls, numel: int, device: torch.device | None = None) -> "Scratch":
-        return cls(torch.zeros(numel, device=device), torch.zeros(numel, dtype=torch.int32, device=device))
+    def of(cls, numel: int, device: torch.device) -> "Scratch":
+        step = torch.zeros(numel, dtype=torch.float32, device=device)
+        return cls(step, torch.zeros(numel, dtype=torch.int32, device=device))
 
     def first(self, numel: int) -> "Scratch":
         """Room for so many values."""
@@ -105,7 +106,7 @@ class OuterLoop:
             _bind(fragment, tensors, len(layout.fragments), self._outer.codec)
             for fragment in layout.fragments
         ]
-        self._scratch = Scratch.of(PIECE_CPU)
+        self._scratch = Scratch.of(PIECE_CPU, torch.device("cpu"))
 
     def step(self, tokens: int, loss: float | Tensor) -> None:
         """Note one inner step in every fragment's window."""

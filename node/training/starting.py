@@ -14,6 +14,7 @@ from typing import TypedDict
 
 from torch import Tensor
 
+from gossamer.node import logs
 from gossamer.node.entering import (
     checked_advertise,
     checked_join,
@@ -104,6 +105,7 @@ def started(
             name=options["name"],
             plaintext=options["plaintext"],
             debug=options["debug"],
+            log_level=logs.level_of(logging.getLogger("gossamer")),
         )
     )
     beside.start()
@@ -116,8 +118,6 @@ def started(
 
 def _entered(options: AttachOptions) -> tuple[Home, tuple[str, ...]]:
     """The node's folder, with its manifest in it, and whom it joins. Raises LocalError."""
-    if isinstance(options["join"], str):
-        raise ConfigError(f"join is a list of addresses: join=[{options['join']!r}]")
     invitation = given_invitation(options["invite"])
     joins = checked_join(options["join"] or (invitation.contacts if invitation else ()))
     # In a thread of its own, for a notebook's thread runs an event loop already.
@@ -132,7 +132,7 @@ def _enter(joins: tuple[str, ...], invitation: Invitation | None, options: Attac
     if given is not None and swarm_id is not None and not given.swarm_id.hex().startswith(swarm_id.lower()):
         raise ConfigError(f"the manifest describes swarm {given.swarm_id.hex()[:12]}, not {swarm_id}")
     if invitation is not None:
-        return enter_invited(invitation, joins, folder, plaintext, given)
+        return enter_invited(invitation, joins, folder, plaintext, given, swarm_id)
     if given is not None:
         home = new_home(folder, given.swarm_id)
         home.adopt(given)

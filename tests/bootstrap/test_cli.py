@@ -120,6 +120,8 @@ def entries(folder: Path) -> set[str]:
         (["node", "--join", "127.0.0.1:70000"], "127.0.0.1:70000"),
         (["node", "--join", "127.0.0.1:1", "--data", "missing.txt"], "missing.txt"),
         (["node", "--join", "127.0.0.1:1", "--threads", 9999], "--threads"),
+        (["node", "--join", "127.0.0.1:1", "--swarm-id", ""], "'' is no swarm id"),
+        (["node", "--join", "127.0.0.1:1", "--swarm-id", "demo"], "'demo' is no swarm id"),
         (["status", "127.0.0.1"], "HOST:PORT"),
         (["peers", "127.0.0.1"], "HOST:PORT"),
         (["top", "127.0.0.1"], "HOST:PORT"),

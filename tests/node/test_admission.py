@@ -319,6 +319,19 @@ def test_the_node_of_this_machine_that_runs_there_asks(
         assert asker_for(None, "127.0.0.1:7700") is None
 
 
+def test_a_user_without_a_home_folder_asks_as_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as a user whom its system does not know."""
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("GOSSAMER_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert asker_for(None, "127.0.0.1:7700") is None
+    with pytest.raises(ConfigError, match="GOSSAMER_HOME"):
+        askers.nodes_root()
+
+
 # -- addresses that carry a node id
 
 

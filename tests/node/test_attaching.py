@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from gossamer.bootstrap import manifests
+from gossamer.node.options import DaemonOptions
 from gossamer.node.peer import Peer
 from gossamer.node.storage.home import Home
 from gossamer.node.training import attaching, starting
@@ -102,6 +104,10 @@ def test_a_founder_with_the_first_values_gets_as_far_as_its_daemon(manifest: Man
         ({"listen": "nowhere"}, "'nowhere' is not an address"),
         ({"stop_round": -1}, "stop_round is -1"),
         ({"stop_round": "3"}, "stop_round is '3'"),
+        ({"advertise": "a.example:1"}, r"advertise is a list: advertise=\['a.example:1'\]"),
+        ({"trust": "ab" * 32}, "trust is a list"),
+        ({"folder": ""}, "folder is empty"),
+        ({"swarm_id": ""}, "'' is no swarm id"),
     ],
 )
 def test_options_that_are_none(manifest: Manifest, options: dict[str, Any], message: str) -> None:
@@ -144,6 +150,22 @@ def test_a_model_that_is_attached_already(manifest: Manifest, monkeypatch: pytes
     peer.has_left = True
     with pytest.raises(AssertionError, match="no daemon"):
         attach(model, manifest=manifest)
+
+
+def test_the_daemon_says_no_more_than_the_script_wants_to_hear(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[DaemonOptions] = []
+
+    def start(options: DaemonOptions) -> None:
+        given.append(options)
+        raise AssertionError("no daemon")
+
+    monkeypatch.setattr(starting, "Beside", start)
+    monkeypatch.setattr(logging.getLogger("gossamer"), "level", logging.ERROR)
+    with pytest.raises(AssertionError, match="no daemon"):
+        attach(manifest=manifest)
+    assert given[0].log_level == "error"
 
 
 async def test_it_can_be_called_where_an_event_loop_runs() -> None:

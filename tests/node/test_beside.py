@@ -48,6 +48,26 @@ def test_it_is_given_back_when_the_peer_leaves() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_all_peers_of_a_process_are_asked() -> None:
+    first, second, third = Beside(), Beside(), Beside()
+    for beside in (first, second, third):
+        beside.start()
+    first.stop()
+    signal.raise_signal(signal.SIGTERM)
+    assert [b.must_stop for b in (first, second, third)] == [False, True, True]
+    second.stop()
+    third.stop()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_handler_that_the_script_sets_later_stays() -> None:
+    beside = Beside()
+    beside.start()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    beside.stop()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_worker_dies_of_sigterm_as_ever() -> None:
     beside = Beside()

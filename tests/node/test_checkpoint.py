@@ -201,6 +201,18 @@ atexit.register(lambda: writer.save(outer, [optimizer], Progress(8, 16)))
     assert list(tmp_path.iterdir()) == [tmp_path / "t"]
 
 
+def test_it_is_saved_whatever_device_new_tensors_are_on(tmp_path):
+    (_, outer, optimizer), (_, other, fresh) = trained(), make()
+    torch.set_default_device("meta")
+    try:
+        CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(8, 16))
+        restored = restore(tmp_path / "t", other, [fresh])
+    finally:
+        torch.set_default_device(None)
+    assert restored == (Progress(8, 16), True)
+    assert all(map(torch.equal, outer.fragments[0].momentum, other.fragments[0].momentum))
+
+
 def test_sgd_without_state_and_scalars_come_back(tmp_path):
     model, outer, _ = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

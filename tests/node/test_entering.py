@@ -42,6 +42,16 @@ def test_a_founder_brings_the_manifest_along(tmp_path: Path) -> None:
     assert enter_invited(here, (), tmp_path, plaintext=True, manifest=HERE).manifest() == HERE
 
 
+def test_an_invitation_to_another_swarm_than_is_meant(tmp_path: Path) -> None:
+    own = Home(tmp_path)
+    own.create()
+    here = invite(OWNER, HERE.swarm_id, own.identity().node_id, role=Role.TRAIN, days=1, contacts=())
+    with pytest.raises(ConfigError, match=r"the invitation is for swarm .*, not 0123"):
+        enter_invited(here, (), tmp_path, plaintext=True, manifest=HERE, swarm_id="0123")
+    meant = HERE.swarm_id.hex()[:12].upper()
+    assert enter_invited(here, (), tmp_path, plaintext=True, manifest=HERE, swarm_id=meant).manifest() == HERE
+
+
 def test_the_node_of_this_machine_is_meant_if_it_has_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

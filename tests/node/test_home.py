@@ -160,6 +160,12 @@ def test_socket_paths_fit_the_system_however_deep_the_folder(tmp_path: Path) -> 
         os.unlink(path)
 
 
+def test_a_folder_may_have_a_name_that_is_no_text(tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"\xff")
+    assert Home(odd).socket_path() == str(odd / "trainer.sock")
+    assert Home(odd / ("d" * 120)).socket_path() != Home(tmp_path / ("d" * 120)).socket_path()
+
+
 def test_no_folder_for_a_socket_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     with pytest.raises(StorageError, match="set TMPDIR"):

@@ -34,6 +34,16 @@ def configured(into: io.StringIO | None = None, **settings: Any) -> Iterator[io.
             root.setLevel(level)
 
 
+@pytest.mark.parametrize(
+    ("set_to", "level"),
+    [(logging.NOTSET, "info"), (5, "debug"), (logging.WARNING, "warning"), (logging.CRITICAL, "error")],
+)
+def test_the_level_of_a_logger_in_our_words(set_to: int, level: str) -> None:
+    logger = logging.Logger("some")
+    logger.setLevel(set_to)
+    assert logs.level_of(logger) == level
+
+
 def test_control_characters_are_made_visible() -> None:
     with configured() as stream:
         logging.getLogger("gossamer.x").warning("%s said: %s", "peer", NASTY)

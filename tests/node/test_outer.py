@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -314,3 +315,29 @@ def test_the_loss_may_be_a_tensor() -> None:
     _, window = loop.publish(0, 1, area(manifest))
     assert window.mean_loss == pytest.approx(float(loss.detach()))
     assert isinstance(window.loss, float), "the graph behind it is let go"
+
+
+@pytest.fixture
+def odd_defaults() -> Iterator[None]:
+    """What tensors are where nobody says otherwise, as large models are often built."""
+    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+    torch.set_default_dtype(torch.float32)
+
+
+def test_a_scripts_default_dtype_and_device_change_nothing(
+    rng: np.random.Generator, odd_defaults: None
+) -> None:
+    with torch.device("cpu"):
+        model = Net().float()
+    manifest = manifest_for(model)
+    loop = loop_for(model, manifest)
+    phi = phi_of(loop)
+    loop.apply(0, phi, 0, keep_progress=False)
+    assert np.array_equal(phi_of(loop), phi)
+    train(loop, rng)
+    moved = phi_of(loop)
+    sent, _ = publish(loop, manifest, 1)
+    assert np.abs(sent - 0.5 * 1.7 * (phi - moved)).max() <= 2, "in float32, not bf16"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 
@@ -188,3 +189,23 @@ def test_a_reader_makes_no_database(path: Path) -> None:
     with pytest.raises(StorageError, match="cannot use the database"):
         RecordStore(path, SMALL.swarm_id, read_only=True)
     assert not path.exists()
+
+
+def test_a_folder_that_nobody_can_write_to_is_read_all_the_same(
+    path: Path, deltas: list[Delta], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a backup. SQLite wants to write beside a database in WAL mode even where it only reads."""
+    store = RecordStore(path, SMALL.swarm_id)
+    store.add(deltas, durable=True)
+    store.close()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    reader = RecordStore(path, SMALL.swarm_id, read_only=True)
+    assert len(reader.load(LAYOUT)) == len(deltas)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    reader.close()
+
+
+def test_what_cannot_be_reached_is_not_called_damaged(path: Path) -> None:
+    with pytest.raises(StorageError, match="able to write to its folder") as error:
+        RecordStore(path.with_name("missing") / "ledger.sqlite", SMALL.swarm_id)
+    assert "remove" not in str(error.value)

@@ -116,6 +116,20 @@ def test_children_end_with_a_parent_that_is_killed(scripts: Path) -> None:
     assert_all_gone(scripts, 5)
 
 
+def test_a_child_runs_nothing_that_lies_where_it_was_started(
+    scripts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """People have files called random.py or queue.py, and folders that others can write to."""
+    write(scripts, "drawing", "import random, sys; random.random()")
+    here = scripts / "here"
+    here.mkdir()
+    write(here, "random", "raise SystemExit(9)")
+    monkeypatch.chdir(here)
+    child = Child("drawing", [])
+    assert child.process.wait(20) == 0
+    child.close()
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_worker_does_not_keep_the_children_of_its_parent_alive(scripts: Path) -> None:
     """As a DataLoader's workers would, which may outlive a script that is killed."""

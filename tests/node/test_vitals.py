@@ -49,6 +49,14 @@ def test_a_founder_that_waits_for_others_is_not_alone(shown: Shown) -> None:
     assert shown.for_s(1000, links=0, known=0) == []
 
 
+def test_a_node_whose_key_is_used_elsewhere_is_told_while_it_lasts(shown: Shown) -> None:
+    assert shown.for_s(10, links=1) == []
+    (said,) = shown.for_s(20, links=1, void=2)
+    assert "its key signs other deltas" in said
+    assert shown.for_s(400, links=1, void=2) == [], "that is over"
+    assert len(shown.for_s(1, links=1, void=4)) == 1
+
+
 def test_a_node_that_nobody_dials_says_so_once(shown: Shown) -> None:
     usual: dict[str, Any] = {"links": 3, "live": 3, "known": 3, "addresses": ("1.2.3.4:7700",)}
     assert shown.for_s(v.REACH_S, **usual) == [] and shown.vitals.reachable is None
