@@ -31,11 +31,17 @@ class _Want:
     """Of single ones."""
     is_told_of_since: float = -inf
     """When somebody last said that it holds another part: more is on its way to our neighbours."""
+    got_at: float = -inf
+    """When the last chunk came."""
 
     @property
     def is_held(self) -> bool:
         """Whether somebody is known to hold some of it."""
         return bool(self.holders) or any(self.parts.values())
+
+    def is_orphan(self, now: float) -> bool:
+        """Whether nobody is known to hold any of it, and nothing of it was found for long."""
+        return not self.is_held and max(self.since, self.got_at) <= now - limits.ORPHAN_PATIENCE_S
 
     def holders_of(self, blob: bytes) -> set[int]:
         part = self.parts.get(blob)
@@ -103,7 +109,7 @@ class Fetcher:
         if want is not None and link in self._links and link not in want.holders:
             want.holders.add(link)
             for blob, size in want.missing.items():
-                self._failed.pop((link, blob, size), None)
+                self._ask_again(link, blob, size)
             self._changed = self._changed or not self._flights.keys() >= want.missing.keys()
 
     def hint_part(self, link: int, key: bytes, blob: bytes) -> None:
@@ -114,8 +120,14 @@ class Fetcher:
             if link not in part:
                 part.add(link)
                 want.is_told_of_since = self._now
-                self._failed.pop((link, blob, want.missing[blob]), None)
+                self._ask_again(link, blob, want.missing[blob])
             self._changed = self._changed or blob not in self._flights
+
+    def _ask_again(self, link: int, blob: bytes, size: int) -> None:
+        """Whoever says that it holds what it failed is asked at once. Should it fail again that counts on."""
+        failure = self._failed.get((link, blob, size))
+        if failure is not None:
+            self._failed[link, blob, size] = _Failure(self._now, failure.wait)
 
     def holders_of(self, key: bytes, blob: bytes) -> set[int]:
         """Links whose peers said that they hold a chunk of `key` that is missing here."""
@@ -186,6 +198,7 @@ class Fetcher:
         done: list[Effect] = []
         for key in sorted(self._keys.pop(blob, ())):
             want = self._wants[key]
+            want.got_at = self._now
             if flight is not None and flight.is_guess:
                 want.holders.add(flight.link)  # guessed rightly: it may well have the rest
             del want.missing[blob]
@@ -205,10 +218,20 @@ class Fetcher:
         flight = self._flights.pop(blob)
         pair = (flight.link, blob, flight.size)
         before = self._failed.get(pair)
-        wait = min(max(wait, 2 * before.wait), limits.FETCH_RETRY_MAX_S) if before else wait
+        if before is not None:
+            wait = min(max(wait, 2 * before.wait), self._wait_max(blob, now))
         self._failed[pair] = _Failure(now + wait, wait)
         self._spared[flight.link] = now + limits.FETCH_RETRY_S
         self._changed = True
+
+    def _wait_max(self, blob: bytes, now: float) -> float:
+        is_orphan = all(self._wants[key].is_orphan(now) for key in self._keys.get(blob, ()))
+        return limits.ORPHAN_RETRY_MAX_S if is_orphan else limits.FETCH_RETRY_MAX_S
+
+    def is_sought(self, key: bytes) -> bool:
+        """Whether a key has been looked for so long that others may have given up on it."""
+        want = self._wants.get(key)
+        return want is not None and want.since <= self._now - limits.ORPHAN_PATIENCE_S
 
     # -- scheduling
 

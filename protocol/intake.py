@@ -151,7 +151,7 @@ class Intake:
             raise ImplausibleError(f"round {delta.round} is too early for this swarm's age")
         if not self._clock.is_near(delta.round, delivery.now):
             return []
-        result = self._holdings.add(delta, delivery.now)
+        result = self._holdings.add(delta, delivery.link, delivery.now)
         if result:
             delivery.fresh.append(delta)
         return result

@@ -22,7 +22,9 @@ from gossamer.protocol.history import (
 from gossamer.protocol.joining import Joining, Witness
 from gossamer.protocol.manifest import Manifest
 
-LOOK_INTERVAL_S = 3.0
+LOOK_INTERVAL_S = 2.5
+"""At every second of the turns that a node takes (see `replica`)."""
+
 JOINING_LOOK_S = 0.1
 """Who looks for a snapshot to start from is in more of a hurry."""
 

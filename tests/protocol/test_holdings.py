@@ -21,7 +21,7 @@ def test_a_chunk_that_comes_twice_in_a_payload_is_told_of_in_both_places() -> No
     """Zeros, say. Else its author, who dealt both, would wait to hear of the second."""
     rng = random.Random(1)
     fetcher, offers = Fetcher(lambda blob: False, rng), Offers()
-    links: Any = SimpleNamespace(all=lambda: [SimpleNamespace(number=n) for n in (1, 2)], to=lambda _: None)
+    links: Any = SimpleNamespace(all=lambda: [SimpleNamespace(number=n) for n in (1, 2)], get=lambda _: None)
     holdings = Holdings(Ledger(), links, fetcher, offers, rng)
     for link in (1, 2):
         fetcher.link_up(link, outbound=True)
@@ -29,7 +29,7 @@ def test_a_chunk_that_comes_twice_in_a_payload_is_told_of_in_both_places() -> No
     size = 2 * limits.PAYLOAD_CHUNK_BYTES_MIN + 1
     delta = builders.unsigned(1, 1)
     delta = replace(delta, body=replace(delta.body, payload_bytes=size, chunks=(zeros, zeros, other)))
-    holdings.add(delta, 0.0)
+    holdings.add(delta, 1, 0.0)
     holdings.hint_parts(delta, (0, 1), 1)
     assert fetcher.plan(0.0) == [Get(1, zeros, limits.PAYLOAD_CHUNK_BYTES_MIN)]
     holdings.arrived(zeros, 1.0)
