@@ -257,6 +257,8 @@ class Fetcher:
         for blob, flight in list(self._flights.items()):
             if now >= flight.deadline:
                 self._fail(blob, now, limits.FETCH_RETRY_S)  # who is busy says so: silence is no sign of that
+        if not self._is_waiting():
+            return [], inf
         self._failed = {pair: f for pair, f in self._failed.items() if f.forgotten_at > now}
         self._spared = {link: until for link, until in self._spared.items() if until > now}
         load = dict.fromkeys(self._links, 0)
@@ -279,10 +281,14 @@ class Fetcher:
             deadline = now + self._patience(link, size)
             self._flights[blob] = _Flight(link, size, deadline, is_guess=link not in want.holders_of(blob))
             effects.append(Get(link, blob, size) if self._links[link] else Send(link, Ask(blob)))
-        is_waiting = any(not self._flights.keys() >= want.missing.keys() for want in self._wants.values())
-        if len(self._flights) >= most or not is_waiting:
+        if len(self._flights) >= most or not self._is_waiting():
             return effects, inf  # whatever ends a transfer brings us back here
         return effects, min(self._rested_at(now), now + limits.FETCH_RETRY_S)
+
+    def _is_waiting(self) -> bool:
+        """Whether a chunk is wanted that is not under way."""
+        under_way = self._flights.keys()
+        return any([not under_way >= want.missing.keys() for want in self._wants.values()])
 
     @property
     def _without_guesses(self) -> int:

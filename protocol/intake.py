@@ -76,7 +76,10 @@ class Intake:
         """Take in the records of a message, and relay the deltas among them that are new."""
         delivery = _Delivery(link, now)
         result: list[Effect] = []
+        is_known_row = self._presence.is_known
         for data, held in message.entries:
+            if data[0] == _PEER and is_known_row(data, link):
+                continue
             if result and self._links.get(link) is None:  # the record before this was its peer's revocation
                 break
             if not self._is_known(data, held, delivery):
@@ -90,8 +93,6 @@ class Intake:
 
     def _is_known(self, data: bytes, held: bool, delivery: _Delivery) -> bool:
         """Whether these very bytes were taken in before: most are, and no signature need be checked again."""
-        if data[0] == _PEER:
-            return self._presence.is_known(data, delivery.link)
         record_id = self._ledger.id_of(data)
         if record_id is None:
             return False
