@@ -65,7 +65,7 @@ class _Failure:
 
     @property
     def forgotten_at(self) -> float:
-        return self.until + max(self.wait, limits.FETCH_RETRY_S)
+        return self.until + max(self.wait, limits.FETCH_RETRY_MAX_S)  # its turn comes again after all others'
 
 
 class Fetcher:
@@ -218,7 +218,7 @@ class Fetcher:
         flight = self._flights.pop(blob)
         pair = (flight.link, blob, flight.size)
         before = self._failed.get(pair)
-        if before is not None:
+        if before is not None and before.forgotten_at > now:
             wait = min(max(wait, 2 * before.wait), self._wait_max(blob, now))
         self._failed[pair] = _Failure(now + wait, wait)
         self._spared[flight.link] = now + limits.FETCH_RETRY_S

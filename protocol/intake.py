@@ -74,12 +74,15 @@ class Intake:
 
     def received(self, link: int, message: Records, now: float) -> list[Effect]:
         """Take in the records of a message, and relay the deltas among them that are new."""
+        is_known_row = self._presence.is_known
+        entries = [
+            entry for entry in message.entries if entry[0][0] != _PEER or not is_known_row(entry[0], link)
+        ]
+        if not entries:
+            return []
         delivery = _Delivery(link, now)
         result: list[Effect] = []
-        is_known_row = self._presence.is_known
-        for data, held in message.entries:
-            if data[0] == _PEER and is_known_row(data, link):
-                continue
+        for data, held in entries:
             if result and self._links.get(link) is None:  # the record before this was its peer's revocation
                 break
             if not self._is_known(data, held, delivery):

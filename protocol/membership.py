@@ -188,10 +188,14 @@ class Membership:
 
     def _probe_the_silent(self, now: float) -> list[Effect]:
         """Ping the links on which nothing has come for a while, less those whose peers are being probed."""
+        since = now - limits.PROBE_AFTER_S
+        silent = [link for link, heard in self._link_heard.items() if heard <= since]
+        if not silent:
+            return []
         probed = {probe.node_id for probe in self._probes.values()}
         effects: list[Effect] = []
-        for link, heard in self._link_heard.items():
-            if now - heard >= limits.PROBE_AFTER_S and self._links[link] not in probed:
+        for link in silent:
+            if self._links[link] not in probed:
                 self._numbers += 1
                 deadline = now + self._patience(limits.PROBE_TIMEOUT_S)
                 self._probes[self._numbers] = _Probe(self._links[link], now, deadline)

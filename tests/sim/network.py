@@ -97,7 +97,9 @@ class Pipe:
         if weather.mischief is not None and is_data:
             self._send_roughly(item, time)
             return
-        self._last = time = max(time, self._last)
+        if time < self._last:
+            time = self._last
+        self._last = time
         net.loop.at(time, self._arrive, item, False)
 
     def _send_roughly(self, item: bytes, time: float) -> None:
