@@ -257,7 +257,8 @@ class Fetcher:
         for blob, flight in list(self._flights.items()):
             if now >= flight.deadline:
                 self._fail(blob, now, limits.FETCH_RETRY_S)  # who is busy says so: silence is no sign of that
-        if not self._is_waiting():
+        waiting = self._waiting(self._wants.values())
+        if not waiting:
             return [], inf
         self._failed = {pair: f for pair, f in self._failed.items() if f.forgotten_at > now}
         self._spared = {link: until for link, until in self._spared.items() if until > now}
@@ -266,8 +267,8 @@ class Fetcher:
             load[flight.link] += 1
         effects: list[Effect] = []
         most = min(limits.FETCHES_MAX, limits.FETCHES_PER_LINK_MAX * len(self._links))
-        held = [want for want in self._wants.values() if want.is_held]
-        others = [want for want in self._wants.values() if not want.is_held]
+        held = [want for want in waiting if want.is_held]
+        others = [want for want in waiting if not want.is_held]
         for want, blob in chain(
             self._next(others, load, now, min(most, self._without_guesses + limits.GUESSES_KEPT)),
             self._next(held, load, now, most),
@@ -281,14 +282,14 @@ class Fetcher:
             deadline = now + self._patience(link, size)
             self._flights[blob] = _Flight(link, size, deadline, is_guess=link not in want.holders_of(blob))
             effects.append(Get(link, blob, size) if self._links[link] else Send(link, Ask(blob)))
-        if len(self._flights) >= most or not self._is_waiting():
+        if len(self._flights) >= most or not self._waiting(waiting):
             return effects, inf  # whatever ends a transfer brings us back here
         return effects, min(self._rested_at(now), now + limits.FETCH_RETRY_S)
 
-    def _is_waiting(self) -> bool:
-        """Whether a chunk is wanted that is not under way."""
+    def _waiting(self, wants: Iterable[_Want]) -> list[_Want]:
+        """Those of which a chunk is missing that is not under way."""
         under_way = self._flights.keys()
-        return any([not under_way >= want.missing.keys() for want in self._wants.values()])
+        return [want for want in wants if not want.missing.keys() <= under_way]
 
     @property
     def _without_guesses(self) -> int:

@@ -126,7 +126,7 @@ PART_DELAY_S = 0.004
 """A chunk of a payload that is not complete yet is offered after this time, together with others: it has less
 far to go than a payload, and all who wait for it wait for this at each that it goes through."""
 
-PART_FANOUT = 8
+PART_FANOUT = 6
 """Links that are offered a chunk of a payload that is not complete: a node with many links would be asked for
 it by all of them at once, and those that wait in its line would not turn to others."""
 

@@ -199,4 +199,4 @@ class Sealing:
     def _is_disputed(self, others: Sequence[Claims]) -> bool:
         """Whether anybody claims something else than we do for the round that we claim."""
         own = self.claims[0]
-        return any([claim.round == own.round and claim != own for claims in others for claim in claims])
+        return any(claim.round == own.round and claim != own for claims in others for claim in claims)

@@ -97,9 +97,7 @@ class Pipe:
         if weather.mischief is not None and is_data:
             self._send_roughly(item, time)
             return
-        if time < self._last:
-            time = self._last
-        self._last = time
+        self._last = time = max(time, self._last)
         net.loop.at(time, self._arrive, item, False)
 
     def _send_roughly(self, item: bytes, time: float) -> None:

@@ -141,8 +141,7 @@ class Node(Process):
     def clock(self) -> float:
         """The node's own monotonic clock; it never runs backwards."""
         now = self._clock_start + self._loop.now * self._clock_rate
-        if now > self._latest:
-            self._latest = now
+        self._latest = max(self._latest, now)
         return self._latest
 
     def dispatch(self, event: fx.Event) -> list[fx.Effect]:
