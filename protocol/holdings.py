@@ -137,12 +137,14 @@ class Holdings:
         """
         for key in self._fetcher.keys_of(blob):
             delta = self._ledger.get(key)
-            if delta is not None and self._fetcher.is_sought(key):
-                for link in self._links.all():
-                    self._offers.promise(key, link.number)
-            if delta is not None and len(delta.body.chunks) > 1:
-                links = {link.number for link in self._links.all()} - self._fetcher.holders_of(key, blob)
-                chosen = set(sample(links, limits.PART_FANOUT, self._rng))
+            if delta is None:
+                continue
+            others = {link.number for link in self._links.all()} - self._fetcher.holders_of(key, blob)
+            if self._fetcher.is_sought(key):
+                for link in others:
+                    self._offers.promise(key, link)
+            if len(delta.body.chunks) > 1:
+                chosen = set(sample(others, limits.PART_FANOUT, self._rng))
                 for place, other in enumerate(delta.body.chunks):
                     if other == blob:  # zeros, say, may come more than once in a payload
                         self._offers.part(key, place, chosen, now)
