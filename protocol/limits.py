@@ -103,8 +103,8 @@ SEND_QUEUE_BYTES_MAX = 8 * 1024 * 1024
 # --- gossip --------------------------------------------------------------------------------------------
 PUSH_FANOUT = 4
 RELAY_DELAY_S = 1.0
-"""So long a record waits for its payload, if that is one chunk and the sender of the record has it: the two then
-spread in one message, and no later than a promise and its keeping would bring the payload."""
+"""So long a record waits for its payload, if that is one chunk and the sender of the record has it: the two
+then spread in one message, and no later than a promise and its keeping would bring the payload."""
 
 ANTI_ENTROPY_INTERVAL_S = 10.0
 RANGE_FANOUT_BITS = 4
