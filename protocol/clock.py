@@ -67,8 +67,9 @@ class SwarmClock:
 
     def _rounds_of_others(self) -> list[int]:
         """The latest round of every live member that trains, 0 for one that has not published."""
+        last_round, role_of = self._ledger.last_round, self._charter.role_of
         return [
-            max(peer.body.round, self._ledger.last_round(peer.node_id))
+            max(peer.body.round, last_round(peer.node_id))
             for peer in [member.peer for member in self._roster.live()]
-            if peer.body.trains and self._charter.role_of(peer.node_id) is Role.TRAIN
+            if peer.body.trains and role_of(peer.node_id) is Role.TRAIN
         ]

@@ -31,11 +31,17 @@ class _Want:
     """Of single ones."""
     is_told_of_since: float = -inf
     """When somebody last said that it holds another part: more is on its way to our neighbours."""
+    got_at: float = -inf
+    """When the last chunk came."""
 
     @property
     def is_held(self) -> bool:
         """Whether somebody is known to hold some of it."""
         return bool(self.holders) or any(self.parts.values())
+
+    def is_orphan(self, now: float) -> bool:
+        """Whether nobody is known to hold any of it, and nothing of it was found for long."""
+        return not self.is_held and max(self.since, self.got_at) <= now - limits.ORPHAN_PATIENCE_S
 
     def holders_of(self, blob: bytes) -> set[int]:
         part = self.parts.get(blob)
@@ -59,7 +65,7 @@ class _Failure:
 
     @property
     def forgotten_at(self) -> float:
-        return self.until + max(self.wait, limits.FETCH_RETRY_S)
+        return self.until + max(self.wait, limits.FETCH_RETRY_MAX_S)  # its turn comes again after all others'
 
 
 class Fetcher:
@@ -103,7 +109,7 @@ class Fetcher:
         if want is not None and link in self._links and link not in want.holders:
             want.holders.add(link)
             for blob, size in want.missing.items():
-                self._failed.pop((link, blob, size), None)
+                self._ask_again(link, blob, size)
             self._changed = self._changed or not self._flights.keys() >= want.missing.keys()
 
     def hint_part(self, link: int, key: bytes, blob: bytes) -> None:
@@ -114,8 +120,14 @@ class Fetcher:
             if link not in part:
                 part.add(link)
                 want.is_told_of_since = self._now
-                self._failed.pop((link, blob, want.missing[blob]), None)
+                self._ask_again(link, blob, want.missing[blob])
             self._changed = self._changed or blob not in self._flights
+
+    def _ask_again(self, link: int, blob: bytes, size: int) -> None:
+        """Whoever says that it holds what it failed is asked at once. Should it fail again that counts on."""
+        failure = self._failed.get((link, blob, size))
+        if failure is not None:
+            self._failed[link, blob, size] = _Failure(self._now, failure.wait)
 
     def holders_of(self, key: bytes, blob: bytes) -> set[int]:
         """Links whose peers said that they hold a chunk of `key` that is missing here."""
@@ -186,6 +198,7 @@ class Fetcher:
         done: list[Effect] = []
         for key in sorted(self._keys.pop(blob, ())):
             want = self._wants[key]
+            want.got_at = self._now
             if flight is not None and flight.is_guess:
                 want.holders.add(flight.link)  # guessed rightly: it may well have the rest
             del want.missing[blob]
@@ -205,10 +218,20 @@ class Fetcher:
         flight = self._flights.pop(blob)
         pair = (flight.link, blob, flight.size)
         before = self._failed.get(pair)
-        wait = min(max(wait, 2 * before.wait), limits.FETCH_RETRY_MAX_S) if before else wait
+        if before is not None and before.forgotten_at > now:
+            wait = min(max(wait, 2 * before.wait), self._wait_max(blob, now))
         self._failed[pair] = _Failure(now + wait, wait)
         self._spared[flight.link] = now + limits.FETCH_RETRY_S
         self._changed = True
+
+    def _wait_max(self, blob: bytes, now: float) -> float:
+        is_orphan = all(self._wants[key].is_orphan(now) for key in self._keys.get(blob, ()))
+        return limits.ORPHAN_RETRY_MAX_S if is_orphan else limits.FETCH_RETRY_MAX_S
+
+    def is_sought(self, key: bytes) -> bool:
+        """Whether a key has been looked for so long that others may have given up on it."""
+        want = self._wants.get(key)
+        return want is not None and want.since <= self._now - limits.ORPHAN_PATIENCE_S
 
     # -- scheduling
 
@@ -234,6 +257,9 @@ class Fetcher:
         for blob, flight in list(self._flights.items()):
             if now >= flight.deadline:
                 self._fail(blob, now, limits.FETCH_RETRY_S)  # who is busy says so: silence is no sign of that
+        waiting = self._waiting(self._wants.values())
+        if not waiting:
+            return [], inf
         self._failed = {pair: f for pair, f in self._failed.items() if f.forgotten_at > now}
         self._spared = {link: until for link, until in self._spared.items() if until > now}
         load = dict.fromkeys(self._links, 0)
@@ -241,8 +267,8 @@ class Fetcher:
             load[flight.link] += 1
         effects: list[Effect] = []
         most = min(limits.FETCHES_MAX, limits.FETCHES_PER_LINK_MAX * len(self._links))
-        held = [want for want in self._wants.values() if want.is_held]
-        others = [want for want in self._wants.values() if not want.is_held]
+        held = [want for want in waiting if want.is_held]
+        others = [want for want in waiting if not want.is_held]
         for want, blob in chain(
             self._next(others, load, now, min(most, self._without_guesses + limits.GUESSES_KEPT)),
             self._next(held, load, now, most),
@@ -256,10 +282,14 @@ class Fetcher:
             deadline = now + self._patience(link, size)
             self._flights[blob] = _Flight(link, size, deadline, is_guess=link not in want.holders_of(blob))
             effects.append(Get(link, blob, size) if self._links[link] else Send(link, Ask(blob)))
-        is_waiting = any(not self._flights.keys() >= want.missing.keys() for want in self._wants.values())
-        if len(self._flights) >= most or not is_waiting:
+        if len(self._flights) >= most or not self._waiting(waiting):
             return effects, inf  # whatever ends a transfer brings us back here
         return effects, min(self._rested_at(now), now + limits.FETCH_RETRY_S)
+
+    def _waiting(self, wants: Iterable[_Want]) -> list[_Want]:
+        """Those of which a chunk is missing that is not under way."""
+        under_way = self._flights.keys()
+        return [want for want in wants if not want.missing.keys() <= under_way]
 
     @property
     def _without_guesses(self) -> int:

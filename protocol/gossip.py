@@ -81,9 +81,6 @@ class Gossip:
         self._size_at_request.pop(link, None)
         self._given.pop(link, None)
 
-    def deadline(self) -> float:
-        return self._next_exchange
-
     def wake(self, now: float) -> list[Effect]:
         """Start the periodic exchange with one random link."""
         if now < self._next_exchange:

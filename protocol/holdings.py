@@ -56,10 +56,12 @@ class Holdings:
                 result += [Ready(delta)] if self.holds(delta.record_id) else self._want(delta, now)
         return result
 
-    def add(self, delta: Delta, now: float) -> list[Effect]:
-        """Take in a verified delta of another node; nothing comes of one that is known."""
+    def add(self, delta: Delta, source: int, now: float) -> list[Effect]:
+        """Take in a verified delta of another node from a link; nothing comes of one that is known."""
         match self._ledger.add(delta):
             case Added.NEW:
+                if self._is_author(delta, source):
+                    self._offers.promise(delta.record_id, source)  # it wants to know that its last is safe
                 return [Store(delta, own=False), *self._want(delta, now)]
             case Added.VOIDED:
                 return [Store(delta, own=False), *self._void(delta)]
@@ -107,7 +109,9 @@ class Holdings:
     def hint(self, record_id: bytes, link: int) -> None:
         """Note that a link's peer holds a delta's payload."""
         self._fetcher.hint(link, record_id)
-        self._offers.heard(record_id, link)
+        delta = self._ledger.get(record_id)
+        if delta is None or not self._is_author(delta, link):
+            self._offers.heard(record_id, link)
 
     def hint_parts(self, delta: Delta, places: Iterable[int], link: int) -> None:
         """Note that a link's peer holds some chunks of a delta's payload."""
@@ -127,12 +131,20 @@ class Holdings:
                     self._offers.part(record_id, place, {link}, now)
 
     def arrived(self, blob: bytes, now: float) -> list[Effect]:
-        """Note a stored chunk. Of a payload that has several, each is offered as it comes."""
+        """Note a stored chunk. Of a payload that has several, each is offered as it comes.
+
+        Of one that was long looked for all are told: they may not have asked for a while.
+        """
         for key in self._fetcher.keys_of(blob):
             delta = self._ledger.get(key)
-            if delta is not None and len(delta.body.chunks) > 1:
-                links = {link.number for link in self._links.all()} - self._fetcher.holders_of(key, blob)
-                chosen = set(sample(links, limits.PART_FANOUT, self._rng))
+            if delta is None:
+                continue
+            others = {link.number for link in self._links.all()} - self._fetcher.holders_of(key, blob)
+            if self._fetcher.is_sought(key):
+                for link in others:
+                    self._offers.promise(key, link)
+            if len(delta.body.chunks) > 1:
+                chosen = set(sample(others, limits.PART_FANOUT, self._rng))
                 for place, other in enumerate(delta.body.chunks):
                     if other == blob:  # zeros, say, may come more than once in a payload
                         self._offers.part(key, place, chosen, now)
@@ -161,8 +173,10 @@ class Holdings:
                 continue
             self._held.add(delta.record_id)
             result.append(Ready(delta))
-            author = self._links.to(delta.author)
-            if author is not None and delta.round == self._ledger.last_round(delta.author):
-                self._offers.promise(delta.record_id, author.number)  # it wants to know that its last is safe
             self._offers.complete(delta.record_id, now)
         return result
+
+    def _is_author(self, delta: Delta, link: int) -> bool:
+        """Whether a link leads to a delta's author."""
+        peer = self._links.get(link)
+        return peer is not None and peer.node_id == delta.author

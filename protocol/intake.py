@@ -74,9 +74,15 @@ class Intake:
 
     def received(self, link: int, message: Records, now: float) -> list[Effect]:
         """Take in the records of a message, and relay the deltas among them that are new."""
+        is_known_row = self._presence.is_known
+        entries = [
+            entry for entry in message.entries if entry[0][0] != _PEER or not is_known_row(entry[0], link)
+        ]
+        if not entries:
+            return []
         delivery = _Delivery(link, now)
         result: list[Effect] = []
-        for data, held in message.entries:
+        for data, held in entries:
             if result and self._links.get(link) is None:  # the record before this was its peer's revocation
                 break
             if not self._is_known(data, held, delivery):
@@ -90,8 +96,6 @@ class Intake:
 
     def _is_known(self, data: bytes, held: bool, delivery: _Delivery) -> bool:
         """Whether these very bytes were taken in before: most are, and no signature need be checked again."""
-        if data[0] == _PEER:
-            return self._presence.is_known(data, delivery.link)
         record_id = self._ledger.id_of(data)
         if record_id is None:
             return False
@@ -151,7 +155,7 @@ class Intake:
             raise ImplausibleError(f"round {delta.round} is too early for this swarm's age")
         if not self._clock.is_near(delta.round, delivery.now):
             return []
-        result = self._holdings.add(delta, delivery.now)
+        result = self._holdings.add(delta, delivery.link, delivery.now)
         if result:
             delivery.fresh.append(delta)
         return result

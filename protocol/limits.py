@@ -102,9 +102,9 @@ SEND_QUEUE_BYTES_MAX = 8 * 1024 * 1024
 
 # --- gossip --------------------------------------------------------------------------------------------
 PUSH_FANOUT = 4
-RELAY_DELAY_S = 0.1
-"""So long a record waits for its payload, if that is one chunk and the sender of the record has it: in a fast
-network the two then spread in one message."""
+RELAY_DELAY_S = 1.0
+"""So long a record waits for its payload, if that is one chunk and the sender of the record has it: the two
+then spread in one message, and no later than a promise and its keeping would bring the payload."""
 
 ANTI_ENTROPY_INTERVAL_S = 10.0
 RANGE_FANOUT_BITS = 4
@@ -126,7 +126,7 @@ PART_DELAY_S = 0.004
 """A chunk of a payload that is not complete yet is offered after this time, together with others: it has less
 far to go than a payload, and all who wait for it wait for this at each that it goes through."""
 
-PART_FANOUT = 8
+PART_FANOUT = 6
 """Links that are offered a chunk of a payload that is not complete: a node with many links would be asked for
 it by all of them at once, and those that wait in its line would not turn to others."""
 
@@ -156,6 +156,10 @@ INDIRECT_PROBES = 3
 INDIRECT_PROBE_TIMEOUT_S = 2.0
 ROW_LAG_S = 5.0
 """So long a row may be on its way, from one to the next: so long after a death its node may seem alive."""
+
+RECOVERY_TRUST_S = 30.0
+"""Whom a row cleared of a suspicion, others are asked about: but not twice within this time, in which silence
+is sign enough."""
 
 SUSPICION_TIMEOUT_S = 6.0
 SILENCE_SUSPECT_S = 11.5
@@ -221,6 +225,10 @@ a payload that nobody has costs little while it is looked for."""
 ORPHAN_PATIENCE_S = 30.0
 """A payload that nobody is known to hold keeps a node from training this long and no longer: its author
 may have died before anyone had it."""
+
+ORPHAN_RETRY_MAX_S = 60.0
+"""Of a payload of which nothing was found for ORPHAN_PATIENCE_S each peer is asked no more often than this:
+whoever finds it after all tells everybody."""
 
 STALL_PATIENCE_S = 30.0
 """Payloads that somebody says it holds keep a node from training until nothing of them has come for so long.

@@ -181,9 +181,6 @@ class Links:
         self._dialling.pop(address, None)
         self._tried[address] = now
 
-    def deadline(self) -> float:
-        return self._next_look
-
     def wake(self, now: float) -> list[Effect]:
         """Dial somebody if links are short, and now and then somebody who is down even if they are not.
 

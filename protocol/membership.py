@@ -53,6 +53,8 @@ class Membership:
         self._vouching: dict[int, _Vouch] = {}
         self._suspected: dict[bytes, float] = {}
         """Since when; those in doubt now, and those of whom a row has come since the last look."""
+        self._asked_again: dict[bytes, float] = {}
+        """When others were last asked about members whom a row had cleared of a suspicion."""
         self._numbers = 0
         self._next_probe = 0.0
         self.local_health = 0
@@ -186,10 +188,14 @@ class Membership:
 
     def _probe_the_silent(self, now: float) -> list[Effect]:
         """Ping the links on which nothing has come for a while, less those whose peers are being probed."""
+        since = now - limits.PROBE_AFTER_S
+        silent = [link for link, heard in self._link_heard.items() if heard <= since]
+        if not silent:
+            return []
         probed = {probe.node_id for probe in self._probes.values()}
         effects: list[Effect] = []
-        for link, heard in self._link_heard.items():
-            if now - heard >= limits.PROBE_AFTER_S and self._links[link] not in probed:
+        for link in silent:
+            if self._links[link] not in probed:
                 self._numbers += 1
                 deadline = now + self._patience(limits.PROBE_TIMEOUT_S)
                 self._probes[self._numbers] = _Probe(self._links[link], now, deadline)
@@ -231,14 +237,23 @@ class Membership:
         return [Notice(f"{_named(member)} does not answer"), *(Send(link, rumour) for link in targets)]
 
     def _ask_about_the_recovered(self, now: float) -> list[Effect]:
-        """A row has lifted a suspicion. It may have been the last: better to ask than to wait for silence."""
+        """A row has lifted a suspicion. It may have been the last: better to ask than to wait for silence.
+
+        Asked once in a while: whoever is far away in a torn swarm would be suspected and cleared with each of
+        its rows, by everybody.
+        """
         effects: list[Effect] = []
+        since_when = now - limits.RECOVERY_TRUST_S
+        self._asked_again = {node: asked for node, asked in self._asked_again.items() if asked > since_when}
         for node_id, since in list(self._suspected.items()):
             member = self._roster.get(node_id)
             if member is not None and member.health is Health.SUSPECT:
                 continue
             del self._suspected[node_id]
-            if member is not None and member.health is Health.ALIVE and not self._lived(member, since):
+            if member is None or member.health is not Health.ALIVE or node_id in self._asked_again:
+                continue
+            if not self._lived(member, since):
+                self._asked_again[node_id] = now
                 effects += self._ask_others(node_id, now)
         return effects
 

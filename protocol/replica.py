@@ -289,7 +289,8 @@ class Replica:
         return result + self._take_turns(now) if now >= self._next_turn else result
 
     def _take_turns(self, now: float) -> list[Effect]:
-        """What is done every so often, whatever happens."""
+        """What is done every so often, whatever happens: when rows are due, so that a node wakes up once for
+        all of it. Only a joiner looks for its snapshot more often."""
         result = [
             *self.presence.wake(now),
             *self.links.wake(now),
@@ -297,13 +298,9 @@ class Replica:
             *self.gossip.wake(now),
             *self._look_at_history(now),
         ]
-        self._next_turn = min(
-            self.presence.deadline(),
-            self.links.deadline(),
-            self.vetting.deadline(),
-            self.gossip.deadline(),
-            self.sealing.deadline(),
-        )
+        self._next_turn = self.presence.deadline()
+        if not self.sealing.joined:
+            self._next_turn = min(self._next_turn, self.sealing.deadline())
         return result
 
     def _look_at_history(self, now: float) -> list[Effect]:

@@ -22,7 +22,9 @@ from gossamer.protocol.history import (
 from gossamer.protocol.joining import Joining, Witness
 from gossamer.protocol.manifest import Manifest
 
-LOOK_INTERVAL_S = 3.0
+LOOK_INTERVAL_S = 2.5
+"""At every second of the turns that a node takes (see `replica`)."""
+
 JOINING_LOOK_S = 0.1
 """Who looks for a snapshot to start from is in more of a hurry."""
 
@@ -115,7 +117,7 @@ class Sealing:
         return [
             *self._seal(clock, now),
             *self._close(clock, others),
-            *self._settle_difference(contributors or (lambda: others), quiet, now),
+            *self._settle_difference(others, contributors or (lambda: others), quiet, now),
         ]
 
     # -- joining
@@ -168,12 +170,14 @@ class Sealing:
         return [Close(floor)]
 
     def _settle_difference(
-        self, contributors: Callable[[], Sequence[Claims]], quiet: bool, now: float
+        self, others: Sequence[Claims], contributors: Callable[[], Sequence[Claims]], quiet: bool, now: float
     ) -> list[Effect]:
         """Two lineages: ours yields if another claim for our round outweighs it and stays.
 
         Names are free in an open swarm, so those who never contributed have no voice against our history.
         """
+        if self._differs_since is None and not self._is_disputed(others):
+            return []  # as nearly always, and found out at little cost
         claims = contributors()
         winner = contest(self.claims[0], claims)
         if winner is None:
@@ -191,3 +195,8 @@ class Sealing:
             f" {self.claims[0].tokens}; starting again from the swarm's snapshot, keeping the open window"
         )
         return [Notice(text), *self._adopt(winner, now)]
+
+    def _is_disputed(self, others: Sequence[Claims]) -> bool:
+        """Whether anybody claims something else than we do for the round that we claim."""
+        own = self.claims[0]
+        return any(claim.round == own.round and claim != own for claims in others for claim in claims)

@@ -56,9 +56,6 @@ class Vetting:
     def link_down(self, link: int) -> None:
         self._strangers.pop(link, None)
 
-    def deadline(self) -> float:
-        return min(self._next_exchange, self._next_look) if self._charter.has_owners else float("inf")
-
     def wake(self, now: float) -> list[Effect]:
         """Compare charters with one random link, and look whose grant has run out."""
         result: list[Effect] = []

@@ -319,6 +319,37 @@ def test_parts_are_fetched_from_those_who_have_them_and_the_rarest_first():
     assert net.fetcher.lacking(net.now) == 0, "nobody holds any of it any more"
 
 
+def _asked_in_vain(net: Net, seconds: float) -> int:
+    """How often links are asked meanwhile; they decline all of it."""
+    asked, end = 0, net.now + seconds
+    while net.now < end:
+        for _, blob in net.plan():
+            asked += 1
+            net.fail(blob)
+        net.pass_time(0.1)
+    return asked
+
+
+def test_what_nobody_was_found_to_have_is_asked_for_seldom():
+    net = Net(links=dict.fromkeys(range(8), True))
+    net.want(1, 0)
+    _asked_in_vain(net, limits.ORPHAN_PATIENCE_S + 8 * limits.FETCH_RETRY_MAX_S)
+    assert _asked_in_vain(net, 120.0) <= 8 * 120.0 / limits.ORPHAN_RETRY_MAX_S * 2
+
+
+def test_whoever_says_again_that_it_holds_what_it_failed_is_asked_once_more_and_not_five_times():
+    net = Net(links={1: True})
+    net.want(1, 0)
+    net.fetcher.hint(1, _key(1))
+    first = _asked_in_vain(net, 10.0)
+    net.fetcher.hint(1, _key(1))
+    assert net.plan() == [(1, _blob(0))], "at once"
+    net.fail(_blob(0))
+    net.pass_time(limits.FETCH_RETRY_S)
+    assert net.plan() == []
+    assert first > 3
+
+
 def test_a_holder_of_parts_is_asked_for_few_at_a_time():
     net = Net(links={1: True})
     net.want(1, *range(6))

@@ -12,7 +12,7 @@ from gossamer.protocol.effects import Get, Send
 from gossamer.protocol.fetch import Fetcher
 from gossamer.protocol.holdings import Holdings
 from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.messages import Parts
+from gossamer.protocol.messages import Holding, Parts
 from gossamer.protocol.offers import Offers
 from tests.protocol import builders
 
@@ -21,7 +21,7 @@ def test_a_chunk_that_comes_twice_in_a_payload_is_told_of_in_both_places() -> No
     """Zeros, say. Else its author, who dealt both, would wait to hear of the second."""
     rng = random.Random(1)
     fetcher, offers = Fetcher(lambda blob: False, rng), Offers()
-    links: Any = SimpleNamespace(all=lambda: [SimpleNamespace(number=n) for n in (1, 2)], to=lambda _: None)
+    links: Any = SimpleNamespace(all=lambda: [SimpleNamespace(number=n) for n in (1, 2)], get=lambda _: None)
     holdings = Holdings(Ledger(), links, fetcher, offers, rng)
     for link in (1, 2):
         fetcher.link_up(link, outbound=True)
@@ -29,9 +29,51 @@ def test_a_chunk_that_comes_twice_in_a_payload_is_told_of_in_both_places() -> No
     size = 2 * limits.PAYLOAD_CHUNK_BYTES_MIN + 1
     delta = builders.unsigned(1, 1)
     delta = replace(delta, body=replace(delta.body, payload_bytes=size, chunks=(zeros, zeros, other)))
-    holdings.add(delta, 0.0)
+    holdings.add(delta, 1, 0.0)
     holdings.hint_parts(delta, (0, 1), 1)
     assert fetcher.plan(0.0) == [Get(1, zeros, limits.PAYLOAD_CHUNK_BYTES_MIN)]
     holdings.arrived(zeros, 1.0)
     (told,) = [cast(Send, effect) for effect in offers.wake(offers.deadline())]
     assert told == Send(2, Parts(delta.record_id, (0, 1)))
+
+
+class Bench:
+    """Holdings with links 1 to 3; the first leads to the author of what comes."""
+
+    def __init__(self) -> None:
+        self.have: set[bytes] = set()
+        rng = random.Random(1)
+        self.fetcher, self.offers = Fetcher(self.have.__contains__, rng), Offers()
+        self.delta = builders.unsigned(1, 1)
+        peers = {
+            number: SimpleNamespace(number=number, node_id=self.delta.author if number == 1 else bytes(32))
+            for number in (1, 2, 3)
+        }
+        links: Any = SimpleNamespace(all=lambda: list(peers.values()), get=peers.get)
+        self.holdings = Holdings(Ledger(), links, self.fetcher, self.offers, rng)
+        for link in peers:
+            self.fetcher.link_up(link, outbound=True)
+
+    def come(self, source: int, now: float) -> list[int]:
+        """The record comes from a link, its payload at a time; returns the links that are told."""
+        self.fetcher.plan(0.0)
+        self.holdings.add(self.delta, source, 0.0)
+        self.holdings.hint(self.delta.record_id, source)
+        self.fetcher.plan(now)
+        for blob in self.delta.body.chunks:
+            self.have.add(blob)
+            self.holdings.arrived(blob, now)
+        told = [cast(Send, effect) for effect in self.offers.wake(now + limits.OFFER_DELAY_S)]
+        assert all(effect.message == Holding((self.delta.record_id,)) for effect in told)
+        return [effect.link for effect in told]
+
+
+def test_an_author_hears_from_those_to_whom_it_gave_its_delta() -> None:
+    """It may wait to leave until somebody else has it: but one word of that is enough, or a few."""
+    assert Bench().come(source=1, now=1.0) == [1]
+    assert Bench().come(source=2, now=1.0) == []
+
+
+def test_what_was_long_looked_for_is_told_to_everybody() -> None:
+    """All who are not known to hold it: they may not have asked for a while."""
+    assert Bench().come(source=2, now=limits.ORPHAN_PATIENCE_S) == [1, 3]

@@ -55,7 +55,7 @@ class Bench:
     def look(self, seconds: float = limits.LINKS_LOOK_INTERVAL_S) -> list[tuple[str, bytes | None]]:
         self.now += seconds
         effects = self.links.wake(self.now)
-        assert self.links.deadline() > self.now
+        assert self.links._next_look > self.now
         assert all(isinstance(e, Dial) for e in effects)
         return [(e.address, e.node_id) for e in effects]
 

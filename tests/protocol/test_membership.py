@@ -243,6 +243,21 @@ def test_a_suspicion_lifted_by_a_row_alone_is_looked_into():
     assert not _sent(bench.pass_time(limits.PROBE_INTERVAL_S), PingFor), "it has answered"
 
 
+def test_who_is_cleared_by_its_rows_again_and_again_is_not_asked_about_each_time():
+    """As everybody who is far away in a torn swarm: its rows come by way of others, and nobody reaches it."""
+    bench = Bench(5)
+    bench.machine.link_down(1, bench.now)
+    asked = []
+    end = bench.now + limits.RECOVERY_TRUST_S
+    for heartbeat in range(2, 20):
+        asked += [effect.link for effect in _sent(bench.pass_time(3.0), PingFor)]
+        bench.roster.update(builders.row(builders.identity(1), heartbeat=heartbeat), bench.now)
+        assert bench.health(1) is Health.ALIVE
+        if bench.now > end:
+            break
+    assert 0 < len(asked) <= 2 * limits.INDIRECT_PROBES
+
+
 def test_one_of_two_links_breaking_is_no_reason():
     bench = Bench(2)
     bench.machine.link_up(11, IDS[1], bench.now)

@@ -109,7 +109,7 @@ def test_a_snapshot_that_nobody_claims_any_more_is_given_up(manifest):
     sealing = Sealing(manifest, is_first=False)
     drive(sealing, 0.0, 5, others=[(claim(8),)])
     assert sealing.adopting == claim(8)
-    again = drive(sealing, 6.0, GONE_AFTER_S + 2, others=[(claim(16),)])
+    again = drive(sealing, 6.0, GONE_AFTER_S + 4, others=[(claim(16),)])
     assert kinds(again, Adopt) == [Adopt(claim(16))]
 
 

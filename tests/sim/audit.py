@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gossamer.protocol import limits
+from gossamer.protocol import intake, limits
 from gossamer.protocol import messages as msg
-from gossamer.protocol.envelope import open_envelope
 from gossamer.protocol.errors import PeerError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.identity import short
@@ -163,7 +162,7 @@ class Audit:
             message = msg.decode(data)
             if isinstance(message, msg.Records):
                 for envelope, _ in message.entries:
-                    open_envelope(envelope, self._swarm_id)
+                    intake.open_envelope(envelope, self._swarm_id)  # type: ignore[attr-defined]
         except PeerError as error:
             return str(error)
         return ""  # a flag or a number that nothing protects but TLS

@@ -12,7 +12,18 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from gossamer.protocol import author, envelope, gossip, ledger, links, membership, merge, replica, sealing
+from gossamer.protocol import (
+    author,
+    envelope,
+    gossip,
+    ledger,
+    links,
+    membership,
+    merge,
+    presence,
+    replica,
+    sealing,
+)
 from gossamer.protocol.dealing import Dealing
 from gossamer.protocol.effects import Effect, Event, Publish, Send, Store
 from gossamer.protocol.fetch import Fetcher
@@ -228,7 +239,7 @@ def _the_dead_stay_dead() -> list[Patch]:
 
 def _spin() -> list[Patch]:
     """A deadline that stays where it was."""
-    return [(gossip.Gossip, "deadline", lambda self: 0.0)]
+    return [(presence.Presence, "deadline", lambda self: 0.0)]
 
 
 MUTANTS = {

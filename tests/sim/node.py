@@ -177,10 +177,11 @@ class Node(Process):
 
     def _carry_out(self, effects: Iterable[fx.Effect]) -> None:
         for effect in effects:
+            if type(effect) is fx.Send:  # most are
+                if effect.link in self.links:
+                    self.send(effect.link, self.stage.encode(effect.message))
+                continue
             match effect:
-                case fx.Send():
-                    if effect.link in self.links:
-                        self.send(effect.link, self.stage.encode(effect.message))
                 case fx.Get():
                     self.transfers.get(self.links.get(effect.link), effect)
                 case fx.Put():

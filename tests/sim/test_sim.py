@@ -20,7 +20,7 @@ from tests.sim.world import World, simulate
 
 ROOT = Path(__file__).parents[2]
 
-LARGE = [Job(seed, 16, 10.0, None) for seed in range(1, 61)]
+LARGE = [Job(seed, 16, 10.0, None) for seed in range(1, 81)]
 EACH = [
     Job(1000 + number, 8, 6.0 if name == "lineages" else 5.0, name)
     for number, name in enumerate(("calm", "liar", "lineages", *STORMS, "cramped", "parts", "parts"))

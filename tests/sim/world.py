@@ -87,7 +87,7 @@ class World:
         begun = time.process_time()
         failure = None
         bounds = limited(LINKS_MAX=self.scenario.links_max, PAYLOAD_CHUNK_BYTES_MIN=self.scenario.chunk_bytes)
-        with self.remembered, no_collections(), bounds:
+        with self.remembered, memo.stamped_rows(), no_collections(), bounds:
             try:
                 self._play()
             except (Violation, GossamerError) as error:
