@@ -26,10 +26,6 @@ GATHER_S = 0.02
 PATIENCE_S = 1.0
 """A trainer that has not looked for this long does not hold merging up."""
 
-COMPANY_S = 0.5
-"""For so long our own delta waits to be merged together with those of others who are about to publish. By
-itself it tells the trainer nothing new, and it would be taken back to be merged again with theirs."""
-
 OnJudged = Callable[[int, tuple[Delta, ...], RoundFigures | None], None]
 
 log = logging.getLogger("gossamer.merging")
@@ -62,8 +58,6 @@ class Merging:
         self._held_back: set[int] = set()
         self._unoffered: set[int] = set()
         self._merged_at: dict[int, float] = {}
-        self._marked_at: dict[int, float] = {}
-        """When those that are dirty became so."""
         self._news = asyncio.Event()
         self._merged_some = asyncio.Event()
         self._busy = asyncio.Lock()
@@ -127,7 +121,6 @@ class Merging:
     def mark(self, round_: int) -> None:
         """A round's set of complete, valid records has changed."""
         self._dirty.add(round_)
-        self._marked_at.setdefault(round_, time.monotonic())
         self._held_back.discard(round_)
         self._news.set()
 
@@ -183,7 +176,6 @@ class Merging:
         """What the core has closed is no longer in its ledger, and stays as it is merged here."""
         floor = self._core.ledger.floor
         self._dirty = {round_ for round_ in self._dirty if round_ > floor}
-        self._marked_at = {round_: at for round_, at in self._marked_at.items() if round_ in self._dirty}
 
     def _stand_alone(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
         """Whether nothing in a round that is still under way shows what is usual in it: too few have
@@ -209,28 +201,15 @@ class Merging:
             return True
         fragment = round_ % len(self._core.layout.fragments)
         waited = time.monotonic() - self._merged_at.get(fragment, 0.0)
-        return not self._expects_company(round_) and (self._port.is_free(fragment) or waited > PATIENCE_S)
-
-    def _expects_company(self, round_: int) -> bool:
-        """Whether only we have published for a round so far, and for the one before others had, too."""
-        waited = time.monotonic() - self._marked_at.get(round_, 0.0)
-        own = {self._core.identity.node_id}
-        authors = {delta.author for delta in self._held(round_)}
-        before = {delta.author for delta in self._core.ledger.valid(round_ - 1)}
-        return waited < COMPANY_S and authors == own and not before <= own
-
-    def _held(self, round_: int) -> tuple[Delta, ...]:
-        """A round's valid deltas whose payloads are here."""
-        return tuple(d for d in self._core.ledger.valid(round_) if self._core.holds(d.record_id))
+        return self._port.is_free(fragment) or waited > PATIENCE_S
 
     async def _merge(self, round_: int) -> None:
         assert self._merger is not None
         if round_ <= self._core.ledger.floor:  # closed while the rounds before it were merged
             return
         self._dirty.discard(round_)
-        self._marked_at.pop(round_, None)
         self._held_back.discard(round_)
-        deltas = self._held(round_)
+        deltas = tuple(d for d in self._core.ledger.valid(round_) if self._core.holds(d.record_id))
         fragment = self._core.layout.of_round(round_)
         before = self._merger.version
         try:

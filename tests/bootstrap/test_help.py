@@ -14,8 +14,9 @@ import pytest
 import typer
 
 from gossamer.bootstrap import cli
+from gossamer.bootstrap.cli import PANELS
 from gossamer.node.config.command import Command
-from gossamer.node.config.command_help import PANELS, examples
+from gossamer.node.config.command_help import examples
 from gossamer.node.storage.home import Home
 from tests.command_lines import GOSSAMER, parse
 
@@ -100,7 +101,7 @@ def test_the_commands_are_in_the_order_of_their_use(
 ) -> None:
     lines = shown("gossamer", 80, monkeypatch, capsys)
     heads = [line.strip("╭─╮ ") for line in lines if line.startswith("╭─")]
-    assert heads == ["Options", *PANELS]
+    assert heads == ["Options", *PANELS, "Configure"]
     rows = {line.strip("│ ").split()[0]: line for line in lines if line.startswith("│ ")}
     names = [name for name in rows if name in GOSSAMER.commands]
     assert names[:3] == ["swarm", "init", "bootstrap"] and set(names) == set(GOSSAMER.commands)

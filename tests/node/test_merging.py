@@ -353,38 +353,3 @@ async def test_a_round_that_is_closed_before_it_is_merged_holds_nobody_up(setup:
     async with asyncio.timeout(5):
         await setup.merging.settled(2)
     assert setup.merged == [] and np.array_equal(setup.merger.phi, before)
-
-
-async def test_our_own_delta_waits_for_those_who_were_in_the_round_before(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(merging_module, "COMPANY_S", 60.0)
-    monkeypatch.setattr(merging_module, "PATIENCE_S", 0.05)
-    first = [delta for delta in setup.world.deltas if delta.round == 1]
-    second = [delta for delta in setup.world.deltas if delta.round == 2]
-    ours, theirs = second[0], [delta for delta in second if delta.author != second[0].author]
-    assert theirs and {d.author for d in first} - {ours.author}
-    setup.core.identity = SimpleNamespace(node_id=ours.author)
-    await setup.merging.begin(setup.merger)
-    setup.port.attach()
-    setup.arrive(*first)
-    await until(lambda: setup.merged == [1])
-    setup.arrive(ours)
-    await asyncio.sleep(0.2)
-    assert setup.merged == [1] and setup.merging.behind == 1
-    setup.arrive(*theirs)
-    await until(lambda: setup.merged == [1, 2])
-    await setup.merging.digest()
-    assert np.array_equal(setup.merger.phi, setup.world.fold([*first, *second]))
-
-
-async def test_our_own_delta_does_not_wait_for_long(setup: Setup) -> None:
-    first = [delta for delta in setup.world.deltas if delta.round == 1]
-    ours = next(delta for delta in setup.world.deltas if delta.round == 2)
-    setup.core.identity = SimpleNamespace(node_id=ours.author)
-    await setup.merging.begin(setup.merger)
-    setup.port.attach()
-    setup.arrive(*first, ours)
-    await until(lambda: setup.merged == [1, 2])
-    await setup.merging.digest()
-    assert np.array_equal(setup.merger.phi, setup.world.fold([*first, ours]))
