@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from gossamer.models.inner_optimizer import InnerOptimizer
 from gossamer.models.registry import build_task
 from gossamer.models.task import DataStream, Task
 from gossamer.node import Peer
@@ -90,13 +91,13 @@ class Ddp(Way):
 class Swarm(Way):
     """Deltas go by gossip, and nobody waits."""
 
-    def __init__(self, entry: Entry, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, entry: Entry, model: nn.Module, optimizer: InnerOptimizer) -> None:
         self._entry = entry
         self.model = model
         folder = Path(entry.folder)
         self._peer = Peer.attach(
             model,
-            optimizer,
+            optimizer.parts,
             manifest=folder / "swarm.toml",
             join=[entry.first] if entry.rank else [],
             folder=folder / f"node{entry.rank}",
@@ -137,7 +138,7 @@ class Contest:
         self._entry = entry
         self._task: Task = build_task("text", entry.options, ())
         self._plain = self._task.build_model(0)
-        self._optimizer = self._task.build_optimizer(self._plain)
+        self._optimizer = InnerOptimizer(self._task.build_optimizer(self._plain))
         if entry.way == "ddp":
             self._way: Ddp | Swarm = Ddp(entry, self._plain)
         else:
@@ -181,7 +182,7 @@ class Contest:
         loss = self._task.loss(self._way.model, batch)
         loss.backward()
         self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad()
         self._way.stepped(self._task.tokens(batch), loss.detach())
 
 

@@ -32,7 +32,7 @@ RATES = (10, 100, 1000)
 
 FULL: dict[str, Any] = {
     "hosts": 4,
-    "options": {"preset": "small", "batch_size": 4, "context": 64, "eval_batches": 8},
+    "options": {"preset": "small", "optimizer": "adamw", "batch_size": 4, "context": 64, "eval_batches": 8},
     "every_steps": 40,
     "target": 2.4,
     "max_steps": 800,
@@ -42,7 +42,7 @@ FULL: dict[str, Any] = {
 }
 QUICK: dict[str, Any] = {
     "hosts": 2,
-    "options": {"preset": "tiny", "batch_size": 2, "context": 32, "eval_batches": 2},
+    "options": {"preset": "tiny", "optimizer": "adamw", "batch_size": 2, "context": 32, "eval_batches": 2},
     "every_steps": 4,
     "target": 4.5,
     "max_steps": 40,

@@ -13,6 +13,7 @@ from torch import nn
 
 from gossamer.bootstrap import manifests
 from gossamer.models.corpus import Corpus
+from gossamer.models.inner_optimizer import InnerOptimizer
 from gossamer.models.task import DataStream, Task, named_tensors
 from gossamer.models.text import ByteTextTask, TextOptions
 from gossamer.node.training.outer import OuterLoop
@@ -51,7 +52,7 @@ class Worker:
 
     author: bytes
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: InnerOptimizer
     batches: Iterator[object]
     outer: OuterLoop
     task: Task
@@ -140,6 +141,7 @@ def build(
     """
     options = {
         "preset": "tiny",
+        "optimizer": "adamw",
         "context": scale.context,
         "batch_size": scale.batch_size,
         "eval_batches": scale.eval_batches,
@@ -170,7 +172,7 @@ def build(
             Worker(
                 author=author,
                 model=model,
-                optimizer=task.build_optimizer(model),
+                optimizer=InnerOptimizer(task.build_optimizer(model)),
                 batches=task.batches(DataStream(seed=seed, node_id=author)),
                 outer=loop,
                 task=task,

@@ -47,7 +47,7 @@ def outer_defaults(codec: str) -> dict[str, float]:
     what was left out is forgotten the sooner.
     """
     if codec == "topk":
-        return {"learning_rate": 2.5, "momentum": 0.0, "ef_decay": 0.8}
+        return {"learning_rate": 3.0, "momentum": 0.0, "ef_decay": 0.8}
     if codec == "int2":
         return {"learning_rate": 1.0, "momentum": 0.0, "ef_decay": 0.9}
     return {"learning_rate": 0.5, "momentum": 0.7, "ef_decay": 1.0}

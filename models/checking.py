@@ -7,6 +7,7 @@ from torch import nn
 
 from gossamer.models.errors import TaskError
 from gossamer.models.guarded import explaining
+from gossamer.models.inner_optimizer import InnerOptimizer
 from gossamer.models.task import Batch, DataStream, Task, named_tensors
 
 _STREAM = DataStream(seed=0, node_id=b"trial")
@@ -39,7 +40,7 @@ def try_step(task: Task, model: nn.Module, batch: Batch) -> None:
     Raises:
         TaskError: the first thing that does not work.
     """
-    optimizer = task.build_optimizer(model)
+    optimizer = InnerOptimizer(task.build_optimizer(model))
     task.tokens(batch)
     loss = task.loss(model, batch)
     if not torch.isfinite(loss):

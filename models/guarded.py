@@ -13,7 +13,7 @@ import contextlib
 import math
 import operator
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -97,21 +97,25 @@ class Guarded(Task):
                 )
         return model
 
-    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+    def build_optimizer(self, model: nn.Module) -> tuple[torch.optim.Optimizer, ...]:
         with self._explained("build_optimizer"):
-            optimizer = self.inner.build_optimizer(model)
-        if not isinstance(optimizer, torch.optim.Optimizer):
+            built = self.inner.build_optimizer(model)
+        parts = tuple(built) if isinstance(built, Sequence) else (built,)
+        if not parts or not all(isinstance(part, torch.optim.Optimizer) for part in parts):
             self._wrong(
-                "build_optimizer", f"returned {_kind_of(optimizer)}: return one torch.optim.Optimizer"
+                "build_optimizer", f"returned {_kind_of(built)}: return a torch.optim.Optimizer, or several"
             )
-        ours = {id(parameter) for parameter in model.parameters()}
-        if not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+        groups = [group for part in parts for group in part.param_groups]
+        given = [id(parameter) for group in groups for parameter in group["params"]]
+        if {id(parameter) for parameter in model.parameters()}.isdisjoint(given):
             self._wrong(
                 "build_optimizer", "returned an optimizer of other parameters: give it model.parameters()"
             )
-        if any("lr" not in group for group in optimizer.param_groups):
+        if len(given) > len(set(given)):
+            self._wrong("build_optimizer", "gave one parameter to two optimizers: both would move it")
+        if any("lr" not in group for group in groups):
             self._wrong("build_optimizer", "returned an optimizer without a learning rate 'lr'")
-        return optimizer
+        return parts
 
     def batches(self, stream: DataStream) -> Iterator[Batch]:
         """Without end: one pass of the task's own after another, each with a seed of its own."""

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.models.errors import TaskError
+from gossamer.models.inner_optimizer import Optimizers
 
 Batch = Any
 """One batch of training data; only its own task looks inside."""
@@ -91,8 +92,11 @@ class Task(abc.ABC):
         """
 
     @abc.abstractmethod
-    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The inner optimizer, at its peak learning rate; called once the model is on its device."""
+    def build_optimizer(self, model: nn.Module) -> Optimizers:
+        """The inner optimizer, at its peak learning rate; called once the model is on its device.
+
+        Or several that share the parameters between them; each step takes a step of all, in this order.
+        """
 
     @abc.abstractmethod
     def batches(self, stream: DataStream) -> Iterator[Batch]:

@@ -77,7 +77,7 @@ class Peer(Standing):
     def connect(
         cls,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         folder: Path,
         manifest: Manifest,
         *,

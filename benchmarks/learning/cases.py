@@ -22,7 +22,6 @@ EXACT = Scale()
 """The same in float32 throughout, as everything was trained at first."""
 THIRTIES_EXACT = replace(EXACT, windows=67, steps=30)
 HALF = replace(EXACT, windows=50, points=10, eval_windows=64)
-QUARTER = replace(EXACT, windows=25, points=5, eval_windows=64)
 FIFTY = replace(EXACT, windows=50, points=10)
 CLOSER = replace(EXACT, windows=25, points=5)
 QUICK = Scale(workers=2, windows=4, steps=2, context=16, batch_size=2, eval_windows=8, points=4)
@@ -42,7 +41,7 @@ EARLIER = "Outer settings: those of manifests, and those that were tried"
 TRIED = "Tried with one seed: int4, outer learning rate / momentum"
 TRIED_SHORT = "Tried with one seed: rivals after 25 windows, outer learning rate / momentum"
 TRIED_HALF = "Tried first: 50 windows, evaluated on 4 kB"
-TRIED_QUARTER = "Tried first: 25 windows, evaluated on 4 kB"
+TRIED_TOPK = "Tried with one seed: top-k in windows of 30, outer learning rate / decay of the residual"
 COMPARED = (CALM, WEATHER, THIRTY, LONG, LONGEST, MANY, DECAY)
 REAL = "Gossamer, int4 in one fragment, simulated and for real"
 
@@ -51,7 +50,6 @@ INT4 = "Gossamer, int4"
 INT4_WHOLE = "Gossamer, int4, in one fragment"
 INT2 = "Gossamer, int2"
 TOPK = "Gossamer, top-k"
-TOPK_WHOLE = "Gossamer, top-k, in one fragment"
 NOLOCO = "NoLoCo, as published"
 ALONE = "one worker alone"
 RIVALS = ("DiLoCo, tuned", "DiLoCo, as published", NOLOCO)
@@ -64,25 +62,10 @@ BEFORE: dict[str, Any] = {
     "codec": "int4",
     "outer": {"learning_rate": 0.5, "momentum": 0.7, "ef_decay": 1.0},
 }
-BEFORE_TOPK: dict[str, Any] = {
-    "codec": "topk",
-    "outer": {"learning_rate": 1.0, "momentum": 0.0, "ef_decay": 0.9},
-}
-"""What manifests were written with when this was measured; int4 still is."""
+"""What manifests have."""
 
-TOPK_TRIED = (
-    (2.0, 0.9, 4),
-    (3.0, 0.9, 4),
-    (2.5, 0.95, 4),
-    (2.5, 0.8, 4),
-    (2.5, 0.6, 4),
-    (2.0, 0.7, 4),
-    (1.0, 0.9, 2),
-    (2.5, 0.8, 2),
-    (1.0, 0.9, 1),
-    (2.5, 0.8, 1),
-)
-"""Outer learning rate, decay of the residual, workers."""
+TOPK_TRIED = ((2.5, 0.8), (3.0, 0.8), (3.5, 0.8), (3.0, 0.9))
+"""Outer learning rate, decay of the residual."""
 
 TUNED_INT4 = {"learning_rate": 0.4, "momentum": 0.5, "ef_decay": 1.0}
 PUBLISHED_DILOCO = {"lr": 0.7, "momentum": 0.9}
@@ -136,7 +119,7 @@ def _calm() -> Iterator[Case]:
     yield Case(label=DATA_PARALLEL, method="data-parallel", seeds=(0, 2), **exact)
     yield Case(group=CALM, label=INT4, method="gossamer", settings=gossamer())
     yield Case(label=INT4_WHOLE, method="gossamer", settings=whole(), **exact)
-    yield Case(label=TOPK_WHOLE, method="gossamer", settings=whole("topk"), seeds=(0, 2), **exact)
+    yield Case(group=CALM, label=TOPK, method="gossamer", settings=gossamer("topk"), seeds=(0, 2))
     yield Case(label=RIVALS[0], method="diloco", settings=TUNED_DILOCO, seeds=(0, 1), **exact)
     yield Case(label=RIVALS[1], method="diloco", settings=PUBLISHED_DILOCO, seeds=(0,), **exact)
     yield Case(group=CALM, label=NOLOCO, method="noloco", settings=PUBLISHED_NOLOCO, seeds=(0,))
@@ -154,14 +137,14 @@ def _weather() -> Iterator[Case]:
 
 
 def _thirty() -> Iterator[Case]:
-    yield Case(group=THIRTY, label=DATA_PARALLEL, method="data-parallel", scale=EXACT, seeds=(0,))
-    one: dict[str, Any] = {"group": THIRTY, "scale": THIRTIES, "seeds": (0,)}
-    for label, codec in ((INT4, "int4"), (INT2, "int2"), (TOPK, "topk")):
-        yield Case(label=label, method="gossamer", settings=gossamer(codec), **one)
+    yield Case(group=THIRTY, label=DATA_PARALLEL, method="data-parallel", scale=EXACT, seeds=(0, 2))
+    one: dict[str, Any] = {"group": THIRTY, "scale": THIRTIES}
+    for label, codec, seeds in ((INT4, "int4", (0,)), (INT2, "int2", (0,)), (TOPK, "topk", (0, 2))):
+        yield Case(label=label, method="gossamer", settings=gossamer(codec), seeds=seeds, **one)
+    one["seeds"] = (0,)
     yield Case(label=RIVALS[0], method="diloco", settings=TUNED_DILOCO, **one)
     one["scale"] = THIRTIES_EXACT
     yield Case(label=INT4_WHOLE, method="gossamer", settings=whole(), **one)
-    yield Case(label=TOPK_WHOLE, method="gossamer", settings=whole("topk"), **one)
 
 
 def _wider() -> Iterator[Case]:
@@ -206,10 +189,6 @@ def _before() -> Iterator[Case]:
     for label, settings, scale, seeds in (
         ("int4 in manifests, 0.5 / 0.7, 50 windows", BEFORE, FIFTY, SEEDS),
         ("int4 tuned here, 0.4 / 0.5, 50 windows", whole(), FIFTY, SEEDS),
-        ("top-k before, 1.0, decay 0.9, 25 windows", BEFORE_TOPK, CLOSER, SEEDS),
-        ("top-k now, 2.5, decay 0.8, 25 windows", whole("topk"), CLOSER, SEEDS),
-        ("top-k before, 1.0, decay 0.9, 100 windows", BEFORE_TOPK, EXACT, (0,)),
-        ("top-k now, 2.5, decay 0.8, 100 windows", whole("topk"), EXACT, (0,)),
     ):
         yield Case(group=EARLIER, label=label, method="gossamer", settings=settings, scale=scale, seeds=seeds)
 
@@ -236,10 +215,9 @@ def _tried() -> Iterator[Case]:
         settings = {**whole(outer={"learning_rate": lr, "momentum": momentum}), "averaging": "mean"}
         yield case(TRIED_HALF, f"int4, mean, {lr} / {momentum}", settings, HALF)
     yield case(TRIED_HALF, "int4, 0.5 / 0.5", whole(outer={"learning_rate": 0.5}), HALF)
-    for lr, decay, workers in TOPK_TRIED:
-        settings = whole("topk", outer={"learning_rate": lr, "ef_decay": decay})
-        label = f"top-k, {lr}, decay {decay}, {workers} worker{'s' * (workers > 1)}"
-        yield case(TRIED_QUARTER, label, settings, replace(QUARTER, workers=workers))
+    for lr, decay in TOPK_TRIED:
+        settings = gossamer("topk", outer={"learning_rate": lr, "ef_decay": decay})
+        yield case(TRIED_TOPK, f"{lr} / {decay}", settings, THIRTIES)
     for lr, momentum in ((0.7, 0.5), (0.7, 0.7), (1.0, 0.5)):
         settings = {"lr": lr, "momentum": momentum}
         yield case(TRIED_SHORT, f"DiLoCo, {lr} / {momentum}", settings, CLOSER, "diloco")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gossamer.models.corpus import Corpus, load_corpus
+from gossamer.models.inner_optimizer import InnerOptimizer
 from gossamer.models.task import Batch, DataStream, named_tensors
 from gossamer.models.text import ByteTextTask, TextOptions
 
@@ -30,6 +31,8 @@ class Scale:
     preset: str = "tiny"
     context: int = 64
     batch_size: int = 4
+    optimizer: str = "adamw"
+    """The inner one, an option of the task `text`."""
     lr: float = 1e-3
     """Of the inner AdamW."""
     decays: bool = False
@@ -62,6 +65,7 @@ class Scale:
             "preset": self.preset,
             "context": self.context,
             "batch_size": self.batch_size,
+            "optimizer": self.optimizer,
             "lr": self.lr,
             "horizon_tokens": self.tokens if self.decays else 0,
             "eval_batches": max(1, self.eval_windows // self.batch_size),
@@ -87,7 +91,7 @@ class Worker:
 
     number: int
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: InnerOptimizer
     batches: Iterator[Batch]
 
     @property
@@ -130,7 +134,8 @@ class World:
         """A worker with fresh parameters and optimizer; each `life` of it draws data of its own."""
         model = self._build()
         stream = DataStream(seed=self.seed, node_id=bytes([number, life]) * 16)
-        return Worker(number, model, self.task.build_optimizer(model), self.task.batches(stream))
+        optimizer = InnerOptimizer(self.task.build_optimizer(model))
+        return Worker(number, model, optimizer, self.task.batches(stream))
 
     def _build(self) -> nn.Module:
         model = self.task.build_model(self.seed)
@@ -152,8 +157,7 @@ class World:
         """
         batches = [next(worker.batches), *more]
         joined = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
-        for group in worker.optimizer.param_groups:
-            group["lr"] = self.scale.lr * self.task.lr_scale(self.tokens) * warm_up
+        worker.optimizer.scale_lr(self.task.lr_scale(self.tokens) * warm_up)
         with self._attention():
             loss = self.task.loss(worker.model, joined)
         worker.optimizer.zero_grad()

@@ -61,7 +61,7 @@ def _odd_merging(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if outer.codec in _BELOW_FOUR_BITS and outer.momentum > 0:
         yield "outer.momentum", f"with {outer.codec} momentum costs more than it gains: 0"
     # What is sent of a delta by topk is so short that longer steps make up for it.
-    usual, most = ("1 to 2.5", 3.0) if outer.codec == "topk" else ("0.4 to 1", 1.0)
+    usual, most = ("1 to 3", 3.5) if outer.codec == "topk" else ("0.4 to 1", 1.0)
     if outer.learning_rate > most:
         yield "outer.learning_rate", f"{outer.learning_rate:g} overshoots; {usual} is usual"
     if outer.learning_rate < 0.1:

@@ -3,7 +3,7 @@
 Each encoder writes the bytes that the reference codec of the same name (`gossamer.protocol.codecs`) would,
 bit for bit, and the int32 values that every receiver will decode from them; the sender keeps the
 difference as its error-feedback residual. All arithmetic is on integers, and no choice is left to a
-library (topk ranks by magnitude and then by position, so there are no ties), so CPU and CUDA agree.
+library (the first of equal maxima is torch's promise), so CPU and CUDA agree.
 
 A tensor is worked through in pieces whose temporaries stay in the CPU's cache. Except for `exact`, no
 encoder waits for the device: every shape is known beforehand.
@@ -41,7 +41,7 @@ PIECE_CPU = 1 << 17
 slower, for a piece costs some 40 calls whatever its size; with twice as much a small model's was."""
 
 PIECE_DEVICE = 1 << 24
-"""The same on accelerators, where few launches count; topk's int64 keys then take 128 MiB."""
+"""The same on accelerators, where few launches count."""
 
 
 def piece_numel(codec: str, tensor: Tensor) -> int:
@@ -223,58 +223,54 @@ def _two_bit(values: Tensor, exponents: Tensor, codes: Tensor, decoded: Tensor, 
 
 
 def _topk(values: Tensor, start: int, section: Tensor, decoded: Tensor) -> int:
-    """`topk`: whole blocks, then the last block in part."""
-    whole, tail = divmod(values.numel(), topk.BLOCK)
-    split = whole * topk.BLOCK
-    row_bytes = CODECS["topk"].section_bytes_max(topk.BLOCK)
-    rows = section[start // topk.BLOCK * row_bytes :]
-    end = whole * row_bytes
-    if whole:
-        source, result = values[:split].view(-1, topk.BLOCK), decoded[:split].view(-1, topk.BLOCK)
-        _sparse(source, rows[:end].view(-1, row_bytes), result)
+    """`topk`: whole blocks, then a last one in part, its last run padded with zeros."""
+    tail = values.numel() % topk.BLOCK
+    if tail and values.numel() > tail:
+        split = values.numel() - tail
+        _topk(values[:split], start, section, decoded[:split])
+        return _topk(values[split:], start + split, section, decoded[split:])
+    blocks = -(-section.numel() // (1 + topk.RUNS))
+    first, end = start // topk.BLOCK, -(-(start + values.numel()) // topk.BLOCK)
+    exponents = section[first:end].unsqueeze(1)
+    entries = section[blocks + start // topk.RUN :][: -(-values.numel() // topk.RUN)]
     if tail:
-        _sparse(values[None, split:], rows[None, end:], decoded[None, split:])
+        padded = pad(values, (0, -tail % topk.RUN)).view(1, -1, topk.RUN)
+        result = torch.empty_like(padded)
+        _largest_of_runs(padded, exponents, entries.unsqueeze(0), result)
+        decoded.copy_(result.view(-1)[:tail])
+    elif end > first:
+        shape = (end - first, topk.RUNS, topk.RUN)
+        _largest_of_runs(values.view(shape), exponents, entries.view(shape[:2]), decoded.view(shape))
     return section.numel()
 
 
-def _sparse(values: Tensor, rows: Tensor, decoded: Tensor) -> None:
-    """Encode int32[b, n], n up to 4096, to uint8[b, row bytes]."""
-    entries = topk.kept(values.shape[1])
-    indices = _largest(values, min(entries, values.shape[1]))
-    picked = values.gather(1, indices)
-    magnitudes = picked.abs()
+def _largest_of_runs(values: Tensor, exponents: Tensor, entries: Tensor, decoded: Tensor) -> None:
+    """Encode int32[b, r, 64] to uint8[b, 1] and uint8[b, r]; `decoded` serves as scratch too."""
+    magnitudes, positions = torch.abs(values, out=decoded).max(2)
+    is_negative = values.gather(2, positions.unsqueeze(2)).squeeze(2) < 0
+    shifts = _excess_bits(_mean_above_mean(magnitudes), 2, topk.EXPONENT_MAX)
+    units = 1 << shifts
+    is_large = 2 * magnitudes >= 5 * units  # both sides stay within int32
+    codes = positions + topk.NEGATIVE * is_negative + topk.LARGE * is_large
+    codes -= topk.LARGE * (codes == topk.NOTHING)
+    codes.masked_fill_(magnitudes <= units, topk.NOTHING)
+    levels = _topk_levels(values.device)[codes] * units
+    exponents.copy_(shifts)
+    entries.copy_(codes)
+    decoded.zero_().scatter_(2, positions.unsqueeze(2), levels.unsqueeze(2))
+
+
+def _mean_above_mean(magnitudes: Tensor) -> Tensor:
+    """Of each block's runs, int32[b, r]: the mean of those at or above a 64th of their sum, int64[b, 1]."""
     sums = magnitudes.sum(1, keepdim=True, dtype=torch.int64)
-    scale = (sums // indices.shape[1] * 5) >> 2
-    shifts = _excess_bits(scale, 2, topk.EXPONENT_MAX)
-    is_zero = sums == 0
-    # The border between levels 2 and 3 lies at 5 half units. Both sides stay within int32.
-    large = 2 * magnitudes >= 5 << shifts
-    is_negative = picked < 0
-    levels = (2 + large.int()) * (1 << shifts).masked_fill_(is_zero, 0)
-    decoded.zero_().scatter_(1, indices, torch.where(is_negative, -levels, levels))
-    padding = (0, entries - indices.shape[1])
-    rows[:, :1] = shifts.masked_fill(is_zero, ZERO_BLOCK)
-    split = 1 + entries * 3 // 2
-    first, second = pad(indices, padding, value=topk.PADDING).unflatten(1, (-1, 2)).unbind(2)
-    triples = rows[:, 1:split].unflatten(1, (-1, 3))
-    triples[:, :, 0] = first  # storing to uint8 keeps the low 8 bits
-    triples[:, :, 1] = (first >> 8) | (second << 4)
-    triples[:, :, 2] = second >> 4
-    flags = pad(is_negative.to(torch.uint8).add_(large, alpha=2), padding).unflatten(1, (-1, 4))
-    rows[:, split:] = flags[:, :, 0] | (flags[:, :, 1] << 2) | (flags[:, :, 2] << 4) | (flags[:, :, 3] << 6)
+    above = magnitudes.masked_fill(magnitudes < -(-sums // topk.RUNS), 0)
+    return above.sum(1, keepdim=True, dtype=torch.int64) // above.bool().sum(1, keepdim=True).clamp_(min=1)
 
 
-def _largest(values: Tensor, count: int) -> Tensor:
-    """Positions of each row's `count` largest magnitudes, ascending, int64[b, count].
-
-    Ranks by a key that holds the magnitude and, below it, the position counted from the end: no two keys
-    are equal, so the choice is that of the reference's stable sort, whatever way `topk` finds it.
-    """
-    last = topk.BLOCK - 1
-    from_end = torch.arange(last, last - values.shape[1], -1, device=values.device)
-    keys = torch.add(from_end, values.abs(), alpha=topk.BLOCK)
-    best = keys.topk(count, dim=1, sorted=False).values
-    return (last - (best & last)).sort(dim=1).values
+@cache
+def _topk_levels(device: torch.device) -> Tensor:
+    """What each byte of `topk` stands for."""
+    return torch.from_numpy(topk.LEVELS).to(device)
 
 
 def _excess_bits(values: Tensor, bits: int, most: int) -> Tensor:

@@ -22,6 +22,7 @@ from torch import nn
 
 from gossamer.models.errors import TaskError
 from gossamer.models.guarded import explaining
+from gossamer.models.inner_optimizer import InnerOptimizer
 from gossamer.models.task import DataStream, Task
 from gossamer.node import lifeline, logs, own_task
 from gossamer.node.options import TrainerOptions
@@ -61,10 +62,9 @@ class Trainer:
             Home(options.folder), manifest, tuple(Path(path) for path in options.data)
         )
         self._model: nn.Module = self._task.build_model(manifest.task.seed).to(self._device)
-        self._optimizer = self._task.build_optimizer(self._model)
-        self._peak_rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._optimizer = InnerOptimizer(self._task.build_optimizer(self._model))
         self.peer = Peer.connect(
-            self._model, self._optimizer, options.folder, manifest, stop_round=options.stop_round
+            self._model, self._optimizer.parts, options.folder, manifest, stop_round=options.stop_round
         )
         self._reporter = Reporter(str(self._device))
         self._state = "joining"
@@ -107,15 +107,13 @@ class Trainer:
         self.peer.flush(LEAVE_S)
 
     def _inner_step(self, batch: object) -> None:
-        scale = self.peer.lr_scale(self._task.lr_scale)
-        for group, peak in zip(self._optimizer.param_groups, self._peak_rates, strict=True):
-            group["lr"] = peak * scale
+        self._optimizer.scale_lr(self.peer.lr_scale(self._task.lr_scale))
         loss = self._task.loss(self._model, batch)
         with explaining(self._task, "in the backward pass"):
             loss.backward()
         with explaining(self._task, "in the optimizer's step"):
             self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad()
         tokens = self._task.tokens(batch)
         self.stepped = True
         published = self.peer.step(tokens, loss)

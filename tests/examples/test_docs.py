@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.models import checking
+from gossamer.models.inner_optimizer import InnerOptimizer
 from gossamer.models.task import DataStream
 from gossamer.models.task_file import kind_of
 from gossamer.node.storage.home import Home
@@ -93,7 +94,10 @@ def test_the_task_of_the_page_is_one(task_folder: Path) -> None:
     model = task.build_model(0)
     before = task.evaluate(model)
     checking.try_step(task, checking.build_again(task, 0, model), checking.first_batch(task))
-    optimizer, batches = task.build_optimizer(model), task.batches(DataStream(seed=0, node_id=b"x"))
+    optimizer, batches = (
+        InnerOptimizer(task.build_optimizer(model)),
+        task.batches(DataStream(seed=0, node_id=b"x")),
+    )
     for _ in range(50):
         task.loss(model, next(batches)).backward()
         optimizer.step()

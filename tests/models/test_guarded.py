@@ -59,7 +59,22 @@ OPTIMIZER = "return torch.optim.SGD(model.parameters(), lr=self.options.lr)"
         ),
         (MODEL, "return nn.Linear(8, 1, device='meta')", "put 'weight' on meta: build the model on the CPU"),
         (MODEL, "return nn.LazyLinear(1)", "left 'weight' without a shape"),
-        (OPTIMIZER, "return [torch.optim.SGD(model.parameters())]", "build_optimizer returned a list"),
+        (
+            OPTIMIZER,
+            "return model.parameters()",
+            "build_optimizer returned a generator",
+        ),
+        (
+            OPTIMIZER,
+            "return []",
+            "returned a list: return a torch.optim.Optimizer, or several",
+        ),
+        (OPTIMIZER, "return [torch.optim.SGD(model.parameters()), None]", "build_optimizer returned a list"),
+        (
+            OPTIMIZER,
+            "return [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]",
+            "gave one parameter to two optimizers",
+        ),
         (OPTIMIZER, "return torch.optim.SGD([])", "in build_optimizer: ValueError: optimizer got an empty"),
         (
             OPTIMIZER,

@@ -40,7 +40,8 @@ def test_resolved_options_are_complete_and_build_the_same_task() -> None:
             "text",
             {"batchsize": 3},
             "task 'text' has no option 'batchsize'; did you mean 'batch_size'? "
-            "choose from batch_size, context, eval_batches, horizon_tokens, lr, preset, weight_decay",
+            "choose from batch_size, context, eval_batches, horizon_tokens, lr, optimizer, preset, "
+            "weight_decay",
         ),
         ("text", {"lr": "fast"}, "option 'lr' of task 'text' must be a number, not 'fast'"),
         ("text", {"lr": True}, "option 'lr' of task 'text' must be a number, not True"),

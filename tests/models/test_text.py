@@ -11,6 +11,8 @@ import torch
 from gossamer.models.errors import TaskError
 from gossamer.models.generate import decode_characters
 from gossamer.models.gpt import GPT
+from gossamer.models.inner_optimizer import InnerOptimizer
+from gossamer.models.muon import Muon
 from gossamer.models.task import DataStream, named_tensors
 from gossamer.models.text import ByteTextTask, TextOptions
 
@@ -33,7 +35,7 @@ def task(folder: Path) -> ByteTextTask:
 
 def test_loss_falls_and_evaluation_agrees(task: ByteTextTask) -> None:
     model = task.build_model(0)
-    optimizer = task.build_optimizer(model)
+    optimizer = InnerOptimizer(task.build_optimizer(model))
     before = task.evaluate(model)
     for batch in itertools.islice(task.batches(STREAM), 30):
         optimizer.zero_grad()
@@ -107,12 +109,29 @@ def test_averaging_of_the_gpt(task: ByteTextTask) -> None:
     assert {rules[name] for name in rules if name.endswith("_proj.weight")} == {"rda"}
 
 
-def test_optimizer_decays_matrices_only(task: ByteTextTask) -> None:
-    matrices, vectors = task.build_optimizer(task.build_model(0)).param_groups
+def test_muon_has_the_matrices_inside_and_adamw_the_rest(task: ByteTextTask) -> None:
+    model = task.build_model(0)
+    muon, adamw = task.build_optimizer(model)
+    (matrices,) = muon.param_groups
+    embedding, vectors = adamw.param_groups
+    assert isinstance(muon, Muon) and matrices["lr"] == 3 * task.options.lr
+    assert {p.ndim for p in matrices["params"]} == {2} and matrices["weight_decay"] == 0.1
+    assert [id(p) for p in embedding["params"]] == [id(model.model.embed_tokens.weight)]
+    assert {p.ndim for p in vectors["params"]} == {1} and vectors["weight_decay"] == 0.0
+    assert embedding["lr"] == vectors["lr"] == task.options.lr and embedding["betas"] == (0.9, 0.95)
+    shared = [p for group in (matrices, embedding, vectors) for p in group["params"]]
+    assert {id(p) for p in shared} == {id(p) for p in model.parameters()}
+    assert len(shared) == len(list(model.parameters()))
+
+
+def test_adamw_alone_decays_matrices_only() -> None:
+    task = ByteTextTask(TextOptions(optimizer="adamw"))
+    (adamw,) = task.build_optimizer(task.build_model(0))
+    matrices, vectors = adamw.param_groups
     assert {p.ndim for p in matrices["params"]} == {2} and matrices["weight_decay"] == 0.1
     assert {p.ndim for p in vectors["params"]} == {1} and vectors["weight_decay"] == 0.0
-    assert matrices["lr"] == vectors["lr"] == task.options.lr
-    assert matrices["betas"] == (0.9, 0.95)
+    with pytest.raises(TaskError, match="there is no optimizer 'adam'; choose from muon, adamw"):
+        TextOptions(optimizer="adam")
 
 
 def test_lr_scale_is_constant_without_a_horizon_and_a_cosine_with_one() -> None:

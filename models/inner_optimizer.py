@@ -1,0 +1,32 @@
+"""A task's inner optimizer, be it one or several, as a training loop uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+
+
+class InnerOptimizer:
+    """Steps all of a task's optimizers together, each group at a share of its own peak learning rate."""
+
+    def __init__(self, built: Optimizers) -> None:
+        """`built` is what `Task.build_optimizer` returned, at peak learning rates."""
+        self.parts = (built,) if isinstance(built, torch.optim.Optimizer) else tuple(built)
+        self._groups = [group for part in self.parts for group in part.param_groups]
+        self._peaks = [group["lr"] for group in self._groups]
+
+    def scale_lr(self, factor: float) -> None:
+        """Set every learning rate to this factor of its peak."""
+        for group, peak in zip(self._groups, self._peaks, strict=True):
+            group["lr"] = peak * factor
+
+    def step(self) -> None:
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none=True)

@@ -1,0 +1,102 @@
+"""Muon: momentum SGD whose steps are orthogonalized, for the weight matrices inside a network.
+
+A matrix's momentum is replaced by the nearest matrix with all singular values near 1, so that rare directions
+are learnt as fast as frequent ones. Embeddings, heads and vectors are AdamW's business.
+
+PyTorch has one of its own, which takes matrices one by one and always computes in bfloat16: processors that
+lack it then take many times as long. Here matrices of one shape go through together, in what is quick there.
+
+Sources: Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024), for the iteration
+and its coefficients; Liu et al., "Muon is scalable for LLM training" (arXiv 2502.16982), section 2.2, for
+steps as long as AdamW's usually are, and for the decay of weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic that drives singular values towards 1: steep at 0, and not exact at 1."""
+
+ITERATIONS = 5
+RMS = 0.2
+"""Of an orthogonalized step's entries, at learning rate 1: about that of AdamW's steps."""
+
+EPSILON = 1e-7
+
+
+class Muon(torch.optim.Optimizer):
+    """For matrices only; learning rates are of the size of AdamW's."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 3e-3,
+        *,
+        momentum: float = 0.95,
+        weight_decay: float = 0.1,
+    ) -> None:
+        """`params` as any optimizer takes them, floating-point [rows, columns] each. Raises ValueError."""
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        shapes = [p.shape for group in self.param_groups for p in group["params"]]
+        if wrong := next((shape for shape in shapes if len(shape) != 2), None):
+            raise ValueError(f"a parameter of shape {list(wrong)} is no matrix")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step; parameters without a gradient stay as they are."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for same in _by_shape(p for p in group["params"] if p.grad is not None):
+                steps = orthogonalized(torch.stack([self._momentum(p, group["momentum"]) for p in same]))
+                length = group["lr"] * RMS * math.sqrt(max(same[0].shape))
+                for parameter, step in zip(same, steps, strict=True):
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    parameter.add_(step, alpha=-length)
+        return loss
+
+    def _momentum(self, parameter: Tensor, momentum: float) -> Tensor:
+        """Nesterov's: where the running mean of gradients is about to be."""
+        state, gradient = self.state[parameter], parameter.grad
+        assert gradient is not None
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        return gradient.lerp(state["momentum_buffer"].lerp_(gradient, 1 - momentum), momentum)
+
+
+def _by_shape(parameters: Iterator[Tensor]) -> list[list[Tensor]]:
+    found: dict[object, list[Tensor]] = {}
+    for parameter in parameters:
+        found.setdefault((parameter.shape, parameter.dtype, parameter.device), []).append(parameter)
+    return list(found.values())
+
+
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """The same directions with singular values of 0.7 to 1.2: [count, rows, columns], the dtype as found.
+
+    Zeros stay zeros.
+    """
+    rows, columns = matrices.shape[1:]
+    x = matrices.to(_quick_dtype(matrices.device))
+    if rows > columns:
+        x = x.mT
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=EPSILON)
+    a, b, c = COEFFICIENTS
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if rows > columns else x).to(matrices.dtype)
+
+
+def _quick_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16, precise enough for the iteration, where the hardware multiplies it fast."""
+    is_wide_cpu = device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return torch.bfloat16 if device.type == "cuda" or is_wide_cpu else torch.float32
