@@ -1,5 +1,7 @@
 """The `gossamer` command: all its commands, and how mistakes are said."""
 
+import atexit
+import gc
 import logging
 import sys
 import traceback
@@ -82,6 +84,7 @@ def _gossamer(
 
 def main() -> None:
     """Entry point: one clear line, and exit status 2 for whatever a person can mend, 1 for a bug of ours."""
+    atexit.register(gc.freeze)  # with torch loaded, a last look through all objects takes up to a second
     try:
         status = app(standalone_mode=False, prog_name="gossamer")
     except typer.TyperException as error:

@@ -89,15 +89,18 @@ def main() -> None:
         stop_round=options.rounds,
         schedule=cosine(total_tokens=20_000_000, warm_up_tokens=50_000),
     )
+    held_out = Windows(torch.from_numpy(text.held_out[: 64 * CONTEXT]), tokenizer)
     trainer = Trainer(
         model,
         plan,
         train_dataset=Windows(torch.from_numpy(text.train), tokenizer),
-        eval_dataset=Windows(torch.from_numpy(text.held_out[: 64 * CONTEXT]), tokenizer),
+        eval_dataset=held_out,
         processing_class=tokenizer,
         callbacks=[swarm],
     )
-    before = trainer.evaluate()["eval_loss"]
+    # Not `trainer` yet: a model that was evaluated is not wrapped in DistributedDataParallel any more.
+    first = Trainer(build_model(len(tokenizer)), plan, eval_dataset=held_out, processing_class=tokenizer)
+    before = first.evaluate()["eval_loss"]
     with swarm:
         trainer.train()
     after = trainer.evaluate()["eval_loss"]

@@ -306,8 +306,16 @@ class Fetcher:
                 yield want, blob
 
     def _rested_at(self, now: float) -> float:
-        """When the next link may be asked again for what it failed."""
-        return min((f.until for f in self._failed.values() if f.until > now), default=inf)
+        """When the next link may be asked again for what it failed: one that is spared guesses only then."""
+        return min((at for at in map(self._may_be_asked_at, self._failed) if at > now), default=inf)
+
+    def _may_be_asked_at(self, pair: tuple[int, bytes, int]) -> float:
+        link, blob, _ = pair
+        if blob in self._flights or blob not in self._keys:
+            return inf
+        until = self._failed[pair].until
+        is_guess = all(link not in self._wants[key].holders_of(blob) for key in self._keys[blob])
+        return max(until, self._spared.get(link, until)) if is_guess else until
 
     def _open(self, want: _Want, load: dict[int, int], now: float) -> Iterable[bytes]:
         """Its chunks that are not under way and that some link may be free for: many wait for others, and

@@ -188,29 +188,40 @@ class Presence:
         return RosterMessage((own, *ages[: limits.MEMBERS_MAX - 1]), answer)
 
     def exchange(self, link: int, message: RosterMessage) -> list[Effect]:
-        """Send the rows that the other lacks or has older, and let it do the same."""
+        """Send the rows that the other lacks or has older, and let it do the same.
+
+        A row of somebody who is missing here would pass for a sign of life there: it goes only to those who
+        have never heard of that member, and our doubt with it.
+        """
         theirs = {node_id: (incarnation, heartbeat) for node_id, incarnation, heartbeat in message.rows}
-        newer = [
-            (member.peer.data, False)
+        told = [
+            member
             for member in self._roster.members()
             if theirs.get(member.peer.node_id, (-1, -1)) < member.peer.body.age
+            and not (member.is_missing and member.peer.node_id in theirs)
         ]
+        rows = [(member.peer.data, False) for member in told]
         if theirs.get(self._identity.node_id, (-1, -1)) < self.row.age:
-            newer.append((self.data, False))
-        result: list[Effect] = [Send(link, records) for records in batches(newer)]
+            rows.append((self.data, False))
+        result: list[Effect] = [Send(link, records) for records in batches(rows)]
+        missing = [member.peer for member in told if member.is_missing]
+        result += [Send(link, Suspect(peer.node_id, *peer.body.age)) for peer in missing]
         if not message.answer:
             result.append(Send(link, self.summary(answer=True)))
         return result
 
     def all_rows(self, link: int) -> list[Effect]:
-        """Tell a link of everybody we know."""
-        rows = [(self.data, False), *((member.peer.data, False) for member in self._roster.members())]
-        return [Send(link, records) for records in batches(rows)]
+        """Tell a link of everybody who is not missing."""
+        known = [member.peer.data for member in self._roster.members() if not member.is_missing]
+        return [Send(link, records) for records in batches([(row, False) for row in (self.data, *known)])]
 
     # -- inside
 
     def _tell(self) -> list[Effect]:
-        """Tell the links whose turn it is what is news to them."""
+        """Tell the links whose turn it is what is news to them: rows of who is missing by now are none."""
+        for member in self._roster.doubted():
+            if member.is_missing:
+                self.forget(member.peer.node_id)
         if not self._news:
             return []
         result: list[Effect] = []

@@ -25,6 +25,7 @@ class Health(StrEnum):
 _EVERY = frozenset(Health)
 _LIVE = frozenset({Health.ALIVE, Health.SUSPECT})
 _DOUBTED = _EVERY - {Health.ALIVE}
+_MISSING = frozenset({Health.SUSPECT, Health.DOWN})
 
 
 @dataclass(slots=True)
@@ -39,6 +40,11 @@ class Member:
     """When there was last a sign of life: a newer row, or an answer on a link."""
     answered: float = -math.inf
     """When it last spoke on a link to us: unlike a row, that has not been on its way for seconds."""
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether it is gone, or seems to be, without having said so."""
+        return self.health in _MISSING
 
 
 class Roster:

@@ -12,6 +12,7 @@ from gossamer.protocol.effects import Effect
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.replica import Replica
 
+REMEMBER_FIRST_S = 1.0
 REMEMBER_INTERVAL_S = 30.0
 REMEMBERED_MAX = 32
 
@@ -76,7 +77,9 @@ class Acquaintances:
             log.warning("cannot write down our peers' addresses: %s", error.strerror)
 
     async def run(self) -> None:
-        """Remember now and then, until cancelled."""
+        """Remember soon, for we may not live long, and then ever more rarely, until cancelled."""
+        interval = REMEMBER_FIRST_S
         while True:
-            await asyncio.sleep(REMEMBER_INTERVAL_S)
+            await asyncio.sleep(interval)
             self.remember()
+            interval = min(2 * interval, REMEMBER_INTERVAL_S)

@@ -8,6 +8,8 @@ stops. One that shows later may pass (a file out of reach, another process that 
 status 1, and the trainer is started again, with pauses, for as long as it takes; the daemon goes on.
 """
 
+import atexit
+import gc
 import logging
 import os
 import signal
@@ -171,6 +173,7 @@ class _Ending:
 
 def main() -> int:
     """Run a trainer from its one JSON argument; returns its exit status."""
+    atexit.register(gc.freeze)  # with torch loaded, a last look through all objects takes up to a second
     options = TrainerOptions.from_json(sys.argv[1])
     logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
     ending = _Ending()

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import random
 import sys
 import time
@@ -84,7 +85,9 @@ def main() -> int:
     begun = time.monotonic()
     outcomes = {name: Outcome() for name in arguments.targets}
     jobs = plan(arguments.targets, arguments.inputs, seed_)
-    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
+    context = get_context("spawn")
+    # A node's word about each file that it cannot use would bury the table.
+    with ProcessPoolExecutor(arguments.jobs, mp_context=context, initializer=logging.disable) as pool:
         running = {pool.submit(run, job): job for job in jobs}
         for future in as_completed(running):
             outcomes[running[future].name].add(future.result())

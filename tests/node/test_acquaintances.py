@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
+
+import pytest
 
 from gossamer.node.address import Contact
 from gossamer.node.network.acquaintances import Acquaintances, whom_to_join
@@ -14,11 +17,10 @@ from gossamer.protocol.replica import Replica
 from tests.protocol import builders
 
 
-def test_whom_it_chose_long_ago_comes_first_after_a_restart(tmp_path: Path) -> None:
-    home = Home(tmp_path)
+def new_core(home: Home) -> Replica:
     home.create()
     home.ledger_path.touch()
-    core = Replica(
+    return Replica(
         identity=builders.identity(0),
         manifest=builders.SMALL,
         info=NodeInfo(name="n", trains=False, incarnation=1),
@@ -26,6 +28,11 @@ def test_whom_it_chose_long_ago_comes_first_after_a_restart(tmp_path: Path) -> N
         unix_offset_s=builders.CREATED,
         rng=random.Random(0),
     )
+
+
+def test_whom_it_chose_long_ago_comes_first_after_a_restart(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    core = new_core(home)
     for number in (3, 1, 2):
         author = builders.identity(number)
         core.roster.update(builders.row(author, addresses=(f"10.0.0.{number}:7700",)), 0.0)
@@ -36,3 +43,21 @@ def test_whom_it_chose_long_ago_comes_first_after_a_restart(tmp_path: Path) -> N
     ids = {number: builders.identity(number).node_id for number in (1, 2, 3)}
     assert joined[:2] == (Contact("boot:1"), Contact("10.0.0.2:7700", ids[2]))
     assert set(joined[2:]) == {Contact(f"10.0.0.{number}:7700", ids[number]) for number in (1, 3)}
+
+
+async def test_whoever_does_not_live_long_remembers_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gossamer.node.network.acquaintances.REMEMBER_FIRST_S", 0.01)
+    home = Home(tmp_path)
+    core = new_core(home)
+    task = asyncio.create_task(Acquaintances(home, core).run())
+    try:
+        author = builders.identity(1)
+        core.roster.update(builders.row(author, addresses=("10.0.0.1:7700",)), 0.0)
+        async with asyncio.timeout(20):
+            while not home.read_peers():
+                await asyncio.sleep(0.01)
+        assert whom_to_join((), home) == (Contact("10.0.0.1:7700", author.node_id),)
+    finally:
+        task.cancel()

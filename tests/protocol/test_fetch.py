@@ -387,6 +387,26 @@ def test_a_busy_holder_is_asked_again_soon_and_believed_a_few_times():
     assert asked[:4] == pytest.approx([0.0, 0.1, 0.3, 0.7], abs=0.06)
 
 
+def test_it_wakes_when_somebody_may_be_asked_and_not_before():
+    """All of many neighbours fail all chunks: each is tried again now and then, with nothing in between."""
+    net = Net(links=dict.fromkeys(range(1, 16), True))
+    net.want(1, *range(5))
+    net.pass_time()
+    wakes = idle = 0
+    while net.now < 60.0:
+        started = net.plan()
+        wakes += 1
+        idle += not started
+        while started:
+            for _, blob in started:
+                net.fail(blob)
+            net.now += 0.001
+            started = net.plan()
+        net.now = net.fetcher.deadline()
+    assert wakes > 60
+    assert idle < wakes / 10
+
+
 def test_payloads_that_nobody_has_do_not_delay_those_that_somebody_has():
     """An author died before anyone had its payload of a thousand chunks; later ones are wanted behind it."""
     net = Net(links={1: True, 2: True})

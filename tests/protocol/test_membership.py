@@ -420,6 +420,20 @@ def test_rumours_about_us_cannot_make_us_flood_the_swarm(seed):
     assert len(sent) <= 100 + limits.PUSH_FANOUT
 
 
+def test_the_last_row_of_the_dead_revives_nobody_however_late_it_comes(seed):
+    """One node has it and another has missed it; rosters bring what gossip lost."""
+    world = _world(seed, 3)
+    one, other, victim = (world.nodes[number] for number in range(3))
+    world.crash(victim)
+    world.run(20.0)
+    incarnation, heartbeat = victim.core.own_row.age
+    last = builders.row(victim.identity, incarnation=incarnation, heartbeat=heartbeat + 1)
+    one.core.roster.update(last, world.now)
+    one.core.roster.judge(victim.identity.node_id, Health.DOWN, world.now)
+    world.run(3 * limits.ANTI_ENTROPY_INTERVAL_S)
+    assert _verdicts(other, victim.number) == [Health.SUSPECT, Health.DOWN]
+
+
 def test_leaving_is_seen_at_once(seed):
     world = _world(seed, 8)
     leaver = world.nodes[3]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
+
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, LinkUp, Send
 from gossamer.protocol.links import Links
-from gossamer.protocol.messages import Records
+from gossamer.protocol.messages import Records, Suspect
+from gossamer.protocol.messages import Roster as RosterMessage
 from gossamer.protocol.presence import NodeInfo, Presence
 from gossamer.protocol.records import Peer
 from gossamer.protocol.roster import Health, Roster
@@ -164,3 +167,36 @@ def test_links_that_went_lose_their_turn():
         bench.links.down(number)
     bench.receive(_row(20), 9)
     assert bench.tick() == []
+
+
+def test_the_row_of_who_is_missing_is_no_news():
+    """It is from before it went, and would pass for a sign of life."""
+    bench = Bench(4)
+    rows = [_row(20), _row(21)]
+    for row in rows:
+        bench.receive(row, 1)
+    bench.roster.judge(rows[0].node_id, Health.SUSPECT, bench.now)
+    told = [row for _ in range(limits.ROWS_TELLINGS) for _, sent in bench.tick() for row in sent]
+    assert rows[0].data not in told
+    assert rows[1].data in told
+
+
+@pytest.mark.parametrize("health", list(Health))
+def test_a_roster_does_not_bring_the_missing_back(health):
+    """Whoever has an older row of somebody who is missing here is not told; who has none, with our doubt."""
+    bench = Bench(1)
+    row = _row(20, heartbeat=2)
+    bench.receive(row, 1)
+    bench.roster.judge(row.node_id, health, bench.now)
+    is_missing = health in (Health.SUSPECT, Health.DOWN)
+
+    def told(known: tuple[tuple[bytes, int, int], ...]) -> list[list[bytes]]:
+        effects = bench.machine.exchange(1, RosterMessage(known, answer=True))
+        rumours = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Suspect)]
+        assert rumours == ([Suspect(row.node_id, 1, 2)] if is_missing and not known else [])
+        return [[data for data in sent if data == row.data] for _, sent in _rows(effects)]
+
+    assert told(()) == [[row.data]]
+    assert told(((row.node_id, 1, 1),)) == ([[]] if is_missing else [[row.data]])
+    turned_away = [data for _, sent in _rows(bench.machine.all_rows(1)) for data in sent]
+    assert (row.data in turned_away) is not is_missing
