@@ -51,7 +51,7 @@ async def test_whoever_does_not_live_long_remembers_too(
     monkeypatch.setattr("gossamer.node.network.acquaintances.REMEMBER_FIRST_S", 0.01)
     home = Home(tmp_path)
     core = new_core(home)
-    task = asyncio.create_task(Acquaintances(home, core).run())
+    task = asyncio.create_task(Acquaintances(home, core, lambda effects: None).run())
     try:
         author = builders.identity(1)
         core.roster.update(builders.row(author, addresses=("10.0.0.1:7700",)), 0.0)

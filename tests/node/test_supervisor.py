@@ -44,7 +44,8 @@ STUBBORN = """
 @pytest.fixture
 def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder on the children's module path."""
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    before = os.environ.get("PYTHONPATH")  # an empty part of it would be the current folder
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *([before] if before else [])]))
     return tmp_path
 
 

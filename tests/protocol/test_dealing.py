@@ -73,6 +73,31 @@ def test_who_holds_it_all_is_not_told():
     assert dealing.heard(delta.record_id, 2) == []
 
 
+def test_who_took_nothing_is_dealt_nothing_until_it_holds_something():
+    dealing, delta, _ = _dealt()
+    dealing.wake(dealing.deadline())
+    for link in (1, 2):
+        dealing.heard(delta.record_id, link)
+    effects = dealing.deal(_delta(8), LINKS, 20.0)
+    assert set(_sent(effects, Records)) == LINKS and set(_sent(effects, Parts)) == {1, 2}
+    assert set(_sent(dealing.wake(dealing.deadline()), Holding)) == LINKS, "it may still take all"
+    dealing.heard(delta.record_id, 3)
+    (pushed,) = set(_sent(dealing.deal(_delta(8), LINKS, 30.0), Records).values())
+    assert pushed.entries[0][1], "with one taker there is nothing to deal"
+    for link in LINKS:
+        dealing.heard(delta.record_id, link)
+    assert set(_sent(dealing.deal(_delta(8), LINKS, 40.0), Parts)) == LINKS
+
+
+def test_a_link_that_is_new_is_dealt_its_share():
+    dealing, _, _ = _dealt()
+    dealing.wake(dealing.deadline())
+    dealing.link_down(1)
+    assert dealing.deal(_delta(8), LINKS, 20.0), "silent but for one"
+    dealing.link_down(2)
+    assert set(_sent(dealing.deal(_delta(8), LINKS, 30.0), Parts)) == {1, 2}
+
+
 def test_what_cannot_be_dealt_is_pushed_whole():
     dealing = Dealing(random.Random(1))
     small, large = _delta(1), _delta(2)

@@ -12,9 +12,11 @@ from dataclasses import replace
 
 from gossamer.protocol import messages as msg
 from gossamer.protocol.chunks import chunk_hashes, root_of
+from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
 from gossamer.protocol.history import Claim
 from gossamer.protocol.limits import ROUND_MAX
+from gossamer.protocol.payload import payload_bytes_max
 from gossamer.protocol.presence import Presence
 from gossamer.protocol.records import Delta, DeltaBody, parse_delta
 from gossamer.protocol.replica import Replica
@@ -90,6 +92,12 @@ class Liar:
     def _payload(self, round_: int) -> bytes:
         return self._node.trainer._encode(round_ % len(self._node.stage.layout.fragments))
 
+    def _nonsense(self, round_: int) -> bytes:
+        """Random bytes, too few by one for a payload."""
+        stage = self._node.stage
+        codec = CODECS[stage.manifest.outer.codec]
+        return self._rng.randbytes(payload_bytes_max(codec, stage.layout.of_round(round_)) - 1)
+
     def _round(self) -> int:
         clock = self._node.core.clock
         return max(1, clock + 1 - self._rng.randrange(4))
@@ -132,12 +140,12 @@ class Liar:
     def _withhold(self) -> None:
         """A record whose payload nobody will ever see."""
         round_ = self._round()
-        self._to_some(msg.Records(((self._sign(self._body(round_, self._rng.randbytes(8))).data, True),)))
+        self._to_some(msg.Records(((self._sign(self._body(round_, self._nonsense(round_))).data, True),)))
 
     def _withhold_and_insist(self) -> None:
         """A record whose payload we say again and again that we hold, and never send."""
         round_ = self._round()
-        delta = self._sign(self._body(round_, self._rng.randbytes(8)))
+        delta = self._sign(self._body(round_, self._nonsense(round_)))
         self._to_some(msg.Records(((delta.data, True),)))
         self._insist(delta.record_id)
 
@@ -178,7 +186,7 @@ class Liar:
     def _publish_nonsense(self) -> None:
         """A payload with the right hash that decodes to nothing."""
         round_ = self._round()
-        payload = self._rng.randbytes(8)
+        payload = self._nonsense(round_)
         self._node.keep(payload, durable=False)
         self._to_some(msg.Records(((self._sign(self._body(round_, payload)).data, True),)))
 
