@@ -293,6 +293,10 @@ class Swarm:
         counters = [node.received for node in self.nodes]
         return Counters(sum(c.payload for c in counters), sum(c.control for c in counters))
 
+    def sent(self) -> list[float]:
+        """Bytes on the wire that each node has sent."""
+        return [node.host.wire_sent for node in self.nodes]
+
     def run_until_all_hold(self, deltas: int, round_: int, give_up_s: float) -> float:
         """Go on until all nodes hold so many deltas of a round, payloads and all; returns when they did.
 
