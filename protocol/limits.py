@@ -189,8 +189,9 @@ LINEAGE_PATIENCE_S = 12.0
 ROSTER_PATIENCE_S = 2.0
 """A joiner hears this long of members before it decides how many of them there are."""
 
-PREFETCH_AFTER_S = 0.2
-"""Meanwhile it begins to fetch what most of those claim of whom it heard so soon."""
+PREFETCH_AFTER_S = 0.05
+"""Meanwhile it begins to fetch what most of those claim of whom it heard so soon: the first node that it is
+linked to tells of all others at once."""
 
 NAMED_PATIENCE_S = 30.0
 """It waits this long for the members that it was told of to claim what others claim; they may be behind."""

@@ -61,6 +61,8 @@ class Links:
         """Network groups of addresses that were dialled."""
         self._next_yield = 0.0
         self._next_look = 0.0
+        self._known_at_look = 0
+        """Members known when we last looked whom to dial."""
 
     def __len__(self) -> int:
         return len(self._links)
@@ -186,9 +188,10 @@ class Links:
 
         Links may all be to our own half of a partition, so that those who are down are the other half.
         """
-        if now < self._next_look:
+        if now < self._next_look and not self._is_told_of_more:
             return []
         self._next_look = now + limits.LINKS_LOOK_INTERVAL_S
+        self._known_at_look = len(self._roster.members())
         self._dialling = {address: until for address, until in self._dialling.items() if until > now}
         outbound = sum([link.outbound for link in self._links.values()])
         wanted = max(limits.LINKS_WANTED - len(self._links), limits.LINKS_OUTBOUND_MIN - outbound)
@@ -207,6 +210,12 @@ class Links:
             effects.append(Dial(address, node_id, self._fingerprint_of(node_id)))
         self._tried = {a: t for a, t in self._tried.items() if now - t < limits.REDIAL_DOWN_INTERVAL_S}
         return effects
+
+    @property
+    def _is_told_of_more(self) -> bool:
+        """Whether links are short and we know of more to dial: a newcomer is told of all at once."""
+        is_short = len(self._links) + len(self._dialling) < limits.LINKS_MIN
+        return is_short and len(self._roster.members()) > self._known_at_look
 
     def _fingerprint_of(self, node_id: bytes | None) -> bytes:
         member = self._roster.get(node_id) if node_id is not None else None

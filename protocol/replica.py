@@ -335,10 +335,17 @@ class Replica:
         """Fetch chunks; whoever claims the snapshot with this root has them."""
         result = self.holdings.need(event.key, event.chunks, now)
         for link in self.links.all():
-            member = self.roster.get(link.node_id)
-            if member is not None and any(claim.root == event.key for claim in member.peer.body.claims):
-                self.fetcher.hint(link.number, event.key)
+            self._hint_snapshot(link.number)
         return result
+
+    def _hint_snapshot(self, number: int) -> None:
+        """Whoever claims the snapshot that we fetch has all of it."""
+        link = self.links.get(number)
+        if link is None or self._snapshot is None or not self.fetcher.wants(self._snapshot.root):
+            return
+        member = self.roster.get(link.node_id)
+        if member is not None and self._snapshot.root in (c.root for c in member.peer.body.claims):
+            self.fetcher.hint(number, self._snapshot.root)
 
     def _link_up(self, event: fx.LinkUp, now: float) -> list[Effect]:
         result = self._peering.up(event, now)
@@ -371,7 +378,9 @@ class Replica:
     def _message(self, link: int, message: msg.Message, now: float) -> list[Effect]:
         match message:
             case msg.Records():
-                return self._intake.received(link, message, now)
+                result = self._intake.received(link, message, now)
+                self._hint_snapshot(link)
+                return result
             case msg.Holding():
                 return self._holding(link, message)
             case msg.Parts():

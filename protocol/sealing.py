@@ -25,7 +25,7 @@ from gossamer.protocol.manifest import Manifest
 LOOK_INTERVAL_S = 2.5
 """At every second of the turns that a node takes (see `replica`)."""
 
-JOINING_LOOK_S = 0.1
+JOINING_LOOK_S = 0.05
 """Who looks for a snapshot to start from is in more of a hurry."""
 
 CLAIMED_MAX = 32

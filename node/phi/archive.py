@@ -21,6 +21,7 @@ from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import effects as fx
 from gossamer.protocol.chunks import chunk_sizes
 from gossamer.protocol.errors import PayloadError, StorageError
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.history import Claim
 from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
@@ -55,6 +56,8 @@ class Archive:
         self._adopting: Claim | None = None
         self._prefetching: Claim | None = None
         """What may have to be adopted soon."""
+        self._reader: snapshots.SnapshotReader | None = None
+        """Of the one of those that is being fetched."""
         self._seal_round = 0
         self._sealing = 0
         """The round whose snapshot is being written."""
@@ -175,31 +178,40 @@ class Archive:
             self._late_since = time.monotonic()
             self._news.set()
 
-    async def _is_here(self, claim: Claim) -> bool:
-        """Ask for what is missing of a snapshot. Raises MissingChunkError or PayloadError."""
+    async def _go_on_with(self, claim: Claim) -> Ints | None:
+        """Ask for what is missing of a snapshot, read what is here; returns Phi once that is all of it.
+
+        Raises MissingChunkError or PayloadError.
+        """
         total = self._core.layout.snapshot_bytes
         lacking = await asyncio.to_thread(snapshots.missing, claim.root, total, self._chunks)
         if lacking and claim in (self._adopting, self._prefetching):  # else the core has thought better of it
             self._dispatch(fx.Need(claim.root, lacking))
             self._tell_progress(claim, len(lacking))
-        return not lacking
+        if self._reader is None or self._reader.root != claim.root:
+            self._reader = None  # before there is memory for another
+            self._reader = snapshots.SnapshotReader(claim.root, total, self._chunks)
+        reader = self._reader
+        is_read = await asyncio.to_thread(reader.read_on)
+        return reader.phi if is_read and not lacking else None
 
     async def _go_on_fetching(self, claim: Claim) -> None:
         with suppress(MissingChunkError, PayloadError):  # should it be adopted, that is said then
-            await self._is_here(claim)
+            await self._go_on_with(claim)
 
     async def _try_to_adopt(self, claim: Claim) -> bool:
         """Start from a snapshot once all of it is here; returns whether it was."""
         try:
-            if not await self._is_here(claim):
-                return False
-            phi = await asyncio.to_thread(snapshots.load, claim.root, self._core.layout.numel, self._chunks)
+            phi = await self._go_on_with(claim)
         except MissingChunkError:
             return False
         except PayloadError as error:
             log.error("the snapshot of round %d cannot be used: %s", claim.round, error)
-            self._adopting = None
+            self._adopting = self._reader = None
             return False
+        if phi is None:
+            return False
+        self._reader = None
         base = Base(claim.round, claim.digest, claim.tokens)
         self._shelf.replace(claim)
         await asyncio.to_thread(self._records.begin_at, claim, self._core.own_last)
@@ -212,6 +224,7 @@ class Archive:
         if claim.round:
             log.info("starting from the swarm's model of round %d (%d tokens)", claim.round, claim.tokens)
         self._dispatch(fx.Adopted(claim))
+        self._merging.look()  # it may have found before that we have not joined
         return True
 
     def _tell_progress(self, claim: Claim, lacking: int) -> None:

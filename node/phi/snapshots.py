@@ -98,10 +98,14 @@ def pieces(root: bytes, total: int, chunks: ChunkStore) -> Iterator[bytes]:
     Raises MissingChunkError or PayloadError.
     """
     for blob, size in zip(parse_index(chunks.get(root), total), chunk_sizes(total), strict=True):
-        data = chunks.get(blob)
-        if len(data) != size:  # we had it already, as part of something else
-            raise PayloadError(f"a snapshot's chunk has {len(data)} bytes instead of {size}")
-        yield data
+        yield _piece(blob, size, chunks)
+
+
+def _piece(blob: bytes, size: int, chunks: ChunkStore) -> bytes:
+    data = chunks.get(blob)
+    if len(data) != size:  # we had it already, as part of something else
+        raise PayloadError(f"a snapshot's chunk has {len(data)} bytes instead of {size}")
+    return data
 
 
 def load(root: bytes, numel: int, chunks: ChunkStore) -> Ints:
@@ -113,6 +117,42 @@ def load(root: bytes, numel: int, chunks: ChunkStore) -> Ints:
         view[start : start + len(piece)] = piece
         start += len(piece)
     return phi.astype(np.int32, copy=False)
+
+
+class SnapshotReader:
+    """Reads a snapshot while its chunks come: little is left to be read when the last of them is here."""
+
+    def __init__(self, root: bytes, total: int, chunks: ChunkStore) -> None:
+        """Of a snapshot of `total` bytes."""
+        self.root = root
+        self._total = total
+        self._chunks = chunks
+        self._phi = np.empty(total // 4, dtype="<i4")
+        self._unread: dict[int, tuple[bytes, int]] | None = None
+        """Hash and size of chunks by their place; None before the index is here."""
+
+    @property
+    def phi(self) -> Ints:
+        """All values, int32, once they are read."""
+        return self._phi.astype(np.int32, copy=False)
+
+    def read_on(self) -> bool:
+        """Read what has come since the last time; returns whether that was the last of it.
+
+        Raises MissingChunkError or PayloadError.
+        """
+        if self._unread is None:
+            if self.root not in self._chunks:
+                return False
+            blobs = parse_index(self._chunks.get(self.root), self._total)
+            self._unread = dict(enumerate(zip(blobs, chunk_sizes(self._total), strict=True)))
+        view = memoryview(self._phi.data).cast("B")
+        for place, (blob, size) in list(self._unread.items()):
+            if blob in self._chunks:
+                start = place * CHUNK_BYTES_MAX
+                view[start : start + size] = _piece(blob, size, self._chunks)
+                del self._unread[place]
+        return not self._unread
 
 
 class SnapshotShelf:

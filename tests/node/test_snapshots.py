@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gossamer.node.phi import snapshots
-from gossamer.node.phi.snapshots import SnapshotShelf, SnapshotWriter
+from gossamer.node.phi.snapshots import SnapshotReader, SnapshotShelf, SnapshotWriter
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.history import Claim
@@ -61,10 +61,43 @@ def test_a_damaged_chunk_is_missed_not_loaded(chunks):
     assert snapshots.missing(root, TOTAL, chunks) == ((index[32:64], CHUNK_BYTES_MAX),)
 
 
+def test_what_is_here_is_read_while_the_rest_is_still_to_come(chunks, tmp_path):
+    root = snapshots.store(values(1), chunks)
+    index = chunks.get(root)
+    here = ChunkStore(tmp_path / "other")
+    reader = SnapshotReader(root, TOTAL, here)
+    for blob in (root, index[64:], index[:32]):
+        assert not reader.read_on()
+        here.put(blob, chunks.get(blob))
+    assert not reader.read_on()
+    for blob in (index[64:], index[:32]):
+        here._path(blob).write_bytes(b"not looked at again")
+    here.put(index[32:64], chunks.get(index[32:64]))
+    assert reader.read_on()
+    assert reader.phi.dtype == np.int32
+    assert np.array_equal(reader.phi, values(1))
+
+
+def test_a_reader_goes_on_when_what_was_damaged_has_come_again(chunks):
+    root = snapshots.store(values(1), chunks)
+    blob = chunks.get(root)[32:64]
+    sound = chunks.get(blob)
+    chunks._path(blob).write_bytes(sound[:-1] + b"x")
+    reader = SnapshotReader(root, TOTAL, chunks)
+    with pytest.raises(MissingChunkError):
+        reader.read_on()
+    assert not reader.read_on()
+    chunks.put(blob, sound)
+    assert reader.read_on()
+    assert np.array_equal(reader.phi, values(1))
+
+
 def test_an_index_of_another_size_is_refused(chunks):
     root = snapshots.store(values(1), chunks)
     with pytest.raises(PayloadError):
         snapshots.missing(root, TOTAL + CHUNK_BYTES_MAX, chunks)
+    with pytest.raises(PayloadError):
+        SnapshotReader(root, TOTAL + CHUNK_BYTES_MAX, chunks).read_on()
 
 
 def add(shelf, chunks, round_, seed):

@@ -274,6 +274,29 @@ def test_dials_until_links_are_enough():
     assert bench.look(30.0) == []
 
 
+def test_a_newcomer_dials_those_whom_it_is_told_of_before_its_next_look():
+    bench = Bench("boot:1")
+    ((address, _),) = bench.look()
+    bench.up(1, outbound=True, address=address)
+    assert bench.look(0.1) == []
+    for number in range(1, 21):
+        bench.member(number)
+    assert len(bench.look(0.1)) == limits.DIALS_AT_ONCE_MAX
+    bench.member(21)
+    assert bench.look(0.1) == [], "enough are on their way"
+
+
+def test_those_who_have_links_enough_are_in_no_hurry_to_dial():
+    bench = Bench()
+    for number in range(1, limits.LINKS_MIN + 1):
+        bench.member(number)
+        bench.up(number)
+    bench.look()
+    bench.member(20)
+    assert bench.look(0.1) == []
+    assert bench.look() != []
+
+
 def test_dials_at_once_are_bounded():
     bench = Bench()
     for number in range(1, 21):

@@ -21,6 +21,7 @@ from gossamer.protocol import messages as msg
 from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.greylist import Offence
+from gossamer.protocol.history import Claim
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.payload import encode_payload
 from gossamer.protocol.presence import NodeInfo
@@ -726,6 +727,23 @@ def test_need_fetches_chunks_under_any_key(seed):
     world.run(5.0)
     assert world.nodes[1].fetched == [b"genesis"]
     assert world.nodes[1].blobs[blob] == data
+
+
+def test_a_joiner_soon_fetches_the_model_from_all_who_claim_it(seed):
+    """It is linked to one of them when it begins, and told there of the others."""
+    world = _swarm(seed, limits.LINKS_MIN)
+    claim = Claim(8, 1000, bytes(32), b"root" * 8)
+    for node in world.running():
+        world.handle(node, fx.Sealed((claim,)))
+    world.run(2 * limits.HEARTBEAT_INTERVAL_S)
+    joiner = world.add(9, [0])
+    world.run(0.5, lambda: len(joiner.core.links) == 1)
+    joiner.core._fetch_only(claim)
+    chunk = b"chunk" * 6 + b"--"
+    world.handle(joiner, fx.Need(claim.root, ((chunk, 100),)))
+    world.run(0.5)
+    assert len(joiner.core.links) == limits.LINKS_MIN
+    assert joiner.core.fetcher.holders_of(claim.root, chunk) == set(joiner.links)
 
 
 def test_two_nodes_with_one_key_do_not_flood_the_swarm(seed):
