@@ -4,8 +4,8 @@ Length-prefixed msgpack, one small dataclass a message; bulk data goes through `
 the same user and release, so a message that does not parse is a bug, and ends the connection.
 """
 
-import socket
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
+from typing import BinaryIO
 
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.wire import pack, unpack
@@ -102,11 +102,14 @@ _KINDS: dict[int, type[ControlMessage]] = dict(
     enumerate((Welcome, Phi, Published, Clock, Stop, Publish, Took, Report))
 )
 _CODES = {kind: code for code, kind in _KINDS.items()}
+_NAMES = {kind: [field.name for field in fields(kind)] for kind in _CODES}
 
 
 def encode(message: ControlMessage) -> bytes:
     """One frame."""
-    body = pack([_CODES[type(message)], *astuple(message)])
+    kind = type(message)
+    # Not `astuple`, which copies deeply and takes ten times as long.
+    body = pack([_CODES[kind], *[getattr(message, name) for name in _NAMES[kind]]])
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
@@ -129,18 +132,14 @@ def frame_length(prefix: bytes) -> int:
     return length
 
 
-def receive_exactly(connection: socket.socket, count: int) -> bytes:
-    """Read `count` bytes from a blocking socket. Raises ConnectionError at its end."""
-    parts = []
-    while count:
-        part = connection.recv(min(count, 1 << 16))
-        if not part:
-            raise ConnectionError("the daemon closed the connection")
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
+def receive_exactly(stream: BinaryIO, count: int) -> bytes:
+    """Read `count` bytes of a blocking connection. Raises ConnectionError at its end."""
+    data = stream.read(count)
+    if len(data) < count:
+        raise ConnectionError("the daemon closed the connection")
+    return data
 
 
-def receive(connection: socket.socket) -> ControlMessage:
-    """Read one message from a blocking socket. Raises ConnectionError, OSError or MalformedError."""
-    return decode(receive_exactly(connection, frame_length(receive_exactly(connection, LENGTH_BYTES))))
+def receive(stream: BinaryIO) -> ControlMessage:
+    """Read one message of a blocking connection. Raises ConnectionError, OSError or MalformedError."""
+    return decode(receive_exactly(stream, frame_length(receive_exactly(stream, LENGTH_BYTES))))

@@ -1,10 +1,10 @@
-"""The trainer's side of the connection to its daemon: a background thread, so that training never waits.
+"""The trainer's side of the connection to its daemon: a thread listens to it, so that training never waits.
 
-The training thread looks at plain attributes and leaves messages in a queue. If the daemon dies, training
-goes on alone; the thread reconnects, and a delta that was not acknowledged is handed over again.
+The training thread looks at plain attributes, and leaves messages in the socket's buffer: waking a second
+thread for each would cost several times as much. If the daemon dies, training goes on alone; the thread
+reconnects, and a delta that was not acknowledged is handed over again.
 """
 
-import queue
 import socket
 import threading
 import time
@@ -22,7 +22,6 @@ CONNECT_TIMEOUT_S = 60.0
 """How long a trainer waits for its daemon, which reads its model back before it listens to one."""
 
 RECONNECT_S = 0.5
-OUTBOX_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,9 @@ class DaemonLink:
         self._path = path
         self._manifest = manifest
         self._lock = threading.Lock()
-        self._outbox: queue.Queue[control.ControlMessage | None] = queue.Queue(OUTBOX_MAX)
+        self._sending = threading.Lock()
+        self._connection: socket.socket | None = None
+        """The one that we were welcomed on; it is closed once nobody can find it here any more."""
         self._shared: SharedMemory | None = None
         self._attached = False
         """Whether the daemon of `_shared`, which stays mapped when it dies, still listens."""
@@ -118,9 +119,11 @@ class DaemonLink:
                 self.send(control.Took(offer.fragment))
 
     def send(self, message: control.ControlMessage) -> None:
-        """Leave a message for the daemon; drops it if the daemon has stopped listening."""
-        with suppress(queue.Full):
-            self._outbox.put_nowait(message)
+        """Leave a message for the daemon, if there is one; one that has stopped listening is hung up on."""
+        frame = control.encode(message)
+        with self._sending, suppress(OSError):
+            if self._connection is not None and not _leave(self._connection, frame):
+                self._connection.shutdown(socket.SHUT_RDWR)
 
     def wait_acknowledged(self, timeout_s: float) -> bool:
         """Wait until the last delta is durable with the daemon. Returns whether it is."""
@@ -130,13 +133,14 @@ class DaemonLink:
         return self._unacknowledged is None
 
     def close(self) -> None:
-        """Send what is queued, then disconnect."""
+        """Disconnect; what was sent still arrives."""
         self._closing.set()
-        with suppress(queue.Full):
-            self._outbox.put_nowait(None)
+        with self._sending, suppress(OSError):
+            if self._connection is not None:
+                self._connection.shutdown(socket.SHUT_RDWR)
         self._thread.join(2.0)
 
-    # -- the background threads
+    # -- the background thread
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -149,32 +153,32 @@ class DaemonLink:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(self._path)
             prefix, fds, _, _ = socket.recv_fds(connection, control.LENGTH_BYTES, 1)
-            body = control.receive_exactly(connection, control.frame_length(prefix))
-            welcome = control.decode(body)
-            if not isinstance(welcome, control.Welcome) or not fds:
-                raise MalformedError("the daemon did not welcome us")
-            shared = SharedMemory(self._manifest, fds[0])
-            shared.close()  # the mapping stays
-            self._begin(welcome, shared)
-            sender = threading.Thread(target=self._send_all, args=(connection,), daemon=True)
-            sender.start()
-            try:
-                while True:
-                    self._handle(control.receive(connection), shared)
-            finally:
-                self._drop_outbox()
-                sender.join(2.0)
+            with connection.makefile("rb") as stream:
+                body = control.receive_exactly(stream, control.frame_length(prefix))
+                welcome = control.decode(body)
+                if not isinstance(welcome, control.Welcome) or not fds:
+                    raise MalformedError("the daemon did not welcome us")
+                shared = SharedMemory(self._manifest, fds[0])
+                shared.close()  # the mapping stays
+                try:
+                    self._begin(welcome, shared, connection)
+                    while not self._closing.is_set():
+                        self._handle(control.receive(stream), shared)
+                finally:
+                    with self._sending:
+                        self._connection = None
 
-    def _begin(self, welcome: control.Welcome, shared: SharedMemory) -> None:
+    def _begin(self, welcome: control.Welcome, shared: SharedMemory, connection: socket.socket) -> None:
         with self._lock:
+            with self._sending:
+                self._connection = connection
             self._offers.clear()
-            self._drop_outbox_items()
             self.node_id = welcome.node_id
             self.clock = welcome.clock
             pending = self._unacknowledged
             if pending is not None and welcome.own_last < pending[0].round:
                 shared.payload[: len(pending[1])] = pending[1]
-                self._outbox.put_nowait(pending[0])
+                self.send(pending[0])
             else:
                 self._unacknowledged = None
                 self.own_last = max(self.own_last, welcome.own_last)
@@ -199,19 +203,10 @@ class DaemonLink:
             case control.Stop():
                 self.stop_asked.set()
 
-    def _send_all(self, connection: socket.socket) -> None:
-        with suppress(OSError):
-            while (message := self._outbox.get()) is not None:
-                connection.sendall(control.encode(message))
-            connection.shutdown(socket.SHUT_RDWR)
 
-    def _drop_outbox(self) -> None:
-        """End the sender thread of a lost connection; what was queued for it is void."""
-        with self._lock:
-            self._drop_outbox_items()
-            self._outbox.put_nowait(None)
-
-    def _drop_outbox_items(self) -> None:
-        with suppress(queue.Empty):
-            while True:
-                self._outbox.get_nowait()
+def _leave(connection: socket.socket, frame: bytes) -> bool:
+    """Put a frame into the socket's buffer without waiting; returns whether there was room for it."""
+    try:
+        return connection.send(frame, socket.MSG_DONTWAIT) == len(frame)
+    except BlockingIOError:
+        return False

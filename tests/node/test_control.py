@@ -65,8 +65,8 @@ def test_messages_are_read_one_after_another_however_they_are_cut() -> None:
 
     thread = threading.Thread(target=dribble)
     thread.start()
-    with here:
-        assert [control.receive(here) for _ in MESSAGES] == MESSAGES
+    with here, here.makefile("rb") as stream:
+        assert [control.receive(stream) for _ in MESSAGES] == MESSAGES
         with pytest.raises(ConnectionError):
-            control.receive(here)
+            control.receive(stream)
     thread.join()

@@ -140,6 +140,16 @@ async def test_a_trainer_that_reads_nothing_is_cut_off(daemon: FakeDaemon) -> No
     connection.close()
 
 
+async def test_a_daemon_that_reads_nothing_holds_nobody_up_and_is_found_again(daemon: FakeDaemon) -> None:
+    async with link_to(daemon) as link:
+        before = daemon.port.attachments
+        for _ in range(5_000):  # the daemon, on this event loop, gets no turn
+            link.send(control.Took(0))
+        await until(lambda: daemon.port.attachments > before and link.can_publish)
+        publish(link, 1, b"delta one")
+        await until(lambda: daemon.signed == {1: b"delta one"})
+
+
 async def test_a_new_trainer_replaces_the_old(daemon: FakeDaemon, rng: np.random.Generator) -> None:
     async with link_to(daemon) as old:
         await daemon.offer(0, fragment_values(rng, 0))
