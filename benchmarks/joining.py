@@ -30,7 +30,10 @@ why_not = namespaces.why_not
 RATE = "50mbit"
 BYTES_PER_S = 50e6 / 8
 PORT, HTTP_PORT = 7700, 7701
-PARAMETERS = (12_500_000, 50_000_000)
+PARAMETERS = (12_500_000, 50_000_000, 100_000_000)
+GOAL_PARAMETERS = 50_000_000
+"""The size that the goals are about; at a larger one the start of a process matters less."""
+
 DONORS = (1, 4)
 STANDING_S = 4.0
 """Given to donors to find each other once they listen."""
@@ -151,9 +154,18 @@ def tables(rows: list[dict[str, Any]]) -> list[Table]:
     return [Table("a joiner; donors that send 50 Mbit/s each", columns, lines)]
 
 
+def _goal_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return next((row for row in rows if row["parameters"] == GOAL_PARAMETERS), rows[-1])
+
+
 def _fetch_ratio(rows: list[dict[str, Any]]) -> float:
-    one, four = rows[-1]["joins"]
+    one, four = _goal_row(rows)["joins"]
     return float(one["fetch_s"] / four["fetch_s"])
+
+
+def _copy_ratio(rows: list[dict[str, Any]]) -> float:
+    row = _goal_row(rows)
+    return float(row["copy_s"] / row["joins"][1]["trains_s"])
 
 
 GOALS = (
@@ -164,9 +176,10 @@ GOALS = (
     ),
     Goal(
         what="joining: until it trains, 4 donors of 50 Mbit/s, times faster than copying the bytes from 1",
-        measured=lambda rows: rows[-1]["copy_s"] / rows[-1]["joins"][1]["trains_s"],
+        measured=_copy_ratio,
         at_least=3.5,
-        reason="a process starts, links itself to members and hears of more of them; a copy just begins",
+        reason="a process starts and links itself to members, and at the end its daemon hands Phi to its"
+        " trainer; a copy just begins, and is done with the last byte",
     ),
 )
 

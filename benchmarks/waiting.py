@@ -300,8 +300,8 @@ GOALS = (
         reason="an inner step of 256 rows is too short for the work of its window. The worst is 1 M"
         " parameters in 16 fragments, one of which is published or applied at each step of 22 ms: 0.6 and"
         " 0.2 ms of work (2.5 %), half of it some 40 calls to torch that find nothing in cache after an inner"
-        " step. On the one core that the trainer has here, threads that write a checkpoint and talk to the"
-        " daemon take 1 %. At 10 and 100 M parameters the ratio is 0.991 and 0.981",
+        " step. On the one core that the trainer has here, threads that write a checkpoint and listen to the"
+        " daemon take some more. At 10 and 100 M parameters the ratio is 0.991 and 0.981",
     ),
     Goal(
         what=f"the same where an inner step has {LARGE:,} rows",
