@@ -250,7 +250,7 @@ MUTANTS = {
         Mutant("forget equivocation", _forget_equivocation, "liar"),
         Mutant("trust any signature", _trust_any_signature, "liar"),
         Mutant("close what is sealed", _close_what_is_sealed, "halves", minutes=8.0),
-        Mutant("any other history wins", _any_other_history_wins, "halves", minutes=8.0),
+        Mutant("any other history wins", _any_other_history_wins, "lineages", minutes=8.0),
         Mutant("believe a lone voice", _believe_a_lone_voice, "liar", minutes=8.0),
         Mutant("speak before it is stored", _speak_before_it_is_stored, "power"),
         Mutant("forget own rounds", _forget_own_rounds, "diskloss", minutes=8.0),
