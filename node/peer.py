@@ -130,7 +130,8 @@ class Peer(Standing):
             debug: have the daemon log more.
 
         Raises:
-            ConfigError: model, manifest, folder or addresses do not fit; the message says which, and how.
+            ConfigError: model, manifest, folder or addresses do not fit (the message says which, and how), or
+                this is torch.inference_mode().
             UnreachableError: nobody answers at `join`.
             StorageError: the folder cannot be used.
             SystemExit: the node was told to stop before it had the model.

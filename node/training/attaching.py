@@ -68,6 +68,10 @@ def attach(
 ) -> Place:
     """Do what `Peer.attach` says, but for waiting. Raises what it does."""
     _show_log()
+    if torch.is_inference_mode_enabled():
+        raise ConfigError(
+            "attach outside of torch.inference_mode(): in it no tensor is made that can be trained"
+        )
     tensors = parameters_of(model)
     optimizers = checked_optimizers(optimizer, tensors)
     _check_not_attached(tensors)
