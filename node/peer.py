@@ -167,8 +167,7 @@ class Peer(Standing):
         atexit.register(self.leave_at_exit)
         try:
             if not self.begin(on_wait):
-                assert self._role.beside is not None
-                raise self._role.beside.ending()
+                raise self._role.ending()
         except BaseException:
             atexit.unregister(self.leave_at_exit)
             self.close()
@@ -201,6 +200,7 @@ class Peer(Standing):
             RuntimeError: the peer has left, another thread is in here, or this is a forked process.
             DivergedError: a parameter is not finite, or moved too far.
             ConfigError: the model's parameters are not those that it attached with.
+            UnreachableError: another rank of this node is gone.
             SystemExit: the loop went on although `should_stop` (attached peers only).
         """
         self._check_here()
@@ -223,13 +223,12 @@ class Peer(Standing):
         if self.version != before:
             for callback in self._callbacks:
                 callback(self)
-        beside = self._role.beside
-        if beside is None:
+        if self._role.beside is None:
             return
         self._tell("training")
         if self.should_stop:
             if self._told_to_stop:
-                raise beside.ending()
+                raise self._role.ending()
             self._told_to_stop = True
 
     def on_merged(self, callback: Callable[["Peer"], object]) -> Callable[["Peer"], object]:
@@ -239,6 +238,14 @@ class Peer(Standing):
         """
         self._callbacks.append(callback)
         return callback
+
+    def request_stop(self) -> None:
+        """Have the training loop stop: `should_stop` is true from now on, and of several ranks on all of them
+        after their next step. Leaving the loop, in `finish` or at the end of the `with`, fulfils it.
+
+        May be called from any thread, and on any rank.
+        """
+        self._role.stop_requested = True
 
     def flush(self, timeout_s: float) -> None:
         """Before leaving: publish what the open window holds, and see that all of it is on disk."""

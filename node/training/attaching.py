@@ -78,15 +78,19 @@ def attach(
     _check_values(options)
     stop_round = options["stop_round"]
     team = team_of(tensors)
-    if team.rank > 0:
-        return Place(role=_follower(tensors, team, stop_round))
     try:
-        node = started(tensors, lambda manifest: _bound(team, manifest), options)
-    except BaseException as error:
-        _say_failed(team, error)
+        if team.rank > 0:
+            return Place(role=_follower(tensors, team, stop_round))
+        try:
+            node = started(tensors, lambda manifest: _bound(team, manifest), options)
+        except BaseException as error:
+            _say_failed(team, error)
+            raise
+        _say(team, node.link.node_id)
+        return _leader(model, optimizers, node, team, stop_round)
+    except BaseException:
+        team.close()
         raise
-    _say(team, node.link.node_id)
-    return _leader(model, optimizers, node, team, stop_round)
 
 
 def _check_values(options: AttachOptions) -> None:
