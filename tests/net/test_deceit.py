@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.limits import LINEAGE_PATIENCE_S
-from gossamer.protocol.records import Delta
 from tests.net.attacker import Member, where
 from tests.net.middleman import Middleman, middleman
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest
@@ -137,64 +135,29 @@ async def test_a_member_that_says_it_holds_everything_and_serves_nothing(tmp_pat
 
 @pytest.mark.timeout(300)
 async def test_a_member_that_dribbles_its_payload_keeps_no_joiner_from_training(tmp_path: Path) -> None:
-    """It hands out a chunk now and then, and says all the time that it holds the rest."""
+    """It hands out one chunk after another, each just before it would be given up."""
     manifest, phi = small_manifest(1 << 22, outer={"codec": "int8"})
     async with LocalNodes(tmp_path, manifest, phi) as swarm:
         nodes = await swarm.grow(2, step_s=0.3)
         async with Member(manifest) as mallory:
-            dribble = Dribble(mallory)
+            mallory.serve = lambda blob: None
             await mallory.link(*map(where, nodes))
             await swarm.until(lambda: nodes[0].status["clock"] >= 6, 60, "some rounds")
             clock = nodes[0].status["clock"]
             bulky = next(r for r in range(clock, 0, -1) if manifest.plan().of_round(r).numel >= 1 << 22)
             delta = mallory.delta(bulky)
-            assert len(delta.body.chunks) >= 16
             await mallory.publish(delta)
-            await dribble.begin(delta)
             joiner = await swarm.add("late", ["n0"])
             await swarm.until(lambda: joiner.home.read_daemon() is not None, 20, "the joiner listens")
+            mallory.serve, mallory.put_after_s = mallory.chunks.get, 5.0
+            assert len(delta.body.chunks) * mallory.put_after_s > 150.0
             await mallory.link(where(joiner))
+            await mallory.say(msg.Holding((delta.record_id,)), where(joiner))
             joiner.train(0.3)
             await swarm.until(lambda: joiner.status["round"] > clock, 90, "the joiner trains")
-            assert 0 < dribble.given < len(delta.body.chunks)
+            assert 5 <= len(mallory.answers) < len(delta.body.chunks)
             assert joiner.status["payloads_missing"] >= 1, "it is still under way"
-            dribble.end()
             await go_on(swarm)
-
-
-class Dribble:
-    """Serves a chunk each 10 s and declines all others, but insists on holding them."""
-
-    EVERY_S = 10.0
-
-    def __init__(self, member: Member) -> None:
-        self.given = 0
-        self._member = member
-        self._at = 0.0
-        self._insisting: asyncio.Task[None] | None = None
-
-    async def begin(self, delta: Delta) -> None:
-        self._member.serve = self._serve
-        self._insisting = asyncio.create_task(self._insist(delta.record_id))
-
-    def end(self) -> None:
-        """From now on all is given."""
-        assert self._insisting
-        self._insisting.cancel()
-        self._member.serve = self._member.chunks.get
-
-    def _serve(self, blob: bytes) -> bytes | None:
-        now = time.monotonic()
-        if now < self._at + self.EVERY_S:
-            return None
-        self._at = now
-        self.given += 1
-        return self._member.chunks.get(blob)
-
-    async def _insist(self, record_id: bytes) -> None:
-        while True:
-            await self._member.say(msg.Holding((record_id,)))
-            await asyncio.sleep(1.0)
 
 
 # -- bombs
