@@ -249,14 +249,17 @@ class Peer(Standing):
 
     def flush(self, timeout_s: float) -> None:
         """Before leaving: publish what the open window holds, and see that all of it is on disk."""
+        self._check_here()
         self._role.flush(timeout_s)
 
     def drop_progress(self) -> None:
         """After the last round: go back to Phi, leaving out what the open windows hold."""
+        self._check_here()
         self._role.drop_progress()
 
     def settle(self) -> bool:
         """After `drop_progress`: take over Phi as it changes. Returns whether it did."""
+        self._check_here()
         return self._role.settle()
 
     def finish(self, *, quiet_s: float = 2.0, timeout_s: float = 30.0) -> bool:
@@ -317,8 +320,9 @@ class Peer(Standing):
         self.__exit__(type(error) if error else None, error, None)
 
     def close(self) -> None:
-        """Disconnect from the daemon; an attached peer's daemon stops."""
-        self._role.close()
+        """Disconnect from the daemon; an attached peer's daemon stops. In a forked process, nothing."""
+        if os.getpid() == self._pid:
+            self._role.close()
 
     def __enter__(self) -> Self:
         return self
@@ -338,6 +342,6 @@ class Peer(Standing):
         atexit.unregister(self.leave_at_exit)
         try:
             if in_order and not self._role.is_stepping:
-                self.flush(LEAVE_S)
+                self._role.flush(LEAVE_S)
         finally:
             self.close()

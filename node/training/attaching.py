@@ -29,6 +29,8 @@ from gossamer.protocol.manifest import Manifest, from_canonical
 TELL_AFTER_S = 3.0
 TELL_EVERY_S = 30.0
 
+_imported_in = os.getpid()
+
 log = logging.getLogger("gossamer.peer")
 
 
@@ -72,6 +74,7 @@ def attach(
         raise ConfigError(
             "attach outside of torch.inference_mode(): in it no tensor is made that can be trained"
         )
+    _do_without_threads_that_a_fork_lost()
     tensors = parameters_of(model)
     optimizers = checked_optimizers(optimizer, tensors)
     _check_not_attached(tensors)
@@ -91,6 +94,16 @@ def attach(
     except BaseException:
         team.close()
         raise
+
+
+def _do_without_threads_that_a_fork_lost() -> None:
+    """Threads that torch started in the parent are not in a forked process, and torch waits for them."""
+    if os.getpid() != _imported_in and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)  # as a DataLoader's workers do
+        log.warning(
+            "this process was forked, and torch's threads with it were not: it runs on one. For more, start"
+            " it with multiprocessing's method 'spawn'"
+        )
 
 
 def _check_values(options: AttachOptions) -> None:

@@ -273,14 +273,19 @@ async def test_what_a_script_that_never_left_publishes_at_its_end(
 async def test_who_has_left_or_was_forked_off_trains_no_more(tmp_path: Path) -> None:
     async with begun(tmp_path) as setup:
         setup.peer._pid += 1
-        with pytest.raises(RuntimeError, match="not to those forked off"):
-            setup.step()
+        for use in (setup.step, lambda: setup.peer.flush(1), setup.peer.drop_progress, setup.peer.settle):
+            with pytest.raises(RuntimeError, match="not to those forked off"):
+                use()
+        setup.peer.leave()
+        setup.peer.close()
         setup.peer._pid -= 1
+        assert [setup.step() for _ in range(EVERY)][-1] == 1
+        await until(lambda: setup.daemon.seen == [1])  # the connection is its parent's, and still there
         await asyncio.to_thread(setup.peer.abandon)
         for use in (setup.step, setup.peer.finish):
             with pytest.raises(RuntimeError, match="has left its swarm: attach again"):
                 use()
-        assert setup.peer.metrics()["steps"] == 0
+        assert setup.peer.metrics()["steps"] == EVERY
 
 
 async def test_a_step_within_a_step_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
