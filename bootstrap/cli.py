@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import io
 import logging
 import sys
 import traceback
@@ -84,6 +85,7 @@ def _gossamer(
 
 def main() -> None:
     """Entry point: one clear line, and exit status 2 for whatever a person can mend, 1 for a bug of ours."""
+    _print_what_the_terminal_has()
     atexit.register(gc.freeze)  # with torch loaded, a last look through all objects takes up to a second
     try:
         status = app(standalone_mode=False, prog_name="gossamer")
@@ -99,6 +101,13 @@ def main() -> None:
         print(f"gossamer: {_in_words(error)}", file=sys.stderr)
         status = USER_ERROR if isinstance(error, LocalError | OSError | MemoryError) else BUG
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _print_what_the_terminal_has() -> None:
+    """What its encoding lacks (of ISO 8859-1, say, dots and frames) is a question mark, and no error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 def _in_words(error: Exception) -> str:

@@ -130,7 +130,8 @@ class Peer(Standing):
             debug: have the daemon log more.
 
         Raises:
-            ConfigError: model, manifest, folder or addresses do not fit; the message says which, and how.
+            ConfigError: model, manifest, folder or addresses do not fit (the message says which, and how), or
+                this is torch.inference_mode().
             UnreachableError: nobody answers at `join`.
             StorageError: the folder cannot be used.
             SystemExit: the node was told to stop before it had the model.
@@ -166,8 +167,7 @@ class Peer(Standing):
         atexit.register(self.leave_at_exit)
         try:
             if not self.begin(on_wait):
-                assert self._role.beside is not None
-                raise self._role.beside.ending()
+                raise self._role.ending()
         except BaseException:
             atexit.unregister(self.leave_at_exit)
             self.close()
@@ -200,6 +200,7 @@ class Peer(Standing):
             RuntimeError: the peer has left, another thread is in here, or this is a forked process.
             DivergedError: a parameter is not finite, or moved too far.
             ConfigError: the model's parameters are not those that it attached with.
+            UnreachableError: another rank of this node is gone.
             SystemExit: the loop went on although `should_stop` (attached peers only).
         """
         self._check_here()
@@ -222,13 +223,12 @@ class Peer(Standing):
         if self.version != before:
             for callback in self._callbacks:
                 callback(self)
-        beside = self._role.beside
-        if beside is None:
+        if self._role.beside is None:
             return
         self._tell("training")
         if self.should_stop:
             if self._told_to_stop:
-                raise beside.ending()
+                raise self._role.ending()
             self._told_to_stop = True
 
     def on_merged(self, callback: Callable[["Peer"], object]) -> Callable[["Peer"], object]:
@@ -239,16 +239,27 @@ class Peer(Standing):
         self._callbacks.append(callback)
         return callback
 
+    def request_stop(self) -> None:
+        """Have the training loop stop: `should_stop` is true from now on, and of several ranks on all of them
+        after their next step. Leaving the loop, in `finish` or at the end of the `with`, fulfils it.
+
+        May be called from any thread, and on any rank.
+        """
+        self._role.stop_requested = True
+
     def flush(self, timeout_s: float) -> None:
         """Before leaving: publish what the open window holds, and see that all of it is on disk."""
+        self._check_here()
         self._role.flush(timeout_s)
 
     def drop_progress(self) -> None:
         """After the last round: go back to Phi, leaving out what the open windows hold."""
+        self._check_here()
         self._role.drop_progress()
 
     def settle(self) -> bool:
         """After `drop_progress`: take over Phi as it changes. Returns whether it did."""
+        self._check_here()
         return self._role.settle()
 
     def finish(self, *, quiet_s: float = 2.0, timeout_s: float = 30.0) -> bool:
@@ -309,8 +320,9 @@ class Peer(Standing):
         self.__exit__(type(error) if error else None, error, None)
 
     def close(self) -> None:
-        """Disconnect from the daemon; an attached peer's daemon stops."""
-        self._role.close()
+        """Disconnect from the daemon; an attached peer's daemon stops. In a forked process, nothing."""
+        if os.getpid() == self._pid:
+            self._role.close()
 
     def __enter__(self) -> Self:
         return self
@@ -330,6 +342,6 @@ class Peer(Standing):
         atexit.unregister(self.leave_at_exit)
         try:
             if in_order and not self._role.is_stepping:
-                self.flush(LEAVE_S)
+                self._role.flush(LEAVE_S)
         finally:
             self.close()

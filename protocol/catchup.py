@@ -5,6 +5,7 @@ import math
 from gossamer.protocol import limits
 from gossamer.protocol.fetch import Fetcher
 from gossamer.protocol.gossip import Gossip
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.links import Links
 
 LOOK_INTERVAL_S = 1.0
@@ -13,8 +14,11 @@ LOOK_INTERVAL_S = 1.0
 class CatchUp:
     """Watches from the first event on how a node learns what the others have."""
 
-    def __init__(self, links: Links, gossip: Gossip, fetcher: Fetcher, *, is_first: bool) -> None:
+    def __init__(
+        self, ledger: Ledger, links: Links, gossip: Gossip, fetcher: Fetcher, *, is_first: bool
+    ) -> None:
         """`is_first`: there is nobody to join."""
+        self._ledger = ledger
         self._links = links
         self._gossip = gossip
         self._fetcher = fetcher
@@ -26,6 +30,8 @@ class CatchUp:
         """The fewest chunks of what is waited for that were missing so far."""
         self._moved_at = math.inf
         """When it became so few."""
+        self._few_since = math.inf
+        """Since when only a minority's payloads have been missing of what is waited for."""
         self._next_look = -math.inf
 
     def observe(self, now: float) -> None:
@@ -40,13 +46,15 @@ class CatchUp:
             lacking = self._fetcher.chunks_lacking(self._synced_at)
             if lacking < self._lacking:
                 self._lacking, self._moved_at = lacking, now
+            self._few_since = min(self._few_since, now) if self._lacks_few(self._synced_at) else math.inf
 
     def is_done(self, *, has_signed: bool) -> bool:
         """Whether we may train: nobody to learn from, or a peer's ledger seen and its payloads here.
 
         Payloads of which nothing comes any more are not waited for: whoever says that it holds them may be
-        a liar that withholds its own. What is published meanwhile does not count: on a slow line some of it
-        is always under way.
+        a liar that withholds its own. Those of a minority of the authors are waited for only a while: a liar
+        may hand its own out ever so slowly. What comes after all is merged late. What is published meanwhile
+        does not count: on a slow line some of it is always under way.
         A node with deltas of its own on its own disk (`has_signed`) goes on once it has compared notes with a
         peer, or found none for a while: its folder may be an old copy, and no round may be signed twice. One
         that hears of its own deltas from others lost its disk, and must learn of all of them first.
@@ -58,4 +66,11 @@ class CatchUp:
         if alone or self._synced_at is None:
             return alone
         stalled = self._now > self._moved_at + limits.STALL_PATIENCE_S
-        return stalled or self._fetcher.lacking(self._synced_at) == 0
+        dribbled = self._now > self._few_since + limits.MINORITY_PATIENCE_S
+        return stalled or dribbled or not self._fetcher.lacking(self._synced_at)
+
+    def _lacks_few(self, by: float) -> bool:
+        """Whether all that is missing is payloads of half the authors at most."""
+        deltas = [self._ledger.get(key) for key in self._fetcher.lacking(by)]
+        missing = {delta.author for delta in deltas if delta is not None}
+        return None not in deltas and 2 * len(missing) <= len({delta.author for delta in self._ledger})

@@ -180,12 +180,14 @@ class Fetcher:
         """Keys not complete yet."""
         return len(self._wants)
 
-    def lacking(self, by: float) -> int:
+    def lacking(self, by: float) -> list[bytes]:
         """Keys wanted by a time and not complete yet, less those that nobody is known to hold for long."""
         oldest = self._now - limits.ORPHAN_PATIENCE_S
-        return sum(
-            1 for want in self._wants.values() if want.since <= by and (want.is_held or want.since > oldest)
-        )
+        return [
+            key
+            for key, want in self._wants.items()
+            if want.since <= by and (want.is_held or want.since > oldest)
+        ]
 
     def chunks_lacking(self, by: float) -> int:
         """Chunks still missing of all keys wanted by a time, whoever holds them."""

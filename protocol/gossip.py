@@ -183,12 +183,26 @@ class Gossip:
         stock: list[tuple[int, tuple[bytes, ...]]] = []
         count = 0
         for round_ in reversed(rounds):
-            ids = tuple(self._ledger.ids(round_)[: limits.IDS_PER_ROUND_MAX])
+            ids = self._some(self._ledger.ids(round_))
             stock.append((round_, ids))
             count += len(ids)
             if count >= limits.IDS_PER_MESSAGE_MAX:
                 break
         return Inventory(tuple(reversed(stock)))
+
+    def _some(self, ids: list[bytes]) -> tuple[bytes, ...]:
+        """All ids of a round; if they are too many, those of a stretch that is another one each time."""
+        too_many = max(0, len(ids) - limits.IDS_PER_ROUND_MAX)
+        start = int(self._rng.random() * (too_many + 1))
+        return tuple(ids[start : start + limits.IDS_PER_ROUND_MAX])
+
+    def _comparable(self, round_: int, theirs: tuple[bytes, ...]) -> list[bytes]:
+        """Our ids of a round, as far as an Inventory speaks of it: a full one may be a stretch."""
+        ours = self._ledger.ids(round_)
+        if len(theirs) < limits.IDS_PER_ROUND_MAX:
+            return ours
+        first, last = min(theirs), max(theirs)
+        return [record_id for record_id in ours if first <= record_id <= last]
 
     def inventory(self, link: int, message: Inventory) -> list[Effect]:
         """Send what the other lacks of these rounds, and request what we lack.
@@ -197,7 +211,7 @@ class Gossip:
         ourselves; but only once for the same records, since it may have reasons to refuse them.
         """
         theirs = {record_id for _, ids in message.rounds for record_id in ids}
-        ours = [i for round_ in sorted({r for r, _ in message.rounds}) for i in self._ledger.ids(round_)]
+        ours = [i for r, ids in sorted(dict(message.rounds).items()) for i in self._comparable(r, ids)]
         given = [record_id for record_id in ours if record_id not in theirs][-limits.IDS_PER_MESSAGE_MAX :]
         effects = self.request(link, given)
         awaited = self._awaited.setdefault(link, set())

@@ -32,7 +32,9 @@ class Ledger:
     """Delta records by round and author."""
 
     def __init__(self) -> None:
-        self.digests = RangeDigests()
+        self._digests = RangeDigests()
+        self._undigested: set[int] = set()
+        """Rounds that have changed since: a digest costs as much as its round is long."""
         self._rounds: dict[int, dict[bytes, tuple[Delta, ...]]] = {}
         self._by_id: dict[bytes, Delta] = {}
         self._by_data: dict[bytes, bytes] = {}
@@ -42,6 +44,14 @@ class Ledger:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    @property
+    def digests(self) -> RangeDigests:
+        """Of all rounds, as they are now."""
+        for round_ in self._undigested:
+            self._digests.update(round_, self._digest_of(round_))
+        self._undigested.clear()
+        return self._digests
 
     def __contains__(self, record_id: bytes) -> bool:
         return record_id in self._by_id
@@ -58,7 +68,7 @@ class Ledger:
         self._by_id[delta.record_id] = delta
         self._by_data[delta.data] = delta.record_id
         self.note_last(delta.author, delta.round, delta.record_id)
-        self.digests.update(delta.round, self._digest_of(delta.round))
+        self._undigested.add(delta.round)
         return Added.VOIDED if held else Added.NEW
 
     def note_last(self, author: bytes, round_: int, record_id: bytes) -> None:
@@ -72,7 +82,7 @@ class Ledger:
         for round_ in [r for r in self._rounds if r <= floor]:
             for held in self._rounds.pop(round_).values():
                 dropped.extend(held)
-            self.digests.update(round_, EMPTY)
+            self._undigested.add(round_)
         for delta in dropped:
             del self._by_id[delta.record_id]
             del self._by_data[delta.data]
@@ -85,7 +95,7 @@ class Ledger:
         for round_ in [r for r, authors in self._rounds.items() if r > after and author in authors]:
             authors = self._rounds[round_]
             dropped.extend(authors.pop(author))
-            self.digests.update(round_, self._digest_of(round_))
+            self._undigested.add(round_)
             if not authors:
                 del self._rounds[round_]
         for delta in dropped:
@@ -155,7 +165,7 @@ class Ledger:
         return iter(self._by_id.values())
 
     def _digest_of(self, round_: int) -> bytes:
-        authors = self._rounds[round_]
+        authors = self._rounds.get(round_, {})
         parts = [
             authors[author][0].record_id if len(authors[author]) == 1 else sha256(b"void" + author).digest()
             for author in sorted(authors)

@@ -236,6 +236,10 @@ STALL_PATIENCE_S = 30.0
 The slowest holder worth waiting for brings 384 KiB in it. What is merged late after all costs staleness, and
 nothing else."""
 
+MINORITY_PATIENCE_S = 30.0
+"""Once all that half the authors had published is here, the others' payloads keep a node from training this
+long and no longer: a few could hand theirs out chunk by chunk for ever."""
+
 UPLOADS_MAX = 16
 UPLOAD_COUNTS_S = 1.0
 """Chunks under way from us to all links together; what is asked for beyond them is declined. Two MiB, as

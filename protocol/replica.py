@@ -94,7 +94,9 @@ class Replica:
             trains=info.trains,
             unix_time=self._unix_time,
         )
-        self._catch_up = CatchUp(self.links, self.gossip, self.fetcher, is_first=not info.bootstrap)
+        self._catch_up = CatchUp(
+            self.ledger, self.links, self.gossip, self.fetcher, is_first=not info.bootstrap
+        )
         self._peering = Peering(
             self.links,
             self.roster,
@@ -306,7 +308,7 @@ class Replica:
     def _look_at_history(self, now: float) -> list[Effect]:
         if now < self.sealing.deadline():
             return []
-        quiet = self.fetcher.lacking(now) == 0
+        quiet = not self.fetcher.lacking(now)
         result = self.sealing.wake(now, self.clock, self._witnesses(), quiet, self._claims_of_contributors)
         for effect in result:
             if isinstance(effect, fx.Prefetch | fx.Adopt):

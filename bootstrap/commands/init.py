@@ -1,5 +1,6 @@
 """`gossamer init`: a new swarm's manifest."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -129,4 +130,4 @@ def init(
         first.unlink(missing_ok=True)  # of the manifest that was replaced
     if new_key is not None:
         typer.echo(f"wrote {new_key}: the owner's key, which no node needs; back it up")
-    typer.echo(f"next, on a machine that the others can reach:  gossamer bootstrap {path}")
+    typer.echo(f"next, on a machine that the others can reach:  gossamer bootstrap {shlex.quote(str(path))}")

@@ -29,6 +29,8 @@ from gossamer.protocol.manifest import Manifest, from_canonical
 TELL_AFTER_S = 3.0
 TELL_EVERY_S = 30.0
 
+_imported_in = os.getpid()
+
 log = logging.getLogger("gossamer.peer")
 
 
@@ -68,21 +70,40 @@ def attach(
 ) -> Place:
     """Do what `Peer.attach` says, but for waiting. Raises what it does."""
     _show_log()
+    if torch.is_inference_mode_enabled():
+        raise ConfigError(
+            "attach outside of torch.inference_mode(): in it no tensor is made that can be trained"
+        )
+    _do_without_threads_that_a_fork_lost()
     tensors = parameters_of(model)
     optimizers = checked_optimizers(optimizer, tensors)
     _check_not_attached(tensors)
     _check_values(options)
     stop_round = options["stop_round"]
     team = team_of(tensors)
-    if team.rank > 0:
-        return Place(role=_follower(tensors, team, stop_round))
     try:
-        node = started(tensors, lambda manifest: _bound(team, manifest), options)
-    except BaseException as error:
-        _say_failed(team, error)
+        if team.rank > 0:
+            return Place(role=_follower(tensors, team, stop_round))
+        try:
+            node = started(tensors, lambda manifest: _bound(team, manifest), options)
+        except BaseException as error:
+            _say_failed(team, error)
+            raise
+        _say(team, node.link.node_id)
+        return _leader(model, optimizers, node, team, stop_round)
+    except BaseException:
+        team.close()
         raise
-    _say(team, node.link.node_id)
-    return _leader(model, optimizers, node, team, stop_round)
+
+
+def _do_without_threads_that_a_fork_lost() -> None:
+    """Threads that torch started in the parent are not in a forked process, and torch waits for them."""
+    if os.getpid() != _imported_in and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)  # as a DataLoader's workers do
+        log.warning(
+            "this process was forked, and torch's threads with it were not: it runs on one. For more, start"
+            " it with multiprocessing's method 'spawn'"
+        )
 
 
 def _check_values(options: AttachOptions) -> None:

@@ -50,6 +50,9 @@ class Follower(Role):
         return word.own_last if word.own_last > own_last else None
 
     def flush(self, timeout_s: float) -> None:
+        self.stop_requested = False
+        while self._follow(leaving=1).leaving < self.team.size:
+            pass
         self._follow()
 
     def drop_progress(self) -> None:
@@ -64,9 +67,10 @@ class Follower(Role):
     def report(self, report: Report) -> None:
         pass
 
-    def _follow(self, tokens: int = 0) -> Word:
+    def _follow(self, tokens: int = 0, *, leaving: int = 0) -> Word:
         """Exchange one word, and take part in what it says."""
-        word = self._word = self.team.agree(Word(tokens=tokens, stop=int(self._is_told_to_stop())))
+        said = Word(tokens=tokens, stop=int(self._is_told_to_stop()), leaving=leaving)
+        word = self._word = self.team.agree(said)
         with self.team.full(word.touched):
             pass
         self.version, self.last_loss = word.version, word.loss

@@ -102,6 +102,9 @@ class Leader(Role):
         return round_
 
     def flush(self, timeout_s: float) -> None:
+        self.stop_requested = False
+        while self._agree(leaving=1).leaving < self.team.size:
+            pass  # a rank that still trains hears of it at its next step
         round_ = max(self._link.own_last + 1, self._link.clock)
         may = self._steps_since > 0 and round_ <= self._link.clock + 1 and not self.finished
         due = round_ if may and self._link.can_publish else None
@@ -142,6 +145,7 @@ class Leader(Role):
         touched: frozenset[int] = frozenset(),
         *,
         tokens: int = 0,
+        leaving: int = 0,
         done: int = 0,
         round_: int = 0,
         version: int = 0,
@@ -150,6 +154,7 @@ class Leader(Role):
             Word(
                 tokens=tokens,
                 stop=int(self._is_told_to_stop()),
+                leaving=leaving,
                 done=done,
                 own_last=max(self._link.own_last, round_),
                 clock=self._link.clock,

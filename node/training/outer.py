@@ -151,6 +151,7 @@ class OuterLoop:
             room = self._room(pieces, theta.device)
             for piece in pieces:
                 if not self._publish_piece(values[piece.span], piece, section, room):
+                    _forget(state.momentum)
                     name = slot.spec.name
                     raise DivergedError(
                         f"tensor {name!r} is not finite or moved by over 64: lower the learning rate"
@@ -230,6 +231,12 @@ def _write_back(values: Tensor, tensor: Tensor) -> None:
     """Finish what was done to a tensor's values in row-major order: a copy, if it lies otherwise."""
     if not tensor.is_contiguous():
         tensor.copy_(values.view(tensor.shape))
+
+
+def _forget(momentum: list[Tensor]) -> None:
+    """What is not finite would stay so: a script that puts sound parameters back could not publish again."""
+    for tensor in momentum:
+        tensor.zero_()
 
 
 def _take_over(phi: Tensor, theta: Tensor, ref: Tensor, room: Scratch, keep_progress: bool) -> None:

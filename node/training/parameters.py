@@ -37,6 +37,7 @@ def check_shareable(tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if isinstance(tensor, UninitializedParameter) or tensor.is_meta:
             raise ConfigError(f"tensor {name!r} has no values yet: run one batch, or materialise the model")
+        _check_no_inference(name, tensor)
         if tensor.dtype not in DTYPES:
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             raise ConfigError(f"tensor {name!r} is {tensor.dtype}; what can be trained is {names}")
@@ -55,6 +56,13 @@ def check_shareable(tensors: Mapping[str, Tensor]) -> None:
                 f"tensors {other!r} and {name!r} are two parameters with the same memory: tie them, so that"
                 " both are one Parameter, or clone() one"
             )
+
+
+def _check_no_inference(name: str, tensor: Tensor) -> None:
+    if tensor.is_inference():
+        raise ConfigError(
+            f"tensor {name!r} was made in torch.inference_mode(), so nothing can train it: make it outside"
+        )
 
 
 def check_fits(tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
@@ -137,6 +145,7 @@ class Binding:
                     f"the model's tensor {name!r} was moved, resized or replaced after it attached: do that"
                     " before (and load_state_dict without assign=True), or leave and attach again"
                 )
+            _check_no_inference(name, parameter)
         for name, parameter in own.items():
             if parameter.requires_grad and name not in self._shared:
                 raise ConfigError(

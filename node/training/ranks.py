@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gossamer.node.training.patience import Patience
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.layout import Layout
 
@@ -26,16 +27,25 @@ DONE, GAVE_UP = 1, 2
 SAMPLE = 64
 """Of how many of a fragment's tensors, and of how many values of each, ranks compare what they hold."""
 
+FOR_THE_FIRST = "waiting for the first rank, which starts the node"
+FOR_STEPS = "waiting for the other ranks: each has to call step, and to leave its loop, when this one does"
+FOR_LEAVING = (
+    "this rank has left its training loop, and waits for the others to leave theirs. All have to at the same"
+    " step (request_stop before it sees to that): one that goes on may be waiting for this one's gradients"
+)
+
 log = logging.getLogger("gossamer.peer")
 
 
 class Word(NamedTuple):
-    """What the ranks agree on at a step boundary: all of it the first rank's, but the first two."""
+    """What the ranks agree on at a step boundary: all of it the first rank's, but the first three."""
 
     tokens: int = 0
     """Summed over the ranks."""
     stop: int = 0
     """How many of them have been told to stop."""
+    leaving: int = 0
+    """How many of them have left their loops."""
     done: int = 0
     """Whether what all are doing together (beginning, settling) is over: `DONE`, or `GAVE_UP`."""
     own_last: int = 0
@@ -53,7 +63,7 @@ class Word(NamedTuple):
 NUMBERS = len(Word._fields) - 1
 """A word is sent as its fields, all of them numbers but the last, and a number for each fragment."""
 
-SUMMED = 2
+SUMMED = 3
 """So many of them count on all ranks."""
 
 
@@ -79,6 +89,10 @@ class Team(Protocol):
         """Inside, the first rank has these fragments in full and may change them; afterwards all have."""
         ...
 
+    def close(self) -> None:
+        """No more is exchanged."""
+        ...
+
 
 class Alone:
     """A team of one, which has nothing to agree on."""
@@ -101,14 +115,21 @@ class Alone:
     def full(self, fragments: frozenset[int]) -> AbstractContextManager[object]:
         return nullcontext()
 
+    def close(self) -> None:
+        pass
+
 
 class Ranks:
-    """All ranks of torch.distributed's default group. Every method is a collective: all call it alike."""
+    """All ranks of torch.distributed's default group. All but `close` are collectives: all call them alike.
+
+    They raise UnreachableError if another rank is gone.
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
         self._fragments: Sequence[Sequence[str]] = ()
         self._copies: dict[str, Tensor] = {}
+        self._patience = Patience()
         self._has_trained = False
         """Whether the ranks have trained since all of them were given the same parameters."""
         self.rank = dist.get_rank()
@@ -127,11 +148,12 @@ class Ranks:
 
     def share(self, data: bytes) -> bytes:
         length = torch.tensor([len(data)], device="cpu")
-        dist.broadcast(length, 0, group=self._cpu)
-        numbers = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
-        if self.rank == 0 and data:
-            numbers.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        dist.broadcast(numbers, 0, group=self._cpu)
+        with self._patience.during(FOR_THE_FIRST):
+            dist.broadcast(length, 0, group=self._cpu)
+            numbers = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
+            if self.rank == 0 and data:
+                numbers.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+            dist.broadcast(numbers, 0, group=self._cpu)
         return numbers.numpy().tobytes()
 
     def agree(self, word: Word) -> Word:
@@ -141,24 +163,31 @@ class Ranks:
         # float64 holds every integer here exactly: none comes near 2**53.
         # On the CPU by name, for a script may have set another default device.
         numbers = torch.tensor(told, dtype=torch.float64, device="cpu")
-        dist.all_reduce(numbers, group=self._cpu)
+        with self._patience.during(FOR_LEAVING if word.leaving else FOR_STEPS):
+            dist.all_reduce(numbers, group=self._cpu)
         said = numbers.tolist()
         *counts, loss = said[:NUMBERS]
         touched = frozenset(i for i, touches in enumerate(said[NUMBERS:]) if touches)
         agreed = Word._make((*map(int, counts), loss, touched))
-        self._has_trained |= agreed.tokens > 0
+        # Whoever is left behind in its loop has trained further: what the first rank holds is published.
+        self._has_trained = (self._has_trained or agreed.tokens > 0) and agreed.leaving in (0, self.size)
         return agreed
 
     @contextmanager
     def full(self, fragments: frozenset[int]) -> Iterator[None]:
         """Raises ConfigError on all ranks if each has trained by itself."""
-        for fragment in sorted(fragments):
-            if self._has_trained:
-                self._check_alike(fragment)
-            self._gather(fragment)
+        with self._patience.during(FOR_STEPS):
+            for fragment in sorted(fragments):
+                if self._has_trained:
+                    self._check_alike(fragment)
+                self._gather(fragment)
         yield
-        for fragment in sorted(fragments):
-            self._scatter(fragment)
+        with self._patience.during(FOR_STEPS):
+            for fragment in sorted(fragments):
+                self._scatter(fragment)
+
+    def close(self) -> None:
+        self._patience.close()
 
     def _check_alike(self, fragment: int) -> None:
         """Compare some values of plain parameters: ranks that exchange gradients hold the same."""

@@ -16,6 +16,7 @@ from gossamer.node.ipc.control import Report
 from gossamer.node.training.beside import Beside
 from gossamer.node.training.checkpoint import Progress
 from gossamer.node.training.ranks import Team, Word
+from gossamer.protocol.errors import ConfigError
 
 
 class Link(Protocol):
@@ -50,6 +51,8 @@ class Role(abc.ABC):
         """Seconds that `step` has kept the loop from inner steps since then."""
         self.is_stepping = False
         """Whether a step is under way: then nothing is in order that could be published."""
+        self.stop_requested = False
+        """Whether the script wants its loop to end; on several ranks all hear of it at the next step."""
 
     @property
     def node_id(self) -> bytes:
@@ -62,10 +65,22 @@ class Role(abc.ABC):
 
     @property
     def should_stop(self) -> bool:
-        return bool(self._word.stop) if self.team.size > 1 else self._is_told_to_stop()
+        word = self._word
+        return bool(word.stop or word.leaving) if self.team.size > 1 else self._is_told_to_stop()
+
+    def ending(self) -> BaseException:
+        """What to end a loop with that goes on although it should stop."""
+        assert self.beside is not None
+        if self._word.leaving:
+            return ConfigError(
+                "another rank of this node has left its training loop, and all have to leave theirs at the"
+                " same step: call request_stop, and break when should_stop says so"
+            )
+        return self.beside.ending()
 
     def _is_told_to_stop(self) -> bool:
-        return self._link.stop_asked.is_set() or (self.beside is not None and self.beside.must_stop)
+        told = self._link.stop_asked.is_set() or (self.beside is not None and self.beside.must_stop)
+        return told or self.stop_requested
 
     @property
     def finished(self) -> bool:
@@ -101,6 +116,7 @@ class Role(abc.ABC):
 
     def close(self) -> None:
         """Disconnect from the daemon; an attached script's daemon stops."""
+        self.team.close()
         self._link.close()
         if self.beside is not None:
             self.beside.stop()

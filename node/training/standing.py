@@ -65,7 +65,7 @@ class Standing:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the node is stopping: SIGTERM came, or its daemon is done.
+        """Whether the node is stopping: SIGTERM came, its daemon is done, or the script has asked for it.
 
         An attached loop that goes on for more than one step is ended by SystemExit at the next.
         """

@@ -189,6 +189,24 @@ def test_help_and_mistakes_come_without_numpy_and_aiohttp() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60) == "set()\n"
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_terminal_without_all_of_unicode_is_enough(encoding: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gossamer.bootstrap.cli", "init", "--help"],
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"--preset" in done.stdout
+
+
+def test_init_says_what_a_shell_understands(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "my swarm.toml"
+    assert f"gossamer bootstrap '{path}'" in run("init", path, "--preset", "tiny").out
+
+
 def test_no_command_shows_help_and_nothing_else(run: Run) -> None:
     outcome = run()
     assert "swarm" in outcome.out + outcome.err

@@ -22,6 +22,7 @@ from torch import nn
 
 from gossamer.models.task import named_tensors
 from gossamer.node.peer import Peer
+from gossamer.node.training import patience
 
 FEATURES = 12
 
@@ -43,6 +44,7 @@ def digest(model: nn.Module) -> str:
 
 def train(options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
+    patience.TELL_AFTER_S = options.get("patience", patience.TELL_AFTER_S)
     rank, how = int(os.environ.get("RANK", "0")), options.get("how", "alone")
     model = build_model()
     if how != "alone":
@@ -70,8 +72,9 @@ def train(options: dict[str, Any]) -> None:
     )
     with peer:
         peer.on_merged(lambda peer: merged.append(peer.version))
-        generator = torch.Generator().manual_seed(int.from_bytes(peer.node_id[:6], "big") + rank)
-        while not (stop.exists() if how == "alone" else _any(stop.exists())):
+        own = 0 if how == "alike" else rank
+        generator = torch.Generator().manual_seed(int.from_bytes(peer.node_id[:6], "big") + own)
+        while not (stop.exists() if how in ("alone", "alike") else _any(stop.exists())):
             if peer.should_stop and not options.get("stubborn"):
                 break
             inputs = torch.randn(16, FEATURES, generator=generator)
@@ -80,6 +83,10 @@ def train(options: dict[str, Any]) -> None:
             optimizer.step()
             optimizer.zero_grad()
             peer.step(tokens=len(inputs), loss=loss)
+            if peer.round == options.get("leaves_at") and rank == dist.get_world_size() - 1:
+                if not options.get("politely"):
+                    break
+                peer.request_stop()
             if rank == 0:
                 print(json.dumps(peer.metrics()), flush=True)
             time.sleep(options.get("pause", 0.005))

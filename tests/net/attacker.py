@@ -77,6 +77,8 @@ class Member:
         """What it serves."""
         self.serve: Callable[[bytes], bytes | None] = self.chunks.get
         """What it puts when asked for a chunk; None to decline."""
+        self.put_after_s = 0.0
+        """How long it takes over each chunk; those of one link come one after another."""
         self.mute = False
         """Whether it does not answer such questions at all."""
         self.answers: list[int] = []
@@ -186,6 +188,7 @@ class Member:
             await self.say(answer, address)
 
     async def _put(self, peer: Stranger, blob: bytes, data: bytes) -> None:
+        await asyncio.sleep(self.put_after_s)
         url = f"{peer.base_url}/chunk/{blob.hex()}"
         headers = {SESSION_HEADER: peer.session.hex()}
         async with peer.http.put(url, data=data, headers=headers) as answer:

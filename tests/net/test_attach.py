@@ -232,6 +232,52 @@ def test_an_error_in_the_loop_ends_the_daemon_too(tmp_path: Path) -> None:
         assert_all_gone(tmp_path, 5)
 
 
+FORKING = """
+import os, signal, sys, torch
+from torch import nn
+from gossamer.node import Peer
+
+def train(name, steps):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    options = dict(manifest="swarm.toml", folder=name, listen="127.0.0.1:0")
+    with Peer.attach(model, optimizer, **options) as peer:
+        for _ in range(steps):
+            model(torch.randn(16, 12)).square().mean().backward()
+            optimizer.step()
+            peer.step(tokens=16, loss=1.0)
+            if name == "parent" and peer.progress.steps == 5:
+                child()
+
+def child():
+    torch.zeros(1 << 22).add_(1)  # on several threads
+    if not (pid := os.fork()):
+        signal.alarm(60)
+        train("child", 5)
+        os._exit(0)
+    print("child ended with", os.waitpid(pid, 0)[1], flush=True)
+
+torch.set_num_threads(2)
+train("parent", 10)
+print("both went on", flush=True)
+"""
+
+
+def test_a_process_forked_off_a_training_one_attaches_and_its_parent_goes_on(tmp_path: Path) -> None:
+    with scripts_in(tmp_path):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", FORKING],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.stdout.splitlines()[-2:] == ["child ended with 0", "both went on"], done.stderr
+        assert "torch's threads with it were not: it runs on one. For more, start" in done.stderr
+
+
 def test_what_the_commands_say_about_a_swarm_of_scripts(tmp_path: Path) -> None:
     with scripts_in(tmp_path) as scripts:
         done = gossamer("bootstrap", scripts.manifest, "--dir", tmp_path / "b", "--listen", "127.0.0.1:0")

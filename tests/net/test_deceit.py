@@ -133,6 +133,33 @@ async def test_a_member_that_says_it_holds_everything_and_serves_nothing(tmp_pat
             assert all(node.status["payloads_missing"] == 1 for node in nodes), "its own, which nobody has"
 
 
+@pytest.mark.timeout(300)
+async def test_a_member_that_dribbles_its_payload_keeps_no_joiner_from_training(tmp_path: Path) -> None:
+    """It hands out one chunk after another, each just before it would be given up."""
+    manifest, phi = small_manifest(1 << 22, outer={"codec": "int8"})
+    async with LocalNodes(tmp_path, manifest, phi) as swarm:
+        nodes = await swarm.grow(2, step_s=0.3)
+        async with Member(manifest) as mallory:
+            mallory.serve = lambda blob: None
+            await mallory.link(*map(where, nodes))
+            await swarm.until(lambda: nodes[0].status["clock"] >= 6, 60, "some rounds")
+            clock = nodes[0].status["clock"]
+            bulky = next(r for r in range(clock, 0, -1) if manifest.plan().of_round(r).numel >= 1 << 22)
+            delta = mallory.delta(bulky)
+            await mallory.publish(delta)
+            joiner = await swarm.add("late", ["n0"])
+            await swarm.until(lambda: joiner.home.read_daemon() is not None, 20, "the joiner listens")
+            mallory.serve, mallory.put_after_s = mallory.chunks.get, 5.0
+            assert len(delta.body.chunks) * mallory.put_after_s > 150.0
+            await mallory.link(where(joiner))
+            await mallory.say(msg.Holding((delta.record_id,)), where(joiner))
+            joiner.train(0.3)
+            await swarm.until(lambda: joiner.status["round"] > clock, 90, "the joiner trains")
+            assert 5 <= len(mallory.answers) < len(delta.body.chunks)
+            assert joiner.status["payloads_missing"] >= 1, "it is still under way"
+            await go_on(swarm)
+
+
 # -- bombs
 
 

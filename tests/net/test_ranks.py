@@ -5,9 +5,11 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.net.test_attach import scripts_in
+from tests.net.processes import processes_naming, wait_for
+from tests.net.test_attach import PATIENCE_S, Scripts, scripts_in
 
 pytestmark = pytest.mark.slow
 
@@ -60,3 +62,60 @@ def test_ranks_that_exchange_no_gradients_are_told_at_the_first_delta(tmp_path: 
         said = scripts.log("one")
         assert "waiting for all 2 ranks, which are one node: each has to attach" in said
         assert "ConfigError: the ranks hold different parameters, so each trains by itself" in said
+
+
+def rank(scripts: Scripts, name: str, number: int) -> psutil.Process:
+    """The process of one rank, which is not yet there at once."""
+
+    def found() -> psutil.Process | None:
+        for process in processes_naming(scripts.base / name):
+            if process.environ().get("RANK") == str(number) and "tests.net.attached" in process.cmdline():
+                return process
+        return None
+
+    return wait_for(found, PATIENCE_S, f"rank {number} of {name}")
+
+
+def test_a_rank_that_asks_to_stop_ends_all_of_them_at_the_same_step(tmp_path: Path) -> None:
+    with scripts_in(tmp_path) as scripts:
+        scripts.start("one", RANKS, how="ddp", leaves_at=2, politely=True)
+        first, second = scripts.results("one", RANKS)
+        assert first["rests"] and second["rests"], (
+            "asking to stop is not being told to: the swarm is waited for"
+        )
+        assert first["digest"] == second["digest"]
+        assert first["metrics"]["steps"] == second["metrics"]["steps"]
+
+
+def test_the_others_hear_of_a_rank_that_has_left_its_loop(tmp_path: Path) -> None:
+    with scripts_in(tmp_path) as scripts:
+        scripts.start("one", RANKS, how="alike", leaves_at=2)
+        first, second = scripts.results("one", RANKS)
+        assert first["rests"] and first["digest"] == second["digest"]
+
+
+def test_a_loop_that_goes_on_without_another_rank_is_told_so(tmp_path: Path) -> None:
+    with scripts_in(tmp_path) as scripts:
+        scripts.start("one", RANKS, how="alike", leaves_at=2, stubborn=True)
+        assert scripts.processes["one"].wait(PATIENCE_S) == 1
+        said = scripts.log("one")
+        assert "ConfigError: another rank of this node has left its training loop" in said
+
+
+def test_who_waits_for_ranks_that_wait_for_its_gradients_says_so(tmp_path: Path) -> None:
+    """Nobody can help them, whose next step is DistributedDataParallel's to begin; but they are told."""
+    with scripts_in(tmp_path) as scripts:
+        scripts.start("one", RANKS, how="ddp", leaves_at=2, patience=1.0)
+        said = "this rank has left its training loop, and waits for the others"
+        wait_for(lambda: said in scripts.log("one"), PATIENCE_S, "the rank that left says so")
+        rank(scripts, "one", 1).kill()
+        assert scripts.processes["one"].wait(PATIENCE_S) == 1
+
+
+def test_a_rank_that_is_killed_ends_the_others_in_words(tmp_path: Path) -> None:
+    with scripts_in(tmp_path) as scripts:
+        scripts.start("one", RANKS, how="alike")
+        scripts.wait_rounds("one", 1)
+        rank(scripts, "one", 1).kill()
+        assert scripts.processes["one"].wait(PATIENCE_S) == 1
+        assert "UnreachableError: lost the other ranks of this node: one of them ended" in scripts.log("one")

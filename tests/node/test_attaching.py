@@ -98,6 +98,11 @@ def test_a_founder_with_the_first_values_gets_as_far_as_its_daemon(manifest: Man
         attach(manifest=manifest)
 
 
+def test_inference_mode_is_left_first(manifest: Manifest) -> None:
+    with torch.inference_mode(), pytest.raises(ConfigError, match=r"attach outside of torch\.inference_mode"):
+        attach(manifest=manifest)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -259,6 +259,21 @@ def test_divergence_names_the_tensor(value: float) -> None:
         publish(loop, manifest, 1)
 
 
+def test_whoever_puts_sound_parameters_back_can_publish_again(rng: np.random.Generator) -> None:
+    model = Net()
+    manifest = manifest_for(model)
+    loop = loop_for(model, manifest)
+    train(loop, rng)
+    sound = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        model.linear.weight.fill_(float("nan"))
+    with pytest.raises(DivergedError):
+        publish(loop, manifest, 1)
+    model.load_state_dict(sound)
+    sent, _ = publish(loop, manifest, 1)
+    assert np.abs(sent).max() > 0 and np.isfinite(flat(loop)).all()
+
+
 def test_tied_weights_are_one_and_frozen_ones_none(rng: np.random.Generator) -> None:
     model = Net(tied=True, frozen=True)
     manifest = manifest_for(model)

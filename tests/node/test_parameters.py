@@ -24,6 +24,11 @@ def holding(values: torch.Tensor) -> nn.Module:
     return model
 
 
+def made_in_inference_mode() -> nn.Module:
+    with torch.inference_mode():
+        return two_layers()
+
+
 class FullyShardedDataParallel(nn.Linear):
     """By its name, for the real one wants a process group."""
 
@@ -54,6 +59,10 @@ def untied() -> nn.Module:
         (lambda: holding(torch.zeros((1,) * 9)), r"'extra': shape .* is impossible: at most 8 dimensions"),
         (lambda: holding(torch.full((2,), 64.0)), r"'extra': .* not within \+-64"),
         (untied, r"'0\.weight' and 'head\.weight' are two parameters with the same memory: tie them"),
+        (
+            made_in_inference_mode,
+            r"'0\.weight' was made in torch\.inference_mode\(\), .*: make it outside",
+        ),
         (lambda: two_layers().requires_grad_(False), "there is nothing to train"),
         (lambda: nn.ModuleList([FullyShardedDataParallel()]), "flattens parameters: use fully_shard"),
         (lambda: [two_layers()], r"the model is a list: give a torch\.nn\.Module, or several in"),
@@ -89,6 +98,11 @@ def assign(model: nn.Sequential) -> None:
     model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
 
 
+def infer(model: nn.Sequential) -> None:
+    with torch.inference_mode():
+        model[0].weight.data = torch.zeros(4, 4)
+
+
 def add(model: nn.Sequential) -> None:
     model.append(nn.Linear(1, 1))
 
@@ -107,6 +121,7 @@ def unfreeze(model: nn.Sequential) -> None:
         (resize, r"'0\.weight' was moved, resized or replaced after it attached"),
         (move, r"'0\.weight' was moved, resized or replaced"),
         (assign, r"'0\.weight' was moved, resized or replaced.*without assign=True"),
+        (infer, r"'0\.weight' was made in torch\.inference_mode"),
         (add, r"'2\.weight' requires a gradient now, and is not in the manifest"),
         (unfreeze, r"'1\.weight' requires a gradient now.*describe the model with all"),
     ],

@@ -17,6 +17,7 @@ from gossamer.models.task import named_tensors
 from gossamer.node.ipc import control, daemon_link
 from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.peer import Peer
+from gossamer.node.training import checkpointwriter
 from gossamer.node.training.outer import Ints
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import ONE
@@ -50,12 +51,12 @@ class Setup:
         self.model = model
         self.phi = phi
 
-    def step(self) -> int | None:
+    def step(self, loss: float | torch.Tensor = 2.0) -> int | None:
         """One inner step: every weight moves by a thousandth."""
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.add_(0.001)
-        return self.peer.step(tokens=10, loss=2.0)
+        return self.peer.step(tokens=10, loss=loss)
 
     async def offer(self, index: int, version: int) -> None:
         """Have the daemon offer a fragment that nobody has changed."""
@@ -272,14 +273,19 @@ async def test_what_a_script_that_never_left_publishes_at_its_end(
 async def test_who_has_left_or_was_forked_off_trains_no_more(tmp_path: Path) -> None:
     async with begun(tmp_path) as setup:
         setup.peer._pid += 1
-        with pytest.raises(RuntimeError, match="not to those forked off"):
-            setup.step()
+        for use in (setup.step, lambda: setup.peer.flush(1), setup.peer.drop_progress, setup.peer.settle):
+            with pytest.raises(RuntimeError, match="not to those forked off"):
+                use()
+        setup.peer.leave()
+        setup.peer.close()
         setup.peer._pid -= 1
+        assert [setup.step() for _ in range(EVERY)][-1] == 1
+        await until(lambda: setup.daemon.seen == [1])  # the connection is its parent's, and still there
         await asyncio.to_thread(setup.peer.abandon)
         for use in (setup.step, setup.peer.finish):
             with pytest.raises(RuntimeError, match="has left its swarm: attach again"):
                 use()
-        assert setup.peer.metrics()["steps"] == 0
+        assert setup.peer.metrics()["steps"] == EVERY
 
 
 async def test_a_step_within_a_step_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,6 +296,23 @@ async def test_a_step_within_a_step_is_refused(tmp_path: Path, monkeypatch: pyte
                 setup.step()
         setup.step()
         assert setup.peer.metrics()["steps"] == 1
+
+
+async def test_a_loop_without_gradients_may_run_in_inference_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a step makes there (a checkpoint's copies) is changed outside of it, too."""
+    monkeypatch.setattr(checkpointwriter, "INTERVAL_MAX_S", 0.0)
+    async with begun(tmp_path) as setup:
+        saved = tmp_path / "c"
+        with torch.inference_mode():
+            while not saved.exists():
+                setup.step(torch.tensor(2.0))
+        saved.unlink()
+        while not saved.exists():
+            setup.step(torch.tensor(2.0))
+        assert setup.peer.last_loss == 2.0
+        await until(lambda: setup.daemon.seen)
 
 
 async def test_a_step_that_is_refused_leaves_nothing(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from gossamer.protocol.gossip import Gossip
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.links import Links
 from gossamer.protocol.roster import Roster
+from tests.protocol import builders
 from tests.protocol.builders import identity
 
 OWN = identity(0).node_id
@@ -25,9 +26,25 @@ class Beginner:
     def __init__(self, *, is_first: bool = False) -> None:
         rng = random.Random(0)
         self.links = Links(OWN, Roster(OWN), (), rng)
-        self.gossip = Gossip(Ledger(), lambda record_id: False, rng)
+        self.ledger = Ledger()
+        self.gossip = Gossip(self.ledger, lambda record_id: False, rng)
         self.fetcher = Fetcher(lambda blob: False, rng)
-        self.catch_up = CatchUp(self.links, self.gossip, self.fetcher, is_first=is_first)
+        self.catch_up = CatchUp(self.ledger, self.links, self.gossip, self.fetcher, is_first=is_first)
+
+    def hears_of(self, author: int, chunks: int, now: float) -> tuple[bytes, ...]:
+        """A link says that it holds a delta's payload; returns the chunks."""
+        blobs = tuple(f"{author}.{place}".encode() for place in range(chunks))
+        delta = builders.unsigned(author, 1)
+        self.ledger.add(delta)
+        self.fetcher.want(delta.record_id, tuple((blob, 5) for blob in blobs), now)
+        self.fetcher.hint(1, delta.record_id)
+        return blobs
+
+    def insists(self, now: float) -> None:
+        """The link, no longer believed since it did not answer, says again that it holds everything."""
+        self.fetcher.plan(now)
+        for key in (*(delta.record_id for delta in self.ledger), b"root"):
+            self.fetcher.hint(1, key)
 
     def is_done(self, now: float, *, has_signed: bool = False) -> bool:
         self.fetcher.plan(now)
@@ -55,6 +72,52 @@ def test_a_joiner_waits_for_a_ledger_and_its_payloads_but_not_for_later_ones():
     node.fetcher.hint(1, b"late")
     node.fetcher.arrived(b"chunk")
     assert node.is_done(14.0)
+
+
+@pytest.mark.parametrize(("honest", "is_minority"), [(3, True), (2, True), (1, False)])
+def test_those_who_dribble_their_payloads_are_waited_for_only_where_they_are_most(honest, is_minority):
+    """Half of the authors is as many as may: of two members, one of them hostile, nobody can tell which."""
+    node = Beginner()
+    node.fetcher.link_up(1, True)
+    dribbled = [node.hears_of(author, 40, 1.0) for author in (1, 2)]
+    served = [node.hears_of(author, 3, 1.0) for author in range(3, 3 + honest)]
+    node.gossip.synced_once = True
+    assert not node.is_done(2.0)
+    for blobs in served:
+        for blob in blobs:
+            node.fetcher.arrived(blob)
+    now = 3.0
+    assert not node.is_done(now)
+    for one, two in zip(*dribbled, strict=True):
+        now += 1.0 + 0.7 * limits.STALL_PATIENCE_S
+        node.insists(now)
+        is_done = node.is_done(now)
+        if is_done:
+            break
+        node.fetcher.arrived(one)
+        node.fetcher.arrived(two)
+    assert is_done == is_minority
+    if is_minority:
+        assert now < 3.0 + 2 * limits.MINORITY_PATIENCE_S
+
+
+def test_a_snapshot_under_way_is_nobodys_payload_and_waited_for():
+    node = Beginner()
+    node.fetcher.link_up(1, True)
+    node.hears_of(1, 3, 1.0)
+    for author in (2, 3):
+        for blob in node.hears_of(author, 1, 1.0):
+            node.fetcher.arrived(blob)
+    chunks = [f"s{place}".encode() for place in range(9)]
+    node.fetcher.want(b"root", tuple((chunk, 5) for chunk in chunks), 1.0)
+    node.fetcher.hint(1, b"root")
+    node.gossip.synced_once = True
+    now = 2.0
+    for chunk in chunks:
+        node.insists(now)
+        assert not node.is_done(now)
+        node.fetcher.arrived(chunk)
+        now += 0.9 * limits.STALL_PATIENCE_S
 
 
 def test_a_joiner_that_finds_nobody_waits_on():

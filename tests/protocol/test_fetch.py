@@ -316,7 +316,7 @@ def test_parts_are_fetched_from_those_who_have_them_and_the_rarest_first():
     net.drop(1)
     net.pass_time(limits.ORPHAN_PATIENCE_S)
     net.plan()
-    assert net.fetcher.lacking(net.now) == 0, "nobody holds any of it any more"
+    assert not net.fetcher.lacking(net.now), "nobody holds any of it any more"
 
 
 def _asked_in_vain(net: Net, seconds: float) -> int:
@@ -465,12 +465,12 @@ def test_what_is_lacking_of_what_was_wanted_by_a_time():
     net.want(3, 3, size=limits.CHUNK_BYTES_MAX)
     net.fetcher.hint(1, _key(3))
     net.plan()
-    assert (net.fetcher.pending, net.fetcher.lacking(0.5), net.fetcher.lacking(1.0)) == (3, 2, 3)
+    assert (net.fetcher.pending, len(net.fetcher.lacking(0.5)), len(net.fetcher.lacking(1.0))) == (3, 2, 3)
     net.pass_time(limits.ORPHAN_PATIENCE_S)
     net.plan()
-    assert (net.fetcher.pending, net.fetcher.lacking(0.5), net.fetcher.lacking(1.0)) == (3, 1, 2)
+    assert (net.fetcher.pending, len(net.fetcher.lacking(0.5)), len(net.fetcher.lacking(1.0))) == (3, 1, 2)
     net.arrive(_blob(2))
-    assert (net.fetcher.pending, net.fetcher.lacking(0.5)) == (2, 0)
+    assert (net.fetcher.pending, net.fetcher.lacking(0.5)) == (2, [])
 
 
 def test_a_liar_about_a_size_does_not_keep_an_honest_chunk_away():

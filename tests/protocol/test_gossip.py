@@ -274,6 +274,20 @@ def test_a_crowd_in_one_round_does_not_make_a_message_that_others_refuse():
     assert msg.decode(msg.encode(effect.message)) == effect.message
 
 
+def test_a_crowd_in_one_round_is_made_equal_all_the_same(monkeypatch):
+    """Whoever has many keys may tell one half of a swarm of some of them, and the other half of the rest."""
+    monkeypatch.setattr(limits, "IDS_PER_ROUND_MAX", 64)
+    monkeypatch.setattr(limits, "IDS_PER_MESSAGE_MAX", 32)
+    crowd = [(author, 7, 0) for author in range(400)]
+    one = Side(crowd[:250] + crowd[300:])
+    other = Side(crowd[50:])
+    for turn in range(200):
+        if one.ledger.digests.root == other.ledger.digests.root:
+            break
+        talk(one, other, 1000, turn % 2)
+    assert len(one.ledger) == len(other.ledger) == 400
+
+
 def test_what_others_speak_of_is_asked_for_once_a_while():
     gossip = Gossip(Ledger(), lambda _: False, random.Random(0))
     ids = [number.to_bytes(32, "big") for number in range(limits.IDS_PER_MESSAGE_MAX + 1)]
