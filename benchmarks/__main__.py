@@ -27,7 +27,7 @@ def main() -> None:
         if (reason := getattr(module, "why_not", lambda: None)()) is not None:
             print(f"{name}: not possible here: {reason}", file=sys.stderr)
             continue
-        figures[name] = module.run(quick=options.quick)
+        figures[name] = module.run(quick=options.quick, **({"anew": True} if options.anew else {}))
         _show(module, figures[name])
         if options.record:
             report.record(name, figures[name])
@@ -49,9 +49,12 @@ def _options(known: dict[str, Benchmark]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that they run")
     parser.add_argument("--json", type=Path, help="write the raw figures here")
     parser.add_argument("--record", action="store_true", help="write them to docs/benchmarks/NAME.json")
+    parser.add_argument("--anew", action="store_true", help="learning: do not take runs from its record")
     options = parser.parse_args()
     if options.names != ["report"] and (unknown := set(options.names) - known.keys()):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    if options.anew and options.names != ["learning"]:
+        parser.error("--anew is for `learning` alone: nothing else is taken from a record")
     if options.quick and options.record:
         parser.error("quick figures are not recorded: they show that a benchmark runs, and no more")
     return options

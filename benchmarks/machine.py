@@ -13,7 +13,7 @@ PACKAGES = ("numpy", "torch")
 def describe() -> dict[str, str | int]:
     """Processor, cores, memory, system, and versions of what does the arithmetic."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "system": platform.system(),
@@ -35,7 +35,7 @@ def in_words(machine: dict[str, str | int]) -> str:
     return ", ".join(words)
 
 
-def _processor() -> str:
+def processor() -> str:
     """Its name, and the family and model where Linux tells them: clouds shorten the name."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()

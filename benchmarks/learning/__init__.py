@@ -1,14 +1,15 @@
 """Learning at equal tokens: Gossamer beside data-parallel AdamW, DiLoCo, NoLoCo and one worker alone.
 
 All train the same model on the same data with the same inner optimizer, one worker after another in this
-process. A full run takes hours of one core. Every run that ends is kept in benchmarks/out/learning.json, and
-is not trained again as long as that is there.
+process. A full run takes hours of one core. Every run that ends is kept in benchmarks/out/learning.json and,
+once recorded, in docs/benchmarks/learning.json, and is not trained again: `--anew` does without the record.
 """
 
 from pathlib import Path
 
 import torch
 
+from benchmarks import report
 from benchmarks.goals import Goal
 from benchmarks.learning.cases import (
     ALONE,
@@ -34,9 +35,10 @@ from benchmarks.learning.figures import (
     loss_ratio,
     mean_bytes_until,
     mean_curve,
+    outcome_of,
     row_of,
 )
-from benchmarks.learning.sweep import Results
+from benchmarks.learning.sweep import Outcome, Results
 from benchmarks.tables import Table
 
 KEPT = Path(__file__).parents[1] / "out" / "learning.json"
@@ -45,19 +47,26 @@ TARGETS = (2.0, 1.8, 1.6)
 """Losses to count bytes to, nats per byte."""
 
 
-def run(*, quick: bool) -> Rows:
+def run(*, quick: bool, anew: bool = False) -> Rows:
     """Train everything that has not been trained, or quickly all at a size that teaches nothing.
 
-    Prints a line as each run ends; returns a row for each.
+    `anew` looks for what has been trained in benchmarks/out alone, not in the record. Prints a line as each
+    run ends; returns a row for each.
     """
     torch.set_num_threads(1)
-    results = Results(None if quick else KEPT)
+    results = Results() if quick else Results(KEPT, {} if anew else _recorded())
     rows = []
     for case in cases(quick=quick):
         for training in case.runs():
-            rows.append(row := row_of(case, training.seed, results.of(training)))
+            rows.append(row := row_of(case, training, results.of(training)))
             print(f"{case.group}: {case.label}, seed {training.seed}: {row['loss'][-1]:.3f}", flush=True)
     return rows
+
+
+def _recorded() -> dict[str, Outcome]:
+    """What came of the runs of which figures were recorded, by their keys."""
+    found = report.recorded("learning")
+    return {row["run"]: outcome_of(row) for row in found["figures"]} if found else {}
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -85,7 +94,7 @@ def _compared(label: str, rows: Rows, first: Rows) -> list[str]:
         *_losses(rows),
         f"{100 * (loss_ratio(rows, first) - 1):+.1f} %",
         f"{rows[0]['published'][-1] / 1e6:,.2f}",
-        f"{rows[0]['sent'] / 1e6:,.2f}",
+        f"{rows[0]['sent'][-1] / 1e6:,.2f}",
         *("-" if not some else f"{some / 1e6:,.2f}" for some in reached),
     ]
 

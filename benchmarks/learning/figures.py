@@ -1,6 +1,7 @@
 """What the runs say: mean losses, and how many bytes it took to get there.
 
-A row is one run: its group and case, its seed, and its curve by columns, of equal length.
+A row is one run: its group and case, its seed, what names it among all runs (`Run.key`: as long as a case
+has that, the row is its result), and its curve by columns, of equal length.
 """
 
 from collections.abc import Sequence
@@ -8,23 +9,32 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.learning.cases import Case
-from benchmarks.learning.sweep import Outcome
+from benchmarks.learning.sweep import Outcome, Run
+from benchmarks.learning.world import Point
 
 Rows = list[dict[str, Any]]
 
 
-def row_of(case: Case, seed: int, outcome: Outcome) -> dict[str, Any]:
+def row_of(case: Case, run: Run, outcome: Outcome) -> dict[str, Any]:
     """A run as it is recorded."""
     return {
         "group": case.group,
         "case": case.label,
-        "seed": seed,
+        "seed": run.seed,
+        "run": run.key,
         "tokens": [point.tokens for point in outcome.curve],
         "published": [round(point.published) for point in outcome.curve],
-        "sent": round(outcome.curve[-1].sent),
+        "sent": [round(point.sent) for point in outcome.curve],
         "loss": [round(point.loss, 4) for point in outcome.curve],
         "cpu_s": round(outcome.cpu_s),
+        "processor": outcome.processor,
     }
+
+
+def outcome_of(row: dict[str, Any]) -> Outcome:
+    """What a recorded row says came of its run."""
+    columns = (row["tokens"], row["published"], row["sent"], row["loss"])
+    return Outcome([Point(*point) for point in zip(*columns, strict=True)], row["cpu_s"], row["processor"])
 
 
 def by_case(rows: Rows, group: str) -> dict[str, Rows]:

@@ -2,12 +2,13 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
 
+from benchmarks import machine
 from benchmarks.learning import alone, data_parallel, diloco, gossamer, noloco, processes
 from benchmarks.learning.world import Point, Scale, World
 from gossamer.protocol.errors import DivergedError
@@ -46,6 +47,8 @@ class Outcome:
 
     curve: list[Point]
     cpu_s: float
+    processor: str
+    """That trained it: bits and seconds depend on it."""
 
     @property
     def loss(self) -> float:
@@ -54,22 +57,26 @@ class Outcome:
 
 
 class Results:
-    """Finished runs, in a JSON file if there is one."""
+    """Finished runs: those in a JSON file, if there is one, and those that were recorded before."""
 
-    def __init__(self, file: Path | None = None) -> None:
-        self._file = file
+    def __init__(self, file: Path | None = None, recorded: Mapping[str, Outcome] | None = None) -> None:
+        """`recorded` by `Run.key`; what the file has comes first."""
+        self._file, self._recorded = file, recorded or {}
         self._rows: dict[str, Any] = json.loads(file.read_text()) if file and file.exists() else {}
 
     def of(self, run: Run) -> Outcome:
         """What came of a run; trains it if that is not known."""
         if run.key not in self._rows:
+            if run.key in self._recorded:
+                return self._recorded[run.key]
             self._note(run, train(run))
         row = self._rows[run.key]
-        return Outcome([Point(*point) for point in row["curve"]], row["cpu_s"])
+        return Outcome([Point(*point) for point in row["curve"]], row["cpu_s"], row["processor"])
 
     def _note(self, run: Run, outcome: Outcome) -> None:
         self._rows[run.key] = {
             "cpu_s": round(outcome.cpu_s, 1),
+            "processor": outcome.processor,
             "curve": [[p.tokens, round(p.published), round(p.sent), round(p.loss, 4)] for p in outcome.curve],
         }
         if self._file:
@@ -84,7 +91,8 @@ def train(run: Run) -> Outcome:
     """Train from the beginning to the end."""
     begun = time.process_time()
     points = METHODS[run.method](World(run.scale, run.seed), **run.settings)
-    return Outcome(list(_until_diverged(points)), time.process_time() - begun)
+    curve = list(_until_diverged(points))
+    return Outcome(curve, time.process_time() - begun, machine.processor())
 
 
 def _until_diverged(points: Iterator[Point]) -> Iterator[Point]:

@@ -1,15 +1,18 @@
 """The simulated swarm is one: replicas agree, whatever the weather, and interrupted sweeps go on."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks import learning, report
 from benchmarks.learning import gossamer, sweep
-from benchmarks.learning.figures import bytes_ratio, bytes_until
-from benchmarks.learning.sweep import Results, Run
-from benchmarks.learning.world import Scale, World
+from benchmarks.learning.cases import Case, cases
+from benchmarks.learning.figures import bytes_ratio, bytes_until, row_of
+from benchmarks.learning.sweep import Outcome, Results, Run
+from benchmarks.learning.world import Point, Scale, World
 
 SMALL = Scale(workers=4, windows=6, steps=2, context=16, batch_size=1, eval_windows=8, points=2)
 
@@ -82,6 +85,43 @@ def test_a_sweep_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
     assert again.loss == pytest.approx(first.loss, abs=1e-4)
     with pytest.raises(pytest.fail.Exception):
         Results(file).of(replace(training, seed=1))
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    """One case, and its recorded row in documents of which nothing else is left."""
+    case = Case(group="a group", label="one alone", method="alone", scale=SMALL, seeds=(0,))
+    (training,) = case.runs()
+    row = row_of(case, training, sweep.train(training))
+    (tmp_path / "benchmarks").mkdir()
+    report.record("learning", [row], tmp_path)
+    monkeypatch.setattr(learning, "cases", lambda quick: [case])
+    monkeypatch.setattr(learning, "KEPT", tmp_path / "out" / "learning.json")
+    monkeypatch.setattr(report, "recorded", partial(report.recorded, docs=tmp_path))
+    return row
+
+
+def test_what_was_recorded_is_not_trained_again(recorded, monkeypatch):
+    monkeypatch.setattr(sweep, "train", lambda _: pytest.fail("trained again"))
+    assert learning.run(quick=False) == [recorded]
+    with pytest.raises(pytest.fail.Exception):
+        learning.run(quick=False, anew=True)
+
+
+def test_what_was_trained_anew_comes_before_the_record(recorded, monkeypatch):
+    outcome = Outcome([Point(0, 0.0, 0.0, 5.0), Point(8, 0.0, 0.0, 3.0)], 1.0, "another")
+    monkeypatch.setattr(sweep, "train", lambda _: outcome)
+    (row,) = learning.run(quick=False, anew=True)
+    assert row["loss"] == [5.0, 3.0] and row["processor"] == "another"
+    assert learning.run(quick=False) == [row]
+
+
+def test_every_row_of_the_record_is_the_run_that_its_case_is_now():
+    found = report.recorded("learning")
+    assert found is not None
+    runs = {(c.group, c.label, r.seed): r.key for c in cases(quick=False) for r in c.runs()}
+    for row in found["figures"]:
+        assert runs[row["group"], row["case"], row["seed"]] == row["run"], row["case"]
 
 
 def row(losses, published, seed=0):
