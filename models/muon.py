@@ -98,5 +98,14 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 def _quick_dtype(device: torch.device) -> torch.dtype:
     """bfloat16, precise enough for the iteration, where the hardware multiplies it fast."""
-    is_wide_cpu = device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512"
-    return torch.bfloat16 if device.type == "cuda" or is_wide_cpu else torch.float32
+    is_quick = device.type == "cuda" or (device.type == "cpu" and _cpu_has_bfloat16())
+    return torch.bfloat16 if is_quick else torch.float32
+
+
+def _cpu_has_bfloat16() -> bool:
+    """Whether AVX-512 comes with products of bfloat16; without, PyTorch emulates them, slower than float32.
+
+    PyTorch tells it by a private name only. A version that lacks it computes in float32.
+    """
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return supported is not None and bool(supported())

@@ -54,6 +54,16 @@ def test_singular_values_come_near_one_and_directions_stay(shape: tuple[int, ...
     assert cosine > 0.95
 
 
+@pytest.mark.parametrize("has_bfloat16", [True, False])
+def test_it_computes_in_bfloat16_only_where_the_processor_does(
+    monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bfloat16)
+    matrices = torch.randn((1, 16, 16), generator=torch.Generator().manual_seed(0))
+    result = orthogonalized(matrices)
+    assert torch.equal(result, result.bfloat16().float()) == has_bfloat16
+
+
 def test_zeros_and_missing_gradients_move_nothing() -> None:
     still, moving = (nn.Parameter(torch.ones(3, 3)) for _ in range(2))
     optimizer = Muon([still, moving], lr=0.1, weight_decay=0.0)
