@@ -18,7 +18,9 @@ from benchmarks.learning.cases import (
     DATA_PARALLEL,
     DEATHS,
     INT4,
+    INT4_MEAN,
     INT4_WHOLE,
+    MUON,
     PARTED,
     RIVALS,
     SPEEDS,
@@ -136,6 +138,12 @@ def _against_rivals(rows: Rows) -> float:
     return max(100 * (loss_ratio(calm[INT4], calm[rival]) - 1) for rival in RIVALS)
 
 
+def _with_muon(rows: Rows) -> float:
+    """By how many percent the final loss is above DiLoCo's where both have Muon inside."""
+    same = by_case(rows, MUON)
+    return 100 * (loss_ratio(same[INT4_MEAN], same[RIVALS[0]]) - 1)
+
+
 def _against_calm(rows: Rows, label: str) -> float:
     """By how many percent the final loss is above that of the calm run."""
     weather = by_case(rows, WEATHER)
@@ -154,6 +162,12 @@ GOALS = (
         at_most=0.0,
         unit="% above",
         measured=_against_rivals,
+    ),
+    Goal(
+        what="int4 by mean with Muon inside, final loss against DiLoCo's with Muon inside, same tokens",
+        at_most=0.0,
+        unit="% above",
+        measured=_with_muon,
     ),
     Goal(
         what="two halves for half the run, loss against calm",

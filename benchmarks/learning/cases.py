@@ -52,6 +52,7 @@ REAL = "Gossamer, int4 in one fragment, simulated and for real"
 DATA_PARALLEL = "data-parallel AdamW"
 INT4 = "Gossamer, int4"
 INT4_WHOLE = "Gossamer, int4, in one fragment"
+INT4_MEAN = "Gossamer, int4, averaged by mean, 0.7 / 0.5"
 INT2 = "Gossamer, int2"
 TOPK = "Gossamer, top-k"
 NOLOCO = "NoLoCo, as published"
@@ -173,11 +174,15 @@ def _decaying() -> Iterator[Case]:
 
 
 def _with_muon() -> Iterator[Case]:
-    """With outer settings that were tuned with AdamW inside."""
+    """With outer settings that were tuned with AdamW inside, and int4 averaged as DiLoCo averages, too."""
     one: dict[str, Any] = {"group": MUON, "scale": WITH_MUON, "seeds": (0,)}
     yield Case(label="data-parallel Muon", method="data-parallel", **one)
     yield Case(label=INT4, method="gossamer", settings=gossamer(), **one)
+    mean = {**gossamer(outer={"learning_rate": 0.7}), "averaging": "mean"}
+    yield Case(label=INT4_MEAN, method="gossamer", settings=mean, **one)
     yield Case(label=RIVALS[0], method="diloco", settings=TUNED_DILOCO, **one)
+    more = {"lr": 0.7, "momentum": 0.7}
+    yield Case(label="DiLoCo, 0.7 / 0.7", method="diloco", settings=more, **one)
 
 
 def _main_job() -> Iterator[Case]:
