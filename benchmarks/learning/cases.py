@@ -178,6 +178,8 @@ def _with_muon() -> Iterator[Case]:
     one: dict[str, Any] = {"group": MUON, "scale": WITH_MUON, "seeds": (0,)}
     yield Case(label="data-parallel Muon", method="data-parallel", **one)
     yield Case(label=INT4, method="gossamer", settings=gossamer(), **one)
+    usual = gossamer(outer=outer_defaults("int4"))
+    yield Case(label=f"{INT4}, 0.5 / 0.7, as in manifests", method="gossamer", settings=usual, **one)
     mean = {**gossamer(outer={"learning_rate": 0.7}), "averaging": "mean"}
     yield Case(label=INT4_MEAN, method="gossamer", settings=mean, **one)
     yield Case(label=RIVALS[0], method="diloco", settings=TUNED_DILOCO, **one)
