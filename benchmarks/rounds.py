@@ -157,7 +157,8 @@ def build(
         seed=seed,
         averaging=averaging,
     )
-    settings = manifest.outer.model_copy(update=outer or {})
+    # The same settings under every rule, so that what differs is the rule.
+    settings = manifest.outer.model_copy(update={**manifests.outer_defaults("int4"), **(outer or {})})
     manifest = manifest.model_copy(update={"outer": settings})
     swarm = Swarm(scale, manifest, phi)
     common = ByteTextTask(TextOptions(**options)).corpus

@@ -40,16 +40,19 @@ RETAIN = 256
 """Windows whose records are kept where nobody says otherwise; in rounds, as many for every fragment."""
 
 
-def outer_defaults(codec: str) -> dict[str, float]:
+def outer_defaults(codec: str, *, by_mean: bool = False) -> dict[str, float]:
     """Outer optimizer settings that suit a codec; docs/benchmarks/learning.md has the evidence.
 
     Momentum only pays from 4 bits up. topk sends so little of a delta that longer steps make up for it, if
-    what was left out is forgotten the sooner.
+    what was left out is forgotten the sooner. A mean of deltas that differ is shorter than they are, which
+    `rda` makes up for: where all tensors are averaged `by_mean` steps are longer, and need less momentum.
     """
     if codec == "topk":
         return {"learning_rate": 3.0, "momentum": 0.0, "ef_decay": 0.8}
     if codec == "int2":
         return {"learning_rate": 1.0, "momentum": 0.0, "ef_decay": 0.9}
+    if by_mean:
+        return {"learning_rate": 0.7, "momentum": 0.5, "ef_decay": 1.0}
     return {"learning_rate": 0.5, "momentum": 0.7, "ef_decay": 1.0}
 
 
@@ -63,7 +66,7 @@ def create(
     every_seconds: float,
     fragments: int | None = None,
     seed: int,
-    averaging: str = "rda",
+    averaging: str | None = None,
     owners: tuple[str, ...] = (),
     invited: bool = False,
     settings: Sequence[str] = (),
@@ -78,10 +81,11 @@ def create(
     options, too, as a command line has them (``key=value``). `weights` has other first parameters than
     those that follow from the seed (see `weights.load_weights`).
 
-    `averaging` is the rule for weight matrices. What the task averages by `mean` stays so, unless the rule
-    is `centered-clip`, which then is that of all tensors: a defence with a gap is none. `owners` are public
-    keys in hex; `invited` lets in only those whom they invite, whose weight is then not capped, since their
-    machines may differ a thousandfold (DESIGN, section 3).
+    `averaging` is the rule for weight matrices, whatever the task says; None leaves it to the task. That of
+    vectors and embeddings is `mean`, unless `centered-clip` is chosen, which then is that of all tensors: a
+    defence with a gap is none. `owners` are public keys in hex; `invited` lets in only those whom they
+    invite, whose weight is then not capped, since their machines may differ a thousandfold (DESIGN,
+    section 3).
 
     Returns the manifest and Phi_0, int32[numel]. Raises ConfigError.
     """
@@ -92,10 +96,8 @@ def create(
         model = built.build_model(seed)
         if kind.source and trial:
             _try_out(built, seed, model)
-        rules = {
-            tensor_name: _rule(averaging, built.averaging(model, tensor_name, parameter))
-            for tensor_name, parameter in _shareable_tensors(model).items()
-        }
+        tensors = _shareable_tensors(model)
+        by_task = {key: built.averaging(model, key, parameter) for key, parameter in tensors.items()}
     except TaskError as error:
         raise ConfigError(str(error)) from error
     if weights is not None:
@@ -104,7 +106,7 @@ def create(
         load_weights(model, weights)
     return _describe(
         model,
-        rules,
+        _rules(averaging, model, tensors) if averaging else by_task,
         {"name": kind.name, "seed": seed, "source": kind.source, "options": resolved},
         name=name,
         codec=codec,
@@ -136,7 +138,7 @@ def describe(
     every_steps: int = 30,
     every_seconds: float = 0.0,
     fragments: int = 1,
-    averaging: Mapping[str, str] | None = None,
+    averaging: str | Mapping[str, str] | None = None,
     task: str = CUSTOM,
     options: Mapping[str, OptionValue] | None = None,
     owners: tuple[str, ...] = (),
@@ -150,22 +152,21 @@ def describe(
 
     Args:
         model: as the script builds it, wrapped or compiled or not, before it is sharded.
-        averaging: rules ('rda' or 'mean') for tensors that the default of `Task.averaging` does not suit.
+        averaging: rules ('rda' or 'mean') for tensors that the default of `Task.averaging` does not suit, or
+            one for all weight matrices: 'mean' where the inner optimizer is Muon.
         task: a name for what is trained; `options` is what scripts should agree on. Both are for people,
             and part of the swarm id.
 
     The rest is as for `create`. Raises ConfigError.
     """
-    from gossamer.models.task import default_averaging
-
     tensors = _shareable_tensors(model)
-    unknown = set(averaging or ()) - set(tensors)
+    for_matrices, by_name = (averaging, {}) if isinstance(averaging, str) else ("rda", averaging or {})
+    unknown = set(by_name) - set(tensors)
     if unknown:
         raise ConfigError(f"averaging names tensor {min(unknown)!r}, which the model does not train")
-    rules = {tensor_name: default_averaging(model, parameter) for tensor_name, parameter in tensors.items()}
     manifest, _ = _describe(
         model,
-        {**rules, **(averaging or {})},
+        {**_rules(for_matrices, model, tensors), **by_name},
         {"name": task, "options": dict(options or {})},
         name=name,
         codec=codec,
@@ -215,10 +216,11 @@ def _describe(
     if not 1 <= fragments <= len(specs):
         raise ConfigError(f"--fragments must be 1 to {len(specs)}, the number of tensors; it is {fragments}")
     phi = genesis.parameters(model, plan(specs, fragments))
+    usual = outer_defaults(codec, by_mean=all(spec.averaging == "mean" for spec in specs))
     values = {
         "swarm": {"name": name, "created": int(time.time())},
         "task": task,
-        "outer": {"codec": codec, **outer_defaults(codec), **(AMONG_FRIENDS if invited else AMONG_STRANGERS)},
+        "outer": {"codec": codec, **usual, **(AMONG_FRIENDS if invited else AMONG_STRANGERS)},
         "pace": {"every_steps": 0 if every_seconds else every_steps, "every_seconds": float(every_seconds)},
         "history": {"retain": RETAIN * fragments},
         "admission": {"mode": "invited" if invited else "open", "owners": owners},
@@ -228,8 +230,14 @@ def _describe(
     return from_values(values, "the new manifest"), phi
 
 
-def _rule(chosen: str, by_task: str) -> str:
-    return chosen if by_task == "rda" or chosen == "centered-clip" else by_task
+def _rules(for_matrices: str, model: "nn.Module", tensors: "Mapping[str, nn.Parameter]") -> dict[str, str]:
+    """Every tensor's averaging rule, where somebody has chosen that of weight matrices."""
+    from gossamer.models.task import default_averaging
+
+    return {
+        name: default_averaging(model, parameter) if for_matrices == "rda" else for_matrices
+        for name, parameter in tensors.items()
+    }
 
 
 def write(manifest: Manifest, path: str | Path) -> None:

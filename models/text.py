@@ -142,6 +142,10 @@ class ByteTextTask(Task):
         adamw = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), weight_decay=decay, fused=fused)
         return (Muon(inner, lr=MUON_LR * lr, weight_decay=decay), adamw) if with_muon else (adamw,)
 
+    def averaging(self, model: nn.Module, name: str, parameter: Tensor) -> str:
+        """Muon's deltas have less in common than AdamW's, and `rda` would make too long steps of them."""
+        return "mean" if self.options.optimizer == "muon" else super().averaging(model, name, parameter)
+
     def batches(self, stream: DataStream) -> Iterator[Batch]:
         return training_windows(
             self.corpus.train,

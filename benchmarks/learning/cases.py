@@ -39,6 +39,7 @@ LONGEST = "4 workers, windows of 100 steps"
 MANY = "8 workers, windows of 20 steps"
 DECAY = "4 workers, windows of 20 steps, an inner learning rate that falls"
 MUON = "4 workers, windows of 20 steps, Muon for the matrices"
+MUON_DECAY = "4 workers, windows of 20 steps, Muon and a learning rate that falls"
 MAIN = "The job of `make swarm`, simulated"
 PRECISION = "The same in float32 and with bfloat16 products"
 EARLIER = "Outer settings: those of manifests, and those that were tried"
@@ -46,13 +47,13 @@ TRIED = "Tried with one seed: int4, outer learning rate / momentum"
 TRIED_SHORT = "Tried with one seed: rivals after 25 windows, outer learning rate / momentum"
 TRIED_HALF = "Tried first: 50 windows, evaluated on 4 kB"
 TRIED_TOPK = "Tried with one seed: top-k in windows of 30, outer learning rate / decay of the residual"
-COMPARED = (CALM, WEATHER, THIRTY, LONG, LONGEST, MANY, DECAY, MUON)
+COMPARED = (CALM, WEATHER, THIRTY, LONG, LONGEST, MANY, DECAY, MUON, MUON_DECAY)
 REAL = "Gossamer, int4 in one fragment, simulated and for real"
 
 DATA_PARALLEL = "data-parallel AdamW"
 INT4 = "Gossamer, int4"
 INT4_WHOLE = "Gossamer, int4, in one fragment"
-INT4_MEAN = "Gossamer, int4, averaged by mean, 0.7 / 0.5"
+INT4_MEAN = "Gossamer, int4, mean, 0.7 / 0.5"
 INT2 = "Gossamer, int2"
 TOPK = "Gossamer, top-k"
 NOLOCO = "NoLoCo, as published"
@@ -114,6 +115,7 @@ def whole(codec: str = "int4", outer: dict[str, float] | None = None) -> dict[st
 def cases(*, quick: bool) -> list[Case]:
     """All that are run; quickly only what is compared, with one seed and at a size that teaches nothing."""
     compared = [*_calm(), *_weather(), *_thirty(), *_wider(), *_decaying(), *_with_muon()]
+    compared += _with_muon_decaying()
     if quick:
         return [replace(case, scale=QUICK, seeds=(0,)) for case in compared]
     return [*compared, *_main_job(), *_precision(), *_real(), *_before(), *_tried()]
@@ -173,24 +175,44 @@ def _decaying() -> Iterator[Case]:
     yield Case(label=f"{INT4}, 0.4 / 0.5, {PARTED}", method="gossamer", settings=parted, **one)
 
 
+def by_mean(momentum: float = 0.5, *, fragments: int = FRAGMENTS, **weather: object) -> dict[str, Any]:
+    """With Muon inside: averaged by `mean`, and but for another momentum as manifests have it."""
+    outer = {**outer_defaults("int4", by_mean=True), "momentum": momentum}
+    return {**gossamer(outer=outer, fragments=fragments, **weather), "averaging": "mean"}
+
+
 def _with_muon() -> Iterator[Case]:
-    """With outer settings that were tuned with AdamW inside, and int4 averaged as DiLoCo averages, too."""
+    """Averaged as DiLoCo averages, as manifests have it, and with settings tuned with AdamW inside."""
     one: dict[str, Any] = {"group": MUON, "scale": WITH_MUON, "seeds": (0,)}
     yield Case(label="data-parallel Muon", method="data-parallel", **one)
-    yield Case(label=INT4, method="gossamer", settings=gossamer(), **one)
+    yield Case(label=INT4_MEAN, method="gossamer", settings=by_mean(), **{**one, "seeds": (0, 1)})
+    yield Case(label=f"{INT4}, mean, 0.7 / 0.7", method="gossamer", settings=by_mean(0.7), **one)
+    yield Case(label=f"{INT4}, rda, 0.4 / 0.5", method="gossamer", settings=gossamer(), **one)
     usual = gossamer(outer=outer_defaults("int4"))
-    yield Case(label=f"{INT4}, 0.5 / 0.7, as in manifests", method="gossamer", settings=usual, **one)
-    mean = {**gossamer(outer={"learning_rate": 0.7}), "averaging": "mean"}
-    yield Case(label=INT4_MEAN, method="gossamer", settings=mean, **one)
+    yield Case(label=f"{INT4}, rda, 0.5 / 0.7", method="gossamer", settings=usual, **one)
     yield Case(label=RIVALS[0], method="diloco", settings=TUNED_DILOCO, **one)
     more = {"lr": 0.7, "momentum": 0.7}
     yield Case(label="DiLoCo, 0.7 / 0.7", method="diloco", settings=more, **one)
+    parted = by_mean(parted=[0.25, 0.75])
+    yield Case(label=f"{INT4_MEAN}, {PARTED}", method="gossamer", settings=parted, **one)
+
+
+def _with_muon_decaying() -> Iterator[Case]:
+    one: dict[str, Any] = {"group": MUON_DECAY, "scale": replace(WITH_MUON, decays=True), "seeds": (0,)}
+    yield Case(label="data-parallel Muon", method="data-parallel", **one)
+    yield Case(label=INT4_MEAN, method="gossamer", settings=by_mean(), **one)
+    yield Case(label=f"{INT4}, mean, 0.7 / 0.6", method="gossamer", settings=by_mean(0.6), **one)
+    usual = gossamer(outer=outer_defaults("int4"))
+    yield Case(label=f"{INT4}, rda, 0.5 / 0.7", method="gossamer", settings=usual, **one)
 
 
 def _main_job() -> Iterator[Case]:
     usual = outer_defaults("int4")
     one: dict[str, Any] = {"group": MAIN, "method": "gossamer", "seeds": (0,)}
-    yield Case(label="Muon, 1 fragment", settings=whole(outer=usual), scale=JOB, **one)
+    for momentum in (0.5, 0.7):
+        label = f"Muon, 1 fragment, mean, 0.7 / {momentum}"
+        yield Case(label=label, settings=by_mean(momentum, fragments=1), scale=JOB, **one)
+    yield Case(label="Muon, 1 fragment, rda, 0.5 / 0.7", settings=whole(outer=usual), scale=JOB, **one)
     adamw = replace(JOB, optimizer="adamw")
     yield Case(label="AdamW alone, 1 fragment", settings=whole(outer=usual), scale=adamw, **one)
     yield Case(label="AdamW alone, 4 fragments", settings=gossamer(outer=usual), scale=adamw, **one)

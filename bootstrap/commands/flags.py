@@ -47,9 +47,10 @@ Codec = Annotated[
     ),
 ]
 Averaging = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help=f"How deltas of weight matrices are averaged: {', '.join(RULE_NAMES)} (of all tensors).",
+        help=f"How deltas of weight matrices are averaged: {', '.join(RULE_NAMES)} (of all tensors)."
+        " Default: as suits the task.",
         **option_values.one_of(RULE_NAMES),
     ),
 ]

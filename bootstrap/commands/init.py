@@ -31,7 +31,7 @@ def init(
     codec: Codec = "int4",
     every_steps: EverySteps = 30,
     every_seconds: EverySeconds = 0.0,
-    averaging: Averaging = "rda",
+    averaging: Averaging = None,
     fragments: Annotated[
         int | None,
         typer.Option(min=1, max=256, help="Parts the model is split into; they take turns. Default: 4."),

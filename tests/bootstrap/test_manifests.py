@@ -101,25 +101,39 @@ def test_comments_and_layout_do_not_matter_and_values_do(tmp_path: Path) -> None
     lines = [line.split("  #")[0] for line in text.splitlines() if not line.startswith("#")]
     path.write_text("\n\n".join(lines))
     assert manifests.read(path).swarm_id == written.swarm_id
-    path.write_text(text.replace("learning_rate = 0.5", "learning_rate = 0.25"))
+    path.write_text(text.replace("learning_rate = 0.7", "learning_rate = 0.25"))
     edited = manifests.read(path)
     assert edited.outer.learning_rate == 0.25 and edited.swarm_id != written.swarm_id
 
 
 def test_the_outer_settings_suit_the_codec() -> None:
-    assert create(codec="int4")[0].outer.momentum == 0.7
+    assert create(codec="int4", averaging="rda")[0].outer.momentum == 0.7
     for codec in ("int2", "topk"):
         outer = create(codec=codec)[0].outer
         assert outer.momentum == 0.0 and outer.ef_decay < 1.0, "below 4 bits momentum hurts"
     assert create(codec="topk")[0].outer.learning_rate > create(codec="int2")[0].outer.learning_rate
 
 
-def test_the_rule_is_that_of_matrices_and_centered_clip_that_of_everything() -> None:
-    task = [spec.averaging for spec in create()[0].layout.tensors]
-    assert set(task) == {"rda", "mean"}
-    assert [spec.averaging for spec in create(averaging="rda")[0].layout.tensors] == task
-    assert {spec.averaging for spec in create(averaging="mean")[0].layout.tensors} == {"mean"}
-    assert {s.averaging for s in create(averaging="centered-clip")[0].layout.tensors} == {"centered-clip"}
+def test_what_is_averaged_by_mean_takes_longer_steps_and_less_momentum() -> None:
+    by_rda, by_mean = (create(averaging=rule)[0].outer for rule in ("rda", "mean"))
+    assert by_mean.learning_rate > by_rda.learning_rate and by_mean.momentum < by_rda.momentum
+
+
+def rules(manifest: Manifest) -> dict[str, str]:
+    return {spec.name: spec.averaging for spec in manifest.layout.tensors}
+
+
+def test_the_rule_is_the_tasks_unless_one_is_chosen_for_matrices() -> None:
+    adamw = {"preset": "tiny", "optimizer": "adamw"}
+    by_task = rules(create(options=adamw)[0])
+    assert set(by_task.values()) == {"rda", "mean"} and by_task["model.embed_tokens.weight"] == "mean"
+    assert set(rules(create()[0]).values()) == {"mean"}, "the default optimizer is Muon"
+    assert rules(create(averaging="rda")[0]) == by_task == rules(create(averaging="rda", options=adamw)[0])
+    assert set(rules(create(averaging="mean", options=adamw)[0]).values()) == {"mean"}
+
+
+def test_centered_clip_is_the_rule_of_everything() -> None:
+    assert set(rules(create(averaging="centered-clip")[0]).values()) == {"centered-clip"}
 
 
 def test_the_first_model_follows_from_the_seed(tmp_path: Path) -> None:
@@ -219,10 +233,15 @@ def test_a_compiled_or_wrapped_model_is_described_like_the_plain_one() -> None:
 def test_averaging_can_be_chosen_by_tensor() -> None:
     manifest = manifests.describe(nn.Linear(3, 2), name="x", averaging={"weight": "mean"})
     assert [spec.averaging for spec in manifest.layout.tensors] == ["mean", "mean"]
+    of_all = manifests.describe(nn.Linear(3, 2), name="x", averaging="mean")
+    assert rules(of_all) == {"weight": "mean", "bias": "mean"}
+    assert of_all.outer == manifest.outer != manifests.describe(nn.Linear(3, 2), name="x").outer
     with pytest.raises(ConfigError, match="'wieght', which the model does not train"):
         manifests.describe(nn.Linear(3, 2), name="x", averaging={"wieght": "mean"})
     with pytest.raises(ConfigError, match="averaging 'median' is unknown"):
         manifests.describe(nn.Linear(3, 2), name="x", averaging={"weight": "median"})
+    with pytest.raises(ConfigError, match="averaging 'median' is unknown"):
+        manifests.describe(nn.Linear(3, 2), name="x", averaging="median")
 
 
 def test_models_that_cannot_be_described() -> None:

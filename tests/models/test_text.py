@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,9 @@ def test_bfloat16_autocast_gives_nearly_the_same_loss_in_float32(task: ByteTextT
 
 def test_averaging_of_the_gpt(task: ByteTextTask) -> None:
     model = task.build_model(0)
-    rules = {name: task.averaging(model, name, parameter) for name, parameter in named_tensors(model)}
+    assert {task.averaging(model, name, parameter) for name, parameter in named_tensors(model)} == {"mean"}
+    with_adamw = ByteTextTask(replace(task.options, optimizer="adamw"))
+    rules = {name: with_adamw.averaging(model, name, parameter) for name, parameter in named_tensors(model)}
     assert rules["model.embed_tokens.weight"] == "mean"
     assert {rules[name] for name in rules if name.endswith("norm.weight")} == {"mean"}
     assert {rules[name] for name in rules if name.endswith("_proj.weight")} == {"rda"}
