@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -114,6 +114,35 @@ def test_publishing_follows_the_design(
         phi = phi - sent
         loop.apply(0, phi, round_)
         assert np.abs(flat(loop) - phi / ONE).max() < 1e-6, "Merge of our record alone returns it whole"
+
+
+def replace_data(model: Net) -> None:
+    model.linear.weight.data = model.linear.weight.data.t().contiguous().t() + 0.1
+
+
+def load(model: Net) -> None:
+    model.load_state_dict({name: value + 0.1 for name, value in model.state_dict().items()})
+
+
+@pytest.mark.parametrize("change", [replace_data, load, nn.Module.double, nn.Module.bfloat16])
+def test_what_a_script_puts_in_place_of_values_is_progress_like_any_other(
+    rng: np.random.Generator, change: Callable[[Net], object]
+) -> None:
+    model = Net()
+    manifest = manifest_for(model, momentum=0.0, learning_rate=1.0)
+    loop = loop_for(model, manifest)
+    phi = phi_of(loop)
+    loop.apply(0, phi, 0, keep_progress=False)
+    train(loop, rng)
+    change(model)
+    wanted = flat(loop)
+    tolerance = 2.0**-7 if model.linear.weight.dtype == torch.bfloat16 else 1e-6
+    phi = phi - publish(loop, manifest, 1)[0]
+    assert np.abs(phi / ONE - wanted).max() < tolerance
+    loop.apply(0, phi, 1)
+    live = torch.cat([p.detach().double().flatten() for p in model.parameters()]).numpy()
+    assert np.array_equal(live, flat(loop)), "what is published and set is what the model computes with"
+    assert np.abs(live - phi / ONE).max() < tolerance
 
 
 @pytest.mark.parametrize("codec", ["exact", "int8", "int4", "int2", "topk"])
