@@ -56,7 +56,7 @@ class Part:
     pieces: Sequence[Piece]
     """Views, made once, for making one takes as long as working through a thousand values."""
     bucket: Bucket | None
-    """Where there may be several tensors."""
+    """Where there are several tensors."""
 
     @property
     def device(self) -> torch.device:
