@@ -186,6 +186,11 @@ SEAL_SETTLE_S = 5.0
 LINEAGE_PATIENCE_S = 12.0
 """Longer than an anti-entropy period: a difference of claims that lasts is one of closed history."""
 
+LINEAGE_MINORITY_PATIENCE_S = 600.0
+"""A difference of claims that missing payloads of a third of the authors may explain gets so long to go away,
+since a few could hand theirs out chunk by chunk for ever. Who gives its own history up closes it, and what
+others had not got of it by then is lost: so this is far longer than joiners wait."""
+
 ROSTER_PATIENCE_S = 2.0
 """A joiner hears this long of members before it decides how many of them there are."""
 

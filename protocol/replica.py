@@ -308,8 +308,13 @@ class Replica:
     def _look_at_history(self, now: float) -> list[Effect]:
         if now < self.sealing.deadline():
             return []
-        quiet = not self.fetcher.lacking(now)
-        result = self.sealing.wake(now, self.clock, self._witnesses(), quiet, self._claims_of_contributors)
+        result = self.sealing.wake(
+            now,
+            self.clock,
+            self._witnesses(),
+            lambda round_: self.holdings.share_lacking(now, round_),
+            self._claims_of_contributors,
+        )
         for effect in result:
             if isinstance(effect, fx.Prefetch | fx.Adopt):
                 self._fetch_only(effect.claim)

@@ -34,6 +34,9 @@ CLAIMED_MAX = 32
 DIFFERENCE_KEPT_S = 60.0
 """So long a difference is remembered while nobody claims the round that we do."""
 
+MINORITY = 1 / 3
+"""So large a share of the authors may be liars."""
+
 GONE_AFTER_S = 10.0
 """A snapshot that nobody has claimed for this long is not worth waiting for."""
 
@@ -59,6 +62,8 @@ class Sealing:
         self._claimed_at = 0.0
         self._differs_since: float | None = None
         self._differed_at = 0.0
+        self._lacked_much_at = 0.0
+        """When payloads of more than a minority were last missing while claims differed."""
         self._next_look = 0.0
 
     @property
@@ -97,12 +102,14 @@ class Sealing:
         now: float,
         clock: int,
         members: Sequence[Witness],
-        quiet: bool,
+        share_lacking: Callable[[int], float] = lambda round_: 0.0,
         contributors: Callable[[], Sequence[Claims]] | None = None,
     ) -> list[Effect]:
-        """Look at the members' claims. `quiet`: no payload is missing here that somebody holds.
+        """Look at the members' claims.
 
-        `contributors` gives the claims of those whose deltas are here; without it, all count as such.
+        `share_lacking` tells of how many of the authors, from 0 to 1, payloads up to a round are missing here
+        that somebody holds. `contributors` gives the claims of those whose deltas are here; without it, all
+        count as such.
         """
         if now < self._next_look:
             return []
@@ -117,7 +124,7 @@ class Sealing:
         return [
             *self._seal(clock, now),
             *self._close(clock, others),
-            *self._settle_difference(others, contributors or (lambda: others), quiet, now),
+            *self._settle_difference(others, contributors or (lambda: others), share_lacking, now),
         ]
 
     # -- joining
@@ -170,7 +177,11 @@ class Sealing:
         return [Close(floor)]
 
     def _settle_difference(
-        self, others: Sequence[Claims], contributors: Callable[[], Sequence[Claims]], quiet: bool, now: float
+        self,
+        others: Sequence[Claims],
+        contributors: Callable[[], Sequence[Claims]],
+        share_lacking: Callable[[int], float],
+        now: float,
     ) -> list[Effect]:
         """Two lineages: ours yields if another claim for our round outweighs it and stays.
 
@@ -188,13 +199,21 @@ class Sealing:
         if self._differs_since is None or now - self._differed_at > DIFFERENCE_KEPT_S:
             self._differs_since = now
         self._differed_at = now
-        if not quiet or now - self._differs_since < limits.LINEAGE_PATIENCE_S:
+        if self._may_be_explained(share_lacking(self.claims[0].round), self._differs_since, now):
             return []
         text = (
             f"TWO LINEAGES: the swarm's history up to round {winner.round} holds {winner.tokens} tokens, ours"
             f" {self.claims[0].tokens}; starting again from the swarm's snapshot, keeping the open window"
         )
         return [Notice(text), *self._adopt(winner, now)]
+
+    def _may_be_explained(self, share_lacking: float, since: float, now: float) -> bool:
+        """Whether a difference that shows `since` then may come of records or payloads on their way."""
+        if not share_lacking:
+            return now - since < limits.LINEAGE_PATIENCE_S
+        if share_lacking > MINORITY:
+            self._lacked_much_at = now
+        return now - max(since, self._lacked_much_at) < limits.LINEAGE_MINORITY_PATIENCE_S
 
     def _is_disputed(self, others: Sequence[Claims]) -> bool:
         """Whether anybody claims something else than we do for the round that we claim."""

@@ -28,6 +28,9 @@ SHARE_BYTES = 2 * 1024 * 1024
 SHARES = 64
 """A state is copied over at most 64 inner steps, at least 2 MiB at each: a third of a millisecond."""
 
+SHARE_TENSORS = 512
+"""And no more than so many, however small: each costs some 15 us."""
+
 WIDEST_BYTES = 8
 """Shares are a multiple of the widest number, so that none is cut."""
 
@@ -163,7 +166,7 @@ class _Writing:
         start = self._state.offset(self._index, self._done)
         share: list[_Copied] = []
         room = self._room
-        while self._index < len(self._state.tensors) and room.numel():
+        while self._index < len(self._state.tensors) and room.numel() and len(share) < SHARE_TENSORS:
             share.append(self._copy(room))
             room = room[share[-1].bytes.numel() :]
         self._written = self._submit(self._write, start, share)

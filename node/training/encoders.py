@@ -11,6 +11,7 @@ encoder waits for the device: every shape is known beforehand.
 
 from collections.abc import Callable
 from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +21,6 @@ from torch.nn.functional import pad
 from gossamer.protocol.codecs import CODECS, block, topk, two_bit
 from gossamer.protocol.codecs.base import ZERO_BLOCK
 from gossamer.protocol.errors import ConfigError
-from gossamer.protocol.layout import Fragment
-from gossamer.protocol.payload import payload_bytes_max
 
 Encoder = Callable[[Tensor, int, Tensor, Tensor], int]
 """``(values int32[n], start, section uint8[section_bytes_max(numel)], decoded int32[n]) -> bytes``.
@@ -30,10 +29,11 @@ The values are those from `start` on, a multiple of 4096, of a tensor of `numel`
 only at its end. Returns how long the whole section is.
 """
 
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int], None]
-"""``(values int32[b, 256], exponents uint8[b, 1], codes uint8[b, c], decoded int32[b, 256], count)``.
+EncodeBlocks = Callable[[Tensor, Tensor, Tensor, Tensor, int | Tensor], None]
+"""``(values int32[b, n], exponents uint8[b, 1], codes uint8[b, c], decoded int32[b, n], count)``.
 
-`count` is how many of a block's values are real; the rest are zeros. `decoded` serves as scratch too.
+`count` is how many of a block's values are real, for all alike or int64[b, 1]; the rest are zeros. `decoded`
+serves as scratch too.
 """
 
 PIECE_CPU = 1 << 17
@@ -42,6 +42,17 @@ slower, for a piece costs some 40 calls whatever its size; with twice as much a 
 
 PIECE_DEVICE = 1 << 24
 """The same on accelerators, where few launches count."""
+
+
+class Kernel(NamedTuple):
+    """Encodes whole blocks."""
+
+    encode: EncodeBlocks
+    block: int
+    """Values that share an exponent."""
+    run: int
+    """A block in part is padded to a multiple of this."""
+    values_per_byte: int
 
 
 def piece_numel(codec: str, tensor: Tensor) -> int:
@@ -71,53 +82,6 @@ class SectionWriter:
         self._start += values.numel()
 
 
-class PayloadWriter:
-    """Encodes a fragment's tensors, in its order and on whatever devices, as one payload."""
-
-    def __init__(self, codec: str, fragment: Fragment, out: memoryview) -> None:
-        """`out` is writable and has `payload_bytes_max` bytes or more.
-
-        Raises ConfigError for an unknown codec, ValueError if `out` is too small.
-        """
-        _encoder(codec)
-        needed, room = payload_bytes_max(CODECS[codec], fragment), 0 if out.readonly else out.nbytes
-        if room < needed:
-            raise ValueError(f"a payload needs up to {needed} writable bytes, and there are {room}")
-        self._codec = codec
-        self._out = torch.from_numpy(np.frombuffer(out, dtype=np.uint8))
-        self._slots = iter(fragment.slots)
-        self._end = 0
-        """Where the section that is being written begins."""
-        self._section: SectionWriter | None = None
-        self._on_devices: list[tuple[int, Tensor, SectionWriter]] = []
-
-    def section(self, device: torch.device) -> SectionWriter:
-        """Begin the next tensor, which lies on `device`; all of the one before is written."""
-        start = self._written()
-        numel = next(self._slots).numel
-        place = self._out[start : start + CODECS[self._codec].section_bytes_max(numel)]
-        target = place if device.type == "cpu" else torch.empty_like(place, device=device)
-        self._section = SectionWriter(self._codec, target)
-        if target is not place:
-            self._on_devices.append((start, target, self._section))
-        return self._section
-
-    def finish(self) -> int:
-        """Have all of it in `out`, of which no reference is kept; returns the payload's length in bytes."""
-        length = self._written()
-        # Copied at the end: the first copy waits for its device, and by now all the work is queued.
-        for start, target, section in self._on_devices:
-            self._out[start : start + section.length].copy_(target[: section.length])
-        del self._out, self._section
-        return length
-
-    def _written(self) -> int:
-        """Close the section that is being written; returns where the next begins."""
-        if self._section is not None:
-            self._end += self._section.length
-        return self._end
-
-
 def encode_tensor(codec: str, values: Tensor) -> tuple[Tensor, Tensor]:
     """Encode `values`, int32 fixed point of any shape with magnitudes below 2**30, on their own device.
 
@@ -135,6 +99,11 @@ def encode_tensor(codec: str, values: Tensor) -> tuple[Tensor, Tensor]:
     for piece, result in zip(pieces, decoded.view(-1).split(size), strict=True):
         writer.write(piece, result)
     return section[: writer.length], decoded
+
+
+def check_codec(codec: str) -> None:
+    """Raises ConfigError for an unknown codec."""
+    _encoder(codec)
 
 
 def _encoder(codec: str) -> Encoder:
@@ -155,33 +124,36 @@ def _exact(values: Tensor, start: int, section: Tensor, decoded: Tensor) -> int:
     return len(data)
 
 
-def _in_blocks(
-    kernel: Kernel, width: int, values: Tensor, start: int, section: Tensor, decoded: Tensor
-) -> int:
-    """Run the kernel of a 256-value codec; a last block in part goes padded with zeros.
+def _in_blocks(kernel: Kernel, values: Tensor, start: int, section: Tensor, decoded: Tensor) -> int:
+    """Run a kernel; a last block in part goes padded with zeros.
 
-    `width` is a block's codes in bytes. A section has all blocks' exponents first, then all codes.
+    A section has all blocks' exponents first, then all codes.
     """
-    tail = values.numel() % block.BLOCK
+    tail = values.numel() % kernel.block
     if tail and values.numel() > tail:
         split = values.numel() - tail
-        _in_blocks(kernel, width, values[:split], start, section, decoded[:split])
-        return _in_blocks(kernel, width, values[split:], start + split, section, decoded[split:])
-    blocks = section.numel() // (1 + width)
-    first, end = start // block.BLOCK, -(-(start + values.numel()) // block.BLOCK)
+        _in_blocks(kernel, values[:split], start, section, decoded[:split])
+        return _in_blocks(kernel, values[split:], start + split, section, decoded[split:])
+    blocks = -(-section.numel() // (1 + kernel.block // kernel.values_per_byte))
+    first, end = start // kernel.block, -(-(start + values.numel()) // kernel.block)
+    padding = -tail % kernel.run
     exponents = section[first:end].unsqueeze(1)
-    codes = section[blocks + first * width : blocks + end * width].view(-1, width)
+    codes = section[blocks + start // kernel.values_per_byte :]
+    codes = codes[: (values.numel() + padding) // kernel.values_per_byte]
     if tail:
-        padded = pad(values, (0, block.BLOCK - tail)).view(1, -1)
+        padded = pad(values, (0, padding)).view(1, -1)
         result = torch.empty_like(padded)
-        kernel(padded, exponents, codes, result, tail)
+        kernel.encode(padded, exponents, codes.view(1, -1), result, tail)
         decoded.copy_(result[0, :tail])
     elif end > first:
-        kernel(values.view(-1, block.BLOCK), exponents, codes, decoded.view(-1, block.BLOCK), block.BLOCK)
+        in_blocks = values.view(-1, kernel.block), exponents, codes.view(end - first, -1)
+        kernel.encode(*in_blocks, decoded.view(-1, kernel.block), kernel.block)
     return section.numel()
 
 
-def _linear(bits: int, values: Tensor, exponents: Tensor, codes: Tensor, decoded: Tensor, count: int) -> None:
+def _linear(
+    bits: int, values: Tensor, exponents: Tensor, codes: Tensor, decoded: Tensor, count: int | Tensor
+) -> None:
     """`int8` and `int4`."""
     level_max = 2 ** (bits - 1) - 1
     peaks = torch.abs(values, out=decoded).amax(1, keepdim=True)
@@ -202,7 +174,7 @@ def _linear(bits: int, values: Tensor, exponents: Tensor, codes: Tensor, decoded
     decoded *= factors
 
 
-def _two_bit(values: Tensor, exponents: Tensor, codes: Tensor, decoded: Tensor, count: int) -> None:
+def _two_bit(values: Tensor, exponents: Tensor, codes: Tensor, decoded: Tensor, count: int | Tensor) -> None:
     """`int2`."""
     sums = torch.abs(values, out=decoded).sum(1, keepdim=True, dtype=torch.int64)
     scale = (sums // count * 225) >> 8
@@ -222,41 +194,20 @@ def _two_bit(values: Tensor, exponents: Tensor, codes: Tensor, decoded: Tensor, 
     decoded *= (1 << shifts).masked_fill_(is_zero, 0)
 
 
-def _topk(values: Tensor, start: int, section: Tensor, decoded: Tensor) -> int:
-    """`topk`: whole blocks, then a last one in part, its last run padded with zeros."""
-    tail = values.numel() % topk.BLOCK
-    if tail and values.numel() > tail:
-        split = values.numel() - tail
-        _topk(values[:split], start, section, decoded[:split])
-        return _topk(values[split:], start + split, section, decoded[split:])
-    blocks = -(-section.numel() // (1 + topk.RUNS))
-    first, end = start // topk.BLOCK, -(-(start + values.numel()) // topk.BLOCK)
-    exponents = section[first:end].unsqueeze(1)
-    entries = section[blocks + start // topk.RUN :][: -(-values.numel() // topk.RUN)]
-    if tail:
-        padded = pad(values, (0, -tail % topk.RUN)).view(1, -1, topk.RUN)
-        result = torch.empty_like(padded)
-        _largest_of_runs(padded, exponents, entries.unsqueeze(0), result)
-        decoded.copy_(result.view(-1)[:tail])
-    elif end > first:
-        shape = (end - first, topk.RUNS, topk.RUN)
-        _largest_of_runs(values.view(shape), exponents, entries.view(shape[:2]), decoded.view(shape))
-    return section.numel()
-
-
-def _largest_of_runs(values: Tensor, exponents: Tensor, entries: Tensor, decoded: Tensor) -> None:
-    """Encode int32[b, r, 64] to uint8[b, 1] and uint8[b, r]; `decoded` serves as scratch too."""
+def _topk(values: Tensor, exponents: Tensor, codes: Tensor, decoded: Tensor, count: int | Tensor) -> None:
+    """`topk`: of each run the largest value, with one exponent for up to 64 of them."""
+    values, decoded = (tensor.view(len(tensor), -1, topk.RUN) for tensor in (values, decoded))
     magnitudes, positions = torch.abs(values, out=decoded).max(2)
     is_negative = values.gather(2, positions.unsqueeze(2)).squeeze(2) < 0
     shifts = _excess_bits(_mean_above_mean(magnitudes), 2, topk.EXPONENT_MAX)
     units = 1 << shifts
     is_large = 2 * magnitudes >= 5 * units  # both sides stay within int32
-    codes = positions + topk.NEGATIVE * is_negative + topk.LARGE * is_large
-    codes -= topk.LARGE * (codes == topk.NOTHING)
-    codes.masked_fill_(magnitudes <= units, topk.NOTHING)
-    levels = _topk_levels(values.device)[codes] * units
+    entries = positions + topk.NEGATIVE * is_negative + topk.LARGE * is_large
+    entries -= topk.LARGE * (entries == topk.NOTHING)
+    entries.masked_fill_(magnitudes <= units, topk.NOTHING)
+    levels = _topk_levels(values.device)[entries] * units
     exponents.copy_(shifts)
-    entries.copy_(codes)
+    codes.copy_(entries)
     decoded.zero_().scatter_(2, positions.unsqueeze(2), levels.unsqueeze(2))
 
 
@@ -286,11 +237,16 @@ def _powers(first: int, count: int, device: torch.device, dtype: torch.dtype) ->
     return 1 << torch.arange(first, first + count, device=device, dtype=dtype)
 
 
+KERNELS = {
+    "int8": Kernel(partial(_linear, 8), block.BLOCK, block.BLOCK, 1),
+    "int4": Kernel(partial(_linear, 4), block.BLOCK, block.BLOCK, 2),
+    "int2": Kernel(_two_bit, block.BLOCK, block.BLOCK, 4),
+    "topk": Kernel(_topk, topk.BLOCK, topk.RUN, topk.RUN),
+}
+"""Of the codecs that work in blocks."""
+
 ENCODERS: dict[str, Encoder] = {
     "exact": _exact,
-    "int8": partial(_in_blocks, partial(_linear, 8), block.BLOCK),
-    "int4": partial(_in_blocks, partial(_linear, 4), block.BLOCK // 2),
-    "int2": partial(_in_blocks, _two_bit, block.BLOCK // 4),
-    "topk": _topk,
+    **{codec: partial(_in_blocks, kernel) for codec, kernel in KERNELS.items()},
 }
 """The encoder of every codec, by its name."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gossamer.node.ipc.daemon_link import DaemonLink, Offer
-from gossamer.node.training.outer import FragmentState
+from gossamer.node.training.fragmentstate import FragmentState
 
 
 class Incoming:

@@ -15,65 +15,18 @@ all of a piece's steps then find it in cache, and no page is touched for the fir
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gossamer.node.training.encoders import PIECE_CPU, PayloadWriter, SectionWriter, piece_numel
+from gossamer.node.training.encoders import PIECE_CPU, SectionWriter
+from gossamer.node.training.fragmentstate import FragmentState, Part, Piece, Window
 from gossamer.node.training.parameters import check_fits
+from gossamer.node.training.payloadwriter import BucketWriter, PayloadWriter
 from gossamer.protocol.errors import DivergedError
 from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints
-from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
-
-
-@dataclass(slots=True)
-class Window:
-    """What the inner loop did since this node's last delta of a fragment."""
-
-    base: int
-    """The round up to which the fragment was merged when the window began."""
-    steps: int = 0
-    tokens: int = 0
-    loss: float | Tensor = 0.0
-    """Sum over the steps; that of a device stays there until the window closes."""
-
-    def add(self, tokens: int, loss: float | Tensor) -> None:
-        self.steps += 1
-        self.tokens += tokens
-        self.loss = self.loss + loss
-
-    @property
-    def mean_loss(self) -> float:
-        return float(self.loss) / max(1, self.steps)
-
-
-class Piece(NamedTuple):
-    """So much of one tensor, in row-major order, as is worked on at a time."""
-
-    span: slice
-    ref: Tensor
-    residual: Tensor
-    momentum: Tensor
-
-
-@dataclass(slots=True)
-class FragmentState:
-    """One fragment's tensors, each list in the order of the fragment's slots."""
-
-    fragment: Fragment
-    theta: list[Tensor]
-    ref: list[Tensor]
-    residual: list[Tensor]
-    """int32 fixed point."""
-    momentum: list[Tensor]
-    pieces: list[list[Piece]]
-    """Of each tensor: views, made once, for making one takes as long as working through a thousand values."""
-    window: Window
-    last_published: int = 0
-    merged_round: int = field(default=0)
 
 
 class Scratch(NamedTuple):
@@ -103,8 +56,8 @@ class OuterLoop:
         self._outer = manifest.outer
         layout = manifest.plan()
         self.fragments = [
-            _bind(fragment, tensors, len(layout.fragments), self._outer.codec)
-            for fragment in layout.fragments
+            FragmentState.of(fragment, tensors, self._outer.codec, base)
+            for fragment, base in zip(layout.fragments, _first_bases(len(layout.fragments)), strict=True)
         ]
         self._scratch = Scratch.of(PIECE_CPU, torch.device("cpu"))
 
@@ -121,12 +74,12 @@ class OuterLoop:
         """Move a fragment to a newer Phi, int32[fragment.numel], keeping local progress unless told not."""
         state = self.fragments[index]
         state.merged_round = merged_round
-        for slot, theta, pieces in zip(state.fragment.slots, state.theta, state.pieces, strict=True):
-            values, image = theta.detach().reshape(-1), torch.from_numpy(phi[slot.span])
-            room = self._room(pieces, theta.device)
-            for piece in pieces:
+        images = torch.from_numpy(phi).split([slot.numel for slot in state.fragment.slots])
+        for part in state.parts:
+            values, image, room = part.values(), part.of(images), self._room(part)
+            for piece in part.pieces:
                 _take_over(image[piece.span], values[piece.span], piece.ref, room, keep_progress)
-            _write_back(values, theta)
+            part.write_back(values)
         if not keep_progress or state.window.steps == 0:
             state.window.base = max(state.window.base, merged_round)
 
@@ -146,17 +99,15 @@ class OuterLoop:
         """
         state = self.fragments[index]
         writer = PayloadWriter(self._outer.codec, state.fragment, out)
-        for slot, theta, pieces in zip(state.fragment.slots, state.theta, state.pieces, strict=True):
-            values, section = theta.detach().reshape(-1), writer.section(theta.device)
-            room = self._room(pieces, theta.device)
-            for piece in pieces:
-                if not self._publish_piece(values[piece.span], piece, section, room):
+        for part in state.parts:
+            values, section, room = part.values(), part.section(writer), self._room(part)
+            for piece in part.pieces:
+                step = self._outer_step(values[piece.span], piece, room)
+                if not _is_sound(step):
                     _forget(state.momentum)
-                    name = slot.spec.name
-                    raise DivergedError(
-                        f"tensor {name!r} is not finite or moved by over 64: lower the learning rate"
-                    )
-            _write_back(values, theta)
+                    raise _diverged(state, part, step)
+                self._send(values[piece.span], piece, section, room)
+            part.write_back(values)
         length = writer.finish()
         closed = state.window
         state.window = Window(base=max(round_, state.merged_round))
@@ -164,28 +115,9 @@ class OuterLoop:
         closed.base = min(closed.base, round_ - len(self.fragments))
         return length, closed
 
-    def _publish_piece(self, theta: Tensor, piece: Piece, section: SectionWriter, room: Scratch) -> bool:
-        """Encode a piece's step, and go on from where all others will see it.
-
-        Returns False if training left what fixed point can hold.
-        """
-        _, ref, residual, momentum = piece
-        step, sent = room.first(ref.numel())
-        self._outer_step(theta, ref, momentum, step)
-        # NaN if any value is; two reductions are faster than `aminmax`.
-        if not -VALUE_LIMIT < float(step.amin()) <= float(step.amax()) < VALUE_LIMIT:
-            return False
-        if self._outer.ef_decay != 1.0:
-            residual.copy_(residual.double().mul_(self._outer.ef_decay).round_())
-        residual.add_(sent.copy_(step)).clamp_(1 - VALUE_LIMIT, VALUE_LIMIT - 1)
-        section.write(residual, sent)
-        residual.sub_(sent)
-        ref.sub_(step.copy_(sent), alpha=1.0 / ONE)  # exact, as every power of two
-        theta.copy_(ref)
-        return True
-
-    def _outer_step(self, theta: Tensor, ref: Tensor, momentum: Tensor, step: Tensor) -> None:
-        """Leave a piece's step in `step`, in units of fixed point."""
+    def _outer_step(self, theta: Tensor, piece: Piece, room: Scratch) -> Tensor:
+        """A piece's step, in units of fixed point."""
+        ref, momentum, step = piece.ref, piece.momentum, room.first(piece.ref.numel()).step
         mu, lr = self._outer.momentum, self._outer.learning_rate
         if theta.dtype == torch.float32:
             torch.sub(ref, theta, out=step)
@@ -195,42 +127,46 @@ class OuterLoop:
         if mu:
             torch.add(step, momentum, alpha=mu, out=momentum)
             step.add_(momentum, alpha=mu)
-        step.mul_(lr * ONE).round_()
+        return step.mul_(lr * ONE).round_()
 
-    def _room(self, pieces: list[Piece], device: torch.device) -> Scratch:
-        numel = max((piece.ref.numel() for piece in pieces), default=0)
-        return self._scratch if device.type == "cpu" and numel <= PIECE_CPU else Scratch.of(numel, device)
+    def _send(
+        self, theta: Tensor, piece: Piece, section: SectionWriter | BucketWriter, room: Scratch
+    ) -> None:
+        """Encode a piece's step, and go on from where all others will see it."""
+        _, ref, residual, _ = piece
+        step, sent = room.first(ref.numel())
+        if self._outer.ef_decay != 1.0:
+            residual.copy_(residual.double().mul_(self._outer.ef_decay).round_())
+        residual.add_(sent.copy_(step)).clamp_(1 - VALUE_LIMIT, VALUE_LIMIT - 1)
+        section.write(residual, sent)
+        residual.sub_(sent)
+        ref.sub_(step.copy_(sent), alpha=1.0 / ONE)  # exact, as every power of two
+        theta.copy_(ref)
 
-
-def _bind(fragment: Fragment, tensors: Mapping[str, Tensor], count: int, codec: str) -> FragmentState:
-    """A fragment's state as training begins; `count` fragments there are."""
-    theta = [tensors[slot.spec.name] for slot in fragment.slots]
-    ref = [p.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True) for p in theta]
-    residual = [torch.zeros(p.shape, dtype=torch.int32, device=p.device) for p in theta]
-    momentum = [torch.zeros(p.shape, dtype=torch.float32, device=p.device) for p in theta]
-    return FragmentState(
-        fragment,
-        theta,
-        ref,
-        residual,
-        momentum,
-        pieces=[
-            _pieces(*state, piece_numel(codec, state[0]))
-            for state in zip(ref, residual, momentum, strict=True)
-        ],
-        window=Window(base=fragment.index - count if fragment.index else 0),
-    )
+    def _room(self, part: Part) -> Scratch:
+        numel = max((piece.ref.numel() for piece in part.pieces), default=0)
+        if part.device.type == "cpu" and numel <= PIECE_CPU:
+            return self._scratch
+        return Scratch.of(numel, part.device)
 
 
-def _pieces(ref: Tensor, residual: Tensor, momentum: Tensor, size: int) -> list[Piece]:
-    spans = (slice(start, min(start + size, ref.numel())) for start in range(0, ref.numel(), size))
-    return [Piece(span, *(t.view(-1)[span] for t in (ref, residual, momentum))) for span in spans]
+def _is_sound(step: Tensor) -> bool:
+    """Whether fixed point can hold it. NaN if any value is; two reductions are faster than `aminmax`."""
+    return -VALUE_LIMIT < float(step.amin()) <= float(step.amax()) < VALUE_LIMIT
 
 
-def _write_back(values: Tensor, tensor: Tensor) -> None:
-    """Finish what was done to a tensor's values in row-major order: a copy, if it lies otherwise."""
-    if not tensor.is_contiguous():
-        tensor.copy_(values.view(tensor.shape))
+def _diverged(state: FragmentState, part: Part, step: Tensor) -> DivergedError:
+    """Names the tensor whose step this is."""
+    numels = [step.numel()] if part.bucket is None else part.bucket.numels
+    steps = zip(part.places, step.split(numels), strict=True)
+    place = next(place for place, one in steps if not _is_sound(one))
+    name = state.fragment.slots[place].spec.name
+    return DivergedError(f"tensor {name!r} is not finite or moved by over 64: lower the learning rate")
+
+
+def _first_bases(fragments: int) -> list[int]:
+    """The round of each that came before the first which publishes it."""
+    return [index - fragments if index else 0 for index in range(fragments)]
 
 
 def _forget(momentum: list[Tensor]) -> None:

@@ -146,9 +146,17 @@ class Binding:
                     " before (and load_state_dict without assign=True), or leave and attach again"
                 )
             _check_no_inference(name, parameter)
+        if self._looks_unshareable():
+            check_shareable({name: parameter for name, (parameter, _, _) in self._shared.items()})
         for name, parameter in own.items():
             if parameter.requires_grad and name not in self._shared:
                 raise ConfigError(
                     f"tensor {name!r} requires a gradient now, and is not in the manifest, so that the swarm"
                     " does not share it: describe the model with all that will ever be trained"
                 )
+
+    def _looks_unshareable(self) -> bool:
+        """Whether `.data` was set to what no swarm can hold: quickly, for there may be thousands."""
+        parameters = [parameter for parameter, _, _ in self._shared.values()]
+        addresses = {parameter.data_ptr() for parameter in parameters}
+        return len(addresses) < len(parameters) or any(p.dtype not in DTYPES for p in parameters)

@@ -28,6 +28,7 @@ SAMPLE = 64
 """Of how many of a fragment's tensors, and of how many values of each, ranks compare what they hold."""
 
 FOR_THE_FIRST = "waiting for the first rank, which starts the node"
+FOR_ATTACHING = "waiting for the other ranks, which are one node with this one: each has to attach"
 FOR_STEPS = "waiting for the other ranks: each has to call step, and to leave its loop, when this one does"
 FOR_LEAVING = (
     "this rank has left its training loop, and waits for the others to leave theirs. All have to at the same"
@@ -142,8 +143,9 @@ class Ranks:
     def bind(self, layout: Layout) -> Mapping[str, Tensor]:
         if not self._fragments:
             self._fragments = [[slot.spec.name for slot in fragment.slots] for fragment in layout.fragments]
-            for fragment in range(len(self._fragments)):
-                self._gather(fragment)
+            with self._patience.during(FOR_ATTACHING):
+                for fragment in range(len(self._fragments)):
+                    self._gather(fragment)
         return {**self._tensors, **self._copies}
 
     def share(self, data: bytes) -> bytes:

@@ -89,6 +89,21 @@ def test_a_state_copied_in_shares_names_the_round_of_each_fragment(tmp_path, mon
         assert all(torch.equal(a, b) for a, b in zip(state.residual, residuals[last], strict=True))
 
 
+def test_a_share_is_few_tensors_however_small(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpointwriter, "SHARE_TENSORS", 3)
+    _, outer, optimizer = trained()
+    path = tmp_path / "t"
+    writer, advances = CheckpointWriter(path), 0
+    writer.begin(outer, [optimizer])
+    while writer._under_way is not None:
+        writer.advance(Progress(8, 16), wait=True)
+        advances += 1
+    with safe_open(path, framework="pt") as file:
+        assert advances == -(-len(file.keys()) // 3) + 2, "then it is closed, and found to be"
+    _, again, fresh = make(seed=1)
+    assert restore(path, again, [fresh]) == (Progress(8, 16), True)
+
+
 def test_a_fragment_published_while_it_is_copied_is_copied_again(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpointwriter, "SHARE_BYTES", 8)
     _, outer, _ = trained()

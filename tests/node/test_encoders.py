@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from gossamer.node.training import encoders
-from gossamer.node.training.encoders import ENCODERS, PayloadWriter, encode_tensor, piece_numel
+from gossamer.node.training.buckets import Bucket, together
+from gossamer.node.training.encoders import ENCODERS, KERNELS, encode_tensor, piece_numel
+from gossamer.node.training.payloadwriter import PayloadWriter
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints
@@ -162,8 +164,8 @@ def encode_fragment(
     """Write a payload; returns its length, and the tensors decoded."""
     writer = PayloadWriter(codec, fragment, out)
     decoded = [torch.empty_like(tensor) for tensor in tensors]
-    for values, result in zip(tensors, decoded, strict=True):
-        section, size = writer.section(values.device), piece_numel(codec, values)
+    for place, (values, result) in enumerate(zip(tensors, decoded, strict=True)):
+        section, size = writer.section(place, values.device), piece_numel(codec, values)
         for piece, target in zip(values.view(-1).split(size), result.view(-1).split(size), strict=True):
             section.write(piece, target)
     return writer.finish(), decoded
@@ -188,6 +190,39 @@ def test_a_fragment_is_encoded_like_the_reference_payload(codec: str, rng: np.ra
     for index, (tensor, values) in enumerate(zip(decoded, arrays_, strict=True)):
         assert tensor.shape == values.shape
         np.testing.assert_array_equal(tensor.numpy().reshape(-1), payload.tensor(index))
+
+
+@pytest.mark.parametrize("codec", sorted(KERNELS))
+@pytest.mark.parametrize("draw", DISTRIBUTIONS, ids=lambda draw: draw.__name__)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)])
+def test_a_bucket_is_encoded_like_the_reference_payload(
+    codec: str, device: str, draw, rng: np.random.Generator
+) -> None:
+    for sizes in ([1], [64] * 5, [300, 1, 256, 65], rng.permutation(SIZES).tolist()):
+        fragment = fragment_of(*((size,) for size in sizes))
+        values = [draw(rng, size) for size in sizes]
+        expected = encode_payload(codec, fragment, values)
+        out = memoryview(bytearray(payload_bytes_max(CODECS[codec], fragment)))
+        writer = PayloadWriter(codec, fragment, out)
+        places = rng.permutation(len(sizes)).tolist()
+        given_values = torch.from_numpy(np.concatenate([values[place] for place in places])).to(device)
+        decoded = torch.empty_like(given_values)
+        bucket = Bucket(codec, [sizes[place] for place in places], given_values.device)
+        writer.bucket(places, bucket).write(given_values, decoded)
+        assert bytes(out[: writer.finish()]) == expected
+        payload = Payload(codec, fragment, expected)
+        read = np.concatenate([payload.tensor(place) for place in places])
+        np.testing.assert_array_equal(decoded.cpu().numpy(), read)
+
+
+def test_which_tensors_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoders, "PIECE_CPU", 1024)
+    tensors = [torch.empty(size) for size in (100_000, 3, 300, 256, 1, 2, 250)]
+    assert together("exact", tensors) == [[i] for i in range(7)]
+    assert together("int4", tensors) == [[0], [4, 5, 1, 6], [3, 2]], "whole blocks, no more than a piece"
+    assert together("topk", tensors) == [[0], [4, 5, 1, 6], [3, 2]]
+    tensors[5] = tensors[5].double()
+    assert together("int4", tensors) == [[0], [4, 1, 6, 3], [5], [2]]
 
 
 @codecs

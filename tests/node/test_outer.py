@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gossamer.models.task import named_tensors
-from gossamer.node.training import encoders
+from gossamer.node.training import buckets, encoders
 from gossamer.node.training.outer import OuterLoop
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, DivergedError
@@ -114,6 +115,35 @@ def test_publishing_follows_the_design(
         phi = phi - sent
         loop.apply(0, phi, round_)
         assert np.abs(flat(loop) - phi / ONE).max() < 1e-6, "Merge of our record alone returns it whole"
+
+
+def replace_data(model: Net) -> None:
+    model.linear.weight.data = model.linear.weight.data.t().contiguous().t() + 0.1
+
+
+def load(model: Net) -> None:
+    model.load_state_dict({name: value + 0.1 for name, value in model.state_dict().items()})
+
+
+@pytest.mark.parametrize("change", [replace_data, load, nn.Module.double, nn.Module.bfloat16])
+def test_what_a_script_puts_in_place_of_values_is_progress_like_any_other(
+    rng: np.random.Generator, change: Callable[[Net], object]
+) -> None:
+    model = Net()
+    manifest = manifest_for(model, momentum=0.0, learning_rate=1.0)
+    loop = loop_for(model, manifest)
+    phi = phi_of(loop)
+    loop.apply(0, phi, 0, keep_progress=False)
+    train(loop, rng)
+    change(model)
+    wanted = flat(loop)
+    tolerance = 2.0**-7 if model.linear.weight.dtype == torch.bfloat16 else 1e-6
+    phi = phi - publish(loop, manifest, 1)[0]
+    assert np.abs(phi / ONE - wanted).max() < tolerance
+    loop.apply(0, phi, 1)
+    live = torch.cat([p.detach().double().flatten() for p in model.parameters()]).numpy()
+    assert np.array_equal(live, flat(loop)), "what is published and set is what the model computes with"
+    assert np.abs(live - phi / ONE).max() < tolerance
 
 
 @pytest.mark.parametrize("codec", ["exact", "int8", "int4", "int2", "topk"])
@@ -221,6 +251,57 @@ def test_pieces_do_not_show(codec: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert all(torch.equal(a, b) for a, b in zip(whole, in_pieces, strict=True))
 
 
+def many(count: int) -> nn.Module:
+    """Small tensors of many shapes, one of them not contiguous, and a large one."""
+    torch.manual_seed(0)
+    shapes = [(8, 8), (300,), (), (5, 70), (17, 9, 31)]
+    tensors = [torch.randn(shapes[i % len(shapes)]) * 0.1 for i in range(count)]
+    return nn.ParameterList([torch.randn(130, 140) * 0.1, *tensors, torch.randn(40, 30).t()])
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4", "int2", "topk"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_buckets_do_not_show(codec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = many(60).to(dtype)
+    again = copy.deepcopy(model)
+    together = trajectory(model, codec, 1)
+    monkeypatch.setattr(buckets, "SMALL_NUMEL", 0)
+    alone = trajectory(again, codec, 1)
+    assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
+
+
+class Calls(TorchDispatchMode):
+    """Counts what torch is asked to compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.number += 1
+        return func(*args, **(kwargs or {}))
+
+
+def calls_of(count: int) -> tuple[int, int]:
+    """Of publishing, and of applying, a model of so many small tensors."""
+    model = many(count)
+    manifest = manifest_for(model, codec="int4")
+    loop = loop_for(model, manifest)
+    phi = phi_of(loop)
+    with Calls() as publishing:
+        loop.publish(0, 1, area(manifest))
+    with Calls() as applying:
+        loop.apply(0, phi, 1)
+    return publishing.number, applying.number
+
+
+def test_a_small_tensor_costs_few_calls() -> None:
+    """Encoding one by itself takes some 40, and each as long as working through a thousand values."""
+    few, more = calls_of(100), calls_of(200)
+    assert more[0] - few[0] <= 5 * 100, "publishing"
+    assert more[1] - few[1] <= 5 * 100, "applying"
+
+
 def test_a_model_in_channels_last_is_the_same_model() -> None:
     torch.manual_seed(0)
     model = nn.Conv2d(3, 5, 3)
@@ -248,10 +329,11 @@ def test_a_model_that_does_not_fit_names_the_first_tensor() -> None:
         loop_for(more, manifest)
 
 
+@pytest.mark.parametrize("codec", ["exact", "int4"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1000.0])
-def test_divergence_names_the_tensor(value: float) -> None:
+def test_divergence_names_the_tensor(value: float, codec: str) -> None:
     model = Net()
-    manifest = manifest_for(model)
+    manifest = manifest_for(model, codec=codec)
     loop = loop_for(model, manifest)
     with torch.no_grad():
         model.linear.weight[3, 3] = value

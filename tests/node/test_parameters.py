@@ -103,6 +103,14 @@ def infer(model: nn.Sequential) -> None:
         model[0].weight.data = torch.zeros(4, 4)
 
 
+def tie(model: nn.Sequential) -> None:
+    model[0].bias.data = model[0].weight.data[0]
+
+
+def make_complex(model: nn.Sequential) -> None:
+    model[0].weight.data = model[0].weight.data.to(torch.complex64)
+
+
 def add(model: nn.Sequential) -> None:
     model.append(nn.Linear(1, 1))
 
@@ -122,6 +130,8 @@ def unfreeze(model: nn.Sequential) -> None:
         (move, r"'0\.weight' was moved, resized or replaced"),
         (assign, r"'0\.weight' was moved, resized or replaced.*without assign=True"),
         (infer, r"'0\.weight' was made in torch\.inference_mode"),
+        (tie, r"'0\.weight' and '0\.bias' are two parameters with the same memory: tie them"),
+        (make_complex, r"'0\.weight' is torch\.complex64; what can be trained is"),
         (add, r"'2\.weight' requires a gradient now, and is not in the manifest"),
         (unfreeze, r"'1\.weight' requires a gradient now.*describe the model with all"),
     ],
@@ -149,6 +159,7 @@ def test_what_may_change_under_a_peer() -> None:
     binding = Binding(model, describe(model, name="t"))
     model[0].requires_grad_(False)
     model.load_state_dict(two_layers().state_dict())
+    model[0].weight.data = torch.zeros(4, 4)
     model.double()
     model.eval()
     binding.check()

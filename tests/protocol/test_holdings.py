@@ -37,6 +37,28 @@ def test_a_chunk_that_comes_twice_in_a_payload_is_told_of_in_both_places() -> No
     assert told == Send(2, Parts(delta.record_id, (0, 1)))
 
 
+def test_whose_payloads_are_lacking_up_to_a_round() -> None:
+    rng = random.Random(1)
+    fetcher = Fetcher(lambda blob: False, rng)
+    links: Any = SimpleNamespace(all=lambda: [], get=lambda _: None)
+    holdings = Holdings(Ledger(), links, fetcher, Offers(), rng)
+    assert holdings.share_lacking(0.0, 9) == 0.0
+    for author in range(4):
+        delta = builders.unsigned(author, 3)
+        if author == 3:
+            holdings.add_own(delta)
+        else:
+            holdings.add(delta, 1, float(author))
+    later = builders.unsigned(3, 7)
+    holdings.add(later, 1, 0.0)
+    assert holdings.share_lacking(0.0, 2) == 0.0, "of other rounds"
+    assert holdings.share_lacking(0.0, 3) == 1 / 4
+    assert holdings.share_lacking(2.0, 3) == 3 / 4
+    assert holdings.share_lacking(2.0, 7) == 1.0
+    fetcher.plan(limits.ORPHAN_PATIENCE_S + 1.0)
+    assert holdings.share_lacking(2.0, 3) == 1 / 4, "nobody is known to hold the others for long"
+
+
 class Bench:
     """Holdings with links 1 to 3; the first leads to the author of what comes."""
 

@@ -21,11 +21,11 @@ def manifest():
     return builders.manifest(history=HISTORY)
 
 
-def drive(sealing, start, seconds, clock=0, others=(), quiet=True):
+def drive(sealing, start, seconds, clock=0, others=(), lacking=0.0):
     """Wake it twice a second; returns everything it asked for."""
     result = []
     for tick in range(int(seconds * 2) + 1):
-        result += sealing.wake(start + tick / 2, clock, list(map(Witness, others)), quiet)
+        result += sealing.wake(start + tick / 2, clock, list(map(Witness, others)), lambda round_: lacking)
     return result
 
 
@@ -35,7 +35,7 @@ def kinds(effects, kind):
 
 def test_the_first_node_begins_with_genesis(manifest):
     sealing = Sealing(manifest, is_first=True)
-    assert sealing.wake(0.0, 0, [], True) == [Adopt(genesis_claim(manifest.genesis.root))]
+    assert sealing.wake(0.0, 0, []) == [Adopt(genesis_claim(manifest.genesis.root))]
     sealing.adopted(genesis_claim(manifest.genesis.root))
     assert sealing.joined
     assert sealing.floor == 0
@@ -50,7 +50,7 @@ def test_a_joiner_waits_for_somebody(manifest):
 def test_a_joiner_hears_the_roster_before_it_decides(manifest):
     sealing = Sealing(manifest, is_first=False)
     genesis = genesis_claim(manifest.genesis.root)
-    assert sealing.wake(0.0, 0, [Witness((genesis,))], True) == []
+    assert sealing.wake(0.0, 0, [Witness((genesis,))]) == []
     late = drive(sealing, 0.5, limits.ROSTER_PATIENCE_S, others=[(genesis,)] * 4)
     assert kinds(late, Adopt) == [Adopt(genesis)]
 
@@ -64,8 +64,8 @@ def test_a_joiner_takes_the_newest_snapshot_that_enough_claim(manifest):
 def test_a_joiner_believes_whom_it_was_told_to(manifest):
     sealing = Sealing(manifest, is_first=False, trusted=[b"friend"])
     members = [*[Witness((claim(16, mark=9),))] * 5, Witness((claim(8),), b"friend")]
-    assert kinds(sealing.wake(0.0, 0, members, True), Adopt) == []
-    assert kinds(sealing.wake(3.0, 0, members, True), Adopt) == [Adopt(claim(8))]
+    assert kinds(sealing.wake(0.0, 0, members), Adopt) == []
+    assert kinds(sealing.wake(3.0, 0, members), Adopt) == [Adopt(claim(8))]
 
 
 def test_a_joiner_fetches_what_most_claim_while_it_listens(manifest):
@@ -90,7 +90,7 @@ def test_who_changes_its_claim_all_the_time_is_not_followed_for_ever(manifest):
     sealing = Sealing(manifest, is_first=False)
     effects = []
     for tick in range(15):
-        effects += sealing.wake(tick * 0.1, 0, [Witness((claim(8, mark=1 + tick),))], True)
+        effects += sealing.wake(tick * 0.1, 0, [Witness((claim(8, mark=1 + tick),))])
     assert len(kinds(effects, Prefetch)) == PREFETCHES_MAX
     assert not kinds(effects, Adopt)
 
@@ -164,11 +164,11 @@ def test_names_without_deltas_have_no_voice_against_our_history(manifest):
     invented = [(claim(8, tokens=2**59, mark=2),)] * 5
     effects = []
     for tick in range(100):
-        effects += sealing.wake(tick / 2, 0, list(map(Witness, invented)), True, lambda: [])
+        effects += sealing.wake(tick / 2, 0, list(map(Witness, invented)), contributors=lambda: [])
     assert effects == []
     for tick in range(int(2 * limits.LINEAGE_PATIENCE_S) + 2):
         now = 60.0 + tick / 2
-        effects += sealing.wake(now, 0, list(map(Witness, invented)), True, lambda: invented[:3])
+        effects += sealing.wake(now, 0, list(map(Witness, invented)), contributors=lambda: invented[:3])
     assert kinds(effects, Adopt), "those who contribute have one"
 
 
@@ -181,7 +181,26 @@ def test_the_heavier_lineage_stays(manifest):
 def test_a_difference_is_no_lineage_while_payloads_are_missing(manifest):
     sealing = joined(manifest, claim(16, tokens=5, mark=1))
     others = [(claim(16, tokens=9, mark=2),)] * 3
-    assert not kinds(drive(sealing, 0.0, 60, clock=16, others=others, quiet=False), Adopt)
+    patience = limits.LINEAGE_MINORITY_PATIENCE_S
+    assert not kinds(drive(sealing, 0.0, 2 * patience, clock=16, others=others, lacking=0.5), Adopt)
+
+
+def test_a_few_who_dribble_their_payloads_are_waited_for_only_a_while(manifest):
+    sealing = joined(manifest, claim(16, tokens=5, mark=1))
+    others = [(claim(16, tokens=9, mark=2),)] * 3
+    patience = limits.LINEAGE_MINORITY_PATIENCE_S
+    drive(sealing, 0.0, 100, clock=16, others=others, lacking=0.5)
+    assert not kinds(drive(sealing, 101.0, patience - 10, clock=16, others=others, lacking=0.3), Adopt)
+    assert kinds(drive(sealing, 101.0 + patience, 5, clock=16, others=others, lacking=0.3), Adopt)
+
+
+def test_payloads_of_later_rounds_explain_no_difference(manifest):
+    sealing = joined(manifest, claim(16, tokens=5, mark=1))
+    witnesses = [Witness((claim(16, tokens=9, mark=2),))] * 3
+    effects = []
+    for tick in range(2 * int(limits.LINEAGE_PATIENCE_S) + 6):
+        effects += sealing.wake(tick / 2, 16, witnesses, lambda round_: float(round_ > 16))
+    assert kinds(effects, Adopt)
 
 
 def test_a_difference_that_heals_is_forgotten(manifest):

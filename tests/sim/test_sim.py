@@ -9,12 +9,21 @@ import sys
 from dataclasses import replace
 from os import cpu_count
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from gossamer.protocol import limits
+from gossamer.protocol import messages as msg
+from gossamer.protocol.effects import Get
+from gossamer.protocol.records import Delta
 from tests.sim.faults import STORMS
+from tests.sim.liar import Liar
+from tests.sim.network import End
+from tests.sim.node import Node
 from tests.sim.scenario import choose
 from tests.sim.seeds import Job, run, run_all
+from tests.sim.transfers import Transfers
 from tests.sim.weather import SHAPES, Weather, between
 from tests.sim.world import World, simulate
 
@@ -101,6 +110,55 @@ def test_a_founder_that_lost_its_disk_and_is_told_of_nobody_comes_back_to_its_sw
     assert world.run().failure is None
     assert any("n0: TWO LINEAGES" in line for line in lines)
     assert not any("both are void" in line for line in lines), "it signed no round again"
+
+
+def test_a_liar_that_hands_nothing_out_keeps_nobody_in_a_history_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It signs for each round and says all the time that it holds the payloads, so that one that might be why
+    claims differ is always still to come."""
+    monkeypatch.setattr(limits, "LINEAGE_MINORITY_PATIENCE_S", 60.0)
+    get, asked = Transfers.get, Transfers.asked
+
+    def get_in_vain(self: Transfers, end: End | None, effect: Get) -> None:
+        if end is None or not cast(Node, end.peer.party).traits.is_liar:
+            get(self, end, effect)
+
+    def asked_in_vain(self: Transfers, end: End | None, blob: bytes) -> None:
+        if not self._node.traits.is_liar:
+            asked(self, end, blob)
+
+    monkeypatch.setattr(Transfers, "get", get_in_vain)
+    monkeypatch.setattr(Transfers, "asked", asked_in_vain)
+    scenario = choose(1, 6, 8.0, "lineages")
+    traits = [replace(node, is_liar=node.index == 5) for node in scenario.traits]
+    lines: list[str] = []
+    world = World(replace(scenario, storms=(), traits=tuple(traits)), lines.append)
+    told = world._bootstrap
+    world._bootstrap = lambda node: () if node.index == 0 else told(node)  # type: ignore[method-assign]
+    withheld: dict[int, Delta] = {}
+
+    def sign() -> None:
+        node = world.nodes[5]
+        liar = Liar(node, scenario.seconds)
+        world.audit.liars.add(node.traits.identity.node_id)
+        for round_ in range(max(1, node.core.clock - 3), node.core.clock + 2):
+            if round_ not in withheld:
+                withheld[round_] = liar._sign(liar._body(round_, liar._nonsense(round_)))
+                liar._to_some(msg.Records(((withheld[round_].data, True),)))
+        world.loop.after(20.0, sign)
+
+    def insist() -> None:
+        for end in list(world.nodes[5].links.values()):
+            end.send(msg.encode(msg.Holding(tuple(delta.record_id for delta in withheld.values()))))
+        world.loop.after(0.3, insist)
+
+    world.loop.at(20.0, sign)
+    world.loop.at(200.0, lambda: world.lose_disk(world.nodes[0]))
+    world.loop.at(210.0, lambda: world.revive(world.nodes[0]))
+    world.loop.at(211.0, insist)
+    assert world.run().failure is None
+    assert any("n0: TWO LINEAGES" in line for line in lines)
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))
