@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 
 import torch
@@ -73,6 +74,7 @@ class Trainer:
         self._val_loss: float | None = None
         self._val_loss_start: float | None = None
         self._evaluated_version = -1
+        self._could_be_shown = True
         self.stepped = False
         """Whether this process has done an inner step, so that the task works in principle."""
         self._stopping = threading.Event()
@@ -123,9 +125,15 @@ class Trainer:
         if published is not None and every and published % every == 0 and not self.peer.finished:
             self._evaluate()
 
-    def _evaluate(self) -> float:
-        self._val_loss = float(self._task.evaluate(self._model))
+    def _evaluate(self) -> float | None:
+        """Measure the held-out loss for displays, None if it is no number that they could show."""
+        measured = float(self._task.evaluate(self._model))
         self._evaluated_version = self.peer.version
+        is_number = isfinite(measured)
+        if self._could_be_shown and not is_number:
+            log.warning("the held-out loss is %s, so none is shown: has training diverged?", measured)
+        self._could_be_shown = is_number
+        self._val_loss = measured if is_number else None
         return self._val_loss
 
     def _stay(self) -> None:
