@@ -77,7 +77,7 @@ def enter_swarm(join: tuple[str, ...], folder: Path | None, swarm_id: str | None
     if known is not None:
         if swarm_id is not None and not known.swarm_id.hex().startswith(swarm_id.lower()):
             raise ConfigError(f"{folder} belongs to swarm {known.swarm_id.hex()[:12]}, not {swarm_id}")
-        home = Home(folder or Path())
+        home = Home((folder or Path()).absolute())
         if not join and not home.read_peers() and not has_model(home, known):
             raise ConfigError(f"the node in {home.root} never got the model; give a node with --join ADDRESS")
         return home

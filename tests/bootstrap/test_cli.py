@@ -415,6 +415,15 @@ def test_init_tries_an_own_task_out_where_there_is_data(run: Run, task_folder: P
     assert run("init", "my.toml", "--task", text, "--no-trial").status == 0
 
 
+def test_an_own_task_may_go_to_another_folder(run: Run, task_folder: Path, tmp_path: Path) -> None:
+    """As scripts do that look for their data beside them."""
+    drawn = "numbers = stream.generator()"
+    text = write_task(task_folder, drawn, f"import os; os.chdir('/'); open(self.data[0]).close(); {drawn}")
+    (tmp_path / "x").touch()
+    assert run("init", "my.toml", "--task", text, "--data", "x").status == 0
+    assert {"my.toml", "my.genesis.safetensors"} <= entries(tmp_path)
+
+
 # -- letting people in
 
 NODE_ID = "ab" * 32
