@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
@@ -69,11 +70,12 @@ class Child:
         self.process.terminate()
 
     def end(self, grace_s: float) -> int:
-        """Wait `grace_s` for it to end, then kill it; returns its exit status."""
+        """Wait `grace_s` for it to end, then kill it and what it has started; returns its exit status."""
         try:
             return self.process.wait(grace_s)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            # Its session is its own, and a DataLoader's worker that is killed alone may stay for ever.
+            os.killpg(self.pid, signal.SIGKILL)
             return self.process.wait()
         finally:
             self.close()
@@ -83,6 +85,20 @@ class Child:
         if self._write_end >= 0:
             os.close(self._write_end)
             self._write_end = -1
+
+
+def end_within(seconds: float, status: int) -> None:
+    """See that this process ends, with this exit status, also where a thread that is still there will not.
+
+    Python waits for threads that are no daemons: one that waits for more work would keep a trainer that is
+    done, or has failed, from being started again.
+    """
+
+    def end() -> None:
+        time.sleep(seconds)
+        os._exit(status)
+
+    threading.Thread(target=end, name="end", daemon=True).start()
 
 
 def stop_signals() -> list[signal.Signals]:

@@ -19,6 +19,7 @@ import time
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -36,6 +37,9 @@ from gossamer.protocol.errors import ConfigError, LocalError
 from gossamer.protocol.manifest import Manifest
 
 LEAVE_S = 2.0
+END_S = 10.0
+"""How long what a task has left running, such as a thread of its own, may keep the process after its end."""
+
 FAILURE = 1
 USER_ERROR = 2
 
@@ -165,9 +169,13 @@ class _Ending:
 
     def __init__(self) -> None:
         self.trainer: Trainer | None = None
+        self._pid = os.getpid()
 
     def terminate(self, *_: object) -> None:
         """SIGTERM: after the current step, or at once if the loop has not begun."""
+        if os.getpid() != self._pid:  # a process that the task has forked: it has no loop that would stop
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
         if self.trainer is None:
             os._exit(0)
         self.trainer.stop()
@@ -201,5 +209,14 @@ def main() -> int:
     return 0
 
 
+def _run() -> NoReturn:
+    status = FAILURE
+    try:
+        status = main()
+    finally:
+        lifeline.end_within(END_S, status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _run()
