@@ -48,12 +48,13 @@ def given_invitation(text: str | None) -> Invitation | None:
         try:
             with open(text, encoding="utf-8-sig") as file:
                 text = file.read(INVITATION_BYTES_MAX)
-        except OSError as error:
-            raise ConfigError(
-                f"--invite takes an invitation or a file with one; {text}: {error.strerror}"
-            ) from None
         except UnicodeDecodeError:
             raise ConfigError(f"{text} is not text; an invitation is, as gossamer invite prints it") from None
+        except (OSError, ValueError) as error:  # the latter where there is a null in it
+            raise ConfigError(
+                f"--invite takes an invitation or a file with one; {text!r:.60}: "
+                + (error.strerror if isinstance(error, OSError) and error.strerror else str(error))
+            ) from None
     return read_invitation(text)
 
 

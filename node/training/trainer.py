@@ -50,9 +50,10 @@ def choose_device(name: str) -> torch.device:
     """`auto` is CUDA where there is one. Raises ConfigError."""
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).cpu()  # which "meta" cannot
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+        reason = str(error).splitlines()[0].split(". ")[0]  # where torch goes on to name all that it knows
+        raise ConfigError(f"device {name!r} cannot be used: {reason}") from None
     return device
 
 

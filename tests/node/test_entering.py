@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.bootstrap.owners import invite
-from gossamer.node.entering import enter_invited, enter_swarm, node_in
+from gossamer.node.entering import enter_invited, enter_swarm, given_invitation, node_in
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Role
 from gossamer.protocol.errors import ConfigError
@@ -50,6 +50,12 @@ def test_an_invitation_to_another_swarm_than_is_meant(tmp_path: Path) -> None:
         enter_invited(here, (), tmp_path, plaintext=True, manifest=HERE, swarm_id="0123")
     meant = HERE.swarm_id.hex()[:12].upper()
     assert enter_invited(here, (), tmp_path, plaintext=True, manifest=HERE, swarm_id=meant).manifest() == HERE
+
+
+def test_what_is_no_invitation_nor_a_file(tmp_path: Path) -> None:
+    for text in ("nowhere", "a\0b", str(tmp_path), "x" * 300):
+        with pytest.raises(ConfigError, match="--invite takes an invitation or a file with one; "):
+            given_invitation(text)
 
 
 def test_a_folder_is_known_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from gossamer.node.training.trainer import _Ending
+from gossamer.node.training.trainer import _Ending, choose_device
+from gossamer.protocol.errors import ConfigError
 
 
 class Ended(Exception):
@@ -28,3 +29,11 @@ def test_sigterm_ends_a_process_that_a_task_has_forked(monkeypatch: pytest.Monke
     with pytest.raises(Ended, match=str(int(signal.SIGTERM))):
         ending.terminate()
     assert handlers == {signal.SIGTERM: signal.SIG_DFL}
+
+
+@pytest.mark.parametrize("name", ["meta", "xla", "cuda:-1", "toaster", ""])
+def test_a_device_that_cannot_be_used_is_said_in_short(name: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        choose_device(name)
+    assert str(refusal.value).startswith(f"device {name!r} cannot be used: ")
+    assert len(str(refusal.value)) < 300
