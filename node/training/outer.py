@@ -39,6 +39,8 @@ class Window:
     tokens: int = 0
     loss: float | Tensor = 0.0
     """Sum over the steps; that of a device stays there until the window closes."""
+    changed: bool = False
+    """Whether its delta holds anything; known once it is closed."""
 
     def add(self, tokens: int, loss: float | Tensor) -> None:
         self.steps += 1
@@ -146,11 +148,13 @@ class OuterLoop:
         """
         state = self.fragments[index]
         writer = PayloadWriter(self._outer.codec, state.fragment, out)
+        largest = 0.0
         for slot, theta, pieces in zip(state.fragment.slots, state.theta, state.pieces, strict=True):
             values, section = theta.detach().reshape(-1), writer.section(theta.device)
             room = self._room(pieces, theta.device)
             for piece in pieces:
-                if not self._publish_piece(values[piece.span], piece, section, room):
+                largest = max(self._publish_piece(values[piece.span], piece, section, room), largest)
+                if not largest < VALUE_LIMIT:
                     _forget(state.momentum)
                     name = slot.spec.name
                     raise DivergedError(
@@ -159,22 +163,25 @@ class OuterLoop:
             _write_back(values, theta)
         length = writer.finish()
         closed = state.window
+        closed.changed = largest > 0
         state.window = Window(base=max(round_, state.merged_round))
         state.last_published = round_
         closed.base = min(closed.base, round_ - len(self.fragments))
         return length, closed
 
-    def _publish_piece(self, theta: Tensor, piece: Piece, section: SectionWriter, room: Scratch) -> bool:
+    def _publish_piece(self, theta: Tensor, piece: Piece, section: SectionWriter, room: Scratch) -> float:
         """Encode a piece's step, and go on from where all others will see it.
 
-        Returns False if training left what fixed point can hold.
+        Returns the step's largest magnitude, in units of fixed point. If that is not under VALUE_LIMIT, fixed
+        point cannot hold what training came to, and nothing was done.
         """
         _, ref, residual, momentum = piece
         step, sent = room.first(ref.numel())
         self._outer_step(theta, ref, momentum, step)
         # NaN if any value is; two reductions are faster than `aminmax`.
-        if not -VALUE_LIMIT < float(step.amin()) <= float(step.amax()) < VALUE_LIMIT:
-            return False
+        largest = max(-float(step.amin()), float(step.amax()))
+        if not largest < VALUE_LIMIT:
+            return largest
         if self._outer.ef_decay != 1.0:
             residual.copy_(residual.double().mul_(self._outer.ef_decay).round_())
         residual.add_(sent.copy_(step)).clamp_(1 - VALUE_LIMIT, VALUE_LIMIT - 1)
@@ -182,7 +189,7 @@ class OuterLoop:
         residual.sub_(sent)
         ref.sub_(step.copy_(sent), alpha=1.0 / ONE)  # exact, as every power of two
         theta.copy_(ref)
-        return True
+        return largest
 
     def _outer_step(self, theta: Tensor, ref: Tensor, momentum: Tensor, step: Tensor) -> None:
         """Leave a piece's step in `step`, in units of fixed point."""
