@@ -132,6 +132,7 @@ def entries(folder: Path) -> set[str]:
         (["verify", "127.0.0.1:1"], "two or more"),
         (["generate", "--dir", "missing"], "missing"),
         (["generate", "--dir", ".", "--length", 0], "--length"),
+        (["generate", "--dir", ".", "--seed", 2**64], f"'--seed': {2**64} is more than"),
         (["export", "--dir", "missing", "out.safetensors"], "missing"),
         (["export", "--dir", ".", "out", "--dtype", "int8"], "bfloat16"),
         (["export", "--dir", "."], "OUT"),
