@@ -42,6 +42,9 @@ def check_shareable(tensors: Mapping[str, Tensor]) -> None:
         if tensor.dtype not in DTYPES:
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             raise ConfigError(f"tensor {name!r} is {tensor.dtype}; what can be trained is {names}")
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+            raise ConfigError(f"tensor {name!r} is {kind}; what can be trained is dense: to_dense() it")
         if not tensor.numel():
             raise ConfigError(
                 f"tensor {name!r} has no elements, its shape is {list(tensor.shape)}: freeze it with"

@@ -75,6 +75,11 @@ def untied() -> nn.Module:
         (lambda: holding(torch.zeros((1,) * 9)), r"'extra': shape .* is impossible: at most 8 dimensions"),
         (lambda: holding(torch.full((2,), 64.0)), r"'extra': .* not within \+-64"),
         (untied, r"'0\.weight' and 'head\.weight' are two parameters with the same memory: tie them"),
+        (lambda: holding(torch.eye(3).to_sparse()), "'extra' is sparse_coo; what can be trained is dense"),
+        (
+            lambda: holding(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
+            "'extra' is nested; what can be trained is dense",
+        ),
         (overlapping, "'extra' and 'other' are two parameters with the same memory"),
         (
             made_in_inference_mode,
@@ -85,7 +90,7 @@ def untied() -> nn.Module:
         (lambda: [two_layers()], r"the model is a list: give a torch\.nn\.Module, or several in"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.filterwarnings("ignore:Lazy modules", "ignore:The PyTorch API of nested tensors")
 def test_what_no_swarm_can_hold_is_said_before_there_is_one(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         describe(make(), name="t")
