@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 _VARIABLE = "GOSSAMER_LIFELINE_FD"
 
@@ -74,8 +75,10 @@ class Child:
         try:
             return self.process.wait(grace_s)
         except subprocess.TimeoutExpired:
-            # Its session is its own, and a DataLoader's worker that is killed alone may stay for ever.
-            os.killpg(self.pid, signal.SIGKILL)
+            # Its session is its own. A DataLoader's worker whose parent goes before it looks stays for ever.
+            with suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.process.kill()
             return self.process.wait()
         finally:
             self.close()

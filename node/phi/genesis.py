@@ -85,9 +85,9 @@ def rebuild(manifest: Manifest, chunks: ChunkStore) -> None:
     try:
         model = build_task(manifest.task.name, manifest.task.options, ()).build_model(manifest.task.seed)
         check_fits(dict(named_tensors(model)), manifest)
-        phi = parameters(model, manifest.plan())
     except (TaskError, ConfigError) as error:
         raise ConfigError(f"the manifest's task does not fit its layout: {error}") from None
+    phi = parameters(model, manifest.plan())
     if snapshots.digest(phi) != manifest.genesis.root:
         raise ConfigError(
             "this machine's torch makes other first parameters than the manifest states. If its seed,"
