@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import chdir
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,15 +90,18 @@ def create(
 
     Returns the manifest and Phi_0, int32[numel]. Raises ConfigError.
     """
+    here = [path.absolute() for path in data]
     try:
-        kind = kind_of(task)
-        resolved = kind.resolve({**options, **kind.read(settings)})
-        built = kind.task(resolved, data)
-        model = built.build_model(seed)
-        if kind.source and trial:
-            _try_out(built, seed, model)
-        tensors = _shareable_tensors(model)
-        by_task = {key: built.averaging(model, key, parameter) for key, parameter in tensors.items()}
+        # A task of somebody's own may go to another folder, as scripts do to find their data; we stay.
+        with chdir("."):
+            kind = kind_of(task)
+            resolved = kind.resolve({**options, **kind.read(settings)})
+            built = kind.task(resolved, here)
+            model = built.build_model(seed)
+            if kind.source and trial:
+                _try_out(built, seed, model)
+            tensors = _shareable_tensors(model)
+            by_task = {key: built.averaging(model, key, parameter) for key, parameter in tensors.items()}
     except TaskError as error:
         raise ConfigError(str(error)) from error
     if weights is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
@@ -55,7 +57,9 @@ def try_step(task: Task, model: nn.Module, batch: Batch) -> None:
         optimizer.step()
     _check_finite("value after one step", tensors)
     task.lr_scale(0)
-    task.evaluate(model)
+    held_out = task.evaluate(model)
+    if not math.isfinite(held_out):
+        raise TaskError(f"the held-out loss after one step is {held_out}: it should be finite")
 
 
 def _check_finite(

@@ -26,7 +26,8 @@ def generate_bytes(
         if temperature == 0:
             byte = int(logits_V.argmax())
         else:
-            byte = int(torch.multinomial((logits_V / temperature).softmax(0), 1, generator=generator))
+            below_V = logits_V - logits_V.max()  # so that no temperature makes infinity of the likeliest
+            byte = int(torch.multinomial((below_V / temperature).softmax(0), 1, generator=generator))
         seen = (seen + bytes([byte]))[-context:]
         yield byte
 

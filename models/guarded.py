@@ -113,7 +113,7 @@ class Guarded(Task):
             )
         if len(given) > len(set(given)):
             self._wrong("build_optimizer", "gave one parameter to two optimizers: both would move it")
-        if any("lr" not in group for group in groups):
+        if not all(isinstance(group.get("lr"), int | float | Tensor) for group in groups):
             self._wrong("build_optimizer", "returned an optimizer without a learning rate 'lr'")
         return parts
 

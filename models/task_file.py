@@ -188,6 +188,8 @@ def _options_class(file: TaskFile, cls: type[Task]) -> Any:
             raise TaskError(f"{where}.{field.name} must be a str, int, float or bool: a manifest holds these")
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise TaskError(f"{where}.{field.name} has no default: give it one")
+        if not field.init:
+            raise TaskError(f"{where}.{field.name} cannot be set (init=False): make it a property")
     return options
 
 

@@ -48,12 +48,13 @@ def given_invitation(text: str | None) -> Invitation | None:
         try:
             with open(text, encoding="utf-8-sig") as file:
                 text = file.read(INVITATION_BYTES_MAX)
-        except OSError as error:
-            raise ConfigError(
-                f"--invite takes an invitation or a file with one; {text}: {error.strerror}"
-            ) from None
         except UnicodeDecodeError:
             raise ConfigError(f"{text} is not text; an invitation is, as gossamer invite prints it") from None
+        except (OSError, ValueError) as error:  # the latter where there is a null in it
+            raise ConfigError(
+                f"--invite takes an invitation or a file with one; {text!r:.60}: "
+                + (error.strerror if isinstance(error, OSError) and error.strerror else str(error))
+            ) from None
     return read_invitation(text)
 
 
@@ -77,7 +78,7 @@ def enter_swarm(join: tuple[str, ...], folder: Path | None, swarm_id: str | None
     if known is not None:
         if swarm_id is not None and not known.swarm_id.hex().startswith(swarm_id.lower()):
             raise ConfigError(f"{folder} belongs to swarm {known.swarm_id.hex()[:12]}, not {swarm_id}")
-        home = Home(folder or Path())
+        home = Home((folder or Path()).absolute())
         if not join and not home.read_peers() and not has_model(home, known):
             raise ConfigError(f"the node in {home.root} never got the model; give a node with --join ADDRESS")
         return home

@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 _VARIABLE = "GOSSAMER_LIFELINE_FD"
 
@@ -69,10 +71,13 @@ class Child:
         self.process.terminate()
 
     def end(self, grace_s: float) -> int:
-        """Wait `grace_s` for it to end, then kill it; returns its exit status."""
+        """Wait `grace_s` for it to end, then kill it and what it has started; returns its exit status."""
         try:
             return self.process.wait(grace_s)
         except subprocess.TimeoutExpired:
+            # Its session is its own. A DataLoader's worker whose parent goes before it looks stays for ever.
+            with suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
             self.process.kill()
             return self.process.wait()
         finally:
@@ -83,6 +88,20 @@ class Child:
         if self._write_end >= 0:
             os.close(self._write_end)
             self._write_end = -1
+
+
+def end_within(seconds: float, status: int) -> None:
+    """See that this process ends, with this exit status, also where a thread that is still there will not.
+
+    Python waits for threads that are no daemons: one that waits for more work would keep a trainer that is
+    done, or has failed, from being started again.
+    """
+
+    def end() -> None:
+        time.sleep(seconds)
+        os._exit(status)
+
+    threading.Thread(target=end, name="end", daemon=True).start()
 
 
 def stop_signals() -> list[signal.Signals]:

@@ -5,6 +5,7 @@ trainer goes on alone. If this process dies, however, both end with it (see `lif
 with exit status 2 has told the person what to mend: then the node stops.
 """
 
+import logging
 import signal
 import threading
 import time
@@ -15,6 +16,8 @@ from gossamer.node.service import daemon_service, trainer_service
 
 STOP_S = 4.0
 POLL_S = 0.1
+
+log = logging.getLogger("gossamer.supervisor")
 
 
 class Supervisor:
@@ -38,13 +41,15 @@ class Supervisor:
         status = 0
         try:
             while not self._stop.is_set():
-                ended = [
-                    s
+                ended = {
+                    service.name: s
                     for service in self._services
                     if (s := service.keep_running(time.monotonic())) is not None
-                ]
+                }
                 if ended:
-                    status = max(ended)
+                    status = max(ended.values())
+                    if status == 0:  # nobody asked it to, and it has said nothing itself
+                        log.warning("the %s ended by itself; the node stops", " and the ".join(ended))
                     break
                 self._stop.wait(POLL_S)
         finally:

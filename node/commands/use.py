@@ -10,6 +10,7 @@ import typer
 
 from gossamer.node.commands.flags import OwnTask, Used
 from gossamer.node.commands.shown import harmless
+from gossamer.node.config import option_values
 from gossamer.protocol.errors import StorageError
 
 
@@ -20,7 +21,10 @@ def generate(
     temperature: Annotated[
         float, typer.Option(min=0, max=10, help="0 takes the likeliest byte always; more is more varied.")
     ] = 0.7,
-    seed: Annotated[int, typer.Option(min=0, help="Another one gives another text.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(min=0, help="Another one gives another text.", callback=option_values.at_most(2**62)),
+    ] = 0,
     task: OwnTask = None,
 ) -> None:
     """Continue a prompt with the model in a node's folder.

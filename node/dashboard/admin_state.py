@@ -3,13 +3,13 @@
 Ids are hex, times and durations seconds, sizes bytes.
 """
 
-import math
 import time
 from typing import Any
 
 from gossamer.node import __version__
 from gossamer.node.monitoring.known_links import LIVE, known_links
 from gossamer.node.monitoring.replicas import Comparison, compare, summary
+from gossamer.node.monitoring.status import finite
 from gossamer.node.monitoring.view import NodeView
 from gossamer.node.monitoring.watching import Watching
 from gossamer.protocol.admission import Role
@@ -77,11 +77,11 @@ def _now(view: NodeView, members: list[dict[str, Any]]) -> dict[str, Any]:
         "clock": core.clock,
         "swarm_tokens": view.merging.tokens,
         "own_tokens": report.tokens if report else 0,
-        "tokens_per_s": _finite(report.tokens_per_s) or 0.0 if report else 0.0,
+        "tokens_per_s": finite(report.tokens_per_s) or 0.0 if report else 0.0,
         "swarm_tokens_per_s": sum(member["tokens_per_s"] for member in training),
         "inner_steps": report.inner_steps if report else 0,
-        "loss": _finite(report.loss) if report and report.inner_steps else None,
-        "val_loss": _finite(report.val_loss) if report else None,
+        "loss": finite(report.loss) if report and report.inner_steps else None,
+        "val_loss": finite(report.val_loss) if report else None,
         "val_version": report.evaluated_version if report else 0,
         "wait_fraction": report.wait_fraction if report else 0.0,
         "rounds_behind": view.merging.behind,
@@ -92,11 +92,6 @@ def _now(view: NodeView, members: list[dict[str, Any]]) -> dict[str, Any]:
         "version": view.merging.version,
         "fetching": list(fetching) if fetching else None,
     }
-
-
-def _finite(value: float | None) -> float | None:
-    """JSON has no word for a loss that is none."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _itself(view: NodeView) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """From a payload in shared memory to a signed record on disk: write before you speak."""
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable
 from hashlib import sha256
@@ -12,6 +13,7 @@ from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.records import NO_RECORD, DeltaBody
 
 DISK_RETRY_S = 5.0
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 log = logging.getLogger("gossamer.publisher")
 
@@ -33,9 +35,8 @@ class Publisher:
                 hashes = await asyncio.to_thread(self._store, payload)
                 break
             except OSError as error:
-                log.error(
-                    "cannot store our own delta: %s; publishing pauses until there is space", error.strerror
-                )
+                until = "there is space" if error.errno in _FULL else "the folder can be written to"
+                log.error("cannot store our own delta: %s; publishing pauses until %s", error.strerror, until)
                 await asyncio.sleep(DISK_RETRY_S)
         body = DeltaBody(
             round=message.round,

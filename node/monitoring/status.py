@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from gossamer.protocol.identity import short
@@ -115,12 +116,17 @@ def _trainer(report: "Report") -> dict[str, Any]:
         "inner_steps": report.inner_steps,
         "tokens": report.tokens,
         "tokens_per_s": report.tokens_per_s,
-        "loss": report.loss,
-        "val_loss": report.val_loss,
-        "val_loss_start": report.val_loss_start,
+        "loss": finite(report.loss) or 0.0,
+        "val_loss": finite(report.val_loss),
+        "val_loss_start": finite(report.val_loss_start),
         "val_version": report.evaluated_version,
         "wait_fraction": report.wait_fraction,
     }
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no word for a loss that is none."""
+    return value if value is not None and isfinite(value) else None
 
 
 def one_line(status: dict[str, Any]) -> str:

@@ -79,17 +79,21 @@ def rebuild(manifest: Manifest, chunks: ChunkStore) -> None:
     """
     from gossamer.models.errors import TaskError
     from gossamer.models.registry import build_task
+    from gossamer.models.task import named_tensors
+    from gossamer.node.training.parameters import check_fits
 
     try:
         model = build_task(manifest.task.name, manifest.task.options, ()).build_model(manifest.task.seed)
-        phi = parameters(model, manifest.plan())
-    except (TaskError, KeyError, ValueError) as error:
+        check_fits(dict(named_tensors(model)), manifest)
+    except (TaskError, ConfigError) as error:
         raise ConfigError(f"the manifest's task does not fit its layout: {error}") from None
+    phi = parameters(model, manifest.plan())
     if snapshots.digest(phi) != manifest.genesis.root:
         raise ConfigError(
-            "this machine's torch makes other first parameters than the manifest states; join a node that has"
-            " them (--join), or write the manifest anew with this version. If it was written with --from, put"
-            " the .genesis.safetensors that came with it beside it"
+            "this machine's torch makes other first parameters than the manifest states. If its seed,"
+            " fragments or task were edited, write it anew with gossamer init; if it was written with"
+            " --from, put the .genesis.safetensors that came with it beside it; else join a node that has"
+            " them (--join), or write it anew with this version"
         )
     snapshots.store(phi, chunks)
 

@@ -76,7 +76,11 @@ class ChunkStore:
     def put(self, blob: bytes, data: bytes | memoryview, *, durable: bool = False) -> None:
         """Store bytes whose SHA-256 the caller has checked to be `blob`. Raises OSError (disk full, ...)."""
         path = self._path(blob)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+        except FileNotFoundError:  # somebody has tidied up; the node's own folder is not ours to make
+            self._root.mkdir(mode=0o700, exist_ok=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
         data = bytes(data)
         write_atomically(path, data, durable=durable)
         with self._counting:

@@ -96,6 +96,11 @@ def _read_json(path: Path) -> Any:
         return None
 
 
+def _unreadable(path: Path, error: OSError) -> str:
+    """What to say of a file that is there, and that nothing is known to be wrong with."""
+    return f"cannot read {path}: {error.strerror}; is this the user whose node it is?"
+
+
 class Home:
     """Paths and small files of one node."""
 
@@ -188,7 +193,9 @@ class Home:
                 return read_invitation(file.read(INVITATION_BYTES_MAX))
         except FileNotFoundError:
             return None
-        except (OSError, UnicodeDecodeError, ConfigError) as error:
+        except OSError as error:
+            raise StorageError(_unreadable(self.invitation_path, error)) from None
+        except (UnicodeDecodeError, ConfigError) as error:
             raise StorageError(
                 f"{self.invitation_path} is damaged ({error}); give it again with --invite"
             ) from None
@@ -234,7 +241,9 @@ class Home:
             return None
         except NotADirectoryError:
             raise StorageError(f"{self.root} is a file, not a folder; choose another --dir") from None
-        except (OSError, MalformedError) as error:
+        except OSError as error:
+            raise StorageError(_unreadable(self.manifest_path, error)) from None
+        except MalformedError as error:
             raise StorageError(
                 f"{self.manifest_path} is damaged ({error}); remove it and join again"
             ) from None

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from gossamer.models.task import named_tensors
 from gossamer.node import logs
-from gossamer.node.address import check_swarm_id, parse_address
 from gossamer.node.ipc.daemon_link import DaemonLink
+from gossamer.node.training.arguments import check_arguments
 from gossamer.node.training.beside import Beside
 from gossamer.node.training.follower import Follower
 from gossamer.node.training.leader import Leader
@@ -78,7 +78,7 @@ def attach(
     tensors = parameters_of(model)
     optimizers = checked_optimizers(optimizer, tensors)
     _check_not_attached(tensors)
-    _check_values(options)
+    check_arguments(options)
     stop_round = options["stop_round"]
     team = team_of(tensors)
     try:
@@ -104,25 +104,6 @@ def _do_without_threads_that_a_fork_lost() -> None:
             "this process was forked, and torch's threads with it were not: it runs on one. For more, start"
             " it with multiprocessing's method 'spawn'"
         )
-
-
-def _check_values(options: AttachOptions) -> None:
-    """Raise ConfigError for what cannot be meant, whatever the swarm is."""
-    parse_address(options["listen"], port_min=0)
-    for argument, given in (
-        ("join", options["join"]),
-        ("advertise", options["advertise"]),
-        ("trust", options["trust"]),
-    ):
-        if isinstance(given, str):
-            raise ConfigError(f"{argument} is a list: {argument}=[{given!r}]")
-    if options["folder"] is not None and not os.fspath(options["folder"]):
-        raise ConfigError("folder is empty: name the node's folder, or give None for the default")
-    if options["swarm_id"] is not None:
-        check_swarm_id(options["swarm_id"])
-    stop_round = options["stop_round"]
-    if not isinstance(stop_round, int) or stop_round < 0:
-        raise ConfigError(f"stop_round is {stop_round!r}: give the last round to publish, or 0 for none")
 
 
 def _check_not_attached(tensors: Mapping[str, Tensor]) -> None:

@@ -60,13 +60,19 @@ def _optimizer_state(
     """The inner optimizers' state as named tensors and plain values, their parameters counted through.
 
     None for the values of a state that holds anything else (LBFGS keeps lists, FSDP2 on one rank sharded
-    tensors, 8-bit optimizers quantised ones): half of it would do harm.
+    tensors, 8-bit optimizers quantised ones, some a state that is of no parameter, or two states as wrappers
+    around another optimizer do): half of it would do harm.
     """
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}
     start = 0
     for optimizer in optimizers:
-        for index, state in optimizer.state_dict()["state"].items():
+        saved = optimizer.state_dict().get("state")
+        if not isinstance(saved, dict):
+            return {}, None
+        for index, state in saved.items():
+            if not (isinstance(index, int) and isinstance(state, dict)):
+                return {}, None
             for key, value in state.items():
                 if type(value) is Tensor and value.dtype in DTYPES:
                     tensors[f"inner/{start + index}/{key}"] = value

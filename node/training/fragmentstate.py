@@ -26,6 +26,8 @@ class Window:
     tokens: int = 0
     loss: float | Tensor = 0.0
     """Sum over the steps; that of a device stays there until the window closes."""
+    changed: bool = False
+    """Whether its delta holds anything; known once it is closed."""
 
     def add(self, tokens: int, loss: float | Tensor) -> None:
         self.steps += 1

@@ -17,6 +17,7 @@ from gossamer.node.ipc.daemon_link import DaemonLink, Offer
 from gossamer.node.training.beside import Beside
 from gossamer.node.training.checkpoint import Progress, restore
 from gossamer.node.training.checkpointwriter import CheckpointWriter
+from gossamer.node.training.idle import IdleWatch
 from gossamer.node.training.incoming import Incoming
 from gossamer.node.training.outer import OuterLoop
 from gossamer.node.training.parameters import Binding
@@ -58,6 +59,7 @@ class Leader(Role):
         self._steps_since = 0
         self._published_at = time.monotonic()
         self._share_waits = False
+        self._idle = IdleWatch(len(self._outer.fragments))
 
     # -- what the loop does
 
@@ -200,6 +202,7 @@ class Leader(Role):
         index = round_ % len(self._outer.fragments)
         area = self._link.payload_area
         length, window = self._outer.publish(index, round_, area)
+        self._idle.look(index, window.changed)
         # A loss is for displays: one that overflowed (float16 before its scaler has settled) costs no delta.
         loss = window.mean_loss
         if isfinite(loss):

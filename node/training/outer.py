@@ -99,17 +99,21 @@ class OuterLoop:
         """
         state = self.fragments[index]
         writer = PayloadWriter(self._outer.codec, state.fragment, out)
+        largest = 0.0
         for part in state.parts:
             values, section, room = part.values(), part.section(writer), self._room(part)
             for piece in part.pieces:
                 step = self._outer_step(values[piece.span], piece, room)
-                if not _is_sound(step):
+                magnitude = _magnitude(step)
+                if not magnitude < VALUE_LIMIT:
                     _forget(state.momentum)
                     raise _diverged(state, part, step)
+                largest = max(largest, magnitude)
                 self._send(values[piece.span], piece, section, room)
             part.write_back(values)
         length = writer.finish()
         closed = state.window
+        closed.changed = largest > 0
         state.window = Window(base=max(round_, state.merged_round))
         state.last_published = round_
         closed.base = min(closed.base, round_ - len(self.fragments))
@@ -150,16 +154,16 @@ class OuterLoop:
         return Scratch.of(numel, part.device)
 
 
-def _is_sound(step: Tensor) -> bool:
-    """Whether fixed point can hold it. NaN if any value is; two reductions are faster than `aminmax`."""
-    return -VALUE_LIMIT < float(step.amin()) <= float(step.amax()) < VALUE_LIMIT
+def _magnitude(step: Tensor) -> float:
+    """The largest of its values; NaN if any is. Two reductions are faster than `aminmax`."""
+    return max(-float(step.amin()), float(step.amax()))
 
 
 def _diverged(state: FragmentState, part: Part, step: Tensor) -> DivergedError:
     """Names the tensor whose step this is."""
     numels = [step.numel()] if part.bucket is None else part.bucket.numels
     steps = zip(part.places, step.split(numels), strict=True)
-    place = next(place for place, one in steps if not _is_sound(one))
+    place = next(place for place, one in steps if not _magnitude(one) < VALUE_LIMIT)
     name = state.fragment.slots[place].spec.name
     return DivergedError(f"tensor {name!r} is not finite or moved by over 64: lower the learning rate")
 

@@ -1,6 +1,7 @@
 """A model's parameters as a swarm shares them: what they may be, and whether training still uses them."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def check_shareable(tensors: Mapping[str, Tensor]) -> None:
     """Raise ConfigError for the first parameter that no swarm can hold, naming it and what to do."""
-    at: dict[tuple[torch.device, int], str] = {}
+    spans: list[tuple[str, int, int, str]] = []
     for name, tensor in tensors.items():
         if isinstance(tensor, UninitializedParameter) or tensor.is_meta:
             raise ConfigError(f"tensor {name!r} has no values yet: run one batch, or materialise the model")
@@ -41,6 +42,9 @@ def check_shareable(tensors: Mapping[str, Tensor]) -> None:
         if tensor.dtype not in DTYPES:
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             raise ConfigError(f"tensor {name!r} is {tensor.dtype}; what can be trained is {names}")
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+            raise ConfigError(f"tensor {name!r} is {kind}; what can be trained is dense: to_dense() it")
         if not tensor.numel():
             raise ConfigError(
                 f"tensor {name!r} has no elements, its shape is {list(tensor.shape)}: freeze it with"
@@ -50,11 +54,20 @@ def check_shareable(tensors: Mapping[str, Tensor]) -> None:
             continue
         if any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
             raise ConfigError(f"tensor {name!r} is expanded, so that elements share memory: clone() it")
-        other = at.setdefault((tensor.device, tensor.data_ptr()), name)
-        if other != name:
+        begin = tensor.data_ptr()
+        # Those that lie otherwise may be woven into one another, and share nothing.
+        end = begin + (tensor.nbytes if tensor.is_contiguous() else 1)
+        spans.append((str(tensor.device), begin, end, name))
+    _check_apart(spans)
+
+
+def _check_apart(spans: Iterable[tuple[str, int, int, str]]) -> None:
+    """Raise ConfigError if two tensors share memory; each is a device, two addresses and a name."""
+    for (device, _, end, name), (other_device, other, _, other_name) in pairwise(sorted(spans)):
+        if device == other_device and other < end:
             raise ConfigError(
-                f"tensors {other!r} and {name!r} are two parameters with the same memory: tie them, so that"
-                " both are one Parameter, or clone() one"
+                f"tensors {name!r} and {other_name!r} are two parameters with the same memory: tie them, so"
+                " that both are one Parameter, or clone() one"
             )
 
 

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Sized
-from typing import Any
+from math import isfinite
+from typing import Any, SupportsFloat
 
 from torch import nn
 
@@ -109,9 +110,14 @@ class Standing:
 
         A fresh inner optimizer is warmed up over `WARM_UP_STEPS` steps besides, for it knows nothing yet of a
         model that may be far along. Fits ``LambdaLR(optimizer, lambda _: peer.lr_scale(schedule))``.
+
+        Raises ValueError if the schedule gives anything but a factor of 0 or more.
         """
         warm_up = 1.0 if self.resumed else min(1.0, (self._steps_run + 1) / WARM_UP_STEPS)
-        return warm_up * schedule(self.swarm_tokens)
+        factor = schedule(self.swarm_tokens)
+        if not (isinstance(factor, SupportsFloat) and isfinite(factor) and factor >= 0):
+            raise ValueError(f"the schedule returned {factor!r:.60}: it gives a factor of 0 or more")
+        return warm_up * factor
 
     def shard(self, dataset: Sized, *, fraction: float = 1.0) -> Shard:
         """A sampler that draws `dataset` in this node's own order; with `fraction`, a random part of it.

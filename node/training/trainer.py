@@ -17,7 +17,9 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -35,6 +37,9 @@ from gossamer.protocol.errors import ConfigError, LocalError
 from gossamer.protocol.manifest import Manifest
 
 LEAVE_S = 2.0
+END_S = 10.0
+"""How long what a task has left running, such as a thread of its own, may keep the process after its end."""
+
 FAILURE = 1
 USER_ERROR = 2
 
@@ -45,9 +50,10 @@ def choose_device(name: str) -> torch.device:
     """`auto` is CUDA where there is one. Raises ConfigError."""
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).cpu()  # which "meta" cannot
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+        reason = str(error).splitlines()[0].split(". ")[0]  # where torch goes on to name all that it knows
+        raise ConfigError(f"device {name!r} cannot be used: {reason}") from None
     return device
 
 
@@ -73,6 +79,7 @@ class Trainer:
         self._val_loss: float | None = None
         self._val_loss_start: float | None = None
         self._evaluated_version = -1
+        self._could_be_shown = True
         self.stepped = False
         """Whether this process has done an inner step, so that the task works in principle."""
         self._stopping = threading.Event()
@@ -123,9 +130,15 @@ class Trainer:
         if published is not None and every and published % every == 0 and not self.peer.finished:
             self._evaluate()
 
-    def _evaluate(self) -> float:
-        self._val_loss = float(self._task.evaluate(self._model))
+    def _evaluate(self) -> float | None:
+        """Measure the held-out loss for displays, None if it is no number that they could show."""
+        measured = float(self._task.evaluate(self._model))
         self._evaluated_version = self.peer.version
+        is_number = isfinite(measured)
+        if self._could_be_shown and not is_number:
+            log.warning("the held-out loss is %s, so none is shown: has training diverged?", measured)
+        self._could_be_shown = is_number
+        self._val_loss = measured if is_number else None
         return self._val_loss
 
     def _stay(self) -> None:
@@ -157,9 +170,13 @@ class _Ending:
 
     def __init__(self) -> None:
         self.trainer: Trainer | None = None
+        self._pid = os.getpid()
 
     def terminate(self, *_: object) -> None:
         """SIGTERM: after the current step, or at once if the loop has not begun."""
+        if os.getpid() != self._pid:  # a process that the task has forked: it has no loop that would stop
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
         if self.trainer is None:
             os._exit(0)
         self.trainer.stop()
@@ -193,5 +210,14 @@ def main() -> int:
     return 0
 
 
+def _run() -> NoReturn:
+    status = FAILURE
+    try:
+        status = main()
+    finally:
+        lifeline.end_within(END_S, status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _run()

@@ -132,6 +132,7 @@ def entries(folder: Path) -> set[str]:
         (["verify", "127.0.0.1:1"], "two or more"),
         (["generate", "--dir", "missing"], "missing"),
         (["generate", "--dir", ".", "--length", 0], "--length"),
+        (["generate", "--dir", ".", "--seed", 2**64], f"'--seed': {2**64} is more than"),
         (["export", "--dir", "missing", "out.safetensors"], "missing"),
         (["export", "--dir", ".", "out", "--dtype", "int8"], "bfloat16"),
         (["export", "--dir", "."], "OUT"),
@@ -413,6 +414,15 @@ def test_init_tries_an_own_task_out_where_there_is_data(run: Run, task_folder: P
         "x: there is no such file or folder"
     )
     assert run("init", "my.toml", "--task", text, "--no-trial").status == 0
+
+
+def test_an_own_task_may_go_to_another_folder(run: Run, task_folder: Path, tmp_path: Path) -> None:
+    """As scripts do that look for their data beside them."""
+    drawn = "numbers = stream.generator()"
+    text = write_task(task_folder, drawn, f"import os; os.chdir('/'); open(self.data[0]).close(); {drawn}")
+    (tmp_path / "x").touch()
+    assert run("init", "my.toml", "--task", text, "--data", "x").status == 0
+    assert {"my.toml", "my.genesis.safetensors"} <= entries(tmp_path)
 
 
 # -- letting people in

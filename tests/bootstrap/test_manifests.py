@@ -162,6 +162,22 @@ def test_a_damaged_first_model_is_found_and_rebuilt(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "part"),
     [
+        ({"options": {"preset": "small"}}, r"does not fit its layout: tensor '.*' has shape"),
+        ({"seed": 1}, "other first parameters than the manifest states. If its seed, fragments or task were"),
+    ],
+)
+def test_a_manifest_whose_model_was_edited_is_said(
+    tmp_path: Path, change: dict[str, dict[str, object]], part: str
+) -> None:
+    manifest, _ = create()
+    task = manifest.task.model_copy(update=change)
+    with pytest.raises(ConfigError, match=part):
+        genesis.rebuild(manifest.model_copy(update={"task": task}), ChunkStore(tmp_path / "chunks"))
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
         ({"task": "chess"}, "chess"),
         ({"options": {"preset": "huge"}}, "huge"),
         ({"options": {"presett": "tiny"}}, "did you mean 'preset'"),

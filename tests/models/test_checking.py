@@ -13,6 +13,7 @@ from gossamer.models.task_file import kind_of
 from tests.models.own_tasks import write_task
 
 MODEL = "return nn.Sequential(nn.Linear(8, self.options.width), nn.Linear(self.options.width, 1))"
+EVALUATE = "return float(self.loss(model, (inputs, inputs.sum(1, keepdim=True))))"
 LOSS = "return (model(inputs) - targets).square().mean()"
 
 
@@ -58,6 +59,7 @@ def test_a_good_task_takes_its_step_on_a_model_of_its_own(task_folder: Path) -> 
             "the gradient of '0.weight' is not finite",
         ),
         ("lr: float = 0.1", "lr: float = 3e38", "the value after one step of "),
+        (EVALUATE, "return float('nan')", "the held-out loss after one step is nan: it should be finite"),
         (LOSS, "x = model(inputs).exp(); x.add_(1); return x.mean()", "in the backward pass: RuntimeError"),
         ("torch.optim.SGD(", "torch.optim.LBFGS(", "own_line.py, in the optimizer's step: TypeError"),
         ("inputs = torch.eye(8)", "inputs = torch.eye(7)", "in evaluate: RuntimeError"),

@@ -75,6 +75,11 @@ OPTIMIZER = "return torch.optim.SGD(model.parameters(), lr=self.options.lr)"
             "return [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]",
             "gave one parameter to two optimizers",
         ),
+        (
+            OPTIMIZER,
+            "made = torch.optim.SGD(model.parameters()); made.param_groups[0]['lr'] = None; return made",
+            "an optimizer without a learning rate 'lr'",
+        ),
         (OPTIMIZER, "return torch.optim.SGD([])", "in build_optimizer: ValueError: optimizer got an empty"),
         (
             OPTIMIZER,

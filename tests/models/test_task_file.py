@@ -121,6 +121,11 @@ def test_what_is_no_task(task_folder: Path, monkeypatch: pytest.MonkeyPatch, tex
         ("    @dataclass(frozen=True)\n", "", "own_line.py: Line.Options is no dataclass"),
         ("width: int = 8", "width: list = None", "Line.Options.width must be a str, int, float or bool"),
         ("width: int = 8", "width: int", "Line.Options.width has no default"),
+        (
+            "width: int = 8",
+            "width: int = __import__('dataclasses').field(default=8, init=False)",
+            "Line.Options.width cannot be set (init=False): make it a property",
+        ),
         ("width: int = 8", "width: 'Int' = 8", "annotations that cannot be read: name 'Int' is not defined"),
         (
             "    def build_model",

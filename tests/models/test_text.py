@@ -191,6 +191,12 @@ def test_sample_yields_the_length_asked_for(task: ByteTextTask, temperature: flo
     assert model.training
 
 
+def test_next_to_no_temperature_is_as_good_as_none(task: ByteTextTask) -> None:
+    model = task.build_model(0)
+    texts = ["".join(task.sample(model, "a", 10, temperature=t, seed=1)) for t in (0.0, 1e-9, 5e-324)]
+    assert texts[0] == texts[1] == texts[2]
+
+
 def test_sample_comes_in_pieces_and_leaves_the_global_generator(task: ByteTextTask) -> None:
     state = torch.get_rng_state()
     pieces = list(task.sample(task.build_model(0), "a", 10, temperature=1.0, seed=0))

@@ -375,6 +375,8 @@ async def test_a_diverged_loss_is_none(tmp_path: Path) -> None:
         await until(lambda: daemon.port.report)
         _, _, state = await get(home, "/api/state")
         assert state["now"]["loss"] is None and state["now"]["val_loss"] is None
+        _, _, status = await get(home, "/status")
+        assert status["trainer"]["loss"] == 0.0 and status["trainer"]["val_loss"] is None
 
 
 # -- finding it

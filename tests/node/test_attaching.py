@@ -113,11 +113,19 @@ def test_inference_mode_is_left_first(manifest: Manifest) -> None:
         ({"trust": "ab" * 32}, "trust is a list"),
         ({"folder": ""}, "folder is empty"),
         ({"swarm_id": ""}, "'' is no swarm id"),
+        ({"listen": 7700}, "listen is 7700: give a text"),
+        ({"name": None}, "name is None: give a text"),
+        ({"invite": b"x"}, "invite is b'x': give a text"),
+        ({"join": [7700]}, r"join is \[7700\]: give a list of texts"),
+        ({"trust": 5}, "trust is 5: give a list of texts"),
+        ({"folder": 5}, "folder is 5: give a path"),
+        ({"folder": "a\0"}, "folder is .*: give a path"),
+        ({"manifest": {"swarm": {}}}, "manifest is .*: give a TOML file's path, or a Manifest"),
     ],
 )
 def test_options_that_are_none(manifest: Manifest, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        attach(manifest=manifest, **options)
+        attach(**{"manifest": manifest, **options})
 
 
 def test_a_folder_that_another_node_runs_in(

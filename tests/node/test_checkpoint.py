@@ -318,6 +318,32 @@ def test_several_optimizers_come_back_each_with_its_own(tmp_path):
                 assert torch.equal(ours.state_dict()["state"][index][key], value)
 
 
+class OfNoParameter(torch.optim.AdamW):
+    """As some keep a count of their own."""
+
+    def step(self, closure=None):
+        self.state["calls"] = 7
+        return super().step(closure)
+
+
+class Lookahead(torch.optim.AdamW):
+    """As wrappers around another optimizer save its state beside theirs."""
+
+    def state_dict(self):
+        inner = super().state_dict()
+        return {"fast_state": inner["state"], "slow_state": {}, "param_groups": inner["param_groups"]}
+
+
+@pytest.mark.parametrize("kind", [OfNoParameter, Lookahead])
+def test_a_state_of_another_form_begins_afresh(tmp_path, kind):
+    model, outer, _ = make()
+    optimizer = kind(model.parameters())
+    train(model, outer, optimizer, 2)
+    CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(2, 4))
+    model, outer, _ = make()
+    assert restore(tmp_path / "t", outer, [kind(model.parameters())]) == (Progress(2, 4), False)
+
+
 def test_an_inner_optimizer_that_diverged_begins_afresh(tmp_path):
     _, outer, optimizer = trained()
     next(iter(optimizer.state.values()))["exp_avg"][0] = float("nan")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from hashlib import sha256
 from pathlib import Path
 
@@ -86,6 +87,21 @@ def test_a_full_disk_leaves_nothing_behind(store: ChunkStore, monkeypatch: pytes
         put(store, b"data")
     assert sha256(b"data").digest() not in store
     assert [file for _, _, files in os.walk(store._root) for file in files] == []
+
+
+def test_chunks_that_somebody_removed_are_made_room_for_again(tmp_path: Path) -> None:
+    """In the node's folder; where that is gone (a disk unmounted, say), nothing is made in its place."""
+    (tmp_path / "node").mkdir()
+    store = ChunkStore(tmp_path / "node" / "chunks")
+    lost = put(store, b"lost")
+    shutil.rmtree(store._root)
+    assert store.get(put(store, b"data")) == b"data"
+    with pytest.raises(MissingChunkError):
+        store.get(lost)
+    shutil.rmtree(tmp_path / "node")
+    with pytest.raises(FileNotFoundError):
+        put(store, b"more")
+    assert not (tmp_path / "node").exists()
 
 
 def test_foreign_files_do_not_count_and_do_no_harm(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -33,15 +34,18 @@ from tests.node.trainer_side import until
 class FullDisk:
     """Makes a chunk store fail so many times."""
 
-    def __init__(self, store: ChunkStore, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, store: ChunkStore, times: int, monkeypatch: pytest.MonkeyPatch, code: int = errno.ENOSPC
+    ) -> None:
         self.left = times
+        self._code = code
         self._put: Callable[..., None] = store.put
         monkeypatch.setattr(store, "put", self.put)
 
     def put(self, *args: object, **kwargs: object) -> None:
         if self.left:
             self.left -= 1
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(self._code, os.strerror(self._code))
         self._put(*args, **kwargs)
 
 
@@ -99,8 +103,11 @@ async def test_a_full_disk_pauses_publishing(
     core = Core()
     await Publisher(chunks, core.dispatch).publish(message(b"x"), memoryview(bytearray(b"x")))
     assert len(core.events) == 1
-    assert caplog.text.count("No space left on device; publishing pauses") == 3
+    assert caplog.text.count("No space left on device; publishing pauses until there is space") == 3
     assert chunks.get(sha256(b"x").digest()) == b"x"
+    FullDisk(chunks, 1, monkeypatch, errno.EROFS)
+    await Publisher(chunks, core.dispatch).publish(message(b"x"), memoryview(bytearray(b"x")))
+    assert "Read-only file system; publishing pauses until the folder can be written to" in caplog.text
 
 
 # -- transfers

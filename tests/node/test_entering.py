@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.bootstrap.owners import invite
-from gossamer.node.entering import enter_invited, node_in
+from gossamer.node.entering import enter_invited, enter_swarm, given_invitation, node_in
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Role
 from gossamer.protocol.errors import ConfigError
@@ -50,6 +50,22 @@ def test_an_invitation_to_another_swarm_than_is_meant(tmp_path: Path) -> None:
         enter_invited(here, (), tmp_path, plaintext=True, manifest=HERE, swarm_id="0123")
     meant = HERE.swarm_id.hex()[:12].upper()
     assert enter_invited(here, (), tmp_path, plaintext=True, manifest=HERE, swarm_id=meant).manifest() == HERE
+
+
+def test_what_is_no_invitation_nor_a_file(tmp_path: Path) -> None:
+    for text in ("nowhere", "a\0b", str(tmp_path), "x" * 300):
+        with pytest.raises(ConfigError, match="--invite takes an invitation or a file with one; "):
+            given_invitation(text)
+
+
+def test_a_folder_is_known_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task of somebody's own may change the current folder in the trainer's process."""
+    monkeypatch.chdir(tmp_path)
+    home = Home(Path("d"))
+    home.create()
+    home.adopt(HERE)
+    home.write_peers(["127.0.0.1:7700"])
+    assert enter_swarm((), Path("d"), None, plaintext=True).root == tmp_path / "d"
 
 
 def test_the_node_of_this_machine_is_meant_if_it_has_one(

@@ -123,6 +123,14 @@ def test_a_damaged_manifest_is_refused(home: Home, content: bytes) -> None:
         home.adopt(SMALL)
 
 
+def test_what_cannot_be_read_is_not_called_damaged(home: Home) -> None:
+    """Else somebody would remove another user's manifest."""
+    for path, read in ((home.manifest_path, home.manifest), (home.invitation_path, home.invitation)):
+        path.mkdir()
+        with pytest.raises(StorageError, match=rf"^cannot read .*/{path.name}: Is a directory; is this the"):
+            read()
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000])
 def test_an_unusable_daemon_file_is_none_at_all(home: Home, content: bytes) -> None:
     assert home.read_daemon() is None

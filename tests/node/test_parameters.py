@@ -36,6 +36,22 @@ class FullyShardedDataParallel(nn.Linear):
         super().__init__(4, 4)
 
 
+def overlapping() -> nn.Module:
+    """As parts of a flat buffer whose offsets somebody has got wrong."""
+    flat = torch.ones(10)
+    model = holding(flat[:6])
+    model.other = nn.Parameter(flat[5:])
+    return model
+
+
+def woven() -> nn.Module:
+    """Parts of a flat buffer that share nothing."""
+    flat = torch.ones(12)
+    model = holding(flat[:10:2])
+    model.other, model.third = nn.Parameter(flat[1:10:2]), nn.Parameter(flat[10:])
+    return model
+
+
 def untied() -> nn.Module:
     """As somebody ties weights who has not read how: two parameters, one memory."""
     model = two_layers()
@@ -59,6 +75,12 @@ def untied() -> nn.Module:
         (lambda: holding(torch.zeros((1,) * 9)), r"'extra': shape .* is impossible: at most 8 dimensions"),
         (lambda: holding(torch.full((2,), 64.0)), r"'extra': .* not within \+-64"),
         (untied, r"'0\.weight' and 'head\.weight' are two parameters with the same memory: tie them"),
+        (lambda: holding(torch.eye(3).to_sparse()), "'extra' is sparse_coo; what can be trained is dense"),
+        (
+            lambda: holding(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
+            "'extra' is nested; what can be trained is dense",
+        ),
+        (overlapping, "'extra' and 'other' are two parameters with the same memory"),
         (
             made_in_inference_mode,
             r"'0\.weight' was made in torch\.inference_mode\(\), .*: make it outside",
@@ -68,10 +90,14 @@ def untied() -> nn.Module:
         (lambda: [two_layers()], r"the model is a list: give a torch\.nn\.Module, or several in"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.filterwarnings("ignore:Lazy modules", "ignore:The PyTorch API of nested tensors")
 def test_what_no_swarm_can_hold_is_said_before_there_is_one(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         describe(make(), name="t")
+
+
+def test_parts_of_one_buffer_may_lie_as_they_like() -> None:
+    assert len(describe(woven(), name="t").layout.tensors) == len(dict(woven().named_parameters()))
 
 
 @pytest.mark.parametrize(

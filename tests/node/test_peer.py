@@ -126,6 +126,24 @@ async def test_it_publishes_windows_as_the_pace_says(tmp_path: Path) -> None:
         await until(lambda: len(setup.daemon.signed) == 2)
 
 
+@pytest.mark.parametrize("trains", [False, True])
+async def test_a_loop_that_trains_something_else_is_told_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, trains: bool
+) -> None:
+    async with begun(tmp_path) as setup:
+        for round_ in (1, 2):
+            await until(lambda: setup.link.can_publish)
+            for _ in range(EVERY):
+                if trains:
+                    setup.step()
+                else:
+                    setup.peer.step(tokens=10, loss=2.0)
+            assert setup.peer.round == round_
+            setup.daemon.port.send(control.Clock(round_, 0))
+            await until(lambda now=round_: setup.peer.clock == now)
+        assert caplog.text.count("no parameter has changed since training began") == (not trains)
+
+
 async def test_it_follows_a_clock_that_is_ahead(tmp_path: Path) -> None:
     async with begun(tmp_path) as setup:
         setup.daemon.port.send(control.Clock(7, 0))

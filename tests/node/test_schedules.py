@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+from torch import nn
 
 from gossamer.node.schedules import Schedule, constant, cosine, linear
+from gossamer.node.training.standing import Standing
 from gossamer.protocol.errors import ConfigError
 
 
@@ -41,3 +46,12 @@ def test_warm_up_rises_from_nearly_nothing_to_all(schedule: Schedule) -> None:
 def test_what_cannot_be(make: object) -> None:
     with pytest.raises(ConfigError):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("nonsense", [None, float("nan"), float("inf"), -0.5, "1"])
+def test_a_schedule_of_ones_own_that_gives_no_factor_is_said(nonsense: Any) -> None:
+    role: Any = SimpleNamespace(resumed=True, seen=SimpleNamespace(swarm_tokens=7))
+    standing = Standing(nn.Linear(1, 1), role)
+    assert standing.lr_scale(lambda tokens: tokens / 14) == 0.5
+    with pytest.raises(ValueError, match="it gives a factor of 0 or more"):
+        standing.lr_scale(lambda _: nonsense)

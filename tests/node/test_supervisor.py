@@ -79,6 +79,34 @@ def test_a_stubborn_child_is_killed(scripts: Path) -> None:
     assert time.monotonic() - begun < 2
 
 
+def test_what_a_killed_child_has_started_is_killed_too(scripts: Path) -> None:
+    """A DataLoader's worker, say, which would stay where its parent is gone before it looks."""
+    code = """
+        import signal, subprocess, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", sys.argv[1]])
+        open(sys.argv[1], "w").write("up")
+        time.sleep(60)
+    """
+    child = Child(write(scripts, "parent", code), [str(scripts / "up")])
+    wait_up(scripts / "up")
+    assert len(processes_naming(scripts)) == 2
+    child.terminate()
+    assert child.end(0.1) == -signal.SIGKILL
+    assert_all_gone(scripts, 5)
+
+
+def test_a_child_ends_although_one_of_its_threads_does_not(scripts: Path) -> None:
+    code = """
+        import threading
+        from gossamer.node import lifeline
+        threading.Thread(target=threading.Event().wait).start()
+        lifeline.end_within(0.1, 7)
+    """
+    child = Child(write(scripts, "threaded", code), [])
+    assert child.end(20) == 7
+
+
 def test_closing_the_lifeline_ends_a_child(scripts: Path) -> None:
     child = Child(write(scripts, "faithful", FAITHFUL), [str(scripts / "up")])
     wait_up(scripts / "up")
@@ -292,6 +320,17 @@ def test_exit_status_two_stops_the_node(scripts: Path) -> None:
     write(scripts, "mistaken", "import sys, time; time.sleep(0.3); sys.exit(2)")
     process = supervise(scripts, "faithful", "mistaken")
     assert process.wait(10) == 2
+    assert_all_gone(scripts, 0.5)
+
+
+def test_a_child_that_ends_for_no_reason_stops_the_node_with_a_word(
+    scripts: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As a trainer does in whose task something calls exit()."""
+    write(scripts, "faithful", FAITHFUL)
+    write(scripts, "done", "pass")
+    assert supervise(scripts, "faithful", "done").wait(10) == 0
+    assert "the done ended by itself; the node stops" in capfd.readouterr().err
     assert_all_gone(scripts, 0.5)
 
 

@@ -1,0 +1,53 @@
+"""What a script gives `Peer.attach`, before anything is made of it."""
+
+import os
+from collections.abc import Collection, Iterator
+
+from gossamer.node.address import check_swarm_id, parse_address
+from gossamer.node.training.starting import AttachOptions
+from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.manifest import Manifest
+
+
+def check_arguments(options: AttachOptions) -> None:
+    """Raise ConfigError for what cannot be meant, whatever the swarm is."""
+    if fault := next(_faults_of_kind(options), None):
+        raise ConfigError(fault)
+    parse_address(options["listen"], port_min=0)
+    if options["folder"] is not None and not os.fspath(options["folder"]):
+        raise ConfigError("folder is empty: name the node's folder, or give None for the default")
+    if options["swarm_id"] is not None:
+        check_swarm_id(options["swarm_id"])
+    stop_round = options["stop_round"]
+    if not isinstance(stop_round, int) or stop_round < 0:
+        raise ConfigError(f"stop_round is {stop_round!r}: give the last round to publish, or 0 for none")
+
+
+def _faults_of_kind(options: AttachOptions) -> Iterator[str]:
+    """Arguments of a type that they cannot have, for scripts are seldom type-checked."""
+    lists: dict[str, object] = {name: options[name] for name in ("join", "advertise", "trust")}
+    for argument, given in lists.items():
+        if isinstance(given, str):
+            yield f"{argument} is a list: {argument}=[{given!r}]"
+        elif not (given is None or _is_list_of_texts(given)):
+            yield f"{argument} is {given!r:.60}: give a list of texts"
+    texts: dict[str, object] = {name: options[name] for name in ("listen", "name", "swarm_id", "invite")}
+    for argument, given in texts.items():
+        if not (isinstance(given, str) or (given is None and argument in ("swarm_id", "invite"))):
+            yield f"{argument} is {given!r:.60}: give a text"
+    folder, manifest = options["folder"], options["manifest"]
+    if not (folder is None or _is_path(folder)):
+        yield f"folder is {folder!r:.60}: give a path"
+    if not (manifest is None or isinstance(manifest, Manifest) or _is_path(manifest)):
+        yield f"manifest is {manifest!r:.60}: give a TOML file's path, or a Manifest"
+
+
+def _is_list_of_texts(given: object) -> bool:
+    return isinstance(given, Collection) and all(isinstance(text, str) for text in given)
+
+
+def _is_path(given: object) -> bool:
+    if not isinstance(given, str | os.PathLike):
+        return False
+    path = os.fspath(given)
+    return isinstance(path, str) and "\0" not in path

@@ -1,0 +1,39 @@
+"""`gossamer.node.training.trainer`: how its process ends. What it trains is tested with real nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from gossamer.node.training.trainer import _Ending, choose_device
+from gossamer.protocol.errors import ConfigError
+
+
+class Ended(Exception):
+    """In place of the process."""
+
+
+def test_sigterm_ends_a_process_that_a_task_has_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader of its own, say, that multiprocessing ends so, and then waits for."""
+
+    def end(number: int) -> None:
+        raise Ended(number)
+
+    ending = _Ending()
+    handlers: dict[int, object] = {}
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(signal, "raise_signal", end)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(Ended, match=str(int(signal.SIGTERM))):
+        ending.terminate()
+    assert handlers == {signal.SIGTERM: signal.SIG_DFL}
+
+
+@pytest.mark.parametrize("name", ["meta", "xla", "cuda:-1", "toaster", ""])
+def test_a_device_that_cannot_be_used_is_said_in_short(name: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        choose_device(name)
+    assert str(refusal.value).startswith(f"device {name!r} cannot be used: ")
+    assert len(str(refusal.value)) < 300
