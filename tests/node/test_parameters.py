@@ -156,7 +156,7 @@ def unfreeze(model: nn.Sequential) -> None:
         (move, r"'0\.weight' was moved, resized or replaced"),
         (assign, r"'0\.weight' was moved, resized or replaced.*without assign=True"),
         (infer, r"'0\.weight' was made in torch\.inference_mode"),
-        (tie, r"'0\.weight' and '0\.bias' are two parameters with the same memory: tie them"),
+        (tie, r"'0\.bias' and '0\.weight' are two parameters with the same memory: tie them"),
         (make_complex, r"'0\.weight' is torch\.complex64; what can be trained is"),
         (add, r"'2\.weight' requires a gradient now, and is not in the manifest"),
         (unfreeze, r"'1\.weight' requires a gradient now.*describe the model with all"),
