@@ -146,7 +146,7 @@ def entries(folder: Path) -> set[str]:
         (["swarm", "--data", ""], "the path is empty"),
         (["init", "m.toml", "--data", "missing.txt"], "missing.txt"),
         (["bootstrap", "/dev/zero"], "too large for a manifest"),
-        (["node", "--invite", "missing"], "missing: No such file or directory"),
+        (["node", "--invite", "missing"], "'missing': No such file or directory"),
         (["node", "--dir", __file__], "is a file, not a folder"),
         (["invite", "ab" * 32, "--manifest", "m.toml", "--owner-key", "."], "m.toml"),
     ],
@@ -267,10 +267,10 @@ def test_init_replaces_a_manifest_only_when_told(run: Run, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("old", "new", "parts"),
     [
-        ("momentum = 0.7", "momentun = 0.7", ["outer.momentun", "unknown key"]),
-        ("momentum = 0.7", 'momentum = "a lot"', ["outer.momentum"]),
-        ("momentum = 0.7", "momentum = 1.5", ["outer.momentum"]),
-        ("momentum = 0.7", "momentum = nan", ["outer.momentum"]),
+        ("momentum = 0.5", "momentun = 0.7", ["outer.momentun", "unknown key"]),
+        ("momentum = 0.5", 'momentum = "a lot"', ["outer.momentum"]),
+        ("momentum = 0.5", "momentum = 1.5", ["outer.momentum"]),
+        ("momentum = 0.5", "momentum = nan", ["outer.momentum"]),
         ("every_steps = 30", "every_steps = 30.5", ["pace.every_steps"]),
         ("every_steps = 30", "every_steps = 0", ["pace"]),
         ('codec = "int4"', 'codec = "zip"', ["zip"]),

@@ -45,7 +45,7 @@ def allowed(parameter: Any, there: Path) -> Any:
     annotation = kind.annotation.__args__[0] if kind.is_list else kind.annotation
     samples: dict[Any, Any] = {bool: True, int: 1, float: 1.5, Path: str(there)}
     text = parameter.default if isinstance(parameter.default, str) else ""
-    text = "0f2a" if parameter.name == "swarm_id" else text
+    text = {"swarm_id": "0f2a", "averaging": "mean"}.get(parameter.name, text)
     sample = samples.get(annotation, text or "127.0.0.1:7700")
     return [sample] if kind.is_list else sample
 

@@ -117,6 +117,11 @@ def test_the_outer_settings_suit_the_codec() -> None:
 def test_what_is_averaged_by_mean_takes_longer_steps_and_less_momentum() -> None:
     by_rda, by_mean = (create(averaging=rule)[0].outer for rule in ("rda", "mean"))
     assert by_mean.learning_rate > by_rda.learning_rate and by_mean.momentum < by_rda.momentum
+    falling = create(options={"preset": "tiny", "horizon_tokens": 10_000})[0].outer
+    assert falling.learning_rate == by_mean.learning_rate and falling.momentum > by_mean.momentum
+    for codec in ("int2", "topk"):
+        by_rda, by_mean = (create(codec=codec, averaging=rule)[0].outer for rule in ("rda", "mean"))
+        assert by_mean.learning_rate > by_rda.learning_rate
 
 
 def rules(manifest: Manifest) -> dict[str, str]:
