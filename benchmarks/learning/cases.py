@@ -44,6 +44,7 @@ MAIN = "The job of `make swarm`, simulated"
 PRECISION = "The same in float32 and with bfloat16 products"
 EARLIER = "Outer settings: those of manifests, and those that were tried"
 TRIED = "Tried with one seed: int4, outer learning rate / momentum"
+TRIED_MUON = "Tried with one seed: Muon in windows of 30, outer learning rate / decay of the residual"
 TRIED_SHORT = "Tried with one seed: rivals after 25 windows, outer learning rate / momentum"
 TRIED_HALF = "Tried first: 50 windows, evaluated on 4 kB"
 TRIED_TOPK = "Tried with one seed: top-k in windows of 30, outer learning rate / decay of the residual"
@@ -186,7 +187,9 @@ def _with_muon() -> Iterator[Case]:
     one: dict[str, Any] = {"group": MUON, "scale": WITH_MUON, "seeds": (0,)}
     yield Case(label="data-parallel Muon", method="data-parallel", **one)
     yield Case(label=INT4_MEAN, method="gossamer", settings=by_mean(), **{**one, "seeds": (0, 1)})
-    yield Case(label=f"{INT4}, mean, 0.7 / 0.7", method="gossamer", settings=by_mean(0.7), **one)
+    for momentum in (0.6, 0.7):
+        label = f"{INT4}, mean, 0.7 / {momentum}"
+        yield Case(label=label, method="gossamer", settings=by_mean(momentum), **one)
     yield Case(label=f"{INT4}, rda, 0.4 / 0.5", method="gossamer", settings=gossamer(), **one)
     usual = gossamer(outer=outer_defaults("int4"))
     yield Case(label=f"{INT4}, rda, 0.5 / 0.7", method="gossamer", settings=usual, **one)
@@ -200,8 +203,9 @@ def _with_muon() -> Iterator[Case]:
 def _with_muon_decaying() -> Iterator[Case]:
     one: dict[str, Any] = {"group": MUON_DECAY, "scale": replace(WITH_MUON, decays=True), "seeds": (0,)}
     yield Case(label="data-parallel Muon", method="data-parallel", **one)
-    yield Case(label=INT4_MEAN, method="gossamer", settings=by_mean(), **one)
-    yield Case(label=f"{INT4}, mean, 0.7 / 0.6", method="gossamer", settings=by_mean(0.6), **one)
+    for momentum in (0.7, 0.6, 0.5):
+        label = f"{INT4}, mean, 0.7 / {momentum}"
+        yield Case(label=label, method="gossamer", settings=by_mean(momentum), **one)
     usual = gossamer(outer=outer_defaults("int4"))
     yield Case(label=f"{INT4}, rda, 0.5 / 0.7", method="gossamer", settings=usual, **one)
 
@@ -209,7 +213,7 @@ def _with_muon_decaying() -> Iterator[Case]:
 def _main_job() -> Iterator[Case]:
     usual = outer_defaults("int4")
     one: dict[str, Any] = {"group": MAIN, "method": "gossamer", "seeds": (0,)}
-    for momentum in (0.5, 0.7):
+    for momentum in (0.7, 0.6, 0.5):
         label = f"Muon, 1 fragment, mean, 0.7 / {momentum}"
         yield Case(label=label, settings=by_mean(momentum, fragments=1), scale=JOB, **one)
     yield Case(label="Muon, 1 fragment, rda, 0.5 / 0.7", settings=whole(outer=usual), scale=JOB, **one)
@@ -273,3 +277,11 @@ def _tried() -> Iterator[Case]:
     yield case(TRIED, "0.5 / 0.5, 4 fragments", four, EXACT)
     mean = {**whole(outer={"learning_rate": 0.7}), "averaging": "mean"}
     yield case(TRIED, "0.7 / 0.5, averaged by mean", mean, EXACT)
+    mean = {**gossamer(outer={"learning_rate": 0.7}), "averaging": "mean"}
+    yield case(TRIED, "0.7 / 0.5, averaged by mean, 4 fragments", mean, FULL)
+    for codec in ("topk", "int2"):
+        for rule in ("mean", "rda"):
+            outer = outer_defaults(codec, by_mean=rule == "mean")
+            settings = {**gossamer(codec, outer), **({"averaging": "mean"} if rule == "mean" else {})}
+            label = f"{codec}, {rule}, {outer['learning_rate']} / {outer['ef_decay']}"
+            yield case(TRIED_MUON, label, settings, replace(THIRTIES, optimizer="muon"))
