@@ -60,8 +60,12 @@ def _odd_merging(manifest: Manifest) -> Iterator[tuple[str, str]]:
     outer, is_open = manifest.outer, manifest.admission.mode == "open"
     if outer.codec in _BELOW_FOUR_BITS and outer.momentum > 0:
         yield "outer.momentum", f"with {outer.codec} momentum costs more than it gains: 0"
-    # What is sent of a delta by topk is so short that longer steps make up for it.
-    usual, most = ("1 to 3", 3.5) if outer.codec == "topk" else ("0.4 to 1", 1.0)
+    # What is sent of a delta by topk is so short that longer steps make up for it, and a mean of several is
+    # shorter than they are, unless the rule sees to it.
+    by_mean = all(spec.averaging == "mean" for spec in manifest.layout.tensors)
+    least, most = (1.0, 3.0) if outer.codec == "topk" else (0.4, 1.0)
+    most *= 1.5 if by_mean else 1.0
+    usual = f"{least:g} to {most:g}"
     if outer.learning_rate > most:
         yield "outer.learning_rate", f"{outer.learning_rate:g} overshoots; {usual} is usual"
     if outer.learning_rate < 0.1:

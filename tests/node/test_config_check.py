@@ -27,6 +27,8 @@ from gossamer.node.config.findings import Finding
 from gossamer.node.network.door import ask_for_open_files
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Role
+from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.rules import RULES
 from tests.node.daemons import facts, founded, joining, manifest_of, running
 from tests.protocol import builders
 from tests.protocol.builders import OWNER
@@ -238,10 +240,20 @@ def test_a_folder_of_another_swarm_than_is_pinned(home: Home, tmp_path: Path) ->
 
 def test_what_init_writes_is_not_odd(tmp_path: Path) -> None:
     assert odd() == set()
-    manifest, _ = manifests.create(
-        name="n", task="text", options={}, codec="topk", every_steps=30, every_seconds=0, fragments=2, seed=0
-    )
-    assert set(levels(check_manifest(manifest))) == {"manifest"}
+    for codec in CODECS:
+        for rule in RULES:
+            manifest, _ = manifests.create(
+                name="n",
+                task="text",
+                options={},
+                codec=codec,
+                every_steps=30,
+                every_seconds=0,
+                fragments=2,
+                seed=0,
+                averaging=rule,
+            )
+            assert set(levels(check_manifest(manifest))) == {"manifest"}, f"{codec} by {rule}"
     manifests.write(manifest, tmp_path / "m.toml")
     assert set(look(tmp_path / "m.toml")) == {"manifest"}
     text = (tmp_path / "m.toml").read_text().replace('preset = "tiny"', 'preset = "huge"')
