@@ -37,28 +37,25 @@ FRAGMENTS = 4
 """Parts that a model is split into where nobody says otherwise. They take turns, so that no delta moves the
 whole model at once: 1 % less loss for the same bytes (docs/benchmarks/learning.md)."""
 
-FAR_TOKENS = 1 << 62
-"""Beyond the end of every schedule."""
-
 RETAIN = 256
 """Windows whose records are kept where nobody says otherwise; in rounds, as many for every fragment."""
 
 
-def outer_defaults(codec: str, *, by_mean: bool = False, lr_falls: bool = False) -> dict[str, float]:
+def outer_defaults(codec: str, *, by_mean: bool = False) -> dict[str, float]:
     """Outer optimizer settings that suit a codec; docs/benchmarks/learning.md has the evidence.
 
     Momentum only pays from 4 bits up. topk sends so little of a delta that longer steps make up for it, if
     what was left out is forgotten the sooner.
 
     A mean of deltas that differ is shorter than they are, which `rda` makes up for: where all tensors are
-    averaged `by_mean` steps are longer. They stand less momentum then, unless the inner learning rate falls.
+    averaged `by_mean` steps are longer. They stand less momentum then.
     """
     if codec == "topk":
         return {"learning_rate": 4.5 if by_mean else 3.0, "momentum": 0.0, "ef_decay": 0.8}
     if codec == "int2":
         return {"learning_rate": 1.4 if by_mean else 1.0, "momentum": 0.0, "ef_decay": 0.9}
     if by_mean:
-        return {"learning_rate": 0.7, "momentum": 0.7 if lr_falls else 0.5, "ef_decay": 1.0}
+        return {"learning_rate": 0.7, "momentum": 0.5, "ef_decay": 1.0}
     return {"learning_rate": 0.5, "momentum": 0.7, "ef_decay": 1.0}
 
 
@@ -107,7 +104,6 @@ def create(
                 _try_out(built, seed, model)
             tensors = _shareable_tensors(model)
             by_task = {key: built.averaging(model, key, parameter) for key, parameter in tensors.items()}
-            lr_falls = _lr_falls(built)
     except TaskError as error:
         raise ConfigError(str(error)) from error
     if weights is not None:
@@ -125,16 +121,7 @@ def create(
         fragments=fragments,
         owners=owners,
         invited=invited,
-        lr_falls=lr_falls,
     )
-
-
-def _lr_falls(task: "Task") -> bool:
-    """Whether the inner learning rate ends lower than it begins; a task that cannot tell keeps it."""
-    try:
-        return task.lr_scale(FAR_TOKENS) < task.lr_scale(0)
-    except TaskError:
-        return False
 
 
 def _try_out(task: "Task", seed: int, model: "nn.Module") -> None:
@@ -222,7 +209,6 @@ def _describe(
     fragments: int | None,
     owners: tuple[str, ...],
     invited: bool,
-    lr_falls: bool = False,
 ) -> tuple[Manifest, Ints]:
     """A manifest and Phi_0, from a model and its tensors' averaging rules."""
     from gossamer.models.task import named_tensors
@@ -237,7 +223,7 @@ def _describe(
         raise ConfigError(f"--fragments must be 1 to {len(specs)}, the number of tensors; it is {fragments}")
     phi = genesis.parameters(model, plan(specs, fragments))
     by_mean = all(spec.averaging == "mean" for spec in specs)
-    usual = outer_defaults(codec, by_mean=by_mean, lr_falls=lr_falls)
+    usual = outer_defaults(codec, by_mean=by_mean)
     values = {
         "swarm": {"name": name, "created": int(time.time())},
         "task": task,

@@ -143,8 +143,11 @@ class ByteTextTask(Task):
         return (Muon(inner, lr=MUON_LR * lr, weight_decay=decay), adamw) if with_muon else (adamw,)
 
     def averaging(self, model: nn.Module, name: str, parameter: Tensor) -> str:
-        """Muon's deltas have less in common than AdamW's, and `rda` would make too long steps of them."""
-        return "mean" if self.options.optimizer == "muon" else super().averaging(model, name, parameter)
+        """Muon's deltas have less in common than AdamW's, and `rda` would make too long steps of them, unless
+        the learning rate falls and shortens them in the end."""
+        if self.options.optimizer == "muon" and not self.options.horizon_tokens:
+            return "mean"
+        return super().averaging(model, name, parameter)
 
     def batches(self, stream: DataStream) -> Iterator[Batch]:
         return training_windows(

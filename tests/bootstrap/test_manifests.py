@@ -118,7 +118,7 @@ def test_what_is_averaged_by_mean_takes_longer_steps_and_less_momentum() -> None
     by_rda, by_mean = (create(averaging=rule)[0].outer for rule in ("rda", "mean"))
     assert by_mean.learning_rate > by_rda.learning_rate and by_mean.momentum < by_rda.momentum
     falling = create(options={"preset": "tiny", "horizon_tokens": 10_000})[0].outer
-    assert falling.learning_rate == by_mean.learning_rate and falling.momentum > by_mean.momentum
+    assert falling == by_rda, "Muon's steps get shorter by themselves"
     for codec in ("int2", "topk"):
         by_rda, by_mean = (create(codec=codec, averaging=rule)[0].outer for rule in ("rda", "mean"))
         assert by_mean.learning_rate > by_rda.learning_rate
