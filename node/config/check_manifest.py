@@ -63,10 +63,10 @@ def _odd_merging(manifest: Manifest) -> Iterator[tuple[str, str]]:
     # What is sent of a delta by topk is so short that longer steps make up for it, and a mean of several is
     # shorter than they are, unless the rule sees to it.
     by_mean = all(spec.averaging == "mean" for spec in manifest.layout.tensors)
-    least, most = (1.0, 3.0) if outer.codec == "topk" else (0.4, 1.0)
-    most *= 1.5 if by_mean else 1.0
-    usual = f"{least:g} to {most:g}"
-    if outer.learning_rate > most:
+    longer = 1.5 if by_mean else 1.0
+    least, usual_most, most = (1.0, 3.0, 3.5) if outer.codec == "topk" else (0.4, 1.0, 1.0)
+    usual = f"{least:g} to {longer * usual_most:g}"
+    if outer.learning_rate > longer * most:
         yield "outer.learning_rate", f"{outer.learning_rate:g} overshoots; {usual} is usual"
     if outer.learning_rate < 0.1:
         yield (

@@ -34,14 +34,11 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def check_shareable(tensors: Mapping[str, Tensor]) -> None:
     """Raise ConfigError for the first parameter that no swarm can hold, naming it and what to do."""
-    spans: list[tuple[str, int, int, str]] = []
+    whole: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if isinstance(tensor, UninitializedParameter) or tensor.is_meta:
             raise ConfigError(f"tensor {name!r} has no values yet: run one batch, or materialise the model")
-        _check_no_inference(name, tensor)
-        if tensor.dtype not in DTYPES:
-            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-            raise ConfigError(f"tensor {name!r} is {tensor.dtype}; what can be trained is {names}")
+        _check_kind(name, tensor)
         if tensor.layout is not torch.strided or tensor.is_nested:
             kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
             raise ConfigError(f"tensor {name!r} is {kind}; what can be trained is dense: to_dense() it")
@@ -54,16 +51,14 @@ def check_shareable(tensors: Mapping[str, Tensor]) -> None:
             continue
         if any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
             raise ConfigError(f"tensor {name!r} is expanded, so that elements share memory: clone() it")
-        begin = tensor.data_ptr()
-        # Those that lie otherwise may be woven into one another, and share nothing.
-        end = begin + (tensor.nbytes if tensor.is_contiguous() else 1)
-        spans.append((str(tensor.device), begin, end, name))
-    _check_apart(spans)
+        whole[name] = tensor
+    _check_apart(whole)
 
 
-def _check_apart(spans: Iterable[tuple[str, int, int, str]]) -> None:
-    """Raise ConfigError if two tensors share memory; each is a device, two addresses and a name."""
-    for (device, _, end, name), (other_device, other, _, other_name) in pairwise(sorted(spans)):
+def _check_apart(tensors: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError if two tensors share memory."""
+    spans = sorted(_span(name, tensor) for name, tensor in tensors.items())
+    for (device, _, end, name), (other_device, other, _, other_name) in pairwise(spans):
         if device == other_device and other < end:
             raise ConfigError(
                 f"tensors {name!r} and {other_name!r} are two parameters with the same memory: tie them, so"
@@ -71,11 +66,23 @@ def _check_apart(spans: Iterable[tuple[str, int, int, str]]) -> None:
             )
 
 
-def _check_no_inference(name: str, tensor: Tensor) -> None:
+def _span(name: str, tensor: Tensor) -> tuple[int, int, int, str]:
+    """A tensor's device, -1 for the CPU, its first address, the one behind its last, and its name."""
+    begin = tensor.data_ptr()
+    # Those that are not contiguous may be woven into one another, and share nothing.
+    length = tensor.nbytes if tensor.is_contiguous() else 1
+    return tensor.get_device(), begin, begin + length, name
+
+
+def _check_kind(name: str, tensor: Tensor) -> None:
+    """Raise ConfigError for values that training cannot have."""
     if tensor.is_inference():
         raise ConfigError(
             f"tensor {name!r} was made in torch.inference_mode(), so nothing can train it: make it outside"
         )
+    if tensor.dtype not in DTYPES:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise ConfigError(f"tensor {name!r} is {tensor.dtype}; what can be trained is {names}")
 
 
 def check_fits(tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
@@ -158,18 +165,11 @@ class Binding:
                     f"the model's tensor {name!r} was moved, resized or replaced after it attached: do that"
                     " before (and load_state_dict without assign=True), or leave and attach again"
                 )
-            _check_no_inference(name, parameter)
-        if self._looks_unshareable():
-            check_shareable({name: parameter for name, (parameter, _, _) in self._shared.items()})
+            _check_kind(name, parameter)
+        _check_apart({name: parameter for name, (parameter, _, _) in self._shared.items()})
         for name, parameter in own.items():
             if parameter.requires_grad and name not in self._shared:
                 raise ConfigError(
                     f"tensor {name!r} requires a gradient now, and is not in the manifest, so that the swarm"
                     " does not share it: describe the model with all that will ever be trained"
                 )
-
-    def _looks_unshareable(self) -> bool:
-        """Whether `.data` was set to what no swarm can hold: quickly, for there may be thousands."""
-        parameters = [parameter for parameter, _, _ in self._shared.values()]
-        addresses = {parameter.data_ptr() for parameter in parameters}
-        return len(addresses) < len(parameters) or any(p.dtype not in DTYPES for p in parameters)

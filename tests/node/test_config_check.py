@@ -241,7 +241,7 @@ def test_a_folder_of_another_swarm_than_is_pinned(home: Home, tmp_path: Path) ->
 def test_what_init_writes_is_not_odd(tmp_path: Path) -> None:
     assert odd() == set()
     for codec in CODECS:
-        for rule in RULES:
+        for rule in (None, *RULES):
             manifest, _ = manifests.create(
                 name="n",
                 task="text",

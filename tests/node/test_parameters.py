@@ -133,6 +133,10 @@ def tie(model: nn.Sequential) -> None:
     model[0].bias.data = model[0].weight.data[0]
 
 
+def overlap(model: nn.Sequential) -> None:
+    model[0].bias.data = model[0].weight.data[1]
+
+
 def make_complex(model: nn.Sequential) -> None:
     model[0].weight.data = model[0].weight.data.to(torch.complex64)
 
@@ -157,6 +161,7 @@ def unfreeze(model: nn.Sequential) -> None:
         (assign, r"'0\.weight' was moved, resized or replaced.*without assign=True"),
         (infer, r"'0\.weight' was made in torch\.inference_mode"),
         (tie, r"'0\.bias' and '0\.weight' are two parameters with the same memory: tie them"),
+        (overlap, r"'0\.weight' and '0\.bias' are two parameters with the same memory"),
         (make_complex, r"'0\.weight' is torch\.complex64; what can be trained is"),
         (add, r"'2\.weight' requires a gradient now, and is not in the manifest"),
         (unfreeze, r"'1\.weight' requires a gradient now.*describe the model with all"),
