@@ -78,6 +78,10 @@ def pytest_terminal_summary(
 ) -> None:
     if exitstatus and config.get_verbosity() < 0:  # -q leaves the header out
         terminalreporter.write_line(_how_to_replay(config))
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        for name, value in getattr(report, "user_properties", ()):
+            if name == "said":  # how much a test did that does as much as time allows
+                terminalreporter.write_line(f"{report.nodeid}: {value}")
 
 
 @pytest.fixture

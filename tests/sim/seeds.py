@@ -4,9 +4,10 @@ Processes are spawned, not forked: a child shares nothing with the one that aske
 Python's hashes, so a result that depended on either would show.
 """
 
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing import get_context
 
 from tests.sim.result import Result
@@ -36,15 +37,18 @@ def run(job: Job) -> Result:
     return simulate(choose(job.seed, job.nodes, job.minutes, job.name))
 
 
-def run_all(jobs: list[Job], processes: int) -> Iterator[tuple[Job, Result]]:
-    """Simulate many seeds, in the order in which they end."""
+def run_all(jobs: Iterable[Job], processes: int) -> Iterator[tuple[Job, Result]]:
+    """Simulate many seeds, in the order in which they end; each is asked for when a processor is free."""
     if processes == 1:
         yield from ((job, run(job)) for job in jobs)
         return
+    jobs = iter(jobs)
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(run, job): job for job in jobs}
+        running = {pool.submit(run, job): job for job in islice(jobs, processes)}
         try:
-            for future in as_completed(futures):
-                yield futures.pop(future), future.result()
+            while running:
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    running.update((pool.submit(run, job), job) for job in islice(jobs, 1))
+                    yield running.pop(future), future.result()
         finally:
             pool.shutdown(cancel_futures=True)
