@@ -159,7 +159,7 @@ def describe(
     Args:
         model: as the script builds it, wrapped or compiled or not, before it is sharded.
         averaging: rules ('rda' or 'mean') for tensors that the default of `Task.averaging` does not suit, or
-            one for all weight matrices: 'mean' where the inner optimizer is Muon.
+            one for all weight matrices: 'mean' where the inner optimizer is Muon at a constant rate.
         task: a name for what is trained; `options` is what scripts should agree on. Both are for people,
             and part of the swarm id.
 
