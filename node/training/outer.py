@@ -28,6 +28,10 @@ from gossamer.protocol.errors import DivergedError
 from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints
 from gossamer.protocol.manifest import Manifest
 
+FADED = 2.0**-60
+"""Momentum that weighs nothing in fixed point. Where nothing trains any more, as in the rows of words that
+are never met, it would else fade until it is denormal and stay so: 30 times slower on Intel CPUs."""
+
 
 class Scratch(NamedTuple):
     """Room for what is computed of one piece."""
@@ -130,6 +134,7 @@ class OuterLoop:
             step.copy_(ref.to(theta.dtype)).sub_(theta.float())
         if mu:
             torch.add(step, momentum, alpha=mu, out=momentum)
+            torch.hardshrink(momentum, FADED, out=momentum)
             step.add_(momentum, alpha=mu)
         return step.mul_(lr * ONE).round_()
 

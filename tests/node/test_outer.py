@@ -438,3 +438,18 @@ def test_a_scripts_default_dtype_and_device_change_nothing(
     moved = phi_of(loop)
     sent, _ = publish(loop, manifest, 1)
     assert np.abs(sent - 0.5 * 1.7 * (phi - moved)).max() <= 2, "in float32, not bf16"
+
+
+@pytest.mark.parametrize("codec", ["int4", "exact"])
+def test_momentum_fades_to_nothing_where_nothing_trains(codec: str, rng: np.random.Generator) -> None:
+    """Denormal values are slow, and at 0.7 of it each time the smallest of them rounds to itself for ever."""
+    manifest = manifest_for(Net(), codec=codec)
+    loop = loop_for(Net(), manifest)
+    momentum = loop.fragments[0].momentum
+    train(loop, rng)
+    publish(loop, manifest, 1)
+    assert all(part.abs().min() > 0 for part in momentum)
+    for round_ in range(2, 130):
+        loop.step(100, 2.0)
+        publish(loop, manifest, round_)
+    assert not any(part.any() for part in momentum)
