@@ -5,7 +5,9 @@ takes the same place.
 
 A mistake in a task that shows before the first step is for a person to mend: exit status 2, and the node
 stops. One that shows later may pass (a file out of reach, another process that took the memory): exit
-status 1, and the trainer is started again, with pauses, for as long as it takes; the daemon goes on.
+status 1, and the trainer is started again, with pauses, for as long as it takes; the daemon goes on. So it is
+with training that diverges after it went well (a batch whose loss is no number, an overflow): the next
+process begins with the swarm's model, a fresh inner optimizer and the data that comes after.
 """
 
 import atexit
@@ -33,7 +35,7 @@ from gossamer.node.options import TrainerOptions
 from gossamer.node.peer import Peer
 from gossamer.node.storage.home import Home
 from gossamer.node.training.reporting import Reporter
-from gossamer.protocol.errors import ConfigError, LocalError
+from gossamer.protocol.errors import ConfigError, DivergedError, LocalError
 from gossamer.protocol.manifest import Manifest
 
 LEAVE_S = 2.0
@@ -82,6 +84,8 @@ class Trainer:
         self._could_be_shown = True
         self.stepped = False
         """Whether this process has done an inner step, so that the task works in principle."""
+        self.published = False
+        """Whether it has published, so that training went well for a while."""
         self._stopping = threading.Event()
 
     @property
@@ -115,6 +119,12 @@ class Trainer:
         self._state = "leaving"
         self.peer.flush(LEAVE_S)
 
+    def give_up_window(self) -> None:
+        """Go back to the swarm's model, and keep for the next process how far this one is with its data."""
+        self.peer.drop_progress()
+        self.peer.flush(LEAVE_S)
+        self.peer.close()
+
     def _inner_step(self, batch: object) -> None:
         self._optimizer.scale_lr(self.peer.lr_scale(self._task.lr_scale))
         loss = self._task.loss(self._model, batch)
@@ -126,6 +136,7 @@ class Trainer:
         tokens = self._task.tokens(batch)
         self.stepped = True
         published = self.peer.step(tokens, loss)
+        self.published = self.published or published is not None
         every = self._options.evaluate_every
         if published is not None and every and published % every == 0 and not self.peer.finished:
             self._evaluate()
@@ -203,6 +214,13 @@ def main() -> int:
         trainer = ending.trainer = Trainer(options, manifest)
         trainer.run()
         trainer.peer.close()
+    except DivergedError as error:
+        if ending.trainer is None or not ending.trainer.published:
+            log.error("%s", error, exc_info=error if options.debug else None)
+            return USER_ERROR
+        log.warning("%s, should it come again. Back to the swarm's model, and on with the next data", error)
+        ending.trainer.give_up_window()
+        return FAILURE
     except (LocalError, TaskError) as error:
         log.error("%s", error, exc_info=error if options.debug else None)
         has_worked = options.restarted or (ending.trainer is not None and ending.trainer.stepped)

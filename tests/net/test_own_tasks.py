@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,6 +110,28 @@ def test_a_mistake_later_is_said_each_time_and_tried_again(base: Path, address: 
     node.wait_published(node.status()["round"] + 2)
     assert node.stop() == 0
     node.errors()
+
+
+def test_a_batch_that_makes_training_diverge_costs_a_window(base: Path, address: str) -> None:
+    """Its data is not met again, and if all that comes next is like it, the node stops."""
+    bad = base / "bad"
+    spoilt = f"import pathlib; bad = pathlib.Path({str(bad)!r}).exists(); "
+    loss = f"{spoilt}return (model(inputs) - targets).square().mean() * (float('nan') if bad else 1.0)"
+    node = Node(base, "hurt", "--join", address, "--task", write_task(base, LOSS, loss))
+    node.wait_published(2)
+    steps = node.status()["trainer"]["inner_steps"]
+    bad.touch()
+    wait_for(lambda: "Back to the swarm's model" in node.log, 60, "training diverges")
+    bad.unlink()
+    wait_for(lambda: "resumed after" in node.log, 60, "the trainer is started again")
+    (resumed,) = re.findall(r"resumed after (\d+) inner steps", node.log)
+    assert int(resumed) > steps
+    node.wait_published(node.status()["round"] + 3)
+    assert node.errors() == []
+    bad.touch()
+    assert node.process.wait(60) == 2
+    (said,) = node.errors()
+    assert "is not finite or moved by over 64: lower the learning rate" in said
 
 
 def test_a_local_swarm(base: Path) -> None:
