@@ -247,7 +247,7 @@ class Membership:
         self._asked_again = {node: asked for node, asked in self._asked_again.items() if asked > since_when}
         for node_id, since in list(self._suspected.items()):
             member = self._roster.get(node_id)
-            if member is not None and member.health is Health.SUSPECT:
+            if member is not None and member.is_missing:
                 continue
             del self._suspected[node_id]
             if member is None or member.health is not Health.ALIVE or node_id in self._asked_again:
@@ -274,6 +274,7 @@ class Membership:
                     effects += self._suspect(member.peer.node_id, now)
             elif member.since < suspected_since:
                 self._roster.judge(member.peer.node_id, Health.DOWN, now)
+                self._suspected[member.peer.node_id] = now
                 effects.append(Notice(f"{_named(member)} is down"))
         return effects
 

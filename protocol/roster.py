@@ -47,6 +47,18 @@ class Member:
         return self.health in _MISSING
 
 
+def _may_be_late(known: Member, peer: Peer, now: float) -> bool:
+    """Whether a row may be from before its author went down: whoever lives has signed more of them since.
+
+    Somebody has held it back, as a node does that was stopped. Of a node that was stopped itself, the row
+    after this one tells.
+    """
+    before, body = known.peer.body, peer.body
+    beats = body.heartbeat - before.heartbeat
+    usual = beats * limits.HEARTBEAT_INTERVAL_S + limits.ROWS_INTERVAL_S + limits.ROW_LAG_S
+    return body.incarnation == before.incarnation and not body.leaving and now - known.heard > usual
+
+
 class Roster:
     """All members known, ourselves left out."""
 
@@ -74,8 +86,11 @@ class Roster:
             self._views.clear()
         self._rows.pop(known.peer.data, None)
         self._rows[peer.data] = peer.node_id
+        may_be_late = _may_be_late(known, peer, now)
         known.peer = peer
         known.heard = now
+        if known.health is Health.DOWN and may_be_late:
+            return True
         health = Health.LEFT if peer.body.leaving else Health.ALIVE
         if known.health is not health:
             self.judge(peer.node_id, health, now)

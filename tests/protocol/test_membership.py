@@ -243,6 +243,16 @@ def test_a_suspicion_lifted_by_a_row_alone_is_looked_into():
     assert not _sent(bench.pass_time(limits.PROBE_INTERVAL_S), PingFor), "it has answered"
 
 
+def test_who_is_called_down_and_comes_back_by_a_row_alone_is_asked_about():
+    bench = Bench(5)
+    bench.machine.link_down(1, bench.now)
+    while bench.health(1) is not Health.DOWN:
+        bench.pass_time(limits.PROBE_INTERVAL_S)
+    bench.roster.update(builders.row(builders.identity(1), heartbeat=9), bench.now + 0.5)
+    assert bench.health(1) is Health.ALIVE
+    assert len(_sent(bench.pass_time(limits.PROBE_INTERVAL_S), PingFor)) == limits.INDIRECT_PROBES
+
+
 def test_who_is_cleared_by_its_rows_again_and_again_is_not_asked_about_each_time():
     """As everybody who is far away in a torn swarm: its rows come by way of others, and nobody reaches it."""
     bench = Bench(5)

@@ -55,6 +55,33 @@ def test_only_news_is_news():
     assert roster.get(_row(1).node_id).heard == 9.0
 
 
+def test_a_row_from_before_its_author_died_revives_nobody():
+    """A node that was stopped brings it when it goes on; who lives would have signed more rows by then."""
+    roster = Roster(bytes(32))
+    roster.update(_row(1), 100.0)
+    member = roster.get(_row(1).node_id)
+    roster.judge(member.peer.node_id, Health.DOWN, 108.0)
+    assert roster.update(_row(1, heartbeat=2), 117.0), "it is told to those who have an older one"
+    assert (member.health, member.peer.body.heartbeat) == (Health.DOWN, 2)
+    roster.update(_row(1, heartbeat=3), 121.5)
+    assert member.health is Health.ALIVE, "it was stopped itself, and is back"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(_row(1, heartbeat=4), id="as many rows as it should have signed"),
+        pytest.param(_row(1, incarnation=2), id="started anew"),
+    ],
+)
+def test_a_row_of_one_that_lives_revives_it(row):
+    roster = Roster(bytes(32))
+    roster.update(_row(1), 100.0)
+    roster.judge(row.node_id, Health.DOWN, 108.0)
+    roster.update(row, 117.0)
+    assert roster.get(row.node_id).health is Health.ALIVE
+
+
 def test_our_own_row_is_not_a_member():
     roster = Roster(_row(1).node_id)
     assert not roster.update(_row(1, 9, 9), 0.0)
