@@ -75,7 +75,7 @@ def init(
     manifest: keep it to yourself.
 
         gossamer init my.toml
-        gossamer init my.toml --preset small --codec topk --fragments 4
+        gossamer init my.toml --preset small --codec topk --fragments 8
         gossamer init my.toml --every-seconds 60 --invited
         gossamer init my.toml --task my_task.py:MyTask --option width=64
         gossamer init my.toml --from model.safetensors
