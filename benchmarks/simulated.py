@@ -87,7 +87,7 @@ class Node:
             identity=self.identity,
             manifest=swarm.manifest,
             info=NodeInfo(name=f"n{index}", trains=True, incarnation=1, bootstrap=bootstrap),
-            has_chunk=self.chunks.__contains__,
+            fits=lambda blob, size: blob in self.chunks or None,
             unix_offset_s=CREATED + 3600.0,
             rng=Random(f"{swarm.seed}/core {index}"),
         )

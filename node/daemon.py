@@ -89,7 +89,7 @@ class Daemon:
             identity=self.identity,
             manifest=manifest,
             info=_info(options, self.home, fingerprint),
-            has_chunk=self.chunks.__contains__,
+            fits=self.chunks.fits,
             unix_offset_s=unix_offset_s(),
             rng=random.Random(),
         )

@@ -71,8 +71,9 @@ class _Failure:
 class Fetcher:
     """Schedules chunk transfers over the links. Chunks are verified and stored by the adapter."""
 
-    def __init__(self, has_chunk: Callable[[bytes], bool], rng: RandomSource) -> None:
-        self._has_chunk = has_chunk
+    def __init__(self, fits: Callable[[bytes, int], bool | None], rng: RandomSource) -> None:
+        """`fits` tells whether a chunk that is here has a size; None if it is not here."""
+        self._fits = fits
         self._rng = rng
         self._links: dict[int, bool] = {}
         self._wants: dict[bytes, _Want] = {}
@@ -136,8 +137,16 @@ class Fetcher:
     # -- wants
 
     def want(self, key: bytes, chunks: tuple[tuple[bytes, int], ...], now: float) -> list[Effect]:
-        """Ask for chunks (hash, size) under a key; `Fetched(key)` comes at once if none is missing."""
-        missing = {blob: size for blob, size in chunks if not self._has_chunk(blob)}
+        """Ask for chunks (hash, size) under a key; `Fetched(key)` comes at once if none is missing.
+
+        A hash has one size. Who states another for a chunk that is here, or two, describes what nobody can
+        have: it is not looked for, and what is here is not taken for it. Else those would hold it who happen
+        to have that chunk as part of something else, and nobody besides.
+        """
+        found = {(blob, size): self._fits(blob, size) for blob, size in dict.fromkeys(chunks)}
+        if False in found.values() or len(found) > len(dict(chunks)):
+            return []
+        missing = {blob: size for (blob, size), fits in found.items() if not fits}
         if not missing:
             return [Fetched(key)]
         self._wants.setdefault(key, _Want({}, now)).missing |= missing
@@ -147,10 +156,16 @@ class Fetcher:
         return []
 
     def forget(self, key: bytes) -> None:
-        """Stop wanting a key (its record became void)."""
+        """Stop wanting a key (its record became void, or describes what cannot be)."""
         want = self._wants.pop(key, None)
         for blob in want.missing if want else ():
             self._no_longer(blob, key)
+
+    def rule_out(self, blob: bytes) -> None:
+        """A chunk is here: stop wanting what states another size for it, see `want`."""
+        for key in self.keys_of(blob):
+            if self._fits(blob, self._wants[key].missing[blob]) is False:
+                self.forget(key)
 
     def _no_longer(self, blob: bytes, key: bytes) -> None:
         keys = self._keys[blob]

@@ -144,6 +144,7 @@ class Holdings:
 
         Of one that was long looked for all are told: they may not have asked for a while.
         """
+        self._fetcher.rule_out(blob)
         for key in self._fetcher.keys_of(blob):
             delta = self._ledger.get(key)
             if delta is None:

@@ -1,8 +1,9 @@
 """Records as they come from links: what is known is passed over, what is new is checked and taken in.
 
-The checks come in the order signature, admission, bounds, plausibility, set rules (length and form of the
-message came before). A record that fails any of them costs its sender a `Blame` and reaches nothing else; the
-others of the same message are judged on their own.
+The checks come in the order signature, bounds, admission, plausibility, set rules (length and form of the
+message came before); of rows admission comes before bounds, of credentials even before the signature. A
+record that fails any of them but admission costs its sender a `Blame`, and reaches nothing else; the others
+of the same message are judged on their own.
 """
 
 from dataclasses import dataclass, field

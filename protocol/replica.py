@@ -50,11 +50,12 @@ class Replica:
         identity: Identity,
         manifest: Manifest,
         info: NodeInfo,
-        has_chunk: Callable[[bytes], bool],
+        fits: Callable[[bytes, int], bool | None],
         unix_offset_s: float,
         rng: RandomSource,
     ) -> None:
-        """`unix_offset_s` is Unix time less `now`; `TimeSet` tells when that has changed."""
+        """`fits` tells whether a chunk that is here has a size, None if it is not here. `unix_offset_s` is
+        Unix time less `now`; `TimeSet` tells when that has changed."""
         self.identity = identity
         self.manifest = manifest
         self.info = info
@@ -70,7 +71,7 @@ class Replica:
         self.vetting = Vetting(self.charter, self.links, rng, self._unix_time)
         self.membership = Membership(self.roster, rng)
         self.offers = Offers()
-        self.fetcher = Fetcher(has_chunk, rng)
+        self.fetcher = Fetcher(fits, rng)
         self.dealing = Dealing(rng)
         self.holdings = Holdings(self.ledger, self.links, self.fetcher, self.offers, rng)
         self.gossip = Gossip(self.ledger, self.holdings.holds, rng, self.offers.promise)

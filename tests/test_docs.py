@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import catalogue
+from gossamer.protocol import limits
 from tests.command_lines import parse, unknown_flags
 
 ROOT = Path(__file__).parents[1]
@@ -83,6 +84,44 @@ def test_the_patterns_for_commands_find_something() -> None:
     assert unknown_flags("gossamer node --jion a:1") == {"--jion"}
 
 
+UNITS = {"KiB": 2**10, "MiB": 2**20, "s": 1, "ms": 1e-3}
+NOT_PROMISED = {"MESSAGE_OVERHEAD_S", "BYTE_OVERHEAD_S"}
+"""What costs are estimated by, where they are not measured; no bound."""
+
+
+def number(text: str) -> float:
+    """What a cell of the table of limits says: "16,384", "2^31 - 1", "1 MiB + 64 KiB", "0.5 ms"."""
+    total = 0.0
+    for sign, term in re.findall(r"(^|[-+] )([^-+]+)", text):
+        value, _, unit = term.strip().partition(" ")
+        base, _, power = value.replace(",", "").partition("^")
+        total += (-1 if sign == "- " else 1) * float(base) ** int(power or 1) * UNITS.get(unit, 1)
+    return total
+
+
+def documented_limits() -> dict[str, float]:
+    """Names and values in docs/protocol.md; a value in parentheses is that of NAME_BURST or NAME_BURST_S."""
+    text = (ROOT / "docs" / "protocol.md").read_text("utf-8")
+    table = text[text.index("## Limits") : text.index("## Where this departs")]
+    found: dict[str, float] = {}
+    for row in re.findall(r"^\| (`.*?) \| (.*?) \|", table, re.MULTILINE):
+        names, values = re.findall(r"`(\w+)`", row[0]), re.split(r", (?![^(]*\))", row[1])
+        names = [name if name[0] != "_" else f"GREYLIST_POINTS{name}" for name in names]
+        for name, value in zip(names, values, strict=True):
+            steady, _, burst = value.partition(" (")
+            found[name] = number(steady)
+            if burst:
+                stem = name.removesuffix("_PER_S").removesuffix("_S")
+                known = (f"{stem}_BURST", f"{stem}_BURST_S")
+                found[next(other for other in known if hasattr(limits, other))] = number(burst.rstrip(")"))
+    return found
+
+
+def test_the_limits_in_the_protocol_are_those_of_the_code() -> None:
+    actual = {name: float(value) for name, value in vars(limits).items() if name.isupper()}
+    assert documented_limits() == {n: value for n, value in actual.items() if n not in NOT_PROMISED}
+
+
 def test_every_module_has_its_line_in_the_architecture() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     tables = dict(re.findall(r"^#{3,4} `([\w/]+)/`.*?\n(.*?)(?=^##)", text, re.M | re.S))
@@ -90,7 +129,7 @@ def test_every_module_has_its_line_in_the_architecture() -> None:
         path.parent
         for room in ("protocol", "node", "models", "bootstrap")
         for path in (ROOT / room).rglob("*.py")
-    }
+    } | {ROOT / "benchmarks"}
     missing = []
     for folder in folders:
         inside = folder.relative_to(ROOT).as_posix()

@@ -11,7 +11,6 @@ from gossamer.bootstrap.commands.flags import (
     Codec,
     EverySeconds,
     EverySteps,
-    OwnerKey,
     Preset,
     Seed,
     TaskName,
@@ -64,7 +63,13 @@ def init(
     invited: Annotated[
         bool, typer.Option("--invited", help="Let in only nodes that an owner has invited.")
     ] = False,
-    owner_key: OwnerKey = None,
+    owner_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--owner-key",
+            help="A key that you have, to own this swarm too. Default: a new one with --invited, else none.",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,  # `main` looks for it
 ) -> None:
@@ -75,7 +80,7 @@ def init(
     manifest: keep it to yourself.
 
         gossamer init my.toml
-        gossamer init my.toml --preset small --codec topk --fragments 4
+        gossamer init my.toml --preset small --codec topk --fragments 8
         gossamer init my.toml --every-seconds 60 --invited
         gossamer init my.toml --task my_task.py:MyTask --option width=64
         gossamer init my.toml --from model.safetensors

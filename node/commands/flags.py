@@ -28,7 +28,7 @@ Dir = Annotated[
     Path | None,
     typer.Option(
         "--dir",
-        help="The node's folder. Default: ~/.gossamer/SWARM",
+        help="The node's folder. Default: ~/.gossamer/SWARM, of a bootstrap peer SWARM-bootstrap.",
         autocompletion=option_values.node_folders,
     ),
 ]

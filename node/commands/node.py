@@ -157,7 +157,7 @@ def show_id(
         Path | None,
         typer.Option(
             "--dir",
-            help="A node's folder. Default: this machine's node, for --dir-less commands.",
+            help="A node's folder. Default: ~/.gossamer, whose key nodes without --dir take.",
             autocompletion=option_values.node_folders,
         ),
     ] = None,

@@ -106,7 +106,8 @@ def _odd_history(manifest: Manifest) -> Iterator[tuple[str, str]]:
     elif history.retain < 2 * (history.seal_after + history.snapshot_every):
         yield (
             "history.retain",
-            f"a partition of over {history.retain} rounds will not heal exactly; 256 is usual",
+            f"a partition of over {history.retain} rounds will not heal exactly;"
+            f" {256 * manifest.layout.fragments} is usual",
         )
     if history.snapshot_every > 1000:
         yield "history.snapshot_every", "newcomers fetch all rounds since the last snapshot; 16 is usual"

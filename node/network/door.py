@@ -281,14 +281,15 @@ class Door:
     def connections(self) -> int:
         return len(self._guests)
 
-    def describe(self) -> dict[str, int]:
-        """How many connections there are, came, and were refused or cut since the start."""
-        came = self.counts["connections"]
+    def describe(self) -> dict[str, int | dict[str, int]]:
+        """How many connections there are, came, and were refused or cut since the start, and for what."""
+        causes = {cause: count for cause, count in sorted(self.counts.items()) if cause != "connections"}
         return {
             "open": len(self._guests),
             "strangers": len(self._strangers()),
-            "connections": came,
-            "refused": self.counts.total() - came,
+            "connections": self.counts["connections"],
+            "refused": sum(causes.values()),
+            "causes": causes,
         }
 
     def __contains__(self, guest: Guest) -> bool:

@@ -10,6 +10,7 @@ from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore, StoredHistory
 from gossamer.protocol.admission import Charter
+from gossamer.protocol.chunks import payload_chunk_sizes
 from gossamer.protocol.errors import ConfigError, PayloadError, PeerError, StorageError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.ledger import Ledger
@@ -56,8 +57,9 @@ def has_model(home: Home, manifest: Manifest) -> bool:
 
 
 def is_held(delta: Delta, chunks: ChunkStore) -> bool:
-    """Whether a delta's payload is on disk, all of it."""
-    return all(blob in chunks for blob in delta.body.chunks)
+    """Whether a delta's payload is on disk, all of it, in chunks of the sizes that its record states."""
+    sizes = payload_chunk_sizes(delta.body.payload_bytes)
+    return all(chunks.fits(blob, size) for blob, size in zip(delta.body.chunks, sizes, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,19 @@ class ChunkStore:
         """Bytes of a chunk, 0 for one that is not here."""
         return self._sizes.get(blob, 0)
 
+    def fits(self, blob: bytes, size: int) -> bool | None:
+        """Whether a chunk that is here has so many bytes; None if it is not here, or turns out damaged.
+
+        Only one of another size is read for it: a file that a power cut has torn says nothing of its hash.
+        """
+        known = self._sizes.get(blob)
+        if known is None or known == size:
+            return None if known is None else True
+        try:
+            return len(self.get(blob)) == size
+        except MissingChunkError:
+            return None
+
     def _path(self, blob: bytes) -> Path:
         name = blob.hex()
         return self._root / name[:2] / name

@@ -88,12 +88,12 @@ class Siege:
 
     def __init__(self, seed: int) -> None:
         self.now = 100.0
-        self.chunks: set[bytes] = set()
+        self.chunks: dict[bytes, int] = {}
         self.core = Replica(
             identity=OURS,
             manifest=builders.SMALL,
             info=NodeInfo(name="n", trains=True, incarnation=1, bootstrap=ADDRESSES[: seed % 3]),
-            has_chunk=self.chunks.__contains__,
+            fits=lambda blob, size: self.chunks[blob] == size if blob in self.chunks else None,
             unix_offset_s=builders.CREATED + 3600.0,
             rng=Random(seed),
         )
@@ -372,7 +372,7 @@ class Siege:
             return
         link, blob = self.wanted.popleft()
         if dice.randrange(2):
-            self.chunks.add(blob)
+            self.chunks[blob] = self.core.fetcher.expected_size(blob) or 1
             self.handle(fx.ChunkArrived(blob))
         else:
             self.handle(fx.ChunkFailed(link, blob))

@@ -24,7 +24,7 @@ def new_core(home: Home) -> Replica:
         identity=builders.identity(0),
         manifest=builders.SMALL,
         info=NodeInfo(name="n", trains=False, incarnation=1),
-        has_chunk=lambda blob: False,
+        fits=lambda blob, size: None,
         unix_offset_s=builders.CREATED,
         rng=random.Random(0),
     )

@@ -50,6 +50,15 @@ def test_how_much_is_here_and_has_come(store: ChunkStore, tmp_path: Path) -> Non
     assert ChunkStore(tmp_path / "chunks").stock == Stock(held=6, came=0)
 
 
+def test_a_chunk_has_the_size_of_its_bytes_and_no_other(store: ChunkStore) -> None:
+    blob = put(store, b"some data")
+    assert (store.fits(blob, 9), store.fits(blob, 8), store.fits(bytes(32), 9)) == (True, False, None)
+    path_of(store, blob).write_bytes(b"some")
+    again = ChunkStore(store._root)
+    assert again.fits(blob, 9) is None, "a torn file says nothing of the size that its hash has"
+    assert blob not in again
+
+
 @pytest.mark.parametrize("damage", ["torn", "flipped", "empty", "longer", "gone"])
 def test_a_damaged_file_is_removed_and_can_be_put_again(store: ChunkStore, damage: str) -> None:
     blob = put(store, b"some data")

@@ -226,6 +226,13 @@ def test_values_that_are_seldom_meant(sections: dict[str, Any], field: str) -> N
     assert odd(**sections) == {field}
 
 
+def test_how_long_histories_usually_are_goes_with_the_fragments() -> None:
+    """As `gossamer init` writes them."""
+    manifest = builders.manifest(fragments=2, history={"retain": 30})
+    (said,) = [found.text for found in check_manifest(manifest) if found.subject == "history.retain"]
+    assert said.endswith("512 is usual")
+
+
 def test_a_node_cannot_train_what_a_script_trains() -> None:
     manifest = builders.manifest(task={"name": "chess"})
     assert levels(check_manifest(manifest))["task.name"] == ["warning"]

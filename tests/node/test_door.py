@@ -176,6 +176,8 @@ async def test_too_many_connections_in_all(ends: tuple[End, End], monkeypatch: p
         idle = [await stack.enter_async_context(connected(listener, tls=False)) for _ in range(10)]
         await until(lambda: door_of(listener).counts["gave_way"] == 7)
         assert door_of(listener).connections == 4
+        told = door_of(listener).describe()
+        assert (told["refused"], told["causes"]) == (7, {"gave_way": 7})
         async with asyncio.timeout(5):
             for reader, _ in idle[:7]:  # the oldest went
                 with contextlib.suppress(ConnectionResetError):

@@ -21,7 +21,7 @@ TYPES = {
     "object": dict,
     "null": type(None),
 }
-WHOLE = {"fetching", "members[].conduct"}
+WHOLE = {"fetching", "members[].conduct", "door.causes"}
 """Documented as one thing, or elsewhere."""
 
 

@@ -28,7 +28,7 @@ class Beginner:
         self.links = Links(OWN, Roster(OWN), (), rng)
         self.ledger = Ledger()
         self.gossip = Gossip(self.ledger, lambda record_id: False, rng)
-        self.fetcher = Fetcher(lambda blob: False, rng)
+        self.fetcher = Fetcher(lambda blob, size: None, rng)
         self.catch_up = CatchUp(self.ledger, self.links, self.gossip, self.fetcher, is_first=is_first)
 
     def hears_of(self, author: int, chunks: int, now: float) -> tuple[bytes, ...]:

@@ -28,7 +28,9 @@ class Net:
 
     def __init__(self, seed: int = 0, links: dict[int, bool] | None = None) -> None:
         self.have: set[bytes] = set()
-        self.fetcher = Fetcher(self.have.__contains__, random.Random(seed))
+        self.true_sizes: dict[bytes, int] = {}
+        """Of chunks that are not of the size that was asked for."""
+        self.fetcher = Fetcher(self._fits, random.Random(seed))
         self.links = dict(links or {})
         self.flights: dict[bytes, int] = {}
         self.began: dict[bytes, float] = {}
@@ -37,6 +39,9 @@ class Net:
         self.now = 0.0
         for link, outbound in self.links.items():
             self.fetcher.link_up(link, outbound)
+
+    def _fits(self, blob: bytes, size: int) -> bool | None:
+        return self.true_sizes.get(blob, size) == size if blob in self.have else None
 
     def want(self, key: int, *chunks: int, size: int = 100) -> None:
         effects = self.fetcher.want(_key(key), tuple((_blob(c), size) for c in chunks), self.now)
@@ -76,6 +81,7 @@ class Net:
     def arrive(self, blob: bytes) -> None:
         self._ended(blob)
         self.have.add(blob)
+        self.fetcher.rule_out(blob)
         self.fetched += [e.key for e in self.fetcher.arrived(blob) if isinstance(e, Fetched)]
 
     def fail(self, blob: bytes) -> None:
@@ -104,6 +110,29 @@ def test_bounds_are_kept_and_used():
     net.fetcher.hint(1, _key(1))
     net.fetcher.hint(2, _key(1))
     assert len(net.plan()) == 2 * limits.FETCHES_PER_LINK_MAX
+
+
+@pytest.mark.parametrize("is_here_first", [True, False])
+def test_a_chunk_is_not_taken_for_one_of_another_size(is_here_first):
+    """Nor looked for as that: its hash has one size, so nobody can have the other."""
+    net = Net(links={1: True})
+    net.true_sizes[_blob(1)] = 100
+    if is_here_first:
+        net.have.add(_blob(1))
+    net.want(1, 1, size=100)
+    net.want(2, 1, 2, size=99)
+    net.fetcher.hint(1, _key(1))
+    net.plan()
+    if not is_here_first:
+        net.arrive(_blob(1))
+    assert net.fetched == [_key(1)]
+    assert not net.fetcher.wants(_key(2)) and not net.fetcher.keys_of(_blob(2))
+
+
+def test_one_hash_with_two_sizes_is_not_looked_for():
+    net = Net(links={1: True})
+    assert net.fetcher.want(_key(1), ((_blob(1), 100), (_blob(2), 100), (_blob(1), 7)), 0.0) == []
+    assert not net.fetcher.wants(_key(1)) and net.plan() == []
 
 
 def test_load_is_shared_between_holders():

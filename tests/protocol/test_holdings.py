@@ -20,7 +20,7 @@ from tests.protocol import builders
 def test_a_chunk_that_comes_twice_in_a_payload_is_told_of_in_both_places() -> None:
     """Zeros, say. Else its author, who dealt both, would wait to hear of the second."""
     rng = random.Random(1)
-    fetcher, offers = Fetcher(lambda blob: False, rng), Offers()
+    fetcher, offers = Fetcher(lambda blob, size: None, rng), Offers()
     links: Any = SimpleNamespace(all=lambda: [SimpleNamespace(number=n) for n in (1, 2)], get=lambda _: None)
     holdings = Holdings(Ledger(), links, fetcher, offers, rng)
     for link in (1, 2):
@@ -39,7 +39,7 @@ def test_a_chunk_that_comes_twice_in_a_payload_is_told_of_in_both_places() -> No
 
 def test_whose_payloads_are_lacking_up_to_a_round() -> None:
     rng = random.Random(1)
-    fetcher = Fetcher(lambda blob: False, rng)
+    fetcher = Fetcher(lambda blob, size: None, rng)
     links: Any = SimpleNamespace(all=lambda: [], get=lambda _: None)
     holdings = Holdings(Ledger(), links, fetcher, Offers(), rng)
     assert holdings.share_lacking(0.0, 9) == 0.0
@@ -65,7 +65,7 @@ class Bench:
     def __init__(self) -> None:
         self.have: set[bytes] = set()
         rng = random.Random(1)
-        self.fetcher, self.offers = Fetcher(self.have.__contains__, rng), Offers()
+        self.fetcher, self.offers = Fetcher(lambda blob, size: blob in self.have or None, rng), Offers()
         self.delta = builders.unsigned(1, 1)
         peers = {
             number: SimpleNamespace(number=number, node_id=self.delta.author if number == 1 else bytes(32))

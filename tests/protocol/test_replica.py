@@ -711,7 +711,7 @@ def test_a_node_that_others_would_refuse_does_not_start(changes):
             identity=builders.identity(0),
             manifest=builders.SMALL,
             info=info,
-            has_chunk=lambda _: False,
+            fits=lambda blob, size: None,
             unix_offset_s=0.0,
             rng=random.Random(0),
         )
@@ -803,6 +803,30 @@ def test_who_comes_when_all_others_are_gone_goes_on_where_they_left_off(seed):
     world.run(20.0)
     assert len(late.core.ledger) == 20
     assert late.core.clock == 20, "it would publish rounds that are closed, one after another"
+
+
+def test_what_a_delta_is_worth_does_not_depend_on_what_else_a_node_has(seed):
+    """A liar lists somebody's chunk with another size: where that chunk is, its payload would be complete,
+    and nobody else could ever get it."""
+    world = _swarm(seed, 3)
+    honest, liar = world.nodes[0], world.nodes[1]
+    world.publish(honest)
+    world.run(5.0)
+    real = honest.core.ledger.get(honest.core.ledger.last_record(honest.identity.node_id))
+    assert real is not None
+    later = real.round + len(honest.core.layout.fragments)
+    payload_bytes = real.body.payload_bytes - 1
+    world.handle(
+        liar, fx.Publish(replace(real.body, round=later, base=real.round, payload_bytes=payload_bytes))
+    )
+    world.run(5.0)
+    lie = liar.core.ledger.last_record(liar.identity.node_id)
+    late = world.add(9, [0])
+    world.run(20.0)
+    for node in (honest, world.nodes[2], late):
+        assert node.core.holds(real.record_id)
+        assert lie in node.core.ledger and not node.core.holds(lie)
+        assert node.core.fetcher.pending == 0, "nobody can have it, so nobody is asked for it"
 
 
 def test_one_key_cannot_sign_for_all_rounds_of_an_old_swarm(seed):

@@ -160,6 +160,18 @@ def test_whose_grant_has_run_out_is_cut():
     assert [e for e in end.vetting.wake(130.0) if isinstance(e, Hangup)] == [], "renewed in time"
 
 
+def test_whose_grant_has_run_out_is_cut_within_5_seconds():
+    """As docs/operating.md says. A node looks at its turns only."""
+    for turn in range(12):
+        end = End(0)
+        end.link_to(1)
+        end.charter.learn(grant(identity(101), INVITED, expires=1110))
+        now = 100.0 + limits.ROWS_INTERVAL_S * turn / 12
+        while not any(isinstance(effect, Hangup) for effect in end.vetting.wake(now)):
+            now += limits.ROWS_INTERVAL_S
+        assert now <= 115.0
+
+
 def test_a_machine_that_slept_knows_what_time_it_is():
     """The clock that events carry stands still meanwhile."""
     end = End(0)

@@ -145,7 +145,7 @@ class World:
             identity=identity,
             manifest=self.manifest,
             info=info,
-            has_chunk=blobs.__contains__,
+            fits=lambda blob, size: len(blobs[blob]) == size if blob in blobs else None,
             unix_offset_s=builders.CREATED + 3600.0,
             rng=random.Random(self.rng.getrandbits(64)),
         )

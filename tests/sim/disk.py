@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterable
 from hashlib import sha256
 
+from gossamer.protocol.chunks import payload_chunk_sizes
 from gossamer.protocol.history import Claim
 from gossamer.protocol.records import Delta
 from tests.sim.fold import GENESIS, Base
@@ -95,6 +96,20 @@ class Disk:
 
     def has(self, blob: bytes) -> bool:
         return blob in self.chunks
+
+    def fits(self, blob: bytes, size: int) -> bool | None:
+        """Whether a chunk that is here has so many bytes; None if it is not here, or damaged."""
+        if blob in self.chunks and len(self.chunks[blob]) == size:
+            return True
+        try:
+            return None if blob not in self.chunks else len(self.get(blob)) == size
+        except DamagedChunkError:
+            return None
+
+    def holds(self, delta: Delta) -> bool:
+        """Whether a delta's payload is here, all of it."""
+        sizes = payload_chunk_sizes(delta.body.payload_bytes)
+        return all(self.fits(blob, size) for blob, size in zip(delta.body.chunks, sizes, strict=True))
 
     def put(self, blob: bytes, data: bytes, now: float, *, durable: bool = False) -> None:
         self.chunks[blob] = data

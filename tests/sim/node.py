@@ -85,7 +85,7 @@ class Node(Process):
             info=NodeInfo(
                 name=self.name, trains=self.traits.trains, incarnation=int(unix * 1000), bootstrap=bootstrap
             ),
-            has_chunk=self.disk.has,
+            fits=self.disk.fits,
             unix_offset_s=unix - now,
             rng=stage.dice(f"core {self.index} {self.life}"),
         )
@@ -95,7 +95,7 @@ class Node(Process):
         fold = self.archive.restore(stored)
         if fold is not None:
             self.begin(fold)
-        held = [d.record_id for d in stored if all(self.disk.has(blob) for blob in d.body.chunks)]
+        held = [d.record_id for d in stored if self.disk.holds(d)]
         restored = self.core.restore(
             stored,
             held,
