@@ -9,6 +9,7 @@ from gossamer.node.phi.snapshots import SnapshotShelf
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.protocol import effects as fx
 from gossamer.protocol.chunks import payload_chunk_sizes
+from gossamer.protocol.errors import StorageError
 from gossamer.protocol.identity import short
 from gossamer.protocol.replica import Replica
 
@@ -41,6 +42,9 @@ class LocalChunks:
             return await asyncio.to_thread(self._chunks.get, blob)
         except MissingChunkError:
             self.refetch(blob)
+            return None
+        except StorageError as error:
+            log.debug("%s", error)
             return None
 
     def expected_size(self, blob: bytes) -> int | None:

@@ -12,8 +12,9 @@ from math import sqrt
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.payloads import Payloads
 from gossamer.node.storage.base import GENESIS, Base, Rounds, tokens_of
-from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
+from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.conduct import RoundFigures, figures
+from gossamer.protocol.errors import StorageError
 from gossamer.protocol.fixedpoint import Ints, check_healthy
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
@@ -87,8 +88,8 @@ class Merger:
     def merge(self, round_: int, new: tuple[Delta, ...]) -> MergedState:
         """Make `new` the set of records of a round that is merged: all that are valid and held here.
 
-        Raises MissingChunkError if a payload on disk is damaged (nothing has changed then), and
-        DivergedError.
+        Raises MissingChunkError if a payload on disk is damaged, or StorageError if one cannot be read just
+        now (nothing has changed then), and DivergedError.
         """
         fragment = self._layout.of_round(round_)
         old = self._merged.get(round_, ())
@@ -200,8 +201,8 @@ class Merger:
         What was merged before is merged again to be taken back: it would cost as much memory as Phi to
         remember it, and mostly it is our own delta alone.
 
-        Raises MissingChunkError, and then nothing has changed: what is read on the way may turn out damaged
-        when some tensors are done.
+        Raises MissingChunkError or StorageError, and then nothing has changed: what is read on the way may
+        turn out damaged when some tensors are done.
         """
         with self._payloads.room_for((*new, *old), fragment):
             taken, given = self._contributions(fragment, old), self._contributions(fragment, new)
@@ -209,12 +210,12 @@ class Merger:
             before = RoundMerge(taken, fragment, self._manifest.outer)
             after = RoundMerge(given, fragment, self._manifest.outer)
 
-            def one(index: int) -> MissingChunkError | None:
+            def one(index: int) -> StorageError | None:
                 tensor = phi[fragment.slots[index].span]
                 try:
                     before.subtract(index, tensor, back=True)
                     after.subtract(index, tensor)
-                except MissingChunkError as error:
+                except StorageError as error:
                     return error
                 return None
 

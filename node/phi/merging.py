@@ -15,6 +15,7 @@ from gossamer.node.phi.merger import Merger, Prefix
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.protocol.conduct import Conduct, RoundFigures
+from gossamer.protocol.errors import StorageError
 from gossamer.protocol.history import WITNESSES
 from gossamer.protocol.identity import short
 from gossamer.protocol.layout import Fragment
@@ -26,6 +27,8 @@ GATHER_S = 0.02
 
 PATIENCE_S = 1.0
 """A trainer that has not looked for this long does not hold merging up."""
+
+RETRY_S = 5.0
 
 OnJudged = Callable[[int, tuple[Delta, ...], RoundFigures | None], None]
 
@@ -227,6 +230,11 @@ class Merging:
             self.chunk_lost(error.blob)
             if not all(self._core.holds(delta.record_id) for delta in deltas):
                 self._dirty.add(round_)  # without that delta, until it is here again
+            return
+        except StorageError as error:
+            log.error("%s; trying again in %.0f s", error, RETRY_S)
+            self._dirty.add(round_)
+            await asyncio.sleep(RETRY_S)
             return
         self._judge(round_)
         self.on_judged(round_, deltas, self._merger.figures)

@@ -4,9 +4,11 @@ A chunk is written aside and renamed, and its hash is checked whenever it is rea
 a flipped bit is found before anyone uses it: the file is removed and the chunk counts as missing again.
 """
 
+import errno
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
@@ -16,6 +18,9 @@ from gossamer.protocol.errors import StorageError
 from gossamer.protocol.rations import Stock
 
 _HASH_NAME = re.compile("[0-9a-f]{64}")
+
+_LOST = (errno.ENOENT, errno.EIO)
+"""What says that a file's content is gone; too many open files, or missing rights, do not."""
 
 
 class MissingChunkError(StorageError):
@@ -116,14 +121,17 @@ class ChunkStore:
         return len(orphans)
 
     def get(self, blob: bytes) -> bytes:
-        """Read a chunk and check it. Raises MissingChunkError."""
+        """Read a chunk and check it. Raises MissingChunkError; StorageError if it cannot be read just now."""
         try:
             data = self._path(blob).read_bytes()
-        except OSError:
+        except OSError as error:
+            if error.errno not in _LOST:
+                raise StorageError(f"cannot read {self._path(blob)}: {error.strerror}") from None
             data = b""
         if sha256(data).digest() != blob:
             if not self._read_only:
-                self.drop(blob)
+                with suppress(OSError):  # it counts as missing also where nothing can be removed
+                    self.drop(blob)
             raise MissingChunkError(blob)
         return data
 

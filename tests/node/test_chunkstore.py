@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from hashlib import sha256
@@ -146,3 +147,34 @@ def test_a_reader_leaves_what_is_damaged_to_the_daemon(store: ChunkStore) -> Non
     with pytest.raises(StorageError):
         ChunkStore(store._root / "missing", read_only=True)
     assert not (store._root / "missing").exists()
+
+
+def test_what_cannot_be_read_just_now_is_kept(store: ChunkStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where too many files are open, a file cannot be read and very well be removed."""
+    blob = put(store, b"data")
+
+    def refuse(path: Path) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refuse)
+        with pytest.raises(StorageError, match="Too many open files") as error:
+            store.get(blob)
+        assert not isinstance(error.value, MissingChunkError)
+    assert blob in store and store.get(blob) == b"data"
+
+
+def test_damage_that_cannot_be_removed_is_missing_too(
+    store: ChunkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk that has become read-only, say."""
+    blob = put(store, b"data")
+    path_of(store, blob).write_bytes(b"dat")
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(MissingChunkError):
+        store.get(blob)
+    assert blob not in store

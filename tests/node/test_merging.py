@@ -13,7 +13,9 @@ import pytest
 from gossamer.node.phi import merging as merging_module
 from gossamer.node.phi.merger import MergedState
 from gossamer.node.phi.merging import Merging
+from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.conduct import ROUNDS_MIN
+from gossamer.protocol.errors import StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.identity import short
 from gossamer.protocol.layout import Fragment
@@ -353,3 +355,25 @@ async def test_a_round_that_is_closed_before_it_is_merged_holds_nobody_up(setup:
     async with asyncio.timeout(5):
         await setup.merging.settled(2)
     assert setup.merged == [] and np.array_equal(setup.merger.phi, before)
+
+
+async def test_a_payload_that_cannot_be_read_just_now_is_merged_later(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not given up for lost."""
+    monkeypatch.setattr(merging_module, "RETRY_S", 0.01)
+    refusals = iter(range(3))
+    get = ChunkStore.get
+
+    def refuse(store: ChunkStore, blob: bytes) -> bytes:
+        if next(refusals, None) is not None:
+            raise StorageError("cannot read it: Too many open files")
+        return get(store, blob)
+
+    monkeypatch.setattr(ChunkStore, "get", refuse)
+    await setup.merging.begin(setup.merger)
+    setup.arrive(*setup.world.deltas)
+    await setup.merged_all()
+    assert setup.lost == []
+    assert caplog.text.count("Too many open files; trying again") == 3
+    assert np.array_equal(setup.merger.phi, setup.world.fold(setup.world.deltas))
