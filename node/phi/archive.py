@@ -237,28 +237,33 @@ class Archive:
     async def _seal(self, round_: int) -> None:
         """Write the snapshot of everything merged up to a round, and claim it."""
         await self._merging.settled(round_)
+        writer = snapshots.SnapshotWriter(self._chunks)
         self._sealing = round_
         try:
-            claim, covered = await self._write(round_)
+            claim, covered = await self._write(writer, round_)
+            if claim == self._shelf.claims[0]:
+                return
+            keep = self._shelf.kept_beside(claim)
+            await asyncio.to_thread(self._records.add_snapshot, claim, covered, [k.root for k in keep])
+            self._shelf.claims = (claim, *keep)
         except MissingChunkError as error:
+            await asyncio.to_thread(writer.give_up)
             self._merging.chunk_lost(error.blob)
             await asyncio.sleep(RETRY_S)
             return
+        except (OSError, StorageError):
+            await asyncio.to_thread(writer.give_up)
+            raise
         finally:
             self._sealing = 0
-        if claim == self._shelf.claims[0]:
-            return
-        keep = self._shelf.add(claim)
-        await asyncio.to_thread(self._records.add_snapshot, claim, covered, keep)
-        await asyncio.to_thread(self._shelf.drop_others)
         self._dispatch(fx.Sealed(self._shelf.claims))
+        await asyncio.to_thread(self._shelf.drop_others)
 
-    async def _write(self, round_: int) -> tuple[Claim, list[bytes]]:
+    async def _write(self, writer: snapshots.SnapshotWriter, round_: int) -> tuple[Claim, list[bytes]]:
         """Write a snapshot fragment by fragment; returns the claim, and the records above the base in it.
 
-        Raises MissingChunkError or OSError.
+        Raises MissingChunkError, StorageError or OSError.
         """
-        writer = snapshots.SnapshotWriter(self._chunks)
         rounds: dict[int, tuple[Delta, ...]] = {}
         for fragment in self._core.layout.fragments:
             prefix = await self._merging.prefix(fragment, round_)

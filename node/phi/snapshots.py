@@ -49,6 +49,8 @@ class SnapshotWriter:
     def __init__(self, chunks: ChunkStore) -> None:
         self._chunks = chunks
         self._hashes: list[bytes] = []
+        self._fresh: list[bytes] = []
+        """Chunks that were not here before."""
         self._rest = b""
 
     def add(self, values: Ints) -> None:
@@ -71,14 +73,26 @@ class SnapshotWriter:
         if self._rest:
             self._put(self._rest)
         root = root_of(self._hashes)
-        self._chunks.put(root, b"".join(self._hashes), durable=True)
+        self._put_new(root, b"".join(self._hashes))
         return root
+
+    def give_up(self) -> None:
+        """Remove what has been written: a disk that is too full for a snapshot has a use for its space.
+
+        Raises OSError.
+        """
+        for blob in self._fresh:
+            self._chunks.drop(blob)
 
     def _put(self, piece: bytes | memoryview) -> None:
         blob = sha256(piece).digest()
         self._hashes.append(blob)
+        self._put_new(blob, piece)
+
+    def _put_new(self, blob: bytes, data: bytes | memoryview) -> None:
         if blob not in self._chunks:
-            self._chunks.put(blob, piece, durable=True)
+            self._chunks.put(blob, data, durable=True)
+            self._fresh.append(blob)
 
 
 def missing(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, int], ...]:
@@ -185,10 +199,10 @@ class SnapshotShelf:
         if root is not None:
             self._used[root] = time.monotonic()
 
-    def add(self, claim: Claim) -> tuple[bytes, ...]:
-        """Put a new snapshot in front; returns the roots of the others that are kept.
+    def kept_beside(self, claim: Claim) -> tuple[Claim, ...]:
+        """Which of them are kept beside a new one.
 
-        Call `drop_others` once that is noted durably.
+        Put that in front of them once it is noted durably, and call `drop_others` then.
         """
         # One of the same round was superseded by a late record: nobody should start from it any more.
         older = [known for known in self.claims if known.round < claim.round]
@@ -198,8 +212,7 @@ class SnapshotShelf:
             for place, known in enumerate(older)
             if place < KEPT - 1 or now - self._used.get(known.root, -LEASE_S) < LEASE_S
         ][: CLAIMS_MAX - 1]
-        self.claims = (claim, *kept)
-        return tuple(known.root for known in kept)
+        return tuple(kept)
 
     def restore(self, claims: Iterable[Claim]) -> None:
         """Take over what an earlier run kept."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tracemalloc
 from collections.abc import Callable
 from hashlib import sha256
@@ -20,6 +21,7 @@ from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.chunks import HASH_BYTES, chunk_hashes, root_of
 from gossamer.protocol.effects import Close, Event, Need
+from gossamer.protocol.errors import StorageError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.layout import Fragment, TensorSpec
 from gossamer.protocol.manifest import Manifest
@@ -180,3 +182,35 @@ async def test_sealing_takes_memory_for_a_fragment_and_not_for_phi(
         tracemalloc.stop()
     assert claim.root == snapshots.digest(phi) and sealing.told
     assert peak < 4 * phi.nbytes / fragments
+
+
+@pytest.mark.parametrize("full", ["chunks", "records"])
+async def test_a_snapshot_that_the_disk_has_no_room_for_leaves_nothing_and_is_made_later(
+    world: World, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    sealing = Sealing(world.merger(), world.chunks)
+    merge_all(sealing.merger, world.deltas)
+    genesis, before = sealing.shelf.claims, len(world.chunks)
+    put = world.chunks.put
+    room = iter([None] if full == "chunks" else [])
+
+    def refuse(blob: bytes, data: bytes | memoryview, *, durable: bool = False) -> None:
+        put(blob, data, durable=durable)
+        if full == "chunks" and next(room, "full"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def refuse_records(claim: Claim, covered: list[bytes], keep: list[bytes]) -> None:
+        raise StorageError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.chunks, "put", refuse)
+        if full == "records":
+            patch.setattr(sealing.archive._records, "add_snapshot", refuse_records)
+        with pytest.raises((OSError, StorageError)):
+            await sealing.seal(4)
+    assert len(world.chunks) <= before + (full == "chunks")  # but for what the refusal itself left
+    assert sealing.shelf.claims == genesis and not sealing.told
+
+    claim = await sealing.seal(4)
+    assert claim.round == 4 and sealing.told, "others hear of it"
+    assert snapshots.missing(claim.root, 4 * LAYOUT.numel, world.chunks) == ()

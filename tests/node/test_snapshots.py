@@ -102,7 +102,8 @@ def test_an_index_of_another_size_is_refused(chunks):
 
 def add(shelf, chunks, round_, seed):
     claim = Claim(round_, round_, bytes([seed]) * 32, snapshots.store(values(seed), chunks))
-    keep = shelf.add(claim)
+    keep = shelf.kept_beside(claim)
+    shelf.claims = (claim, *keep)
     shelf.drop_others()
     return claim, keep
 
@@ -137,7 +138,7 @@ def test_a_snapshot_written_anew_replaces_the_one_of_its_round(chunks):
     newer, keep = add(shelf, chunks, 32, 3)
     assert stale not in shelf.claims
     assert shelf.claims[0] == newer
-    assert keep == (older.root,)
+    assert keep == (older,)
     assert shelf.claims == (newer, older)
 
 
@@ -147,7 +148,7 @@ def test_chunks_that_two_snapshots_share_survive_the_older(chunks):
         same_but_last = values(0)
         same_but_last[-1] = n
         claim = Claim(16 * n, n, bytes([n]) * 32, snapshots.store(same_but_last, chunks))
-        shelf.add(claim)
+        shelf.claims = (claim, *shelf.kept_beside(claim))
         shelf.drop_others()
     assert all(snapshots.missing(claim.root, TOTAL, chunks) == () for claim in shelf.claims)
 
@@ -163,3 +164,17 @@ def test_an_index_of_chunks_of_other_sizes_is_refused(chunks, size):
     assert snapshots.missing(sha256(index).digest(), TOTAL, chunks) == ()
     with pytest.raises(PayloadError, match=f"{size} bytes instead of 400"):
         snapshots.load(sha256(index).digest(), NUMEL, chunks)
+
+
+def test_a_snapshot_that_is_given_up_leaves_only_what_was_there(chunks):
+    """As where the disk is full before all of it is written."""
+    same_beginning = values(1)
+    same_beginning[-1] += 1
+    kept = snapshots.store(values(1), chunks)
+    before = len(chunks)
+    writer = SnapshotWriter(chunks)
+    writer.add(same_beginning)
+    writer.finish()
+    assert len(chunks) > before
+    writer.give_up()
+    assert len(chunks) == before and snapshots.missing(kept, TOTAL, chunks) == ()
