@@ -59,6 +59,11 @@ def _parsed(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     return mapped or address
 
 
+def unmapped(host: str) -> str:
+    """An IPv4 address as such, which a socket for both families shows as an IPv6 one, ``::ffff:1.2.3.4``."""
+    return host.removeprefix("::ffff:") if "." in host else host
+
+
 def origin_of(host: str) -> str | None:
     """Under which name an address has a budget: itself, or its /64; None for loopback.
 

@@ -9,6 +9,7 @@ connection counts from its first byte.
 
 import asyncio
 import resource
+import socket
 import ssl
 import time
 from collections import Counter
@@ -262,9 +263,13 @@ class Door:
     async def open(self, host: str, port: int) -> tuple[str, int]:
         """Listen; returns the address that was bound. Raises OSError."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: Guest(self), host, port, reuse_address=True, backlog=128
-        )
+        if host == "::" and socket.has_dualstack_ipv6():  # asyncio would leave out whoever has IPv4 alone
+            listener = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+            self._server = await loop.create_server(lambda: Guest(self), sock=listener, backlog=128)
+        else:
+            self._server = await loop.create_server(
+                lambda: Guest(self), host, port, reuse_address=True, backlog=128
+            )
         name = self._server.sockets[0].getsockname()
         return str(name[0]), int(name[1])
 

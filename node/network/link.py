@@ -11,7 +11,7 @@ from socket import SHUT_RDWR
 import aiohttp
 from aiohttp import web
 
-from gossamer.node.address import network_group, origin_of
+from gossamer.node.address import network_group, origin_of, unmapped
 from gossamer.protocol.limits import SEND_QUEUE_BYTES_MAX
 
 WebSocket = aiohttp.ClientWebSocketResponse | web.WebSocketResponse
@@ -105,7 +105,7 @@ class PeerLink:
     def socket_name(self) -> tuple[str, int] | None:
         """Our end's address, None if the link is gone."""
         name = self._socket.get_extra_info("sockname")
-        return (str(name[0]), int(name[1])) if name else None
+        return (unmapped(str(name[0])), int(name[1])) if name else None
 
     def send(self, data: bytes) -> None:
         """Queue a message; drop it if the queue is full. Never waits."""

@@ -32,6 +32,7 @@ from gossamer.node.network.link import SESSION_HEADER, Dialled, PeerLink
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.questions import Questions
 from gossamer.node.network.receiver import Admission, Receiver
+from gossamer.node.network.resolver import Resolver
 from gossamer.node.network.tls import Certificate, client_context, fingerprint_of
 from gossamer.protocol.errors import ConfigError, PeerError, RefusedError
 from gossamer.protocol.handshake import (
@@ -135,7 +136,9 @@ class Transport:
             why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror)
             raise ConfigError(f"cannot listen on {where}: {why.lower()}; choose another --listen") from None
         self._client = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=64, ssl=self._client_ssl, local_addr=_dial_from(bound_host)),
+            connector=aiohttp.TCPConnector(
+                limit=64, ssl=self._client_ssl, local_addr=_dial_from(bound_host), resolver=Resolver()
+            ),
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S),
         )

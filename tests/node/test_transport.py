@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from hashlib import sha256
@@ -16,6 +18,7 @@ from aiohttp import web
 from gossamer.node.network import transport as transport_module
 from gossamer.node.network.chunk_requests import get_chunk, put_chunk
 from gossamer.node.network.link import SESSION_HEADER, PeerLink
+from gossamer.node.network.resolver import Resolver
 from gossamer.node.network.tls import Certificate, client_context
 from gossamer.node.network.transport import PREFIX
 from gossamer.protocol.errors import ConfigError, PayloadError, PeerError, RefusedError, SignatureError
@@ -342,3 +345,51 @@ async def test_stopping_ends_links_and_leaves_no_task(secure: tuple[End, End]) -
         await dialler.transport.stop()
         await asyncio.wait(tasks)
     assert len(listener.gone) == len(dialler.gone) == 1
+
+
+async def test_a_node_that_listens_on_all_addresses_of_ipv6_is_reached_by_ipv4_too() -> None:
+    """And says of itself the address that it was reached at, as whoever has IPv4 alone can dial it."""
+    dialler, listener = End(1), End(2)
+    async with listening(dialler):
+        try:
+            port = await listener.transport.start("::", 0)
+        except ConfigError as error:
+            pytest.skip(f"no IPv6 here: {error}")
+        try:
+            for number, host in enumerate(("127.0.0.1", "[::1]"), 1):
+                listener.address = f"{host}:{port}"
+                dialler.dial(listener)
+                await until(lambda number=number: len(listener.links) == number)
+            assert [link.socket_name() for link in listener.links] == [("127.0.0.1", port), ("::1", port)]
+            assert [link.origin for link in listener.links] == [None, None]
+        finally:
+            await listener.transport.stop()
+
+
+async def test_names_that_nobody_can_look_up_hold_neither_the_disk_up_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name server that is out of reach holds each lookup up for half a minute."""
+    asked, answer = [], threading.Event()
+
+    def wait(host: str, *_: object, **__: object) -> list[object]:
+        asked.append(host)
+        answer.wait(30)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    dialler = End(1)
+    async with listening(dialler):
+        monkeypatch.setattr(socket, "getaddrinfo", wait)
+        names = {f"n{number}.example.org" for number in range(40)}
+        dials = [dialler.dial(f"{name}:7700") for name in names]
+        try:
+            await until(lambda: set(asked) == names)
+            assert await asyncio.wait_for(asyncio.to_thread(os.getpid), 5) == os.getpid()
+        finally:
+            answer.set()
+        for dial in dials:
+            with pytest.raises(aiohttp.ClientConnectorError, match="Temporary failure"):
+                await dial
+        monkeypatch.undo()
+        (found, *_) = await Resolver().resolve("localhost", 7700, socket.AF_INET)
+        assert (found["host"], found["port"], found["family"]) == ("127.0.0.1", 7700, socket.AF_INET)
