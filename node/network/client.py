@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from gossamer.protocol.manifest import Manifest
 
 ASK_TIMEOUT_S = 10.0
+NEXT_ADDRESS_S = 0.25
+"""Of a name's addresses the next is tried as well when one has not answered for so long (RFC 8305)."""
+
 STATUS_BYTES_MAX = 16 * 1024 * 1024
 
 
@@ -99,7 +102,9 @@ async def _ask(
 async def fingerprint_at(address: str) -> bytes:
     """SHA-256 of the certificate that is shown at an address. Raises OSError."""
     host, port = parse_address(address)
-    _, writer = await asyncio.open_connection(host, port, ssl=client_context(), server_hostname="")
+    _, writer = await asyncio.open_connection(
+        host, port, ssl=client_context(), server_hostname="", happy_eyeballs_delay=NEXT_ADDRESS_S
+    )
     try:
         return fingerprint_of(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
     finally:

@@ -9,8 +9,10 @@ from unittest.mock import Mock
 import aiohttp
 import pytest
 
-from gossamer.node.network.client import _reason, fetch_status, parse_status
+from gossamer.node.address import parse_address
+from gossamer.node.network.client import _reason, fetch_status, fingerprint_at, parse_status
 from gossamer.protocol.errors import UnreachableError
+from tests.node.wires import End, listening
 
 
 def test_a_status() -> None:
@@ -55,3 +57,30 @@ def test_what_answers_is_no_node(banner: bytes, plaintext: bool, why: str) -> No
 def test_a_name_that_nobody_knows() -> None:
     unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     assert _reason(aiohttp.ClientConnectorDNSError(Mock(), unknown)) == "name or service not known"
+
+
+async def test_a_name_with_an_address_that_leads_nowhere_is_asked_at_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where a machine believes to have IPv6: nothing comes back from there, not even a refusal."""
+    loop = asyncio.get_running_loop()
+    connect = loop.sock_connect
+
+    async def connect_or_not(connection: socket.socket, address: tuple[str, int]) -> None:
+        if address[0] == "127.0.0.9":
+            await asyncio.Event().wait()
+        await connect(connection, address)
+
+    async def both(host: str, port: int, **_: object) -> list[object]:
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
+            for address in ("127.0.0.9", "127.0.0.1")
+        ]
+
+    listener = End(2)
+    async with listening(listener):
+        monkeypatch.setattr(loop, "sock_connect", connect_or_not)
+        monkeypatch.setattr(loop, "getaddrinfo", both)
+        _, port = parse_address(listener.address)
+        found = await asyncio.wait_for(fingerprint_at(f"a.name:{port}"), 5)
+    assert found == listener.transport._fingerprint
