@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 _VARIABLE = "GOSSAMER_LIFELINE_FD"
+_STDERR = 2
 
 
 _children: "weakref.WeakSet[Child]" = weakref.WeakSet()
@@ -27,6 +28,13 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def _open_standard_streams() -> None:
+    """Where they are closed (``<&-``), what is opened next would be taken for them, a lifeline for one."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(opened, True)
+    os.close(opened)
 
 
 class Child:
@@ -41,6 +49,7 @@ class Child:
         stderr: int | None = None,
     ) -> None:
         """Start ``python -m module args``. Raises OSError if it cannot be started."""
+        _open_standard_streams()
         read_end, self._write_end = os.pipe()
         try:
             self.process = subprocess.Popen(

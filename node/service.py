@@ -7,10 +7,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from gossamer.node.address import parse_address
 from gossamer.node.lifeline import Child
 from gossamer.node.options import DaemonOptions, TrainerOptions
-from gossamer.node.storage.home import Home
 
 BACKOFF_MAX_S = 30.0
 STEADY_AFTER_S = 60.0
@@ -64,24 +62,17 @@ class Service:
 
 
 def daemon_service(options: DaemonOptions) -> Service:
-    """A daemon. A restarted one asks for the port it had, so that peers find it where they left it."""
-    home = Home(options.folder)
+    """A daemon."""
 
     def start() -> Child:
-        listen = options.listen
-        known = home.read_daemon()
-        host, port = parse_address(options.listen, port_min=0)
-        if known is not None and port == 0 and service.failures == 1:
-            listen = f"{host}:{parse_address(str(known['address']))[1]}"
         # The daemon sums pieces that fit in cache: a BLAS that spreads them over threads would only wait.
         return Child(
             "gossamer.node.daemon",
-            [replace(options, listen=listen).to_json()],
+            [options.to_json()],
             env={"OPENBLAS_NUM_THREADS": "1"},
         )
 
-    service = Service("daemon", start)
-    return service
+    return Service("daemon", start)
 
 
 def trainer_service(options: TrainerOptions) -> Service:

@@ -22,7 +22,8 @@ import pytest
 from gossamer.node import service as service_module
 from gossamer.node.lifeline import Child
 from gossamer.node.options import DaemonOptions, TrainerOptions
-from gossamer.node.service import Service, trainer_service
+from gossamer.node.service import Service, daemon_service, trainer_service
+from gossamer.node.storage.home import Home
 from gossamer.node.supervisor import Supervisor
 from tests.net.processes import assert_all_gone, processes_naming, wait_for
 
@@ -112,6 +113,29 @@ def test_closing_the_lifeline_ends_a_child(scripts: Path) -> None:
     wait_up(scripts / "up")
     child.close()
     assert child.process.wait(5) == -signal.SIGTERM
+
+
+def test_a_child_runs_also_where_the_standard_streams_are_closed(scripts: Path) -> None:
+    """As by ``<&-``: the lifeline must not become a child's standard input, which is at its end."""
+    code = f"""
+        import sys
+        from gossamer.node.lifeline import Child
+        child = Child({write(scripts, "faithful", FAITHFUL)!r}, [sys.argv[1]])
+        child.process.wait(20)
+        open(sys.argv[2], "w").close()
+    """
+    parent = write(scripts, "parent", code)
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-m", parent]
+    process = subprocess.Popen([*command, str(scripts / "up"), str(scripts / "ended")])
+    try:
+        wait_up(scripts / "up")
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        assert not (scripts / "ended").exists(), "its lifeline holds"
+    finally:
+        process.kill()
+        process.wait()
+    assert_all_gone(scripts, 5)
 
 
 def test_a_child_does_not_inherit_the_lifelines_of_its_siblings(scripts: Path) -> None:
@@ -358,3 +382,22 @@ def test_stop_from_another_thread(scripts: Path, monkeypatch: pytest.MonkeyPatch
         for number, handler in handlers.items():
             signal.signal(number, handler)
     assert_all_gone(scripts, 0.5)
+
+
+def test_a_daemon_that_comes_back_does_not_insist_on_a_port_that_the_system_chose(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It takes its last one if that is free, see `Transport.start`; another process may have it by now."""
+    home = Home(tmp_path)
+    home.write_daemon(address="127.0.0.1:7701")
+    started: list[DaemonOptions] = []
+
+    class NoChild:
+        def __init__(self, module: str, args: list[str], **_: object) -> None:
+            started.append(DaemonOptions.from_json(args[0]))
+
+    monkeypatch.setattr(service_module, "Child", NoChild)
+    service = daemon_service(DaemonOptions(folder=tmp_path, listen="127.0.0.1:0"))
+    service.failures = 1
+    service.keep_running(0.0)
+    assert [options.listen for options in started] == ["127.0.0.1:0"]
