@@ -77,7 +77,7 @@ class DaemonLink:
     def wait_connected(self, timeout_s: float) -> None:
         """Wait for the first connection. Raises UnreachableError."""
         if not self._connected.wait(timeout_s):
-            raise UnreachableError(f"no daemon answers at {self._path}; start it with: gossamer node")
+            raise UnreachableError(f"no daemon has answered at {self._path} for {timeout_s:.0f} s")
 
     @property
     def can_publish(self) -> bool:

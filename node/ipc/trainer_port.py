@@ -107,7 +107,13 @@ class TrainerPort:
 
     async def _attend(self, connection: socket.socket, attendant: Attendant) -> None:
         """Serve one trainer until it goes."""
-        self._shared = SharedMemory.create(self._manifest)
+        try:
+            self._shared = SharedMemory.create(self._manifest)
+        except OSError as error:  # too many files are open, or there is no memory, for now
+            log.warning("a trainer could not attach: %s", error.strerror)
+            connection.close()
+            await asyncio.sleep(ACCEPT_RETRY_S)
+            return
         try:
             welcome = control.encode(attendant.welcome())
             socket.send_fds(connection, [welcome[: control.LENGTH_BYTES]], [self._shared.fd])

@@ -4,10 +4,11 @@ Started beside its daemon as ``python -m gossamer.node.training.trainer``; a use
 takes the same place.
 
 A mistake in a task that shows before the first step is for a person to mend: exit status 2, and the node
-stops. One that shows later may pass (a file out of reach, another process that took the memory): exit
-status 1, and the trainer is started again, with pauses, for as long as it takes; the daemon goes on. So it is
-with training that diverges after it went well (a batch whose loss is no number, an overflow): the next
-process begins with the swarm's model, a fresh inner optimizer and the data that comes after.
+stops. One that shows later may pass (a file out of reach, another process that took the memory), and so does
+what keeps a daemon from answering: exit status 1, and the trainer is started again, with pauses, for as long
+as it takes; the daemon goes on. So it is with training that diverges after it went well (a batch whose loss is
+no number, an overflow): the next process begins with the swarm's model, a fresh inner optimizer and the data
+that comes after.
 """
 
 import atexit
@@ -35,7 +36,7 @@ from gossamer.node.options import TrainerOptions
 from gossamer.node.peer import Peer
 from gossamer.node.storage.home import Home
 from gossamer.node.training.reporting import Reporter
-from gossamer.protocol.errors import ConfigError, DivergedError, LocalError
+from gossamer.protocol.errors import ConfigError, DivergedError, LocalError, UnreachableError
 from gossamer.protocol.manifest import Manifest
 
 LEAVE_S = 2.0
@@ -224,7 +225,8 @@ def main() -> int:
     except (LocalError, TaskError) as error:
         log.error("%s", error, exc_info=error if options.debug else None)
         has_worked = options.restarted or (ending.trainer is not None and ending.trainer.stepped)
-        return FAILURE if isinstance(error, TaskError) and has_worked else USER_ERROR
+        may_pass = isinstance(error, UnreachableError) or (isinstance(error, TaskError) and has_worked)
+        return FAILURE if may_pass else USER_ERROR
     return 0
 
 

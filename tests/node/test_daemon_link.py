@@ -6,6 +6,7 @@ The daemon may die at any moment; the trainer goes on, and hands a delta over ag
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import socket
@@ -17,9 +18,11 @@ import numpy as np
 import psutil
 import pytest
 
-from gossamer.node.ipc import control, daemon_link
+from gossamer.node.ipc import control, daemon_link, trainer_port
 from gossamer.node.ipc.daemon_link import DaemonLink
+from gossamer.node.ipc.shared import SharedMemory
 from gossamer.protocol.errors import UnreachableError
+from gossamer.protocol.manifest import Manifest
 from tests.node.trainer_side import NODE_ID, FakeDaemon, daemon_at, link_to, publish, until, values_of
 from tests.protocol.builders import LAYOUT
 
@@ -181,7 +184,7 @@ async def test_no_daemon_is_one_clear_line(tmp_path: Path) -> None:
     from tests.protocol.builders import SMALL
 
     link = DaemonLink(str(tmp_path / "nobody"), SMALL)
-    with pytest.raises(UnreachableError, match="no daemon answers"):
+    with pytest.raises(UnreachableError, match="no daemon has answered"):
         await asyncio.to_thread(link.wait_connected, 0.1)
     link.close()
     assert not link._thread.is_alive()
@@ -284,3 +287,20 @@ async def test_closing_sends_what_is_queued_first(daemon: FakeDaemon) -> None:
     await until(daemon.port.done.is_set)
     assert daemon.signed == {1: b"last"}
     assert not link._thread.is_alive()
+
+
+async def test_memory_that_cannot_be_had_for_a_trainer_is_tried_for_again(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many files are open, say: that is no reason for the daemon to end."""
+    monkeypatch.setattr(trainer_port, "ACCEPT_RETRY_S", 0.01)
+    refusals, create = iter(range(2)), SharedMemory.create
+
+    def refuse(manifest: Manifest) -> SharedMemory:
+        if next(refusals, None) is not None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return create(manifest)
+
+    monkeypatch.setattr(SharedMemory, "create", refuse)
+    async with link_to(daemon) as link:
+        assert link.can_publish

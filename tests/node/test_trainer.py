@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
+from gossamer.node.options import TrainerOptions
+from gossamer.node.training import trainer
 from gossamer.node.training.trainer import _Ending, choose_device
-from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.errors import ConfigError, UnreachableError
+from tests.node.daemons import founded
 
 
 class Ended(Exception):
@@ -37,3 +42,19 @@ def test_a_device_that_cannot_be_used_is_said_in_short(name: str) -> None:
         choose_device(name)
     assert str(refusal.value).startswith(f"device {name!r} cannot be used: ")
     assert len(str(refusal.value)) < 300
+
+
+def test_a_daemon_that_does_not_answer_yet_does_not_stop_the_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It may be reading a large model back from a slow disk: the trainer is started again."""
+
+    class Waiting:
+        def __init__(self, options: object, manifest: object) -> None:
+            raise UnreachableError("no daemon has answered")
+
+    monkeypatch.setattr(trainer, "Trainer", Waiting)
+    for module, name in ((trainer.logs, "configure"), (signal, "signal"), (trainer.atexit, "register")):
+        monkeypatch.setattr(module, name, lambda *_, **__: None)
+    monkeypatch.setattr(sys, "argv", ["trainer", TrainerOptions(folder=founded(tmp_path).root).to_json()])
+    assert trainer.main() == trainer.FAILURE
