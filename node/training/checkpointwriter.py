@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.node.storage.home import open_aside
+from gossamer.node.storage.home import open_aside, remove_unfinished
 from gossamer.node.training.checkpoint import Progress, State
 from gossamer.node.training.outer import OuterLoop
 
@@ -214,6 +214,7 @@ class _Writing:
         # How long the header will be is not known yet; what it does not need is spaces.
         longest = self._state.header(Progress(2**63, 2**63), [2**63] * len(self._rounds), self._checksums)
         self._data_at = 8 + len(longest)
+        remove_unfinished(self._path.parent.glob(f".{self._path.name}-*"))  # of trainers that were killed
         fd, self._aside = open_aside(self._path)
         self._file = os.fdopen(fd, "wb")
 

@@ -1,8 +1,10 @@
 """What a node keeps of its own training across restarts."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from gossamer.models.task import named_tensors
+from gossamer.node.storage.home import UNFINISHED_S
 from gossamer.node.training import checkpoint, checkpointwriter
 from gossamer.node.training.checkpoint import CHECKSUM, Progress, checksum, checksums_of, restore
 from gossamer.node.training.checkpointwriter import CheckpointWriter
@@ -365,3 +368,16 @@ def test_an_inner_state_of_tensors_of_another_kind_is_left_out_and_the_rest_is_k
     CheckpointWriter(path).save(outer, [optimizer], Progress(8, 16))
     _, again, fresh = make(seed=1)
     assert restore(path, again, [fresh]) == (Progress(8, 16), False)
+
+
+def test_what_killed_trainers_left_unfinished_is_removed(tmp_path):
+    """As large as the checkpoint itself, and one for each time."""
+    path = tmp_path / "trainer.safetensors"
+    stale, fresh = (tmp_path / f".{path.name}-{name}" for name in ("stale", "fresh"))
+    for file in (stale, fresh):
+        file.write_bytes(b"half")
+    long_ago = time.time() - 2 * UNFINISHED_S
+    os.utime(stale, (long_ago, long_ago))
+    _, outer, optimizer = trained()
+    CheckpointWriter(path).save(outer, [optimizer], Progress(8, 16))
+    assert path.exists() and fresh.exists() and not stale.exists()
