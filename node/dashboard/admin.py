@@ -15,6 +15,7 @@ everywhere. Pages of other origins get nothing: no CORS header is ever sent, and
 DNS rebinding is refused by its Host header.
 """
 
+import asyncio
 import hmac
 import ipaddress
 import logging
@@ -37,6 +38,9 @@ from gossamer.node.network.transport import http_log
 from gossamer.node.options import ADMIN_OFF
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.limits import ROUND_MAX
+
+CONNECTIONS_MAX = 64
+"""Of more than that the oldest is closed: each holds a file open, and the node needs some for itself."""
 
 PORT_FIRST, PORTS = 7780, 64
 """Where a node looks for a free port unless told; after these, the system chooses one."""
@@ -92,6 +96,7 @@ class AdminServer:
         self._registry = registry_of(view, watching)
         self._page, self._page_policy = document(), policy()
         self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
         check_token(option, self._host, token)
 
     async def start(self, last: int = 0) -> str | None:
@@ -132,22 +137,33 @@ class AdminServer:
             ports = (self._address[1],)
         problem: OSError | None = None
         for port in ports:
-            site = web.TCPSite(runner, self._host, port, reuse_address=True)
             try:
-                await site.start()
+                self._server = await asyncio.get_running_loop().create_server(
+                    lambda: self._protocol(runner), self._host, port, reuse_address=True
+                )
             except OSError as error:
                 problem = error
-                await site.stop()
                 continue
-            return int(runner.addresses[0][1])
+            return int(self._server.sockets[0].getsockname()[1])
         await runner.cleanup()
         assert problem is not None
         why = os.strerror(problem.errno) if problem.errno and problem.errno > 0 else str(problem.strerror)
         where = format_address(self._host, self._address[1] if self._address else 0)
         raise ConfigError(f"cannot listen on {where}: {why.lower()}; choose another --admin, or --admin off")
 
+    @staticmethod
+    def _protocol(runner: web.AppRunner) -> asyncio.Protocol:
+        """One of the HTTP server's own protocols, for a new connection."""
+        assert runner.server is not None
+        open_ = runner.server.connections
+        if len(open_) >= CONNECTIONS_MAX:
+            open_[0].force_close()
+        return runner.server()
+
     async def stop(self) -> None:
         """Stop listening."""
+        if self._server is not None:
+            self._server.close()
         if self._runner is not None:
             await self._runner.cleanup()
 

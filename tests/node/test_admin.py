@@ -13,8 +13,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gossamer.node.address import port_of
+from gossamer.node.address import parse_address, port_of
 from gossamer.node.daemon import Daemon
+from gossamer.node.dashboard import admin as admin_module
 from gossamer.node.dashboard import feed as feeds
 from gossamer.node.dashboard.admin import TOKEN_VARIABLE, AdminServer
 from gossamer.node.dashboard.admin_client import AdminClient, admin_of, find_admin
@@ -420,3 +421,19 @@ async def test_a_server_that_is_none_is_said() -> None:
     await server.wait_closed()
     with pytest.raises(UnreachableError, match="no answer from"):
         await events_until(f"127.0.0.1:{port}", "state")
+
+
+async def test_connections_are_bounded_and_the_oldest_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever opens many, and says nothing, would leave the node no file to open."""
+    monkeypatch.setattr(admin_module, "CONNECTIONS_MAX", 4)
+    home = founded(tmp_path / "a")
+    async with running(home):
+        host, port = parse_address(facts(home)["admin"])
+        silent = [await asyncio.open_connection(host, port) for _ in range(8)]
+        for reader, _ in silent[:4]:
+            assert await asyncio.wait_for(reader.read(), 5) == b"", "it was closed"
+        assert (await get(home, "/healthz"))[0] in (200, 503), "and others are answered"
+        for _, writer in silent:
+            writer.close()
