@@ -55,6 +55,8 @@ class Look:
     """Bytes; None where it is not known."""
     folder_gone: str = ""
     """The node's folder, if it is not where it was."""
+    folder_read_only: str = ""
+    """The node's folder, if this user cannot write to it."""
     offsets: tuple[float | None, ...] = ()
     """By how many seconds the clocks of peers are ahead of ours."""
     lacks_trainer: bool = False
@@ -151,13 +153,24 @@ class Vitals:
         self._void = look.void
 
     def _folder(self, look: Look) -> str | None:
-        if not look.folder_gone:
-            return None
-        found = f"the folder {look.folder_gone} is not there any more"
-        self._say(
-            "folder", look.now, f"{found}: what is trained now is not kept. Put it back, or stop this node"
-        )
-        return found
+        if look.folder_gone:
+            found = f"the folder {look.folder_gone} is not there any more"
+            self._say(
+                "folder",
+                look.now,
+                f"{found}: what is trained now is not kept. Put it back, or stop this node",
+            )
+            return found
+        if look.folder_read_only:
+            found = f"the folder {look.folder_read_only} cannot be written to"
+            self._say(
+                "folder",
+                look.now,
+                f"{found}: nothing is published or fetched until it can. Is it this user's, or has its disk"
+                " become read-only after errors?",
+            )
+            return found
+        return None
 
     def _disk(self, look: Look) -> str | None:
         if look.disk_free is None or look.disk_free >= DISK_FREE_MIN:

@@ -51,6 +51,7 @@ class Watching:
         self.disk_free: int | None = None
         """Bytes free where the node's folder is; None before the first look."""
         self._folder_gone = False
+        self._folder_read_only = False
         self._own_last = 0
         """Our last round before this run."""
         self._failed = False
@@ -125,6 +126,7 @@ class Watching:
         if ticks % DISK_TICKS == 0:
             self.disk_free = await asyncio.to_thread(_free_at, str(self._view.home.root))
             self._folder_gone = await asyncio.to_thread(self._view.home.is_gone)
+            self._folder_read_only = not await asyncio.to_thread(self._view.home.is_writable)
         if ticks % SAVE_TICKS == 0:
             await self._save()
         self.settle()
@@ -156,6 +158,7 @@ class Watching:
             version=view.merging.version,
             disk_free=self.disk_free,
             folder_gone=str(view.home.root) if self._folder_gone else "",
+            folder_read_only=str(view.home.root) if self._folder_read_only else "",
             offsets=tuple(link.clock_offset_s for link in view.links.values()),
             lacks_trainer=core.info.trains and not view.port.attached,
             void=sum(

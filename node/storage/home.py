@@ -149,6 +149,10 @@ class Home:
         except OSError:
             return True
 
+    def is_writable(self) -> bool:
+        """Whether files can be made here, disk space aside: not where it was mounted anew, read-only."""
+        return os.access(self.root, os.W_OK | os.X_OK)
+
     def is_free(self) -> bool:
         """Whether no daemon uses this folder now. Raises StorageError."""
         try:

@@ -143,3 +143,11 @@ def test_offsets_from_date_headers() -> None:
     assert offset_of("Thu, 01 Jan 1970 00:01:40 GMT", 40.5) == 60.0
     for date in (None, "", "yesterday", "Thu, 99 Jan 1970 00:01:40 GMT", "Thu, 01 Jan 99999 00:00:00 GMT"):
         assert offset_of(date, 40.5) is None, date
+
+
+def test_a_folder_that_cannot_be_written_to_is_a_problem(shown: Shown) -> None:
+    (said,) = shown.for_s(100, folder_read_only="/d")
+    assert "the folder /d cannot be written to: nothing is published or fetched" in said
+    assert shown.vitals.problem == "the folder /d cannot be written to"
+    shown.for_s(1)
+    assert shown.vitals.problem is None
