@@ -18,7 +18,7 @@ from gossamer.bootstrap.commands.flags import (
     given,
 )
 from gossamer.node.config import option_values
-from gossamer.protocol.errors import ConfigError, LocalError
+from gossamer.protocol.errors import ConfigError
 
 
 def init(
@@ -124,7 +124,7 @@ def init(
         if has_first:
             genesis_file.write(manifest, phi, first)
         manifests.write(manifest, path)
-    except LocalError:
+    except BaseException:  # Ctrl-C, too
         if new_key is not None:  # it owns nothing, and would be in the way of the next try
             new_key.unlink()
         raise

@@ -469,6 +469,17 @@ def test_an_init_that_fails_leaves_no_key(run: Run, tmp_path: Path) -> None:
     assert entries(tmp_path) == {"my.owner"}
 
 
+def test_an_init_that_is_interrupted_leaves_no_key(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gossamer.bootstrap.manifests.create", interrupt)
+    assert run("init", "my.toml", "--invited").status == 130
+    assert entries(tmp_path) == set()
+
+
 @pytest.mark.parametrize(
     ("args", "part"),
     [
