@@ -42,6 +42,9 @@ from gossamer.protocol.limits import ROUND_MAX
 CONNECTIONS_MAX = 64
 """Of more than that the oldest is closed: each holds a file open, and the node needs some for itself."""
 
+BACKLOG = 8
+"""So many are accepted at once, before there is a look at how many there are."""
+
 PORT_FIRST, PORTS = 7780, 64
 """Where a node looks for a free port unless told; after these, the system chooses one."""
 
@@ -139,7 +142,7 @@ class AdminServer:
         for port in ports:
             try:
                 self._server = await asyncio.get_running_loop().create_server(
-                    lambda: self._protocol(runner), self._host, port, reuse_address=True
+                    lambda: self._protocol(runner), self._host, port, reuse_address=True, backlog=BACKLOG
                 )
             except OSError as error:
                 problem = error
@@ -155,9 +158,8 @@ class AdminServer:
     def _protocol(runner: web.AppRunner) -> asyncio.Protocol:
         """One of the HTTP server's own protocols, for a new connection."""
         assert runner.server is not None
-        open_ = runner.server.connections
-        if len(open_) >= CONNECTIONS_MAX:
-            open_[0].force_close()
+        for old in runner.server.connections[: 1 - CONNECTIONS_MAX]:
+            old.force_close()
         return runner.server()
 
     async def stop(self) -> None:

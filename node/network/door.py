@@ -8,6 +8,8 @@ connection counts from its first byte.
 """
 
 import asyncio
+import errno
+import logging
 import resource
 import socket
 import ssl
@@ -15,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from math import inf
 from typing import Any, cast
 
 from aiohttp import web
@@ -38,6 +41,14 @@ IDLE_TIMEOUT_S = 30.0
 FILES_MIN = 1024
 """Open files for as many connections as come in, and for the node's own."""
 
+OWN_FILES = 256
+"""Of these, the node's own: databases, chunks, links that it has dialled, its pages."""
+
+CONNECTIONS_MIN = 64
+"""What a node needs, however few files it may open."""
+
+FILES_REPEAT_S = 300.0
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -45,6 +56,36 @@ def open_files_allowed() -> int:
     """Up to how many open files this process may have, if it asks."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return FILES_MIN if hard < 0 else min(FILES_MIN, hard)  # infinity is negative
+
+
+def connections_allowed() -> int:
+    """How many connections there may be, so that none costs the node a file of its own."""
+    return min(CONNECTIONS_MAX, max(CONNECTIONS_MIN, open_files_allowed() - OWN_FILES))
+
+
+class _Seldom(logging.Filter):
+    """asyncio says with a traceback of every connection that no file is left for it, 1,000 times a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said_at = -inf
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            return True
+        if time.monotonic() - self._said_at < FILES_REPEAT_S:
+            return False
+        self._said_at = time.monotonic()
+        record.msg, record.args, record.exc_info = (
+            f"connections wait: {error.strerror} (ulimit -n)",
+            None,
+            None,
+        )
+        return True
+
+
+logging.getLogger("asyncio").addFilter(_Seldom())
 
 
 def ask_for_open_files() -> None:
@@ -329,7 +370,7 @@ class Door:
         same = [guest for guest in strangers if guest.origin == origin]
         if len(same) >= STRANGERS_PER_ADDRESS_MAX:
             self._gives_way(same[0])
-        elif len(strangers) >= STRANGERS_MAX or len(self._guests) >= CONNECTIONS_MAX:
+        elif len(strangers) >= STRANGERS_MAX or len(self._guests) >= connections_allowed():
             if not strangers:
                 return False
             busiest = Counter(guest.origin for guest in strangers).most_common(1)[0][0]
