@@ -22,6 +22,7 @@ Everything is created 0700/0600; files appear whole (written aside, then renamed
 
 import fcntl
 import json
+import logging
 import os
 import stat
 import tempfile
@@ -38,6 +39,8 @@ from gossamer.protocol.invitation import INVITATION_BYTES_MAX, Invitation, read_
 
 if TYPE_CHECKING:
     from gossamer.protocol.manifest import Manifest
+
+log = logging.getLogger("gossamer.node")
 
 _SOCKET_PATH_MAX = 100
 """Unix socket paths end at 104 to 108 bytes, depending on the system."""
@@ -119,7 +122,7 @@ class Home:
         self.incarnation_path = root / "incarnation"
         self.checkpoint_path = root / "trainer.safetensors"
         self.pretrained_path = root / "pretrained"
-        self._lock = -1
+        self._lock = self._folder = -1
 
     def create(self) -> None:
         """Make the folder. Raises StorageError."""
@@ -129,10 +132,20 @@ class Home:
             raise StorageError(f"cannot create {self.root}: {error.strerror}; choose another --dir") from None
 
     def lock(self) -> None:
-        """Make sure that no other daemon uses this folder. Raises StorageError."""
+        """Make sure that no other daemon uses this folder, as long as we live. Raises StorageError.
+
+        The folder itself is locked too, where its file system can do that: the file may be removed.
+        """
         try:
-            self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)  # held as long as we live
+            self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._folder = os.open(self.root, os.O_RDONLY)
+            try:
+                fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise
+            except OSError as error:
+                log.debug("cannot lock %s: %s", self.root, error.strerror)
         except BlockingIOError:
             raise StorageError(
                 f"another node is running in {self.root}; stop it or choose another --dir"
@@ -145,7 +158,7 @@ class Home:
     def is_gone(self) -> bool:
         """Whether the folder that we have locked is not where it was: moved, removed, or unmounted."""
         try:
-            return self._lock >= 0 and not os.path.samestat(os.fstat(self._lock), os.stat(self.root / "lock"))
+            return self._folder >= 0 and not os.path.samestat(os.fstat(self._folder), os.stat(self.root))
         except OSError:
             return True
 

@@ -67,6 +67,7 @@ async def started(home: Home, **options: Any) -> AsyncIterator[tuple[Daemon, asy
         daemon.stop()
         await asyncio.wait([task], timeout=10)
         os.close(daemon.home._lock)  # as its process would
+        os.close(daemon.home._folder)
         await task
 
 

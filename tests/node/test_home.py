@@ -14,6 +14,12 @@ from gossamer.protocol.errors import ConfigError, StorageError
 from tests.protocol.builders import SMALL, manifest
 
 
+def let_go(home: Home) -> None:
+    """As when its process ends."""
+    os.close(home._lock)
+    os.close(home._folder)
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     home = Home(tmp_path / "node")
@@ -61,8 +67,17 @@ def test_a_folder_has_one_daemon(home: Home) -> None:
     home.lock()
     with pytest.raises(StorageError, match=f"another node is running in {home.root}"):
         Home(home.root).lock()
-    os.close(home._lock)  # as its process ends
+    let_go(home)
     Home(home.root).lock()
+
+
+def test_a_folder_has_one_daemon_also_where_somebody_removes_the_lock(home: Home) -> None:
+    """As who is told that another node is running may do, and then one key signs twice."""
+    home.lock()
+    (home.root / "lock").unlink()
+    with pytest.raises(StorageError, match=f"another node is running in {home.root}"):
+        Home(home.root).lock()
+    assert not home.is_gone(), "only a file of it is"
 
 
 def test_a_folder_that_was_moved_or_removed_is_seen_to_be_gone(home: Home) -> None:
