@@ -6,9 +6,9 @@ takes the same place.
 A mistake in a task that shows before the first step is for a person to mend: exit status 2, and the node
 stops. One that shows later may pass (a file out of reach, another process that took the memory), and so does
 what keeps a daemon from answering: exit status 1, and the trainer is started again, with pauses, for as long
-as it takes; the daemon goes on. So it is with training that diverges after it went well (a batch whose loss is
-no number, an overflow): the next process begins with the swarm's model, a fresh inner optimizer and the data
-that comes after.
+as it takes; the daemon goes on. So it is with training that diverges after it went well (a batch whose loss
+is no number, an overflow): the next process begins with the swarm's model, a fresh inner optimizer and the
+data that comes after.
 """
 
 import atexit
