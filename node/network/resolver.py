@@ -12,6 +12,8 @@ from contextlib import suppress
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+_AS_NUMBERS = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+
 
 class Resolver(AbstractResolver):
     """The system's own lookups. aiohttp asks for a name once at a time, however many dial it."""
@@ -53,9 +55,7 @@ def _addresses(host: str, port: int, family: socket.AddressFamily) -> list[Resol
     return [
         ResolveResult(
             hostname=host,
-            host=socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[
-                0
-            ],  # with a scope
+            host=socket.getnameinfo(address, _AS_NUMBERS)[0],  # with its scope
             port=port,
             family=kind,
             proto=protocol,

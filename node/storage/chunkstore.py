@@ -75,7 +75,7 @@ class ChunkStore:
         return self._sizes.get(blob, 0)
 
     def fits(self, blob: bytes, size: int) -> bool | None:
-        """Whether a chunk that is here has so many bytes; None if it is not here, or turns out damaged.
+        """Whether a chunk that is here has so many bytes; None if it is not here, or cannot be read.
 
         Only one of another size is read for it: a file that a power cut has torn says nothing of its hash.
         """
@@ -84,7 +84,7 @@ class ChunkStore:
             return None if known is None else True
         try:
             return len(self.get(blob)) == size
-        except MissingChunkError:
+        except StorageError:
             return None
 
     def _path(self, blob: bytes) -> Path:

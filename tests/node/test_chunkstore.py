@@ -58,6 +58,10 @@ def test_a_chunk_has_the_size_of_its_bytes_and_no_other(store: ChunkStore) -> No
     again = ChunkStore(store._root)
     assert again.fits(blob, 9) is None, "a torn file says nothing of the size that its hash has"
     assert blob not in again
+    other = put(store, b"other data")
+    path_of(store, other).unlink()
+    path_of(store, other).mkdir()  # as any other file that cannot be read
+    assert store.fits(other, 4) is None and other in store
 
 
 @pytest.mark.parametrize("damage", ["torn", "flipped", "empty", "longer", "gone"])
