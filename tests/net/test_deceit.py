@@ -198,14 +198,11 @@ async def test_a_payload_that_unpacks_to_a_gigabyte_weighs_nothing(tmp_path: Pat
                 late = round_ - number * len(layout.fragments)
                 assert layout.of_round(late) is bulky
                 await mallory.publish(mallory.delta_of(late, payload))
-            await swarm.until(
-                lambda: (
-                    # One of them may have a payload from the other.
-                    len(mallory.answers) >= 4 and not any(n.status["payloads_missing"] for n in nodes)
-                ),
-                60,
-                "all fetched",
-            )
+            # One of them may have a payload from the other.
+            await swarm.until(lambda: len(mallory.answers) >= 4, 60, "asked for")
+            await swarm.agree()  # so that no payload of theirs is on its way
+            await swarm.until(lambda: not any(n.status["payloads_missing"] for n in nodes), 60, "all fetched")
+            swarm.train_on()
             await go_on(swarm)
             for node, rss in zip(nodes, before, strict=True):
                 grown = peak_of(node) - rss
