@@ -1,5 +1,6 @@
 """Phi from a node's folder alone: the newest snapshot, and the fold over the records after it."""
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,9 +14,12 @@ from gossamer.protocol.admission import Charter
 from gossamer.protocol.chunks import payload_chunk_sizes
 from gossamer.protocol.errors import ConfigError, PayloadError, PeerError, StorageError
 from gossamer.protocol.history import Claim
+from gossamer.protocol.identity import short
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.records import Delta
+
+log = logging.getLogger("gossamer.restore")
 
 ATTEMPTS_MAX = 8
 """How often a reader begins again because the running daemon has moved on."""
@@ -57,9 +61,18 @@ def has_model(home: Home, manifest: Manifest) -> bool:
 
 
 def is_held(delta: Delta, chunks: ChunkStore) -> bool:
-    """Whether a delta's payload is on disk, all of it, in chunks of the sizes that its record states."""
+    """Whether a delta's payload is on disk, all of it, in chunks of the sizes that its record states.
+
+    A chunk that turns out damaged is said, and counts as missing.
+    """
     sizes = payload_chunk_sizes(delta.body.payload_bytes)
-    return all(chunks.fits(blob, size) for blob, size in zip(delta.body.chunks, sizes, strict=True))
+    for blob, size in zip(delta.body.chunks, sizes, strict=True):
+        was_here = blob in chunks
+        if not chunks.fits(blob, size):
+            if was_here and blob not in chunks:
+                log.warning("chunk %s was damaged on disk; fetching it again", short(blob))
+            return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
