@@ -143,10 +143,16 @@ class Fetcher:
         have: it is not looked for, and what is here is not taken for it. Else those would hold it who happen
         to have that chunk as part of something else, and nobody besides.
         """
-        found = {(blob, size): self._fits(blob, size) for blob, size in dict.fromkeys(chunks)}
-        if False in found.values() or len(found) > len(dict(chunks)):
+        sizes = dict(chunks)
+        if any(sizes[blob] != size for blob, size in chunks):
             return []
-        missing = {blob: size for (blob, size), fits in found.items() if not fits}
+        missing = {}
+        for blob, size in sizes.items():
+            fits = self._fits(blob, size)
+            if fits is False:
+                return []
+            if fits is None:
+                missing[blob] = size
         if not missing:
             return [Fetched(key)]
         self._wants.setdefault(key, _Want({}, now)).missing |= missing

@@ -6,9 +6,10 @@ waits for them: neither may be held up by somebody's name.
 """
 
 import asyncio
+import errno
 import socket
 import threading
-from contextlib import suppress
+from concurrent.futures import Future
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
@@ -22,35 +23,28 @@ class Resolver(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         """Addresses of a name. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[list[ResolveResult]] = loop.create_future()
-
-        def settle(found: list[ResolveResult], error: OSError | None) -> None:
-            if answer.done():  # nobody waits for it any more
-                return
-            if error is None:
-                answer.set_result(found)
-            else:
-                answer.set_exception(error)
+        answer: Future[list[ResolveResult]] = Future()
+        answer.set_running_or_notify_cancel()  # nothing ends a lookup; who does not wait any more just goes
 
         def look_up() -> None:
-            found: list[ResolveResult] = []
-            failed = None
             try:
                 found = _addresses(host, port, family)
-            except OSError as error:
-                failed = error
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(settle, found, failed)
+            except UnicodeError:
+                answer.set_exception(OSError(errno.EINVAL, f"{host!r} is no name"))
+            except Exception as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(found)
 
         threading.Thread(target=look_up, name="look-up", daemon=True).start()
-        return await answer
+        return await asyncio.wrap_future(answer)
 
     async def close(self) -> None:
         """Nothing is kept open."""
 
 
 def _addresses(host: str, port: int, family: socket.AddressFamily) -> list[ResolveResult]:
+    """Raises OSError, or UnicodeError for what cannot be a name."""
     numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     return [
         ResolveResult(

@@ -56,6 +56,8 @@ class ChunkStore:
                 remove_unfinished(root.glob("*/.*-*"))
         except OSError as error:
             raise StorageError(f"cannot use {root}: {error.strerror}") from None
+        self._unchecked = set(self._sizes)
+        """Those that a power cut may have torn: found here at the start, and not read since."""
         self._held = sum(self._sizes.values())
         self._came = 0
 
@@ -77,11 +79,14 @@ class ChunkStore:
     def fits(self, blob: bytes, size: int) -> bool | None:
         """Whether a chunk that is here has so many bytes; None if it is not here, or cannot be read.
 
-        Only one of another size is read for it: a file that a power cut has torn says nothing of its hash.
+        Only one of another size is read for it, once: a file that a power cut has torn says nothing of its
+        hash.
         """
         known = self._sizes.get(blob)
-        if known is None or known == size:
-            return None if known is None else True
+        if known is None:
+            return None
+        if known == size or blob not in self._unchecked:
+            return known == size
         try:
             return len(self.get(blob)) == size
         except StorageError:
@@ -106,11 +111,13 @@ class ChunkStore:
             self._sizes[blob] = len(data)
             self._held += fresh
             self._came += fresh
+            self._unchecked.discard(blob)
 
     def drop(self, blob: bytes) -> None:
         """Remove a chunk that nobody needs any more."""
         with self._counting:
             self._held -= self._sizes.pop(blob, 0)
+            self._unchecked.discard(blob)
         self._path(blob).unlink(missing_ok=True)
 
     def sweep(self, needed: set[bytes]) -> int:
@@ -133,6 +140,7 @@ class ChunkStore:
                 with suppress(OSError):  # it counts as missing also where nothing can be removed
                     self.drop(blob)
             raise MissingChunkError(blob)
+        self._unchecked.discard(blob)
         return data
 
     def join(self, blobs: Iterable[bytes]) -> bytes:

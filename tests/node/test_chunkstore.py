@@ -59,9 +59,22 @@ def test_a_chunk_has_the_size_of_its_bytes_and_no_other(store: ChunkStore) -> No
     assert again.fits(blob, 9) is None, "a torn file says nothing of the size that its hash has"
     assert blob not in again
     other = put(store, b"other data")
+    again = ChunkStore(store._root)
     path_of(store, other).unlink()
     path_of(store, other).mkdir()  # as any other file that cannot be read
-    assert store.fits(other, 4) is None and other in store
+    assert again.fits(other, 4) is None and other in again
+
+
+def test_a_chunk_is_read_for_its_size_once(store: ChunkStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may state another size for it, in as many records as they like."""
+    blob, other = put(store, b"some data"), put(store, b"other data")
+    again = ChunkStore(store._root)
+    read: list[Path] = []
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or read_bytes(path))
+    assert [again.fits(blob, 8) for _ in range(3)] == [False] * 3
+    assert read == [path_of(store, blob)]
+    assert store.fits(other, 8) is False and len(read) == 1, "what was put here is known"
 
 
 @pytest.mark.parametrize("damage", ["torn", "flipped", "empty", "longer", "gone"])

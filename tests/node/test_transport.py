@@ -393,3 +393,9 @@ async def test_names_that_nobody_can_look_up_hold_neither_the_disk_up_nor_the_en
         monkeypatch.undo()
         (found, *_) = await Resolver().resolve("localhost", 7700, socket.AF_INET)
         assert (found["host"], found["port"], found["family"]) == ("127.0.0.1", 7700, socket.AF_INET)
+
+
+@pytest.mark.parametrize("name", ["a" * 64 + ".example.org", "a..example.org"])
+async def test_what_cannot_be_a_name_is_an_error_like_others(name: str) -> None:
+    with pytest.raises(OSError, match="is no name"):
+        await asyncio.wait_for(Resolver().resolve(name), 10)

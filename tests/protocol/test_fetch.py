@@ -129,6 +129,16 @@ def test_a_chunk_is_not_taken_for_one_of_another_size(is_here_first):
     assert not net.fetcher.wants(_key(2)) and not net.fetcher.keys_of(_blob(2))
 
 
+def test_the_first_chunk_of_a_wrong_size_is_enough():
+    """To tell the size of one that is here, it may have to be read."""
+    net, asked = Net(), []
+    net.have = {_blob(number) for number in range(5)}
+    net.true_sizes = dict.fromkeys(net.have, 99)
+    net.fetcher._fits = lambda blob, size: asked.append(blob) or net._fits(blob, size)
+    net.want(1, *range(5))
+    assert (asked, net.fetched, net.fetcher.wants(_key(1))) == ([_blob(0)], [], False)
+
+
 def test_one_hash_with_two_sizes_is_not_looked_for():
     net = Net(links={1: True})
     assert net.fetcher.want(_key(1), ((_blob(1), 100), (_blob(2), 100), (_blob(1), 7)), 0.0) == []
