@@ -29,8 +29,8 @@ from gossamer.node.network.acquaintances import Acquaintances, whom_to_join
 from gossamer.node.network.admitting import Admitting
 from gossamer.node.network.chunk_routes import ChunkRoutes
 from gossamer.node.network.dialling import Dialler
-from gossamer.node.network.door import ask_for_open_files
 from gossamer.node.network.local_chunks import LocalChunks
+from gossamer.node.network.open_files import SaidSeldom, ask_for_open_files
 from gossamer.node.network.open_links import OpenLinks
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.questions import Questions
@@ -372,6 +372,7 @@ def main() -> int:
     logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
     os.umask(0o077)  # SQLite makes files of its own
     ask_for_open_files()
+    logging.getLogger("asyncio").addFilter(SaidSeldom())
     try:
         daemon = Daemon(options)
         lifeline.watch(lambda: signal.raise_signal(signal.SIGTERM))

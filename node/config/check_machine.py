@@ -9,7 +9,7 @@ from pathlib import Path
 from gossamer.node.address import format_address, is_loopback, parse_address
 from gossamer.node.config.findings import Finding, error, ok, told, warning
 from gossamer.node.dashboard.admin import TOKEN_VARIABLE, check_token
-from gossamer.node.network.door import FILES_MIN, open_files_allowed
+from gossamer.node.network.open_files import FILES_MIN, open_files_allowed
 from gossamer.node.options import ADMIN_OFF
 from gossamer.protocol.errors import ConfigError, LocalError
 

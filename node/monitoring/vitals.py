@@ -155,22 +155,17 @@ class Vitals:
     def _folder(self, look: Look) -> str | None:
         if look.folder_gone:
             found = f"the folder {look.folder_gone} is not there any more"
-            self._say(
-                "folder",
-                look.now,
-                f"{found}: what is trained now is not kept. Put it back, or stop this node",
-            )
-            return found
-        if look.folder_read_only:
+            advice = "what is trained now is not kept. Put it back, or stop this node"
+        elif look.folder_read_only:
             found = f"the folder {look.folder_read_only} cannot be written to"
-            self._say(
-                "folder",
-                look.now,
-                f"{found}: nothing is published or fetched until it can. Is it this user's, or has its disk"
-                " become read-only after errors?",
+            advice = (
+                "nothing is published or fetched until it can. Is it this user's, or has its disk become"
+                " read-only after errors?"
             )
-            return found
-        return None
+        else:
+            return None
+        self._say("folder", look.now, f"{found}: {advice}")
+        return found
 
     def _disk(self, look: Look) -> str | None:
         if look.disk_free is None or look.disk_free >= DISK_FREE_MIN:

@@ -8,24 +8,19 @@ connection counts from its first byte.
 """
 
 import asyncio
-import errno
-import logging
-import resource
 import socket
 import ssl
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from math import inf
 from typing import Any, cast
 
 from aiohttp import web
 
 from gossamer.node.address import origin_of
+from gossamer.node.network.open_files import connections_allowed
 from gossamer.node.network.policing import Policing
 from gossamer.protocol.limits import (
-    CONNECTIONS_MAX,
     CONNECTIONS_PER_LINK_MAX,
     REQUEST_TIMEOUT_S,
     STRANGER_BYTES_MAX,
@@ -38,62 +33,7 @@ from gossamer.protocol.limits import (
 IDLE_TIMEOUT_S = 30.0
 """A connection with no request on it is closed after this."""
 
-FILES_MIN = 1024
-"""Open files for as many connections as come in, and for the node's own."""
-
-OWN_FILES = 256
-"""Of these, the node's own: databases, chunks, links that it has dialled, its pages."""
-
-CONNECTIONS_MIN = 64
-"""What a node needs, however few files it may open."""
-
-FILES_REPEAT_S = 300.0
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def open_files_allowed() -> int:
-    """Up to how many open files this process may have, if it asks."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return FILES_MIN if hard < 0 else min(FILES_MIN, hard)  # infinity is negative
-
-
-def connections_allowed() -> int:
-    """How many connections there may be, so that none costs the node a file of its own."""
-    return min(CONNECTIONS_MAX, max(CONNECTIONS_MIN, open_files_allowed() - OWN_FILES))
-
-
-class _Seldom(logging.Filter):
-    """asyncio says with a traceback of every connection that no file is left for it, 1,000 times a second."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._said_at = -inf
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
-            return True
-        if time.monotonic() - self._said_at < FILES_REPEAT_S:
-            return False
-        self._said_at = time.monotonic()
-        record.msg, record.args, record.exc_info = (
-            f"connections wait: {error.strerror} (ulimit -n)",
-            None,
-            None,
-        )
-        return True
-
-
-logging.getLogger("asyncio").addFilter(_Seldom())
-
-
-def ask_for_open_files() -> None:
-    """Raise the limit, which is 256 on some systems, as far as it may be."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < open_files_allowed():
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (open_files_allowed(), hard))
 
 
 class Gate:

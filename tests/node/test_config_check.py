@@ -24,7 +24,6 @@ from gossamer.node.config.check_manifest import check_manifest, disk_needed
 from gossamer.node.config.check_swarm import ask_nodes
 from gossamer.node.config.config_check import check
 from gossamer.node.config.findings import Finding
-from gossamer.node.network.door import ask_for_open_files
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Role
 from gossamer.protocol.codecs import CODECS
@@ -182,17 +181,6 @@ def test_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, needed: int | Non
 def test_open_files(monkeypatch: pytest.MonkeyPatch, limit: int, level: str) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda which: (limit, limit))
     assert levels(check_machine.check_open_files()) == {"files": [level]}
-
-
-def test_a_daemon_takes_the_open_files_that_it_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr("resource.getrlimit", lambda which: (256, 4096))
-    monkeypatch.setattr("resource.setrlimit", lambda which, limits: asked.append(limits))
-    ask_for_open_files()
-    assert asked == [(1024, 4096)]
-    monkeypatch.setattr("resource.getrlimit", lambda which: (4096, -1))
-    ask_for_open_files()
-    assert asked == [(1024, 4096)], "more is left as it is"
 
 
 # -- the manifest

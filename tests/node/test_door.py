@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import logging
 import os
 from collections.abc import AsyncIterator
 
@@ -293,23 +291,3 @@ async def test_chunks_that_are_not_here_are_asked_for_slowly(
             await get_chunk(out, bytes(32), 1)
     assert len([seconds for seconds in slept if 0 < seconds <= 0.05]) >= 1
     assert listener.gone == []
-
-
-@pytest.mark.parametrize(("files", "connections"), [(1024, 768), (512, 256), (256, 64), (16, 64)])
-def test_a_machine_that_allows_few_open_files_has_some_left_for_the_nodes_own(
-    monkeypatch: pytest.MonkeyPatch, files: int, connections: int
-) -> None:
-    monkeypatch.setattr(door_module, "open_files_allowed", lambda: files)
-    assert door_module.connections_allowed() == connections
-
-
-def test_that_no_file_is_left_for_a_connection_is_said_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    """By asyncio, for each of them."""
-    log = logging.getLogger("asyncio")
-    for number in (errno.EMFILE, errno.EMFILE, errno.EPERM):
-        error = OSError(number, os.strerror(number))
-        log.error("socket.accept() out of system resource", exc_info=error)
-    waiting, other = (record for record in caplog.records if record.name == "asyncio")
-    assert waiting.getMessage() == "connections wait: Too many open files (ulimit -n)"
-    assert waiting.exc_info is None
-    assert other.exc_info is not None and "system resource" in other.getMessage()
