@@ -28,6 +28,7 @@ from gossamer.node.training.reporting import Reporter
 from gossamer.node.training.role import Role
 from gossamer.node.training.standing import Standing
 from gossamer.node.training.steps import mean_loss, token_count
+from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.manifest import Manifest
 
 LEAVE_S = 2.0
@@ -70,7 +71,10 @@ class Peer(Standing):
         link = DaemonLink(home.socket_path(), manifest)
         team = Alone(dict(named_tensors(model, frozen=True)))
         try:
-            link.wait_connected(CONNECT_TIMEOUT_S)
+            if not link.wait_connected(CONNECT_TIMEOUT_S):
+                raise UnreachableError(
+                    f"no daemon has answered at {home.socket_path()} for {CONNECT_TIMEOUT_S:.0f} s"
+                )
             leader = Leader(
                 model,
                 optimizers,

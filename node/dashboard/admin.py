@@ -34,6 +34,7 @@ from gossamer.node.dashboard.page import document, policy
 from gossamer.node.monitoring.status import status_of
 from gossamer.node.monitoring.view import NodeView
 from gossamer.node.monitoring.watching import Watching
+from gossamer.node.network.listening import listen
 from gossamer.node.network.transport import http_log
 from gossamer.node.options import ADMIN_OFF
 from gossamer.protocol.errors import ConfigError
@@ -141,9 +142,7 @@ class AdminServer:
         problem: OSError | None = None
         for port in ports:
             try:
-                self._server = await asyncio.get_running_loop().create_server(
-                    lambda: self._protocol(runner), self._host, port, reuse_address=True, backlog=BACKLOG
-                )
+                self._server = await listen(lambda: self._protocol(runner), self._host, port, BACKLOG)
             except OSError as error:
                 problem = error
                 continue

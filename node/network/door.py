@@ -8,7 +8,6 @@ connection counts from its first byte.
 """
 
 import asyncio
-import socket
 import ssl
 import time
 from collections import Counter
@@ -18,6 +17,7 @@ from typing import Any, cast
 from aiohttp import web
 
 from gossamer.node.address import origin_of
+from gossamer.node.network.listening import listen
 from gossamer.node.network.open_files import connections_allowed
 from gossamer.node.network.policing import Policing
 from gossamer.protocol.limits import (
@@ -32,6 +32,9 @@ from gossamer.protocol.limits import (
 
 IDLE_TIMEOUT_S = 30.0
 """A connection with no request on it is closed after this."""
+
+BACKLOG = 128
+"""Connections that the system keeps for us until we accept them."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -243,14 +246,7 @@ class Door:
 
     async def open(self, host: str, port: int) -> tuple[str, int]:
         """Listen; returns the address that was bound. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        if host == "::" and socket.has_dualstack_ipv6():  # asyncio would leave out whoever has IPv4 alone
-            listener = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
-            self._server = await loop.create_server(lambda: Guest(self), sock=listener, backlog=128)
-        else:
-            self._server = await loop.create_server(
-                lambda: Guest(self), host, port, reuse_address=True, backlog=128
-            )
+        self._server = await listen(lambda: Guest(self), host, port, BACKLOG)
         name = self._server.sockets[0].getsockname()
         return str(name[0]), int(name[1])
 

@@ -73,6 +73,11 @@ class Beside:
         """Whether SIGTERM came, or the daemon is done and will not be started again."""
         return self._asked or self._ended is not None
 
+    @property
+    def has_died(self) -> bool:
+        """Whether the daemon ended when it should not, though another may run by now."""
+        return self._service is not None and self._service.failures > 0
+
     def ending(self) -> BaseException:
         """What to end a loop with that goes on although it must stop."""
         if self._ended:

@@ -41,6 +41,8 @@ FREE_TIMEOUT_S = 8.0
 """How long the daemon of a script that has just been killed may take to end."""
 
 POLL_S = 0.1
+TELL_AFTER_S = 15.0
+"""The first time that we say what we wait for; then after twice as long, and so on."""
 
 log = logging.getLogger("gossamer.peer")
 
@@ -167,15 +169,26 @@ def _found_if_first(
 def _connect(home: Home, manifest: Manifest, beside: Beside) -> DaemonLink:
     """Wait until the daemon listens. Raises ConfigError if it gives up, or UnreachableError."""
     link = DaemonLink(home.socket_path(), manifest)
-    deadline = time.monotonic() + CONNECT_TIMEOUT_S
-    while True:
-        try:
-            link.wait_connected(0.1)
-            return link
-        except UnreachableError:
-            if beside.must_stop:
-                link.close()
-                raise beside.ending() from None
-            if time.monotonic() > deadline:
-                link.close()
-                raise
+    try:
+        _wait_for_daemon(link, beside)
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def _wait_for_daemon(link: DaemonLink, beside: Beside) -> None:
+    """However long it reads the node's model back; one that has died, and its successors, get less time."""
+    begun = lived = time.monotonic()
+    tell_after = TELL_AFTER_S
+    while not link.wait_connected(POLL_S):
+        if beside.must_stop:
+            raise beside.ending()
+        now = time.monotonic()
+        if not beside.has_died:
+            lived = now
+        if now - lived > CONNECT_TIMEOUT_S:
+            raise UnreachableError("the node's daemon keeps ending before it listens: its lines say why")
+        if now - begun > tell_after:
+            log.info("waiting for the node's daemon, which reads its model back (%.0f s)", now - begun)
+            tell_after *= 2

@@ -93,7 +93,7 @@ async def training(home: Home) -> AsyncIterator[DaemonLink]:
     """A trainer's link to the daemon in a folder."""
     link = DaemonLink(home.socket_path(), manifest_of(home))
     try:
-        await asyncio.to_thread(link.wait_connected, 5)
+        assert await asyncio.to_thread(link.wait_connected, 5)
         yield link
     finally:
         await asyncio.to_thread(link.close)

@@ -203,6 +203,53 @@ def test_a_manifest_as_a_file_or_as_it_is(
     assert joins == ("127.0.0.1:1",)
 
 
+class SlowDaemon:
+    """A daemon that begins to listen after so many looks, between which minutes pass."""
+
+    has_died = False
+    must_stop = False
+
+    def __init__(self, looks: int, clock: pytest.MonkeyPatch) -> None:
+        self.looks, self.now = looks, 0.0
+        clock.setattr(starting.time, "monotonic", lambda: self.now)
+
+    def wait_connected(self, timeout_s: float) -> bool:
+        self.looks -= 1
+        self.now += 45.0
+        return self.looks < 0
+
+    def ending(self) -> BaseException:
+        return SystemExit(143)
+
+
+def test_a_daemon_that_reads_its_model_for_long_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon: Any = SlowDaemon(20, monkeypatch)
+    with caplog.at_level(logging.INFO, "gossamer.peer"):
+        starting._wait_for_daemon(daemon, daemon)
+    assert daemon.looks < 0
+    told = [record.message for record in caplog.records]
+    assert told and all("reads its model back" in text for text in told)
+    assert len(told) <= 6, "and the person is not told of it at every look"
+
+
+def test_a_daemon_that_dies_again_and_again_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon: Any = SlowDaemon(20, monkeypatch)
+    daemon.has_died = True
+    with pytest.raises(UnreachableError, match="its lines say why"):
+        starting._wait_for_daemon(daemon, daemon)
+    assert daemon.now <= 2 * starting.CONNECT_TIMEOUT_S
+
+
+def test_who_is_told_to_stop_waits_for_no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon: Any = SlowDaemon(20, monkeypatch)
+    daemon.must_stop = True
+    with pytest.raises(SystemExit):
+        starting._wait_for_daemon(daemon, daemon)
+    assert daemon.now <= 45.0
+
+
 def test_adapters_take_what_attach_takes() -> None:
     own = get_type_hints(Peer.attach)
     assert own.items() >= get_type_hints(starting.AttachOptions).items()

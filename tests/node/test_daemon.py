@@ -65,7 +65,7 @@ def hand_over(link: DaemonLink, round_: int, data: bytes) -> None:
 async def test_a_delta_is_published_merged_and_offered_back(home: Home) -> None:
     async with running(home) as daemon:
         link = DaemonLink(home.socket_path(), manifest_of(home))
-        await asyncio.to_thread(link.wait_connected, 5)
+        assert await asyncio.to_thread(link.wait_connected, 5)
         await until(lambda: link._offers)
         first = link.take_offer()
         assert first is not None and first.merged_round == 0
@@ -93,7 +93,7 @@ async def test_a_restarted_daemon_never_signs_a_round_again(
     monkeypatch.setattr(daemon_link, "RECONNECT_S", 0.02)
     async with running(home):
         link = DaemonLink(home.socket_path(), manifest_of(home))
-        await asyncio.to_thread(link.wait_connected, 5)
+        assert await asyncio.to_thread(link.wait_connected, 5)
         for round_ in (1, 2):
             hand_over(link, round_, payload(home))
             assert await asyncio.to_thread(link.wait_acknowledged, 5)

@@ -21,7 +21,6 @@ import pytest
 from gossamer.node.ipc import control, daemon_link, trainer_port
 from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.ipc.shared import SharedMemory
-from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.manifest import Manifest
 from tests.node.trainer_side import NODE_ID, FakeDaemon, daemon_at, link_to, publish, until, values_of
 from tests.protocol.builders import LAYOUT
@@ -180,12 +179,11 @@ async def test_a_frozen_trainer_does_not_keep_the_next_one_out(daemon: FakeDaemo
 # -- the daemon dies
 
 
-async def test_no_daemon_is_one_clear_line(tmp_path: Path) -> None:
+async def test_without_a_daemon_it_closes_all_the_same(tmp_path: Path) -> None:
     from tests.protocol.builders import SMALL
 
     link = DaemonLink(str(tmp_path / "nobody"), SMALL)
-    with pytest.raises(UnreachableError, match="no daemon has answered"):
-        await asyncio.to_thread(link.wait_connected, 0.1)
+    assert not await asyncio.to_thread(link.wait_connected, 0.1)
     link.close()
     assert not link._thread.is_alive()
 

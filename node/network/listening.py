@@ -1,0 +1,19 @@
+"""A port of this machine, for whoever comes to it by either kind of address."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+
+async def listen(
+    protocol: Callable[[], asyncio.Protocol], host: str, port: int, backlog: int
+) -> asyncio.Server:
+    """Have a protocol made for every connection that comes in. Raises OSError.
+
+    At ``::`` those of IPv4 come in, too, which asyncio would leave out.
+    """
+    loop = asyncio.get_running_loop()
+    if host == "::" and socket.has_dualstack_ipv6():
+        listener = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return await loop.create_server(protocol, sock=listener, backlog=backlog)
+    return await loop.create_server(protocol, host, port, reuse_address=True, backlog=backlog)
