@@ -3,10 +3,10 @@
 import math
 
 from gossamer.protocol import limits
-from gossamer.protocol.fetch import Fetcher
 from gossamer.protocol.gossip import Gossip
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.links import Links
+from gossamer.protocol.wants import Wants
 
 LOOK_INTERVAL_S = 1.0
 
@@ -14,14 +14,12 @@ LOOK_INTERVAL_S = 1.0
 class CatchUp:
     """Watches from the first event on how a node learns what the others have."""
 
-    def __init__(
-        self, ledger: Ledger, links: Links, gossip: Gossip, fetcher: Fetcher, *, is_first: bool
-    ) -> None:
+    def __init__(self, ledger: Ledger, links: Links, gossip: Gossip, wants: Wants, *, is_first: bool) -> None:
         """`is_first`: there is nobody to join."""
         self._ledger = ledger
         self._links = links
         self._gossip = gossip
-        self._fetcher = fetcher
+        self._wants = wants
         self._is_first = is_first
         self._now = 0.0
         self._began = math.inf
@@ -43,7 +41,7 @@ class CatchUp:
                 self._synced_at = now
         elif self._lacking and now >= self._next_look:
             self._next_look = now + LOOK_INTERVAL_S
-            lacking = self._fetcher.chunks_lacking(self._synced_at)
+            lacking = self._wants.chunks_lacking(self._synced_at)
             if lacking < self._lacking:
                 self._lacking, self._moved_at = lacking, now
             self._few_since = min(self._few_since, now) if self._lacks_few(self._synced_at) else math.inf
@@ -67,10 +65,10 @@ class CatchUp:
             return alone
         stalled = self._now > self._moved_at + limits.STALL_PATIENCE_S
         dribbled = self._now > self._few_since + limits.MINORITY_PATIENCE_S
-        return stalled or dribbled or not self._fetcher.lacking(self._synced_at)
+        return stalled or dribbled or not self._wants.lacking(self._synced_at, self._now)
 
     def _lacks_few(self, by: float) -> bool:
         """Whether all that is missing is payloads of half the authors at most."""
-        deltas = [self._ledger.get(key) for key in self._fetcher.lacking(by)]
+        deltas = [self._ledger.get(key) for key in self._wants.lacking(by, self._now)]
         missing = {delta.author for delta in deltas if delta is not None}
         return None not in deltas and 2 * len(missing) <= len({delta.author for delta in self._ledger})

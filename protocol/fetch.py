@@ -9,43 +9,15 @@ from one that nobody speaks of. Of a payload, the chunk that the fewest are know
 neighbours have different ones to give to each other.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from math import inf
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Fetched, Get, RandomSource, Send
 from gossamer.protocol.messages import Ask
-
-
-@dataclass(slots=True)
-class _Want:
-    """The chunks still missing under one key, and who is said to have them."""
-
-    missing: dict[bytes, int]
-    since: float
-    holders: set[int] = field(default_factory=set)
-    """Of all of them."""
-    parts: dict[bytes, set[int]] = field(default_factory=dict)
-    """Of single ones."""
-    is_told_of_since: float = -inf
-    """When somebody last said that it holds another part: more is on its way to our neighbours."""
-    got_at: float = -inf
-    """When the last chunk came."""
-
-    @property
-    def is_held(self) -> bool:
-        """Whether somebody is known to hold some of it."""
-        return bool(self.holders) or any(self.parts.values())
-
-    def is_orphan(self, now: float) -> bool:
-        """Whether nobody is known to hold any of it, and nothing of it was found for long."""
-        return not self.is_held and max(self.since, self.got_at) <= now - limits.ORPHAN_PATIENCE_S
-
-    def holders_of(self, blob: bytes) -> set[int]:
-        part = self.parts.get(blob)
-        return self.holders | part if part else self.holders
+from gossamer.protocol.wants import Want, Wants
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +45,9 @@ class Fetcher:
 
     def __init__(self, fits: Callable[[bytes, int], bool | None], rng: RandomSource) -> None:
         """`fits` tells whether a chunk that is here has a size; None if it is not here."""
-        self._fits = fits
+        self.wants = Wants(fits)
         self._rng = rng
         self._links: dict[int, bool] = {}
-        self._wants: dict[bytes, _Want] = {}
-        self._keys: dict[bytes, set[bytes]] = {}
-        """Of each missing chunk, the keys that it is wanted under."""
         self._flights: dict[bytes, _Flight] = {}
         # With the size, since a liar may list an honest chunk's hash with a size that it does not have.
         self._failed: dict[tuple[int, bytes, int], _Failure] = {}
@@ -95,10 +64,7 @@ class Fetcher:
 
     def link_down(self, link: int) -> None:
         self._links.pop(link, None)
-        for want in self._wants.values():
-            want.holders.discard(link)
-            for part in want.parts.values():
-                part.discard(link)
+        self.wants.link_down(link)
         self._flights = {blob: flight for blob, flight in self._flights.items() if flight.link != link}
         self._failed = {pair: failure for pair, failure in self._failed.items() if pair[0] != link}
         self._spared.pop(link, None)
@@ -106,7 +72,7 @@ class Fetcher:
 
     def hint(self, link: int, key: bytes) -> None:
         """Note that the peer of a link holds all chunks of `key`."""
-        want = self._wants.get(key)
+        want = self.wants.get(key)
         if want is not None and link in self._links and link not in want.holders:
             want.holders.add(link)
             for blob, size in want.missing.items():
@@ -115,7 +81,7 @@ class Fetcher:
 
     def hint_part(self, link: int, key: bytes, blob: bytes) -> None:
         """Note that the peer of a link holds one chunk of `key`."""
-        want = self._wants.get(key)
+        want = self.wants.get(key)
         if want is not None and link in self._links and blob in want.missing:
             part = want.parts.setdefault(blob, set())
             if link not in part:
@@ -130,106 +96,28 @@ class Fetcher:
         if failure is not None:
             self._failed[link, blob, size] = _Failure(self._now, failure.wait)
 
-    def holders_of(self, key: bytes, blob: bytes) -> set[int]:
-        """Links whose peers said that they hold a chunk of `key` that is missing here."""
-        return self._wants[key].holders_of(blob)
-
     # -- wants
 
     def want(self, key: bytes, chunks: tuple[tuple[bytes, int], ...], now: float) -> list[Effect]:
         """Ask for chunks (hash, size) under a key; `Fetched(key)` comes at once if none is missing.
 
-        A hash has one size. Who states another for a chunk that is here, or two, describes what nobody can
-        have: it is not looked for, and what is here is not taken for it. Else those would hold it who happen
-        to have that chunk as part of something else, and nobody besides.
+        Nothing comes of what nobody can have, see `Wants.add`.
         """
-        sizes = dict(chunks)
-        if any(sizes[blob] != size for blob, size in chunks):
-            return []
-        missing = {}
-        for blob, size in sizes.items():
-            fits = self._fits(blob, size)
-            if fits is False:
-                return []
-            if fits is None:
-                missing[blob] = size
-        if not missing:
-            return [Fetched(key)]
-        self._wants.setdefault(key, _Want({}, now)).missing |= missing
-        for blob in missing:
-            self._keys.setdefault(blob, set()).add(key)
-        self._changed = True
-        return []
-
-    def forget(self, key: bytes) -> None:
-        """Stop wanting a key (its record became void, or describes what cannot be)."""
-        want = self._wants.pop(key, None)
-        for blob in want.missing if want else ():
-            self._no_longer(blob, key)
-
-    def rule_out(self, blob: bytes) -> None:
-        """A chunk is here: stop wanting what states another size for it, see `want`."""
-        for key in self.keys_of(blob):
-            if self._fits(blob, self._wants[key].missing[blob]) is False:
-                self.forget(key)
-
-    def _no_longer(self, blob: bytes, key: bytes) -> None:
-        keys = self._keys[blob]
-        keys.discard(key)
-        if not keys:
-            del self._keys[blob]
-
-    def keys_of(self, blob: bytes) -> tuple[bytes, ...]:
-        """The keys that a missing chunk is wanted under."""
-        return tuple(sorted(self._keys.get(blob, ())))
-
-    def wants(self, key: bytes) -> bool:
-        """Whether chunks are missing under a key."""
-        return key in self._wants
+        is_lacking = self.wants.add(key, chunks, now)
+        self._changed = self._changed or bool(is_lacking)
+        return [Fetched(key)] if is_lacking is False else []
 
     def expected_size(self, blob: bytes) -> int | None:
         """Size of a chunk that is on its way, None for any other: nothing else may be put to us."""
         flight = self._flights.get(blob)
         return flight.size if flight is not None else None
 
-    def missing(self, key: bytes) -> Collection[bytes]:
-        """The chunks of a key that are still to come."""
-        return self._wants[key].missing.keys() if key in self._wants else ()
-
-    @property
-    def pending(self) -> int:
-        """Keys not complete yet."""
-        return len(self._wants)
-
-    def lacking(self, by: float) -> list[bytes]:
-        """Keys wanted by a time and not complete yet, less those that nobody is known to hold for long."""
-        oldest = self._now - limits.ORPHAN_PATIENCE_S
-        return [
-            key
-            for key, want in self._wants.items()
-            if want.since <= by and (want.is_held or want.since > oldest)
-        ]
-
-    def chunks_lacking(self, by: float) -> int:
-        """Chunks still missing of all keys wanted by a time, whoever holds them."""
-        return sum(len(want.missing) for want in self._wants.values() if want.since <= by)
-
     def arrived(self, blob: bytes) -> list[Effect]:
         """Note a stored chunk; tell which keys are complete with it."""
         flight = self._flights.pop(blob, None)
         self._changed = True
-        done: list[Effect] = []
-        for key in sorted(self._keys.pop(blob, ())):
-            want = self._wants[key]
-            want.got_at = self._now
-            if flight is not None and flight.is_guess:
-                want.holders.add(flight.link)  # guessed rightly: it may well have the rest
-            del want.missing[blob]
-            want.parts.pop(blob, None)
-            if not want.missing:
-                del self._wants[key]
-                done.append(Fetched(key))
-        return done
+        guessed = flight.link if flight is not None and flight.is_guess else None
+        return [Fetched(key) for key in self.wants.arrived(blob, guessed, self._now)]
 
     def failed(self, link: int, blob: bytes, now: float) -> None:
         """Note that a link did not bring a chunk: others are tried first."""
@@ -248,13 +136,8 @@ class Fetcher:
         self._changed = True
 
     def _wait_max(self, blob: bytes, now: float) -> float:
-        is_orphan = all(self._wants[key].is_orphan(now) for key in self._keys.get(blob, ()))
+        is_orphan = all(want.is_orphan(now) for want in self.wants.of(blob))
         return limits.ORPHAN_RETRY_MAX_S if is_orphan else limits.FETCH_RETRY_MAX_S
-
-    def is_sought(self, key: bytes) -> bool:
-        """Whether a key has been looked for so long that others may have given up on it."""
-        want = self._wants.get(key)
-        return want is not None and want.since <= self._now - limits.ORPHAN_PATIENCE_S
 
     # -- scheduling
 
@@ -275,12 +158,12 @@ class Fetcher:
     def _start(self, now: float) -> tuple[list[Effect], float]:
         """Returns what was started, and when to try again what could not be."""
         self._changed = False
-        if not self._wants and not self._flights:
+        if not self.wants and not self._flights:
             return [], inf
         for blob, flight in list(self._flights.items()):
             if now >= flight.deadline:
                 self._fail(blob, now, limits.FETCH_RETRY_S)  # who is busy says so: silence is no sign of that
-        waiting = self._waiting(self._wants.values())
+        waiting = self._waiting(self.wants)
         if not waiting:
             return [], inf
         self._failed = {pair: f for pair, f in self._failed.items() if f.forgotten_at > now}
@@ -309,7 +192,7 @@ class Fetcher:
             return effects, inf  # whatever ends a transfer brings us back here
         return effects, min(self._rested_at(now), now + limits.FETCH_RETRY_S)
 
-    def _waiting(self, wants: Iterable[_Want]) -> list[_Want]:
+    def _waiting(self, wants: Iterable[Want]) -> list[Want]:
         """Those of which a chunk is missing that is not under way."""
         under_way = self._flights.keys()
         return [want for want in wants if not want.missing.keys() <= under_way]
@@ -319,8 +202,8 @@ class Fetcher:
         return sum(not flight.is_guess for flight in self._flights.values())
 
     def _next(
-        self, wants: list[_Want], load: dict[int, int], now: float, most: int
-    ) -> Iterator[tuple[_Want, bytes]]:
+        self, wants: list[Want], load: dict[int, int], now: float, most: int
+    ) -> Iterator[tuple[Want, bytes]]:
         """What to fetch of these, in order, while fewer than `most` transfers are under way."""
         for want in wants:
             for blob in self._rarest_first(want, self._open(want, load, now)):
@@ -334,13 +217,14 @@ class Fetcher:
 
     def _may_be_asked_at(self, pair: tuple[int, bytes, int]) -> float:
         link, blob, _ = pair
-        if blob in self._flights or blob not in self._keys:
+        wants = self.wants.of(blob)
+        if blob in self._flights or not wants:
             return inf
         until = self._failed[pair].until
-        is_guess = all(link not in self._wants[key].holders_of(blob) for key in self._keys[blob])
+        is_guess = all(link not in want.holders_of(blob) for want in wants)
         return max(until, self._spared.get(link, until)) if is_guess else until
 
-    def _open(self, want: _Want, load: dict[int, int], now: float) -> Iterable[bytes]:
+    def _open(self, want: Want, load: dict[int, int], now: float) -> Iterable[bytes]:
         """Its chunks that are not under way and that some link may be free for: many wait for others, and
         this is looked at anew with every message."""
         free = {link for link, under_way in load.items() if under_way < limits.FETCHES_PER_LINK_MAX}
@@ -351,10 +235,10 @@ class Fetcher:
         return (blob for blob in blobs if blob not in self._flights)
 
     @staticmethod
-    def _may_guess(want: _Want, now: float) -> bool:
+    def _may_guess(want: Want, now: float) -> bool:
         return now >= max(want.since, want.is_told_of_since) + limits.FETCH_RETRY_S
 
-    def _rarest_first(self, want: _Want, open_: Iterable[bytes]) -> Iterable[bytes]:
+    def _rarest_first(self, want: Want, open_: Iterable[bytes]) -> Iterable[bytes]:
         """Those that equally many have in a random order.
 
         As they come where nobody has only parts: a snapshot has thousands, and no order is better.
@@ -373,16 +257,14 @@ class Fetcher:
         per_chunk = limits.FETCH_TIMEOUT_S - limits.FETCH_PATIENCE_S
         return limits.FETCH_PATIENCE_S + per_chunk * queued / limits.CHUNK_BYTES_MAX
 
-    def _choose(self, want: _Want, blob: bytes, load: dict[int, int], now: float) -> int | None:
+    def _choose(self, want: Want, blob: bytes, load: dict[int, int], now: float) -> int | None:
         """The least busy holder; if none is free, after a moment, any link that has not just failed."""
         size = want.missing[blob]
         resting = (
             {link for link in self._links if self._rests(link, blob, size, now)} if self._failed else set()
         )
         doubted = {link for link in resting if self._failed[link, blob, size].wait >= limits.FETCH_RETRY_S}
-        want.holders -= doubted
-        if blob in want.parts:
-            want.parts[blob] -= doubted
+        want.no_longer_hold(blob, doubted)
         most = limits.FETCHES_PER_LINK_MAX
         free = self._free(want.holders - resting, load, most)
         if blob in want.parts:

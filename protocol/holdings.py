@@ -28,6 +28,7 @@ class Holdings:
         self._ledger = ledger
         self._links = links
         self._fetcher = fetcher
+        self._wants = fetcher.wants
         self._offers = offers
         self._rng = rng
         self._held: set[bytes] = set()
@@ -44,7 +45,7 @@ class Holdings:
 
         That is payloads wanted by a time that somebody may hold.
         """
-        deltas = [self._ledger.get(key) for key in self._fetcher.lacking(by)]
+        deltas = [self._ledger.get(key) for key in self._wants.lacking(by, by)]
         lacking = {delta.author for delta in deltas if delta is not None and delta.round <= round_}
         return len(lacking) / len({delta.author for delta in self._ledger}) if lacking else 0.0
 
@@ -88,7 +89,7 @@ class Holdings:
         dropped = self._ledger.drop(author, after)
         for delta in dropped:
             self._held.discard(delta.record_id)
-            self._fetcher.forget(delta.record_id)
+            self._wants.forget(delta.record_id)
             self._offers.forget(delta.record_id)
         self._revoked += dropped
         return [Ready(delta) for delta in dropped]
@@ -99,7 +100,7 @@ class Holdings:
         self._revoked = [delta for delta in self._revoked if delta.round > floor]
         for delta in dropped:
             self._held.discard(delta.record_id)
-            self._fetcher.forget(delta.record_id)
+            self._wants.forget(delta.record_id)
             self._offers.forget(delta.record_id)
         return Close(floor, tuple(dropped))
 
@@ -108,7 +109,7 @@ class Holdings:
         for record_id in self._ledger.ids(delta.round):
             other = self._ledger.get(record_id)
             if other is not None and other.author == delta.author:
-                self._fetcher.forget(record_id)
+                self._wants.forget(record_id)
                 self._offers.forget(record_id)
         text = f"{short(delta.author)} signed two deltas for round {delta.round}: both are void"
         return [Ready(delta), Notice(text)]
@@ -132,9 +133,9 @@ class Holdings:
     def lacks(self, record_id: bytes, link: int, now: float) -> None:
         """Note that a link's peer knows a delta and has not its payload: it is told what is here of it."""
         delta = self._ledger.get(record_id)
-        if delta is not None and self._fetcher.wants(record_id):
+        if delta is not None and record_id in self._wants:
             self._offers.promise(record_id, link)
-            missing = self._fetcher.missing(record_id)
+            missing = self._wants.missing(record_id)
             for place, blob in enumerate(delta.body.chunks):
                 if blob not in missing:
                     self._offers.part(record_id, place, {link}, now)
@@ -144,13 +145,13 @@ class Holdings:
 
         Of one that was long looked for all are told: they may not have asked for a while.
         """
-        self._fetcher.rule_out(blob)
-        for key in self._fetcher.keys_of(blob):
+        self._wants.rule_out(blob)
+        for key in self._wants.keys_of(blob):
             delta = self._ledger.get(key)
             if delta is None:
                 continue
-            others = {link.number for link in self._links.all()} - self._fetcher.holders_of(key, blob)
-            if self._fetcher.is_sought(key):
+            others = {link.number for link in self._links.all()} - self._wants.holders_of(key, blob)
+            if self._wants.is_sought(key, now):
                 for link in others:
                     self._offers.promise(key, link)
             if len(delta.body.chunks) > 1:

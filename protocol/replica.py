@@ -96,7 +96,7 @@ class Replica:
             unix_time=self._unix_time,
         )
         self._catch_up = CatchUp(
-            self.ledger, self.links, self.gossip, self.fetcher, is_first=not info.bootstrap
+            self.ledger, self.links, self.gossip, self.fetcher.wants, is_first=not info.bootstrap
         )
         self._peering = Peering(
             self.links,
@@ -336,7 +336,7 @@ class Replica:
     def _fetch_only(self, claim: Claim) -> None:
         """Stop fetching another snapshot than this one."""
         if self._snapshot is not None and self._snapshot.root != claim.root:
-            self.fetcher.forget(self._snapshot.root)
+            self.fetcher.wants.forget(self._snapshot.root)
         self._snapshot = claim
 
     def _need(self, event: fx.Need, now: float) -> list[Effect]:
@@ -349,7 +349,7 @@ class Replica:
     def _hint_snapshot(self, number: int) -> None:
         """Whoever claims the snapshot that we fetch has all of it."""
         link = self.links.get(number)
-        if link is None or self._snapshot is None or not self.fetcher.wants(self._snapshot.root):
+        if link is None or self._snapshot is None or self._snapshot.root not in self.fetcher.wants:
             return
         member = self.roster.get(link.node_id)
         if member is not None and self._snapshot.root in (c.root for c in member.peer.body.claims):

@@ -85,7 +85,7 @@ def _now(view: NodeView, members: list[dict[str, Any]]) -> dict[str, Any]:
         "val_version": report.evaluated_version if report else 0,
         "wait_fraction": report.wait_fraction if report else 0.0,
         "rounds_behind": view.merging.behind,
-        "payloads_missing": core.fetcher.pending,
+        "payloads_missing": len(core.fetcher.wants),
         "sealed_round": view.sealed_round,
         "closed_round": core.ledger.floor,
         "records": len(core.ledger),

@@ -54,7 +54,7 @@ def describe(view: "NodeView") -> dict[str, Any]:
         "version": merging.version,
         "swarm_tokens": merging.tokens,
         "rounds_behind": merging.behind,
-        "payloads_missing": core.fetcher.pending,
+        "payloads_missing": len(core.fetcher.wants),
         "links": [
             {
                 "node_id": link.node_id.hex(),

@@ -131,7 +131,7 @@ class Archive:
         if claim is None:
             return None
         total = len(chunk_sizes(self._core.layout.snapshot_bytes))
-        return total - len(self._core.fetcher.missing(claim.root)), total
+        return total - len(self._core.fetcher.wants.missing(claim.root)), total
 
     # -- the worker
 

@@ -29,7 +29,7 @@ class Beginner:
         self.ledger = Ledger()
         self.gossip = Gossip(self.ledger, lambda record_id: False, rng)
         self.fetcher = Fetcher(lambda blob, size: None, rng)
-        self.catch_up = CatchUp(self.ledger, self.links, self.gossip, self.fetcher, is_first=is_first)
+        self.catch_up = CatchUp(self.ledger, self.links, self.gossip, self.fetcher.wants, is_first=is_first)
 
     def hears_of(self, author: int, chunks: int, now: float) -> tuple[bytes, ...]:
         """A link says that it holds a delta's payload; returns the chunks."""

@@ -81,7 +81,7 @@ class Net:
     def arrive(self, blob: bytes) -> None:
         self._ended(blob)
         self.have.add(blob)
-        self.fetcher.rule_out(blob)
+        self.fetcher.wants.rule_out(blob)
         self.fetched += [e.key for e in self.fetcher.arrived(blob) if isinstance(e, Fetched)]
 
     def fail(self, blob: bytes) -> None:
@@ -126,7 +126,7 @@ def test_a_chunk_is_not_taken_for_one_of_another_size(is_here_first):
     if not is_here_first:
         net.arrive(_blob(1))
     assert net.fetched == [_key(1)]
-    assert not net.fetcher.wants(_key(2)) and not net.fetcher.keys_of(_blob(2))
+    assert _key(2) not in net.fetcher.wants and not net.fetcher.wants.keys_of(_blob(2))
 
 
 def test_the_first_chunk_of_a_wrong_size_is_enough():
@@ -136,13 +136,13 @@ def test_the_first_chunk_of_a_wrong_size_is_enough():
     net.true_sizes = dict.fromkeys(net.have, 99)
     net.fetcher._fits = lambda blob, size: asked.append(blob) or net._fits(blob, size)
     net.want(1, *range(5))
-    assert (asked, net.fetched, net.fetcher.wants(_key(1))) == ([_blob(0)], [], False)
+    assert (asked, net.fetched, _key(1) in net.fetcher.wants) == ([_blob(0)], [], False)
 
 
 def test_one_hash_with_two_sizes_is_not_looked_for():
     net = Net(links={1: True})
     assert net.fetcher.want(_key(1), ((_blob(1), 100), (_blob(2), 100), (_blob(1), 7)), 0.0) == []
-    assert not net.fetcher.wants(_key(1)) and net.plan() == []
+    assert _key(1) not in net.fetcher.wants and net.plan() == []
 
 
 def test_load_is_shared_between_holders():
@@ -302,15 +302,15 @@ def test_completion_is_told_once_for_each_key():
     assert len(net.fetched) == 3
     net.want(4, 1, 2)
     assert net.fetched[3:] == [_key(4)]
-    assert net.fetcher.pending == 0
+    assert len(net.fetcher.wants) == 0
 
 
 def test_forgotten_keys_are_not_fetched():
     net = Net(links={1: True})
     net.want(1, 1)
     net.fetcher.hint(1, _key(1))
-    net.fetcher.forget(_key(1))
-    net.fetcher.forget(_key(9))
+    net.fetcher.wants.forget(_key(1))
+    net.fetcher.wants.forget(_key(9))
     assert net.plan() == []
     net.arrive(_blob(1))
     assert net.fetched == []
@@ -348,14 +348,14 @@ def test_parts_are_fetched_from_those_who_have_them_and_the_rarest_first():
     net.fetcher.hint_part(7, _key(1), _blob(1))
     net.fetcher.hint_part(1, _key(2), _blob(1))
     assert net.plan() == [(1, _blob(3)), (2, _blob(0))]
-    assert net.fetcher.holders_of(_key(1), _blob(0)) == {1, 2}
+    assert net.fetcher.wants.holders_of(_key(1), _blob(0)) == {1, 2}
     net.arrive(_blob(3))
     net.drop(2)
     assert net.plan() == [(1, _blob(0))]
     net.drop(1)
     net.pass_time(limits.ORPHAN_PATIENCE_S)
     net.plan()
-    assert not net.fetcher.lacking(net.now), "nobody holds any of it any more"
+    assert not net.fetcher.wants.lacking(net.now, net.now), "nobody holds any of it any more"
 
 
 def _asked_in_vain(net: Net, seconds: float) -> int:
@@ -490,7 +490,7 @@ def test_who_was_guessed_rightly_is_asked_for_the_rest():
     net.plan()
     blob, link = next(iter(net.flights.items()))
     net.arrive(blob)
-    assert net.fetcher.holders_of(_key(1), _blob(99)) == {link}
+    assert net.fetcher.wants.holders_of(_key(1), _blob(99)) == {link}
 
 
 def test_what_is_lacking_of_what_was_wanted_by_a_time():
@@ -504,12 +504,13 @@ def test_what_is_lacking_of_what_was_wanted_by_a_time():
     net.want(3, 3, size=limits.CHUNK_BYTES_MAX)
     net.fetcher.hint(1, _key(3))
     net.plan()
-    assert (net.fetcher.pending, len(net.fetcher.lacking(0.5)), len(net.fetcher.lacking(1.0))) == (3, 2, 3)
+    wants = net.fetcher.wants
+    assert (len(wants), len(wants.lacking(0.5, net.now)), len(wants.lacking(1.0, net.now))) == (3, 2, 3)
     net.pass_time(limits.ORPHAN_PATIENCE_S)
     net.plan()
-    assert (net.fetcher.pending, len(net.fetcher.lacking(0.5)), len(net.fetcher.lacking(1.0))) == (3, 1, 2)
+    assert (len(wants), len(wants.lacking(0.5, net.now)), len(wants.lacking(1.0, net.now))) == (3, 1, 2)
     net.arrive(_blob(2))
-    assert (net.fetcher.pending, net.fetcher.lacking(0.5)) == (2, [])
+    assert (len(wants), wants.lacking(0.5, net.now)) == (2, [])
 
 
 def test_a_liar_about_a_size_does_not_keep_an_honest_chunk_away():

@@ -48,7 +48,7 @@ def _check(world: World) -> None:
     """What holds at any quiet time: Ready told exactly what is held, and no honest node was blamed."""
     for node in world.running():
         assert node.ready == node.held()
-        assert node.core.fetcher.pending == 0
+        assert not node.core.fetcher.wants
         assert not node.blames
 
 
@@ -218,7 +218,7 @@ def test_an_equivocator_is_voided_everywhere(seed, pieces):
         assert node.ready == {d.record_id for d in node.core.ledger.valid(3)}
         assert len(node.ready) == 1
         assert any("signed two deltas for round 3" in text for text in node.notices)
-        assert node.core.fetcher.pending == 0
+        assert not node.core.fetcher.wants
 
 
 def test_a_round_that_loses_a_record_is_announced_for_merging(seed):
@@ -370,7 +370,7 @@ def test_restoring_a_void_round_gives_nothing_to_merge(seed):
         node.blobs[delta.body.chunks[0]] = payload
     world.restart(node)
     assert node.ready == node.held() == set()
-    assert node.core.fetcher.pending == 0
+    assert not node.core.fetcher.wants
 
 
 # --- caught up --------------------------------------------------------------------------------------
@@ -743,7 +743,7 @@ def test_a_joiner_soon_fetches_the_model_from_all_who_claim_it(seed):
     world.handle(joiner, fx.Need(claim.root, ((chunk, 100),)))
     world.run(0.5)
     assert len(joiner.core.links) == limits.LINKS_MIN
-    assert joiner.core.fetcher.holders_of(claim.root, chunk) == set(joiner.links)
+    assert joiner.core.fetcher.wants.holders_of(claim.root, chunk) == set(joiner.links)
 
 
 def test_two_nodes_with_one_key_do_not_flood_the_swarm(seed):
@@ -826,7 +826,7 @@ def test_what_a_delta_is_worth_does_not_depend_on_what_else_a_node_has(seed):
     for node in (honest, world.nodes[2], late):
         assert node.core.holds(real.record_id)
         assert lie in node.core.ledger and not node.core.holds(lie)
-        assert node.core.fetcher.pending == 0, "nobody can have it, so nobody is asked for it"
+        assert not node.core.fetcher.wants, "nobody can have it, so nobody is asked for it"
 
 
 def test_one_key_cannot_sign_for_all_rounds_of_an_old_swarm(seed):

@@ -1,0 +1,170 @@
+"""What is wanted of others: the chunks still missing, under which keys, and who is said to have them.
+
+A key is a delta's record id, or a snapshot's root. Peers say what they hold, all of it or single chunks; such
+a hint may be missing or wrong.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from math import inf
+
+from gossamer.protocol import limits
+
+
+@dataclass(slots=True)
+class Want:
+    """The chunks (hash and size) still missing under one key, and the links that are said to have them."""
+
+    missing: dict[bytes, int]
+    since: float
+    holders: set[int] = field(default_factory=set)
+    """Of all of them."""
+    parts: dict[bytes, set[int]] = field(default_factory=dict)
+    """Of single ones."""
+    is_told_of_since: float = -inf
+    """When somebody last said that it holds another part: more is on its way to our neighbours."""
+    got_at: float = -inf
+    """When the last chunk came."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody is known to hold some of it."""
+        return bool(self.holders) or any(self.parts.values())
+
+    def is_orphan(self, now: float) -> bool:
+        """Whether nobody is known to hold any of it, and nothing of it was found for long."""
+        return not self.is_held and max(self.since, self.got_at) <= now - limits.ORPHAN_PATIENCE_S
+
+    def holders_of(self, blob: bytes) -> set[int]:
+        part = self.parts.get(blob)
+        return self.holders | part if part else self.holders
+
+    def no_longer_hold(self, blob: bytes, links: Collection[int]) -> None:
+        """Links that did not bring a chunk are not believed any more, neither of it nor of everything."""
+        self.holders.difference_update(links)
+        if blob in self.parts:
+            self.parts[blob].difference_update(links)
+
+
+class Wants:
+    """Everything that is wanted, oldest first."""
+
+    def __init__(self, fits: Callable[[bytes, int], bool | None]) -> None:
+        """`fits` tells whether a chunk that is here has a size; None if it is not here."""
+        self._fits = fits
+        self._wants: dict[bytes, Want] = {}
+        self._keys: dict[bytes, set[bytes]] = {}
+        """Of each missing chunk, the keys that it is wanted under."""
+
+    # -- what is wanted
+
+    def add(self, key: bytes, chunks: tuple[tuple[bytes, int], ...], now: float) -> bool | None:
+        """Want chunks (hash, size) under a key. Returns whether any is missing; None if that cannot be.
+
+        A hash has one size. Who states another for a chunk that is here, or two, describes what nobody can
+        have: it is not looked for, and what is here is not taken for it. Else those would hold it who happen
+        to have that chunk as part of something else, and nobody besides.
+        """
+        sizes = dict(chunks)
+        if any(sizes[blob] != size for blob, size in chunks):
+            return None
+        missing = {}
+        for blob, size in sizes.items():
+            fits = self._fits(blob, size)
+            if fits is False:
+                return None
+            if fits is None:
+                missing[blob] = size
+        if missing:
+            self._wants.setdefault(key, Want({}, now)).missing |= missing
+        for blob in missing:
+            self._keys.setdefault(blob, set()).add(key)
+        return bool(missing)
+
+    def forget(self, key: bytes) -> None:
+        """Stop wanting a key (its record became void, or describes what cannot be)."""
+        want = self._wants.pop(key, None)
+        for blob in want.missing if want else ():
+            keys = self._keys[blob]
+            keys.discard(key)
+            if not keys:
+                del self._keys[blob]
+
+    def rule_out(self, blob: bytes) -> None:
+        """A chunk is here: stop wanting what states another size for it, see `add`."""
+        for key in self.keys_of(blob):
+            if self._fits(blob, self._wants[key].missing[blob]) is False:
+                self.forget(key)
+
+    def arrived(self, blob: bytes, guessed: int | None, now: float) -> list[bytes]:
+        """A chunk is stored; returns which keys are complete with it.
+
+        `guessed` is the link that brought it without having said that it holds it: it may well have the rest.
+        """
+        done: list[bytes] = []
+        for key in sorted(self._keys.pop(blob, ())):
+            want = self._wants[key]
+            want.got_at = now
+            if guessed is not None:
+                want.holders.add(guessed)
+            del want.missing[blob]
+            want.parts.pop(blob, None)
+            if not want.missing:
+                del self._wants[key]
+                done.append(key)
+        return done
+
+    def link_down(self, link: int) -> None:
+        for want in self._wants.values():
+            want.holders.discard(link)
+            for part in want.parts.values():
+                part.discard(link)
+
+    # -- what others ask
+
+    def __len__(self) -> int:
+        return len(self._wants)
+
+    def __iter__(self) -> Iterator[Want]:
+        return iter(self._wants.values())
+
+    def __contains__(self, key: bytes) -> bool:
+        """Whether chunks are missing under a key."""
+        return key in self._wants
+
+    def get(self, key: bytes) -> Want | None:
+        return self._wants.get(key)
+
+    def missing(self, key: bytes) -> Collection[bytes]:
+        """The chunks of a key that are still to come."""
+        return self._wants[key].missing.keys() if key in self._wants else ()
+
+    def keys_of(self, blob: bytes) -> tuple[bytes, ...]:
+        """The keys that a missing chunk is wanted under."""
+        return tuple(sorted(self._keys.get(blob, ())))
+
+    def of(self, blob: bytes) -> list[Want]:
+        """Those that a chunk is missing of."""
+        return [self._wants[key] for key in self._keys.get(blob, ())]
+
+    def holders_of(self, key: bytes, blob: bytes) -> set[int]:
+        """Links whose peers said that they hold a chunk of `key` that is missing here."""
+        return self._wants[key].holders_of(blob)
+
+    def lacking(self, by: float, now: float) -> list[bytes]:
+        """Keys wanted by a time and not complete yet, less those that nobody is known to hold for long."""
+        oldest = now - limits.ORPHAN_PATIENCE_S
+        return [
+            key
+            for key, want in self._wants.items()
+            if want.since <= by and (want.is_held or want.since > oldest)
+        ]
+
+    def chunks_lacking(self, by: float) -> int:
+        """Chunks still missing of all keys wanted by a time, whoever holds them."""
+        return sum(len(want.missing) for want in self._wants.values() if want.since <= by)
+
+    def is_sought(self, key: bytes, now: float) -> bool:
+        """Whether a key has been looked for so long that others may have given up on it."""
+        want = self._wants.get(key)
+        return want is not None and want.since <= now - limits.ORPHAN_PATIENCE_S
