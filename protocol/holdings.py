@@ -40,12 +40,12 @@ class Holdings:
         """Whether a delta's payload is here, all of it."""
         return record_id in self._held
 
-    def share_lacking(self, by: float, round_: int) -> float:
+    def share_lacking(self, round_: int, now: float) -> float:
         """Of the authors in the ledger, how many wrote what is still to come of the rounds up to `round_`.
 
-        That is payloads wanted by a time that somebody may hold.
+        That is payloads that somebody may hold.
         """
-        deltas = [self._ledger.get(key) for key in self._wants.lacking(by, by)]
+        deltas = [self._ledger.get(key) for key in self._wants.lacking(now, now)]
         lacking = {delta.author for delta in deltas if delta is not None and delta.round <= round_}
         return len(lacking) / len({delta.author for delta in self._ledger}) if lacking else 0.0
 

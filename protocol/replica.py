@@ -313,7 +313,7 @@ class Replica:
             now,
             self.clock,
             self._witnesses(),
-            lambda round_: self.holdings.share_lacking(now, round_),
+            lambda round_: self.holdings.share_lacking(round_, now),
             self._claims_of_contributors,
         )
         for effect in result:

@@ -134,7 +134,7 @@ def test_the_first_chunk_of_a_wrong_size_is_enough():
     net, asked = Net(), []
     net.have = {_blob(number) for number in range(5)}
     net.true_sizes = dict.fromkeys(net.have, 99)
-    net.fetcher._fits = lambda blob, size: asked.append(blob) or net._fits(blob, size)
+    net.fetcher.wants._fits = lambda blob, size: asked.append(blob) or net._fits(blob, size)
     net.want(1, *range(5))
     assert (asked, net.fetched, _key(1) in net.fetcher.wants) == ([_blob(0)], [], False)
 

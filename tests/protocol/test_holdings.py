@@ -42,7 +42,7 @@ def test_whose_payloads_are_lacking_up_to_a_round() -> None:
     fetcher = Fetcher(lambda blob, size: None, rng)
     links: Any = SimpleNamespace(all=lambda: [], get=lambda _: None)
     holdings = Holdings(Ledger(), links, fetcher, Offers(), rng)
-    assert holdings.share_lacking(0.0, 9) == 0.0
+    assert holdings.share_lacking(9, 0.0) == 0.0
     for author in range(4):
         delta = builders.unsigned(author, 3)
         if author == 3:
@@ -51,12 +51,12 @@ def test_whose_payloads_are_lacking_up_to_a_round() -> None:
             holdings.add(delta, 1, float(author))
     later = builders.unsigned(3, 7)
     holdings.add(later, 1, 0.0)
-    assert holdings.share_lacking(0.0, 2) == 0.0, "of other rounds"
-    assert holdings.share_lacking(0.0, 3) == 1 / 4
-    assert holdings.share_lacking(2.0, 3) == 3 / 4
-    assert holdings.share_lacking(2.0, 7) == 1.0
-    fetcher.plan(limits.ORPHAN_PATIENCE_S + 1.0)
-    assert holdings.share_lacking(2.0, 3) == 1 / 4, "nobody is known to hold the others for long"
+    assert holdings.share_lacking(2, 0.0) == 0.0, "of other rounds"
+    assert holdings.share_lacking(3, 0.0) == 1 / 4
+    assert holdings.share_lacking(3, 2.0) == 3 / 4
+    assert holdings.share_lacking(7, 2.0) == 1.0
+    later_on = limits.ORPHAN_PATIENCE_S + 1.0
+    assert holdings.share_lacking(3, later_on) == 1 / 4, "nobody is known to hold the others for long"
 
 
 class Bench:
