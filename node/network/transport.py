@@ -27,7 +27,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from gossamer.node.address import WILDCARDS, format_address, is_loopback, origin_of
 from gossamer.node.network.chunk_routes import ChunkRoutes
-from gossamer.node.network.door import IDLE_TIMEOUT_S, Door, guest_of
+from gossamer.node.network.door import Door
+from gossamer.node.network.guest import IDLE_TIMEOUT_S, guest_of
 from gossamer.node.network.link import SESSION_HEADER, Dialled, PeerLink
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.questions import Questions

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from gossamer.node.network import door as door_module
+from gossamer.node.network import guest as guest_module
 from gossamer.node.network.chunk_requests import get_chunk
 from gossamer.node.network.door import Door
 from gossamer.node.network.link import SESSION_HEADER
@@ -66,7 +67,7 @@ async def dribbles_to_its_end(
 
 
 async def test_a_tls_handshake_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "TLS_HANDSHAKE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(guest_module, "TLS_HANDSHAKE_TIMEOUT_S", 0.2)
     listener = End(2)
     async with listening(listener):
         for first in (b"", b"\x16\x03\x01\x02\x00\x01"):  # nothing, and a ClientHello's beginning
@@ -80,7 +81,7 @@ async def test_a_tls_handshake_that_never_ends(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_headers_that_dribble(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "REQUEST_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(guest_module, "REQUEST_TIMEOUT_S", 0.3)
     _, listener = ends
     async with connected(listener, tls=listener.tls) as (reader, writer):
         writer.write(f"GET {PREFIX}/status HTTP/1.1\r\nX-Slow: ".encode())
@@ -90,7 +91,7 @@ async def test_headers_that_dribble(ends: tuple[End, End], monkeypatch: pytest.M
 
 
 async def test_a_body_that_dribbles(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "STRANGER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(guest_module, "STRANGER_TIMEOUT_S", 0.3)
     _, listener = ends
     async with connected(listener, tls=listener.tls) as (reader, writer):
         path = f"{PREFIX}/chunk/{'ab' * 32}"
@@ -111,8 +112,8 @@ async def test_a_stranger_that_says_too_much(ends: tuple[End, End]) -> None:
 async def test_links_and_their_chunks_outlive_what_strangers_have(
     ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door_module, "STRANGER_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(door_module, "STRANGER_BYTES_MAX", 4096)
+    monkeypatch.setattr(guest_module, "STRANGER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(guest_module, "STRANGER_BYTES_MAX", 4096)
     dialler, listener = ends
     out, _ = await linked(dialler, listener)
     blob = listener.hold(os.urandom(1000))
@@ -204,7 +205,7 @@ async def test_an_address_may_only_connect_so_fast(
 async def test_a_greylisted_address_is_refused_unless_somebody_there_is_linked(
     ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door_module, "origin_of", lambda host: "203.0.113.5")
+    monkeypatch.setattr(guest_module, "origin_of", lambda host: "203.0.113.5")
     dialler, listener = ends
     for _ in range(30):
         listener.policing.blame_address("203.0.113.5", "handshakes failed")
