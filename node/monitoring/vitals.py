@@ -24,6 +24,9 @@ STUCK_S = 120.0
 
 TRAINER_S = 120.0
 DISK_FREE_MIN = 64 * 1024 * 1024
+FILES_FREE_MIN = 1024
+"""Each chunk is a file, and a file system may be out of those with space left."""
+
 REPEAT_S = 300.0
 LAGS = 60
 
@@ -53,6 +56,8 @@ class Look:
     """Counts merges."""
     disk_free: int | None = None
     """Bytes; None where it is not known."""
+    files_free: int | None = None
+    """How many more files fit on the disk; None where that is not known, or has no bound."""
     folder_gone: str = ""
     """The node's folder, if it is not where it was."""
     folder_read_only: str = ""
@@ -168,9 +173,12 @@ class Vitals:
         return found
 
     def _disk(self, look: Look) -> str | None:
-        if look.disk_free is None or look.disk_free >= DISK_FREE_MIN:
+        if look.disk_free is not None and look.disk_free < DISK_FREE_MIN:
+            found = f"the disk is full: {look.disk_free >> 20} MiB are free"
+        elif look.files_free is not None and look.files_free < FILES_FREE_MIN:
+            found = f"the disk is full: {look.files_free} more files fit on it (df -i)"
+        else:
             return None
-        found = f"the disk is full: {look.disk_free >> 20} MiB are free"
         self._say("disk", look.now, f"{found}; publishing and fetching pause when nothing is left")
         return found
 

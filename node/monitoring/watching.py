@@ -5,10 +5,11 @@ Nothing that the node does for the swarm depends on it, and a fault in here is l
 
 import asyncio
 import logging
-import shutil
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from gossamer.node.monitoring.chronicle import Chronicle
 from gossamer.node.monitoring.chroniclestore import ChronicleStore
@@ -50,6 +51,7 @@ class Watching:
         self.happenings = Happenings()
         self.disk_free: int | None = None
         """Bytes free where the node's folder is; None before the first look."""
+        self._files_free: int | None = None
         self._folder_gone = False
         self._folder_read_only = False
         self._own_last = 0
@@ -124,7 +126,7 @@ class Watching:
 
     async def _tick(self, ticks: int, late_s: float) -> None:
         if ticks % DISK_TICKS == 0:
-            self.disk_free = await asyncio.to_thread(_free_at, str(self._view.home.root))
+            self.disk_free, self._files_free = await asyncio.to_thread(_free_at, self._view.home.root)
             self._folder_gone = await asyncio.to_thread(self._view.home.is_gone)
             self._folder_read_only = not await asyncio.to_thread(self._view.home.is_writable)
         if ticks % SAVE_TICKS == 0:
@@ -157,6 +159,7 @@ class Watching:
             behind=view.merging.behind,
             version=view.merging.version,
             disk_free=self.disk_free,
+            files_free=self._files_free,
             folder_gone=str(view.home.root) if self._folder_gone else "",
             folder_read_only=str(view.home.root) if self._folder_read_only else "",
             offsets=tuple(link.clock_offset_s for link in view.links.values()),
@@ -196,8 +199,10 @@ class Watching:
         return state in HEALTHY_STATES, state
 
 
-def _free_at(path: str) -> int | None:
+def _free_at(path: Path) -> tuple[int | None, int | None]:
+    """Bytes and files for which there is room; None for what is not known or has no bound."""
     try:
-        return shutil.disk_usage(path).free
+        found = os.statvfs(path)
     except OSError:
-        return None
+        return None, None
+    return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None

@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -220,7 +221,8 @@ def main() -> int:
             log.error("%s", error, exc_info=error if options.debug else None)
             return USER_ERROR
         log.warning("%s, should it come again. Back to the swarm's model, and on with the next data", error)
-        ending.trainer.give_up_window()
+        with suppress(LocalError):  # what would keep it from that, the next process will meet and say
+            ending.trainer.give_up_window()
         return FAILURE
     except (LocalError, TaskError) as error:
         log.error("%s", error, exc_info=error if options.debug else None)

@@ -91,6 +91,17 @@ def test_a_full_disk_is_a_problem(shown: Shown) -> None:
     assert shown.vitals.problem is None
 
 
+def test_a_disk_without_room_for_more_files_is_full_too(shown: Shown) -> None:
+    plenty = {"disk_free": 1 << 40}
+    assert shown.for_s(5, **plenty, files_free=v.FILES_FREE_MIN) == []
+    assert shown.vitals.problem is None
+    (said,) = shown.for_s(100, **plenty, files_free=7)
+    assert "7 more files fit" in said
+    assert shown.vitals.problem is not None
+    shown.for_s(1, **plenty, files_free=None)
+    assert shown.vitals.problem is None, "of a file system without that bound"
+
+
 def test_a_folder_that_is_gone_is_a_problem(shown: Shown) -> None:
     (said,) = shown.for_s(100, folder_gone="/d")
     assert "the folder /d is not there any more" in said
