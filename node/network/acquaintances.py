@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from gossamer.node.address import Contact, format_address, is_loopback, parse_contact
 from gossamer.node.network.link import PeerLink
+from gossamer.node.network.listening import is_gone
 from gossamer.node.storage.home import Home
 from gossamer.protocol.effects import Effect
 from gossamer.protocol.errors import ConfigError
@@ -40,31 +41,45 @@ class Acquaintances:
         self._core = core
         self._carry_out = carry_out
         self._port = 0
-        self._is_open = False
-        """Whether we still want to learn where others can dial us."""
+        self._learns = False
+        """Whether our links show where others can dial us, since nobody has told us."""
+        self._host = ""
+        """What they have shown."""
 
     def listening(self, port: int, advertised: tuple[str, ...]) -> None:
         """We listen on `port`; others can dial the `advertised` addresses, if any are known."""
         self._port = port
-        self._is_open = not advertised
+        self._learns = not advertised
         self._carry_out(self._core.announce(advertised))
 
     def learn_address(self, link: PeerLink) -> None:
         """A node that listens everywhere and was not told its address uses the one that its links show.
 
-        One that only this machine can reach gives way to a better one.
+        One that only this machine can reach gives way to a better one, and so does one that this machine has
+        no longer: a laptop goes from one network to the next, and routers hand out new addresses.
         """
         name = link.socket_name()
-        if name is None or not self._is_open or (is_loopback(name[0]) and self._core.own_row.addresses):
+        if name is None or not self._learns or not self._is_better(name[0]):
             return
-        self._is_open = is_loopback(name[0])
+        if self._host and not is_loopback(self._host):
+            log.info("this machine is at %s now, and no longer at %s", name[0], self._host)
+        self._host = name[0]
         self._carry_out(self._core.announce((format_address(name[0], self._port),)))
 
+    def _is_better(self, host: str) -> bool:
+        if not self._host:
+            return True
+        return not is_loopback(host) and (is_loopback(self._host) or is_gone(self._host))
+
     def remember(self) -> None:
-        """Write down where members are, and who they are: first the anchors, then the others alive."""
+        """Write down where members are, and who they are: the anchors, the others alive, those who are gone.
+
+        Our own network may be what is gone, and they whom we look for the next time.
+        """
+        roster = self._core.roster
         others = [
             (address, member.peer.node_id)
-            for member in self._core.roster.live()
+            for member in (*roster.live(), *roster.doubted())
             for address in member.peer.body.addresses
         ]
         # Anchors we chose long ago: nobody can have put them there since.

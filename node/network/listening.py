@@ -1,6 +1,7 @@
-"""A port of this machine, for whoever comes to it by either kind of address."""
+"""A port of this machine, for whoever comes to it by either kind of address; and whether one is still its own."""
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable
 
@@ -17,3 +18,14 @@ async def listen(
         listener = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
         return await loop.create_server(protocol, sock=listener, backlog=backlog)
     return await loop.create_server(protocol, host, port, reuse_address=True, backlog=backlog)
+
+
+def is_gone(host: str) -> bool:
+    """Whether a numeric address was this machine's and is it no longer: it is on another network now, say."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except OSError as error:
+        return error.errno == errno.EADDRNOTAVAIL  # too many open files, say, tell nothing
+    return False

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from gossamer.node.address import Contact
 from gossamer.node.network.acquaintances import Acquaintances, whom_to_join
+from gossamer.node.network.link import PeerLink
 from gossamer.node.storage.home import Home
 from gossamer.protocol import effects as fx
 from gossamer.protocol.presence import NodeInfo
 from gossamer.protocol.replica import Replica
+from gossamer.protocol.roster import Health
 from tests.protocol import builders
 
 
@@ -61,3 +65,67 @@ async def test_whoever_does_not_live_long_remembers_too(
         assert whom_to_join((), home) == (Contact("10.0.0.1:7700", author.node_id),)
     finally:
         task.cancel()
+
+
+def test_whom_an_outage_took_for_dead_is_remembered_behind_those_alive(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    core = new_core(home)
+    authors = {number: builders.identity(number) for number in (1, 2, 3)}
+    for number, author in authors.items():
+        core.roster.update(builders.row(author, addresses=(f"10.0.0.{number}:7700",)), 0.0)
+    acquaintances = Acquaintances(home, core, lambda effects: None)
+    for number in (1, 2):
+        core.roster.judge(authors[number].node_id, Health.DOWN, 1.0)
+    acquaintances.remember()
+    assert whom_to_join((), home)[0] == Contact("10.0.0.3:7700", authors[3].node_id)
+    assert len(whom_to_join((), home)) == 3
+    core.roster.judge(authors[3].node_id, Health.DOWN, 2.0)
+    acquaintances.remember()
+    assert len(whom_to_join((), home)) == 3
+
+
+@dataclass
+class FakeLink:
+    """A link whose end here has an address."""
+
+    host: str
+
+    def socket_name(self) -> tuple[str, int]:
+        return self.host, 40000
+
+
+class Moving:
+    """A node on a machine whose addresses are as a test says."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lost: set[str] = set()
+        self.core = new_core(Home(folder))
+        self.acquaintances = Acquaintances(Home(folder), self.core, lambda effects: None)
+        monkeypatch.setattr("gossamer.node.network.acquaintances.is_gone", self.lost.__contains__)
+
+    def links_from(self, host: str) -> tuple[str, ...]:
+        """A link comes up; returns where the node now says that it can be dialled."""
+        self.acquaintances.learn_address(cast(PeerLink, FakeLink(host)))
+        return self.core.own_row.addresses
+
+
+def test_a_laptop_that_changes_its_network_says_where_it_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laptop = Moving(tmp_path, monkeypatch)
+    laptop.acquaintances.listening(7701, ())
+    assert laptop.links_from("127.0.0.1") == ("127.0.0.1:7701",)
+    assert laptop.links_from("192.168.1.5") == ("192.168.1.5:7701",)
+    assert laptop.links_from("10.8.0.2") == ("192.168.1.5:7701",)  # a second one, and the first still works
+    laptop.lost.add("192.168.1.5")
+    assert laptop.links_from("127.0.0.1") == ("192.168.1.5:7701",)  # says nothing to anybody else
+    assert laptop.links_from("10.8.0.2") == ("10.8.0.2:7701",)
+    assert laptop.links_from("192.168.1.77") == ("10.8.0.2:7701",)
+
+
+def test_whoever_was_told_its_address_learns_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Moving(tmp_path, monkeypatch)
+    server.acquaintances.listening(7701, ("my.host:7701",))
+    assert server.links_from("192.168.1.5") == ("my.host:7701",)

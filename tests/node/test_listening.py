@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from gossamer.node.network.listening import listen
+from gossamer.node.network.listening import is_gone, listen
 
 
 class Told(asyncio.Protocol):
@@ -46,3 +46,9 @@ async def test_a_port_that_is_taken_is_an_error() -> None:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(OSError, match=r"[Aa]ddress"):
             await listen(Told, "127.0.0.1", port, 8)
+
+
+def test_an_address_that_this_machine_has_not_is_gone() -> None:
+    assert not is_gone("127.0.0.1")
+    assert is_gone("192.0.2.1")  # for documentation: nobody's
+    assert is_gone("2001:db8::1") or not socket.has_ipv6
