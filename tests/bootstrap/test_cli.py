@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -188,6 +189,35 @@ def test_a_full_disk_under_the_output_is_no_bug(run: Run, monkeypatch: pytest.Mo
 def test_help_and_mistakes_come_without_numpy_and_aiohttp() -> None:
     code = "import sys, gossamer.bootstrap.cli; print({'numpy', 'aiohttp', 'torch'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60) == "set()\n"
+
+
+def interrupted_at(module: str, *, ignored: bool = False) -> subprocess.CompletedProcess[bytes]:
+    """`gossamer --version`, as it is installed, with a Ctrl-C at the moment when it imports a module."""
+    code = f"""
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+if {ignored}:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+from gossamer.bootstrap.entry import main
+main()
+"""
+    return subprocess.run(
+        [sys.executable, "-c", code, "--version"], capture_output=True, timeout=60, check=False
+    )
+
+
+def test_a_command_that_is_interrupted_while_it_is_read_in_says_nothing() -> None:
+    done = interrupted_at("typer")
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")  # a shell says 130
+
+
+def test_ctrl_c_stays_ignored_where_it_was() -> None:
+    done = interrupted_at("typer", ignored=True)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])

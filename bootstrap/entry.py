@@ -1,0 +1,19 @@
+"""What the installed `gossamer` script calls first.
+
+Python takes half a second to read all that the command is made of. Ctrl-C in that time ends it as it ends any
+program, without a word: there is nothing to put in order yet.
+"""
+
+import signal
+
+
+def main() -> None:
+    """Read the command, and run it."""
+    is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # ignored behind a shell's `&`
+    if is_heard:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from gossamer.bootstrap import cli
+
+    if is_heard:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    cli.main()
