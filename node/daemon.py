@@ -233,6 +233,11 @@ class Daemon:
         log.info("node %s of swarm %s listens on %s", short(self.identity.node_id), self._swarm, local)
         if self.core.ledger:
             log.info("resumed with %d records, own round %d", len(self.core.ledger), self.core.own_last)
+        if self.records.is_copy:
+            log.warning(
+                "this folder has been copied or put back since its node last published: nothing is published"
+                " before another node has told what this one signed meanwhile"
+            )
 
     @property
     def _swarm(self) -> str:

@@ -200,6 +200,7 @@ class Replica:
         claims: Claims = (),
         floor: int = 0,
         own_last: int = 0,
+        is_copy: bool = False,
         credentials: Iterable[bytes] = (),
     ) -> list[Effect]:
         """Take over what a previous run stored; returns `Ready` for each delta whose payload is here.
@@ -207,6 +208,7 @@ class Replica:
         A delta that does not count (any more) is `Ready` too: Phi may hold it. `credentials` are grants and
         revocations; what does not verify is left out. `claims` are the snapshots still held, `floor` the
         round up to which history was closed, `own_last` our last round, should that have been closed too.
+        Where all that `is_copy`, we may have signed more than it tells.
         """
         self.sealing.restore(claims, floor)
         self.ledger.close(floor)
@@ -215,7 +217,7 @@ class Replica:
                 self.charter.learn(data)
         stored = list(deltas)
         signed = [delta.round for delta in stored if delta.author == self.identity.node_id]
-        self._author.restore([own_last, *signed])  # whether they count or not
+        self._author.restore([own_last, *signed], is_copy=is_copy)  # whether they count or not
         counting = [delta for delta in stored if self.charter.counts(delta.author, delta.round)]
         revoked = [delta for delta in stored if not self.charter.counts(delta.author, delta.round)]
         return self.holdings.restore(counting, revoked, held, now)

@@ -95,6 +95,7 @@ class Archive:
             claims=claims,
             floor=history.base.round,
             own_last=history.own_last,
+            is_copy=self._records.is_copy,
             credentials=[*kept, *credentials],
         )
 

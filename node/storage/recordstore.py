@@ -3,6 +3,9 @@
 Our own records are committed with a full sync before anybody hears of them ("write before you speak"), so
 that a crash cannot make us sign another delta for the same round. Records of others are committed in
 batches; what a crash loses of those, anti-entropy brings back.
+
+A copy of the file does not know what was signed after it was made. So the file says with our own records
+which file it is, by the number that its file system has given it: a copy has another.
 """
 
 import os
@@ -36,6 +39,10 @@ CREATE TABLE IF NOT EXISTS snapshots (
 CREATE TABLE IF NOT EXISTS history (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     floor INTEGER NOT NULL, chain BLOB NOT NULL, tokens INTEGER NOT NULL, own_last INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS place (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    file TEXT NOT NULL  -- which one this was when we last signed: it may be a copy
 );
 """
 
@@ -80,6 +87,9 @@ class RecordStore:
         self._swarm_id = swarm_id
         self._read_only = read_only
         self._lock = threading.Lock()
+        self._file = ""
+        self.is_copy = False
+        """Whether our own records were last added to another file, of which this is a copy."""
         try:
             self._db = sqlite3.connect(
                 f"{path.absolute().as_uri()}?{_mode(path, read_only)}",
@@ -101,6 +111,9 @@ class RecordStore:
                 if row is None:
                     self._db.execute("INSERT INTO swarm VALUES (?)", (swarm_id,))
                 path.chmod(0o600)
+                self._file = str(path.stat().st_ino)
+                place = self._db.execute("SELECT file FROM place").fetchone()
+                self.is_copy = place is not None and place[0] != self._file
         except (*_SQLITE_ERRORS, OSError, StorageError) as error:
             self._db.close()
             raise error if isinstance(error, StorageError) else self._broken(error) from None
@@ -140,10 +153,15 @@ class RecordStore:
             raise self._broken(error) from None
 
     def add(self, deltas: Iterable[Delta], *, durable: bool) -> None:
-        """Commit records; with `durable`, they survive a power cut once this returns. Raises StorageError."""
+        """Commit records; with `durable`, as of our own, they survive a power cut once this returns.
+
+        Raises StorageError.
+        """
         rows = [(delta.record_id, delta.round, delta.data) for delta in deltas]
         with self._lock, self._transaction(durable=durable) as db:
             db.executemany("INSERT OR IGNORE INTO deltas (record_id, round, envelope) VALUES (?, ?, ?)", rows)
+            if durable:
+                db.execute("INSERT OR REPLACE INTO place VALUES (1, ?)", (self._file,))
 
     def add_credential(self, record_id: bytes, envelope: bytes) -> None:
         """Commit a grant or a revocation. Durable. Raises StorageError."""

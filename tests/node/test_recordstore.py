@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -51,6 +52,35 @@ def test_writes_ahead_and_waits_for_the_disk_when_it_must(path: Path, deltas: li
     store.close_up_to(_base(1), own_last=1)
     assert store._db.execute("PRAGMA synchronous").fetchone() == (2,), "payloads are dropped after this"
     store.close()
+
+
+def test_a_copy_is_told_from_the_file_that_our_own_records_were_added_to(
+    path: Path, deltas: list[Delta]
+) -> None:
+    def is_copy(at: Path) -> bool:
+        store = RecordStore(at, SMALL.swarm_id)
+        store.close()
+        return store.is_copy
+
+    store = RecordStore(path, SMALL.swarm_id)
+    store.add(deltas[1:], durable=False)
+    assert not store.is_copy
+    store.close()
+    assert not is_copy(path)
+    store = RecordStore(path, SMALL.swarm_id)
+    store.add(deltas[:1], durable=True)
+    store.close()
+    backup, elsewhere = path.with_name("backup"), path.with_name("elsewhere")
+    shutil.copyfile(path, backup)
+    path.rename(elsewhere)
+    assert not is_copy(elsewhere), "it has only been moved"
+    shutil.copyfile(backup, path)
+    assert is_copy(path)
+    assert is_copy(path), "as long as we have not signed anything more"
+    store = RecordStore(path, SMALL.swarm_id)
+    store.add(deltas[:1], durable=True)
+    store.close()
+    assert not is_copy(path)
 
 
 def _base(round_: int):

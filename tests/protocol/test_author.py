@@ -64,6 +64,12 @@ def test_no_round_is_signed_twice_stored_or_not():
     assert isinstance(writer.author.publish(body(8))[0], Store)
 
 
+def test_a_copy_of_our_disk_need_not_know_all_that_we_signed():
+    writer = Writer()
+    writer.author.restore([3], is_copy=True)
+    assert writer.author.last_round == 3 and not writer.author.has_signed
+
+
 def test_what_others_tell_of_us_was_signed_by_us():
     writer = Writer()
     writer.ledger.note_last(OWN.node_id, 9, bytes(32))

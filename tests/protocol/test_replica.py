@@ -326,6 +326,28 @@ def test_nothing_is_said_of_our_record_before_it_is_stored(seed):
     assert fx.Ready(store.delta) in said
 
 
+def test_a_backup_that_was_put_back_signs_nothing_before_it_knows_what_it_signed(seed):
+    world = _swarm(seed, 3, of=BRISK)
+    node = world.nodes[1]
+    for round_ in range(1, 20):
+        world.publish(node, round_)
+        if round_ == 10:
+            world.run(1.0)
+            backup = list(node.disk)
+    world.run(1.0)
+    world.run(20.0, world.agree)
+    world.crash(node)
+    world.partition([0, 2], [1])
+    world.restart(node, backup=backup)
+    assert node.core.own_last == 10
+    world.run(5 * limits.RESUME_PATIENCE_S)
+    assert not node.core.caught_up, "nobody is there who could tell"
+    world.heal()
+    world.run(60.0, lambda: node.core.caught_up)
+    assert node.core.caught_up
+    assert node.core.own_last == 19
+
+
 def test_a_node_that_lost_its_disk_learns_all_its_rounds_before_it_trains(seed):
     """Its key is the same: one more delta for a round it has forgotten would make it an equivocator."""
     world = _swarm(seed, 3, of=BRISK)

@@ -150,9 +150,12 @@ class World:
             rng=random.Random(self.rng.getrandbits(64)),
         )
 
-    def _begin(self, node: Node) -> None:
+    def _begin(self, node: Node, *, is_copy: bool = False) -> None:
         held = [d.record_id for d in node.disk if all(blob in node.blobs for blob in d.body.chunks)]
-        self._carry_out(node, node.core.restore(node.disk, held, self.now, credentials=node.credentials))
+        effects = node.core.restore(
+            node.disk, held, self.now, is_copy=is_copy, credentials=node.credentials
+        )
+        self._carry_out(node, effects)
         self._carry_out(node, node.core.announce((node.address,) if node.address else ()))
         self._set_timer(node)
 
@@ -166,14 +169,16 @@ class World:
         if silently:
             node.links.clear()
 
-    def restart(self, node: Node, *, keep_disk: bool = True) -> None:
-        """Start a crashed node again, from its disk or with its key alone."""
+    def restart(self, node: Node, *, keep_disk: bool = True, backup: list[Delta] | None = None) -> None:
+        """Start a crashed node again: from its disk, with its key alone, or from a `backup` of its records."""
         node.running = True
         node.life += 1
         node.timer += 1
         if not keep_disk:
             node.disk.clear()
             node.blobs.clear()
+        if backup is not None:
+            node.disk[:] = backup
         node.ready.clear()
         node.trains = False
         node.info = NodeInfo(
@@ -183,7 +188,7 @@ class World:
             bootstrap=node.info.bootstrap,
         )
         node.core = self._core(node.identity, node.info, node.blobs)
-        self._begin(node)
+        self._begin(node, is_copy=backup is not None)
 
     def freeze(self, node: Node, seconds: float) -> None:
         """Block a node's event loop: it sees nothing until then, and all of it at once afterwards."""
