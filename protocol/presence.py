@@ -81,6 +81,8 @@ class Presence:
         self._progress = Progress(0, 0, 0.0, 0.0, "")
         self._incarnation = info.incarnation
         self._heartbeat = 0
+        self.outdone = 0
+        """How often a row of ours came that is newer than any that this run has signed."""
         self._leaving = False
         self._has_changed = False
         self._is_doubtful = True
@@ -257,8 +259,9 @@ class Presence:
         The next heartbeat tells. Said at once, a copy of our folder that runs elsewhere would answer at once,
         and the two of us would flood the swarm.
         """
-        if peer.body.age > self.row.age:
-            self._incarnation = max(self._incarnation, peer.body.incarnation + 1)
+        if peer.body.age > self.row.age and peer.body.incarnation >= self._incarnation:
+            self._incarnation = peer.body.incarnation + 1
+            self.outdone += 1
 
     def _renew(self) -> None:
         self._has_changed = False

@@ -30,6 +30,9 @@ FILES_FREE_MIN = 1024
 REPEAT_S = 300.0
 LAGS = 60
 
+OUTDONE_MAX = 2
+"""After a clock was set back, rows of our life before are newer than ours, and we outdo them: once or twice."""
+
 log = logging.getLogger("gossamer.vitals")
 
 
@@ -67,6 +70,8 @@ class Look:
     lacks_trainer: bool = False
     void: int = 0
     """Our own deltas of this run that are void."""
+    outdone: int = 0
+    """How often somebody has signed a newer row of this node than we had."""
 
 
 class Vitals:
@@ -83,6 +88,7 @@ class Vitals:
         self._merged: tuple[int, float] = (-1, 0.0)
         self._trainer_seen: float | None = None
         self._void = 0
+        self._outdone = 0
         self._said: dict[str, float] = {}
         self._lags: deque[float] = deque(maxlen=LAGS)
 
@@ -155,7 +161,15 @@ class Vitals:
                 " in a copy of its folder, or did so before an old copy was put back. Stop all but one; a"
                 " copy that is to be a node of its own starts without the file key",
             )
-        self._void = look.void
+        elif look.outdone > max(self._outdone, OUTDONE_MAX):
+            self._say(
+                "twin",
+                look.now,
+                "another node runs with this one's key, in a copy of its folder: each cuts the other's links,"
+                " and what both publish for a round is void. Stop all but one; a copy that is to be a node of"
+                " its own starts without the file key",
+            )
+        self._void, self._outdone = look.void, look.outdone
 
     def _folder(self, look: Look) -> str | None:
         if look.folder_gone:

@@ -163,6 +163,7 @@ class Watching:
             folder_gone=str(view.home.root) if self._folder_gone else "",
             folder_read_only=str(view.home.root) if self._folder_read_only else "",
             offsets=tuple(link.clock_offset_s for link in view.links.values()),
+            outdone=core.presence.outdone,
             lacks_trainer=core.info.trains and not view.port.attached,
             void=sum(
                 d.round > self._own_last and core.ledger.is_void(d) for d in core.ledger.by(view.node_id)

@@ -57,6 +57,14 @@ def test_a_node_whose_key_is_used_elsewhere_is_told_while_it_lasts(shown: Shown)
     assert len(shown.for_s(1, links=1, void=4)) == 1
 
 
+def test_a_node_whose_key_another_one_uses_is_told_though_it_publishes_nothing(shown: Shown) -> None:
+    assert shown.for_s(10, links=1, outdone=v.OUTDONE_MAX) == [], "a clock was set back"
+    (said,) = shown.for_s(20, links=1, outdone=v.OUTDONE_MAX + 1)
+    assert "another node runs with this one's key" in said
+    assert shown.for_s(400, links=1, outdone=v.OUTDONE_MAX + 1) == [], "that is over"
+    assert len(shown.for_s(1, links=1, outdone=v.OUTDONE_MAX + 9)) == 1
+
+
 def test_a_node_that_nobody_dials_says_so_once(shown: Shown) -> None:
     usual: dict[str, Any] = {"links": 3, "live": 3, "known": 3, "addresses": ("1.2.3.4:7700",)}
     assert shown.for_s(v.REACH_S, **usual) == [] and shown.vitals.reachable is None

@@ -777,6 +777,8 @@ def test_two_nodes_with_one_key_do_not_flood_the_swarm(seed):
     world.run(10.0)
     assert copy.core.own_row.incarnation > original.info.incarnation, "they did hear of each other"
     assert world.messages - before < 1500
+    world.run(50.0)
+    assert min(node.core.presence.outdone for node in (original, copy)) > 2, "they can tell"
 
 
 def test_a_node_whose_clock_was_set_back_is_heard_again(seed):
@@ -792,6 +794,8 @@ def test_a_node_whose_clock_was_set_back_is_heard_again(seed):
     world.run(2 * limits.HEARTBEAT_INTERVAL_S + 2.0)
     row = world.nodes[0].core.roster.get(node.identity.node_id).peer.body
     assert row.age == node.core.own_row.age
+    world.run(50.0)
+    assert node.core.presence.outdone in (1, 2)
 
 
 def test_clock_counts_live_trainers_only(seed):
