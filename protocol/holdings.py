@@ -105,12 +105,18 @@ class Holdings:
         return Close(floor, tuple(dropped))
 
     def _void(self, delta: Delta) -> list[Effect]:
-        """Nobody needs the payloads of the two deltas that an equivocator signed."""
+        """Nobody needs the payloads of the two deltas that an equivocator signed.
+
+        It is said of its first round: a key in two places equivocates all the time.
+        """
         for record_id in self._ledger.ids(delta.round):
             other = self._ledger.get(record_id)
             if other is not None and other.author == delta.author:
                 self._wants.forget(record_id)
                 self._offers.forget(record_id)
+        others = [other for other in self._ledger.by(delta.author) if other.round != delta.round]
+        if any(self._ledger.is_void(other) for other in others):
+            return [Ready(delta)]
         text = f"{short(delta.author)} signed two deltas for round {delta.round}: both are void"
         return [Ready(delta), Notice(text)]
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Get, Send
+from gossamer.protocol.effects import Get, Notice, Ready, Send
 from gossamer.protocol.fetch import Fetcher
 from gossamer.protocol.holdings import Holdings
 from gossamer.protocol.ledger import Ledger
@@ -99,3 +99,23 @@ def test_an_author_hears_from_those_to_whom_it_gave_its_delta() -> None:
 def test_what_was_long_looked_for_is_told_to_everybody() -> None:
     """All who are not known to hold it: they may not have asked for a while."""
     assert Bench().come(source=2, now=limits.ORPHAN_PATIENCE_S) == [1, 3]
+
+
+def test_a_key_in_two_places_is_a_line_and_not_one_for_each_round() -> None:
+    rng = random.Random(1)
+    links: Any = SimpleNamespace(all=lambda: [], get=lambda _: None)
+    ledger = Ledger()
+    holdings = Holdings(ledger, links, Fetcher(lambda blob, size: None, rng), Offers(), rng)
+
+    def equivocates(author: int, round_: int) -> list[str]:
+        first, second = (builders.unsigned(author, round_, variant) for variant in (0, 1))
+        holdings.add(first, 1, 0.0)
+        effects = holdings.add(second, 1, 0.0)
+        assert Ready(second) in effects and ledger.is_void(first)
+        return [effect.text for effect in effects if isinstance(effect, Notice)]
+
+    assert len(equivocates(1, 3)) == 1
+    assert equivocates(1, 4) == equivocates(1, 5) == []
+    assert len(equivocates(2, 4)) == 1, "somebody else"
+    holdings.close(5)
+    assert len(equivocates(1, 6)) == 1, "again, after a while"
