@@ -55,7 +55,7 @@ class CatchUp:
         does not count: on a slow line some of it is always under way.
         A node with deltas of its own on its own disk (`has_signed`) goes on once it has compared notes with a
         peer, or found none for a while: its folder may be an old copy, and no round may be signed twice. One
-        whose folder is known to be a copy, or that hears of its own deltas from others since it lost its disk,
+        whose folder is known to be a copy, or that lost its disk and hears of its own deltas from others,
         must learn of all of them first.
         """
         alone = self._is_first and not self._links

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from gossamer.node.config import command_help, node_file, settings
+from gossamer.node.tilde import expanded
 from gossamer.protocol.errors import ConfigError
 
 _ConfigFile = Annotated[
@@ -66,10 +67,12 @@ class Command(TyperCommand):
             if file is not None:
                 settings.use_file(ctx, file.path, file.values_for(ctx))
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
         except typer.BadParameter as error:
             name_source(ctx, error)
             raise
+        _put_home_for_tildes(ctx)
+        return rest
 
     def look_over(self, name: str, args: list[str], parent: Any) -> tuple[typer.Context, list[str]]:
         """Find out every value like `parse_args`, and all that is wrong, one line each; that stays None.
@@ -91,6 +94,7 @@ class Command(TyperCommand):
                 if settings.source_of(ctx, parameter)[0] != "default":  # else it may still be given
                     name_source(ctx, error)
                     faults.append(error.format_message())
+        _put_home_for_tildes(ctx)
         return ctx, faults
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -145,6 +149,15 @@ def _refuse_empty_paths(ctx: typer.Context, given: dict[str, Any]) -> None:
             raise typer.BadParameter("the path is empty", ctx=ctx, param=parameter)
 
 
+def _put_home_for_tildes(ctx: typer.Context) -> None:
+    """A shell leaves the tilde of ``--dir=~/d`` alone, and so does what reads an environment from a file."""
+    for parameter in settings.settable(ctx):
+        name = str(parameter.name)
+        if node_file.kind_of(parameter) is Path and ctx.params.get(name):
+            found = [expanded(path) for path in _as_list(ctx.params[name])]
+            ctx.params[name] = found if isinstance(ctx.params[name], list) else found[0]
+
+
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
@@ -154,13 +167,14 @@ def find_file(ctx: typer.Context, given: dict[str, Any]) -> node_file.NodeFile |
 
     `given` has what stands on the command line, by parameter name.
     """
-    path = given.get(settings.CONFIG) or os.environ.get(settings.CONFIG_VARIABLE)
-    if not path:
+    named = given.get(settings.CONFIG) or os.environ.get(settings.CONFIG_VARIABLE)
+    path = expanded(Path(named)) if named else None
+    if path is None:
         folder = _given_folder(ctx, given)
         path = folder / node_file.FILE_NAME if folder is not None else None
         if path is None or not path.is_file():
             return None
-    file = node_file.read(Path(path))
+    file = node_file.read(path)
     file.check_sections(sections(ctx))
     return file
 
@@ -169,7 +183,7 @@ def _given_folder(ctx: typer.Context, given: dict[str, Any]) -> Path | None:
     for parameter in settings.settable(ctx):
         if settings.flag_of(parameter) == "--dir":
             folder = given.get(str(parameter.name)) or os.environ.get(settings.variable_of(ctx, parameter))
-            return Path(folder) if folder else None
+            return expanded(Path(folder)) if folder else None
     return None
 
 

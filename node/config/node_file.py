@@ -21,6 +21,7 @@ from typing import Any
 import typer
 
 from gossamer.node.config.settings import Parameter, key_of, settable
+from gossamer.node.tilde import expanded
 from gossamer.protocol.errors import ConfigError
 
 FILE_NAME = "node.toml"
@@ -89,7 +90,7 @@ class NodeFile:
             from gossamer.protocol.invitation import PREFIX
 
             is_path = not value.startswith(PREFIX)
-        return str(self.path.absolute().parent / Path(value).expanduser()) if is_path else value
+        return str(self.path.absolute().parent / expanded(Path(value))) if is_path else value
 
 
 def read(path: Path) -> NodeFile:

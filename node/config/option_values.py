@@ -13,6 +13,7 @@ import typer
 
 from gossamer.node.address import check_swarm_id, parse_address, parse_contact
 from gossamer.node.options import ADMIN_OFF
+from gossamer.node.tilde import expanded
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.limits import TEXT_BYTES_MAX
 
@@ -93,7 +94,7 @@ def existing_path() -> Callable[[Any], Any]:
     """Files or folders that are there; the shell completes them by itself."""
 
     def check(text: str) -> None:
-        if not Path(text).exists():
+        if not expanded(Path(text)).exists():
             raise ConfigError(f"{text}: there is no such file or folder")
 
     return _checked(check)

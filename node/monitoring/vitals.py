@@ -31,7 +31,7 @@ REPEAT_S = 300.0
 LAGS = 60
 
 OUTDONE_MAX = 2
-"""After a clock was set back, rows of our life before are newer than ours, and we outdo them: once or twice."""
+"""After a clock was set back, rows of our life before are newer than ours: we outdo them, once or twice."""
 
 log = logging.getLogger("gossamer.vitals")
 

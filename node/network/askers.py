@@ -5,6 +5,7 @@ from pathlib import Path
 
 from gossamer.node.network.client import Asker
 from gossamer.node.storage.home import Home
+from gossamer.node.tilde import expanded
 from gossamer.protocol.errors import ConfigError, LocalError
 
 
@@ -14,7 +15,7 @@ def nodes_root() -> Path:
     Raises ConfigError if that cannot be told.
     """
     if root := os.environ.get("GOSSAMER_HOME"):
-        return Path(root)
+        return expanded(Path(root))
     try:
         return Path.home() / ".gossamer"
     except RuntimeError:  # a user whom the system does not know, as in many a container

@@ -1,4 +1,4 @@
-"""A port of this machine, for whoever comes to it by either kind of address; and whether one is still its own."""
+"""A port of this machine, for whoever comes by either kind of address; and which are still its own."""
 
 import asyncio
 import errno

@@ -12,6 +12,7 @@ import typer
 from gossamer.bootstrap import cli
 from gossamer.bootstrap.processes import NodeProcess
 from gossamer.node.config.settings import flag_of, key_of, settable, settings_of, variable_of
+from gossamer.node.network.askers import nodes_root
 from gossamer.protocol.errors import ConfigError
 
 GOSSAMER: Any = typer.main.get_command(cli.app)
@@ -238,3 +239,25 @@ def test_a_local_swarm_is_not_set_by_what_the_machines_node_is_set_to(
     for name, empty in started[0].items():
         monkeypatch.setenv(name, empty)
     assert value(parse("node"), "join") in (None, [])
+
+
+def test_a_tilde_that_no_shell_has_seen_is_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    (tmp_path / "me" / "texts").mkdir(parents=True)
+    monkeypatch.setenv("GOSSAMER_NODE_DATA", "~/texts")
+    (tmp_path / "me" / "d").mkdir()
+    (tmp_path / "me" / "d" / "node.toml").write_text("[node]\nthreads = 2\n")
+    ctx = parse("node", "--dir=~/d")
+    assert value(ctx, "dir") == tmp_path / "me" / "d"
+    assert value(ctx, "data") == [tmp_path / "me" / "texts"]
+    assert value(ctx, "threads") == 2
+    monkeypatch.setenv("GOSSAMER_CONFIG", "~/d/node.toml")
+    assert value(parse("node"), "threads") == 2
+    monkeypatch.setenv("GOSSAMER_HOME", "~/nodes")
+    assert nodes_root() == tmp_path / "me" / "nodes"
+
+
+def test_a_home_folder_that_nobody_knows_is_left_as_it_is_written() -> None:
+    assert value(parse("node", "--dir=~nobody-has-this-name/d"), "dir") == Path("~nobody-has-this-name/d")

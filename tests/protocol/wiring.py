@@ -152,9 +152,7 @@ class World:
 
     def _begin(self, node: Node, *, is_copy: bool = False) -> None:
         held = [d.record_id for d in node.disk if all(blob in node.blobs for blob in d.body.chunks)]
-        effects = node.core.restore(
-            node.disk, held, self.now, is_copy=is_copy, credentials=node.credentials
-        )
+        effects = node.core.restore(node.disk, held, self.now, is_copy=is_copy, credentials=node.credentials)
         self._carry_out(node, effects)
         self._carry_out(node, node.core.announce((node.address,) if node.address else ()))
         self._set_timer(node)
@@ -170,7 +168,7 @@ class World:
             node.links.clear()
 
     def restart(self, node: Node, *, keep_disk: bool = True, backup: list[Delta] | None = None) -> None:
-        """Start a crashed node again: from its disk, with its key alone, or from a `backup` of its records."""
+        """Start a crashed node again: from its disk, its key alone, or a `backup` of its records."""
         node.running = True
         node.life += 1
         node.timer += 1
