@@ -2,9 +2,9 @@
 
 An exception inside one of its methods becomes a `TaskError` that names the method, the file and the line;
 what a method returns is checked, so that a mistake is said where it is made and not three calls later.
-`--debug` shows the traceback. Three things that are easily forgotten are done for it: torch's generator is
-seeded for `build_model` and put back, `evaluate` runs in eval mode without gradient, and where `batches`
-ends, another pass begins.
+`--debug` shows the traceback. Four things that are easily forgotten are done for it: torch's generator is
+seeded for `build_model` and put back, a model in eval mode is put into train mode, `evaluate` runs in eval
+mode without gradient, and where `batches` ends, another pass begins.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ class Guarded(Task):
                     "build_model",
                     f"made {name!r} {parameter.dtype}: build the model in float32, and use autocast in loss",
                 )
+        if not model.training:  # as transformers hands them out: without dropout, and batch norm stands still
+            model.train()
         return model
 
     def build_optimizer(self, model: nn.Module) -> tuple[torch.optim.Optimizer, ...]:

@@ -182,6 +182,14 @@ def test_a_resumed_node_whose_pass_is_over_begins_another(task_folder: Path) -> 
     assert len(next(batches)[0]) == 16
 
 
+def test_a_model_in_eval_mode_is_trained_and_one_with_parts_in_it_is_left_so(task_folder: Path) -> None:
+    whole = load(task_folder, MODEL, MODEL + ".eval()").build_model(0)
+    assert all(module.training for module in whole.modules())
+    build = MODEL.replace("return ", "model = ") + "; model[0].eval(); return model"
+    part = load(task_folder, MODEL, build).build_model(0)
+    assert [module.training for module in part.modules()] == [True, False, True]
+
+
 def test_evaluation_needs_no_care(task_folder: Path) -> None:
     new = "assert not model.training and not torch.is_grad_enabled(); model[0].train(); return 1"
     task = load(task_folder, EVALUATE, new)
