@@ -27,8 +27,8 @@ OUTLIER_TIMES = 8.0
 if one does not, it waits for those of others, and nothing else happens to it."""
 
 USUAL_ROUNDS = 8
-"""What is usual is the longest of so many rounds. The delta of a single number is near zero in one round of ten,
-and then the next one is 8 times as long."""
+"""What is usual is the longest of so many rounds. A single number's delta is 8 times as long as that before
+it in a twelfth of all rounds, where that was near zero."""
 
 
 @dataclass(frozen=True, slots=True)
