@@ -26,6 +26,9 @@ from torch.nn.parameter import UninitializedParameter
 from gossamer.models.errors import TaskError, in_one_line
 from gossamer.models.task import Batch, DataStream, Task, evaluating, named_tensors
 
+TOKENS_MAX = 2**40
+"""Of one step: what a delta's record can say of a whole window."""
+
 
 @contextlib.contextmanager
 def explained(file: Path, doing: str) -> Iterator[None]:
@@ -148,8 +151,8 @@ class Guarded(Task):
             count = operator.index(tokens)  # type: ignore[arg-type]
         except TypeError:
             count = 0
-        if count < 1:
-            self._wrong("tokens", f"returned {_kind_of(tokens)}: return a whole number of at least 1")
+        if not 1 <= count <= TOKENS_MAX:
+            self._wrong("tokens", f"returned {_kind_of(tokens)}: return a whole number from 1 to 2**40")
         return count
 
     def evaluate(self, model: nn.Module) -> float:
@@ -170,9 +173,13 @@ class Guarded(Task):
     def lr_scale(self, swarm_tokens: int) -> float:
         with self._explained("lr_scale"):
             scale = self.inner.lr_scale(swarm_tokens)
-        if not isinstance(scale, int | float) or not (math.isfinite(scale) and scale >= 0):
+        try:
+            factor = float(scale)  # NumPy's and torch's numbers, too
+        except (TypeError, ValueError, RuntimeError):
+            factor = math.nan
+        if not (math.isfinite(factor) and factor >= 0):
             self._wrong("lr_scale", f"returned {_kind_of(scale)}: return a factor of 0 or more")
-        return scale
+        return factor
 
     def sample(
         self, model: nn.Module, prompt: str, length: int, *, temperature: float, seed: int
