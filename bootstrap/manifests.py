@@ -1,5 +1,6 @@
 """Writing a manifest: a task's model is built once, and everything nodes must agree on is written down."""
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import chdir
@@ -219,8 +220,9 @@ def _describe(
     )
     if fragments is None:
         fragments = min(FRAGMENTS, len(specs))
-    if not 1 <= fragments <= len(specs):
-        raise ConfigError(f"--fragments must be 1 to {len(specs)}, the number of tensors; it is {fragments}")
+    if not isinstance(fragments, int) or not 1 <= fragments <= len(specs):
+        many = len(specs)
+        raise ConfigError(f"--fragments must be 1 to {many}, the number of tensors; it is {fragments!r}")
     phi = genesis.parameters(model, plan(specs, fragments))
     by_mean = all(spec.averaging == "mean" for spec in specs)
     usual = outer_defaults(codec, by_mean=by_mean)
@@ -269,9 +271,14 @@ def _value(value: OptionValue) -> str:
     return repr(value)
 
 
+def _key(name: str) -> str:
+    """Bare where TOML allows it."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _value(name)
+
+
 def _toml(manifest: Manifest) -> str:
     outer, pace = manifest.outer, manifest.pace
-    option_lines = "\n".join(f"{key} = {_value(value)}" for key, value in manifest.task.options.items())
+    option_lines = "\n".join(f"{_key(key)} = {_value(value)}" for key, value in manifest.task.options.items())
     tensor_lines = "\n".join(
         f"    [{_value(spec.name)}, {list(spec.shape)}, {_value(spec.averaging)}],"
         for spec in manifest.layout.tensors

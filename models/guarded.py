@@ -2,9 +2,9 @@
 
 An exception inside one of its methods becomes a `TaskError` that names the method, the file and the line;
 what a method returns is checked, so that a mistake is said where it is made and not three calls later.
-`--debug` shows the traceback. Three things that are easily forgotten are done for it: torch's generator is
-seeded for `build_model` and put back, `evaluate` runs in eval mode without gradient, and where `batches`
-ends, another pass begins.
+`--debug` shows the traceback. Four things that are easily forgotten are done for it: torch's generator is
+seeded for `build_model` and put back, a model in eval mode is put into train mode, `evaluate` runs in eval
+mode without gradient, and where `batches` ends, another pass begins.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from torch.nn.parameter import UninitializedParameter
 
 from gossamer.models.errors import TaskError, in_one_line
 from gossamer.models.task import Batch, DataStream, Task, evaluating, named_tensors
+
+TOKENS_MAX = 2**40
+"""Of one step: what a delta's record can say of a whole window."""
 
 
 @contextlib.contextmanager
@@ -95,6 +98,8 @@ class Guarded(Task):
                     "build_model",
                     f"made {name!r} {parameter.dtype}: build the model in float32, and use autocast in loss",
                 )
+        if not model.training:  # as transformers hands them out: without dropout, and batch norm stands still
+            model.train()
         return model
 
     def build_optimizer(self, model: nn.Module) -> tuple[torch.optim.Optimizer, ...]:
@@ -146,8 +151,8 @@ class Guarded(Task):
             count = operator.index(tokens)  # type: ignore[arg-type]
         except TypeError:
             count = 0
-        if count < 1:
-            self._wrong("tokens", f"returned {_kind_of(tokens)}: return a whole number of at least 1")
+        if not 1 <= count <= TOKENS_MAX:
+            self._wrong("tokens", f"returned {_kind_of(tokens)}: return a whole number from 1 to 2**40")
         return count
 
     def evaluate(self, model: nn.Module) -> float:
@@ -168,9 +173,13 @@ class Guarded(Task):
     def lr_scale(self, swarm_tokens: int) -> float:
         with self._explained("lr_scale"):
             scale = self.inner.lr_scale(swarm_tokens)
-        if not isinstance(scale, int | float) or not (math.isfinite(scale) and scale >= 0):
+        try:
+            factor = float(scale)  # NumPy's and torch's numbers, too
+        except (TypeError, ValueError, RuntimeError):
+            factor = math.nan
+        if not (math.isfinite(factor) and factor >= 0):
             self._wrong("lr_scale", f"returned {_kind_of(scale)}: return a factor of 0 or more")
-        return scale
+        return factor
 
     def sample(
         self, model: nn.Module, prompt: str, length: int, *, temperature: float, seed: int

@@ -195,7 +195,7 @@ def named_tensors(model: nn.Module, *, frozen: bool = False) -> list[tuple[str, 
     model = _unwrapped(model)
     return [
         (name.replace("_orig_mod.", ""), parameter)
-        for name, parameter in model.named_parameters(remove_duplicate=True)
+        for name, parameter in model.named_parameters()
         if parameter.requires_grad or frozen
     ]
 

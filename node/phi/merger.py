@@ -7,7 +7,7 @@ in which rounds are caught up does not matter. Blocking: runs in worker threads.
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, isfinite, sqrt
 
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.payloads import Payloads
@@ -25,6 +25,10 @@ from gossamer.protocol.rules.clipping import usual_rate
 OUTLIER_TIMES = 8.0
 """A delta this many times as long as usual is looked at twice. Honest ones grow by less from round to round;
 if one does not, it waits for those of others, and nothing else happens to it."""
+
+USUAL_ROUNDS = 8
+"""What is usual is the longest of so many rounds. A single number's delta is 8 times as long as that before
+it in a twelfth of all rounds, where that was near zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,8 @@ class Merger:
         self._reach = {fragment.index: self._reach_of(fragment.index) for fragment in self._layout.fragments}
         self._payloads = Payloads(manifest, chunks)
         self._digest: tuple[int, bytes] | None = None
-        self._usual: dict[int, list[float]] = {}
-        """Per fragment, what was the usual rate of each tensor (see `clipping`) when it was last merged."""
+        self._usual: dict[int, dict[int, list[float]]] = {}
+        """Per fragment and round merged, the usual rate of each tensor (see `clipping`)."""
         self.version = 0
         self.tokens = self.base.tokens_with(self._merged)
         """Tokens of all deltas merged."""
@@ -97,7 +101,7 @@ class Merger:
         if new != old and round_ > self.base.round:
             found = self._exchange(fragment, self.view(fragment), old, new)
             self._note(round_, old, new)
-            self._note_usual(fragment, found)
+            self._note_usual(round_, fragment, found)
             if new:
                 merge = RoundMerge(found, fragment, self._manifest.outer)
                 self.figures = figures(merge, void=self._payloads.undecodable(new))
@@ -105,14 +109,15 @@ class Merger:
         return self.state(fragment)
 
     def are_outliers(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
-        """Whether all of these deltas are far longer than was usual when their fragment was last merged.
+        """Whether all of these deltas are far longer than was usual in the last rounds of their fragment.
 
         Raises MissingChunkError.
         """
         fragment = self._layout.of_round(round_)
-        usual = self._usual.get(fragment.index)
-        if usual is None:
+        rates = self._usual.get(fragment.index)
+        if rates is None:
             return False
+        usual = [max(filter(isfinite, known), default=inf) for known in zip(*rates.values(), strict=True)]
         with self._payloads.room_for(deltas, fragment):
             found = self._contributions(fragment, deltas)
         if not found:
@@ -232,14 +237,19 @@ class Merger:
         read = (self._payloads.contribution(delta, fragment) for delta in deltas)
         return [contribution for contribution in read if contribution is not None]
 
-    def _note_usual(self, fragment: Fragment, contributions: list[Contribution]) -> None:
+    def _note_usual(self, round_: int, fragment: Fragment, contributions: list[Contribution]) -> None:
         """Remember what was usual in a round; a single delta is taken for that only if it is our own."""
+        if not contributions or (len(contributions) == 1 and contributions[0].author != self._own_id):
+            return
         root_steps = [sqrt(c.steps) for c in contributions]
         by_tensor = zip(*(c.norms for c in contributions), strict=True)
-        if len(contributions) > 1:
-            self._usual[fragment.index] = [usual_rate(norms, root_steps) for norms in by_tensor]
-        elif contributions and contributions[0].author == self._own_id:
-            self._usual[fragment.index] = [norm / root_steps[0] for (norm,) in by_tensor]
+        rates = self._usual.setdefault(fragment.index, {})
+        if len(contributions) == 1:
+            rates[round_] = [norm / root_steps[0] for (norm,) in by_tensor]
+        else:
+            rates[round_] = [usual_rate(norms, root_steps) for norms in by_tensor]
+        if len(rates) > USUAL_ROUNDS:
+            del rates[min(rates)]
 
     def close(self) -> None:
         """Stop the worker threads."""

@@ -67,7 +67,10 @@ def _optimizer_state(
     plain: dict[str, Any] = {}
     start = 0
     for optimizer in optimizers:
-        saved = optimizer.state_dict().get("state")
+        try:
+            saved = optimizer.state_dict().get("state")
+        except Exception:  # somebody's own, which was never meant to be saved
+            return {}, None
         if not isinstance(saved, dict):
             return {}, None
         for index, state in saved.items():
@@ -208,7 +211,7 @@ def restore(
             map(_is_finite, (t for n, t in tensors.items() if n.startswith("inner/")))
         )
         if has_inner:
-            _restore_inner(optimizers, tensors, json.loads(metadata["inner"]))
+            has_inner = _restore_inner(optimizers, tensors, json.loads(metadata["inner"]))
     except FileNotFoundError:
         return None
     except (OSError, SafetensorError, *_NOT_AS_WRITTEN) as error:
@@ -238,8 +241,11 @@ def _fits(outer: OuterLoop, tensors: dict[str, Tensor]) -> bool:
 
 def _restore_inner(
     optimizers: Sequence[torch.optim.Optimizer], tensors: dict[str, Tensor], plain: dict[str, Any]
-) -> None:
-    """Load what `_optimizer_state` took, with the groups that the optimizers have now."""
+) -> bool:
+    """Load what `_optimizer_state` took, with the groups that the optimizers have now.
+
+    Returns whether all of them took it up.
+    """
     state: dict[int, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         if name.startswith("inner/"):
@@ -254,5 +260,11 @@ def _restore_inner(
     start = 0
     for optimizer, count in zip(optimizers, counts, strict=True):
         own = {index - start: state[index] for index in state if start <= index < start + count}
-        optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
+        try:
+            optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
+        except Exception as error:  # somebody's own, and so it would be at every start
+            kind = type(optimizer).__name__
+            log.warning("%s takes up no state (%s: %s): it begins afresh", kind, type(error).__name__, error)
+            return False
         start += count
+    return True

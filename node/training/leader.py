@@ -23,7 +23,7 @@ from gossamer.node.training.outer import OuterLoop
 from gossamer.node.training.parameters import Binding
 from gossamer.node.training.ranks import DONE, Team, Word
 from gossamer.node.training.role import Role
-from gossamer.protocol.limits import LOSS_MAX, TOKENS_MAX
+from gossamer.protocol.limits import LOSS_MAX, STEPS_MAX, TOKENS_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
 
@@ -212,7 +212,7 @@ class Leader(Role):
                 round=round_,
                 base=window.base,
                 tokens=min(window.tokens, TOKENS_MAX),
-                steps=window.steps,
+                steps=min(window.steps, STEPS_MAX),
                 loss=self.last_loss,
                 codec=self._codec,
                 payload_bytes=length,

@@ -49,10 +49,17 @@ def check_shareable(tensors: Mapping[str, Tensor]) -> None:
             )
         if is_sharded(tensor):
             continue
-        if any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        if _overlaps_itself(tensor):
             raise ConfigError(f"tensor {name!r} is expanded, so that elements share memory: clone() it")
         whole[name] = tensor
     _check_apart(whole)
+
+
+def _overlaps_itself(tensor: Tensor) -> bool:
+    """Whether elements share memory, as after `expand` and in the windows of `unfold`."""
+    places = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+    reach = 1 + sum((size - 1) * stride for size, stride in places)
+    return reach < tensor.numel() or any(stride == 0 for _, stride in places)
 
 
 def _check_apart(tensors: Mapping[str, Tensor]) -> None:

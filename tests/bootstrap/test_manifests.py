@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -242,6 +243,20 @@ def test_describing_a_model_lists_what_it_trains(tmp_path: Path) -> None:
     assert manifest.genesis.root == snapshots.digest(genesis.parameters(model, manifest.plan()))
     manifests.write(manifest, tmp_path / "m.toml")
     assert manifests.read(tmp_path / "m.toml") == manifest
+
+
+def test_options_of_any_name_survive(tmp_path: Path) -> None:
+    options = {"a b": 1, "größe": 0.5, "": "x", 'a"b\n': True, "a.b": 2, "plain-1": 3}
+    manifest = manifests.describe(nn.Linear(2, 2), name="odd", options=options)
+    manifests.write(manifest, tmp_path / "m.toml")
+    assert manifests.read(tmp_path / "m.toml") == manifest
+    assert "\nplain-1 = 3\n" in (tmp_path / "m.toml").read_text()
+
+
+@pytest.mark.parametrize("fragments", ["2", 1.0, 0, 3])
+def test_fragments_that_cannot_be(fragments: Any) -> None:
+    with pytest.raises(ConfigError, match="fragments must be 1 to 2"):
+        manifests.describe(nn.Linear(2, 2), name="odd", fragments=fragments)
 
 
 def test_a_compiled_or_wrapped_model_is_described_like_the_plain_one() -> None:

@@ -103,8 +103,9 @@ OPTIMIZER = "return torch.optim.SGD(model.parameters(), lr=self.options.lr)"
         (LOSS, "raise KeyError", "own_line.py:{line}, in loss: KeyError"),
         (LOSS, "raise SystemExit(1)", "own_line.py:{line}, in loss: SystemExit: 1"),
         (LOSS, "raise StopIteration", "own_line.py:{line}, in loss: StopIteration"),
-        ("return len(batch[0])", "return 0", "tokens returned 0: return a whole number of at least 1"),
+        ("return len(batch[0])", "return 0", "tokens returned 0: return a whole number from 1"),
         ("return len(batch[0])", "return 2.5", "tokens returned 2.5"),
+        ("return len(batch[0])", "return 2**41", "tokens returned 2199023255552: return a whole number from"),
         ("return len(batch[0])", "return None", "tokens returned None"),
         (EVALUATE, "return", "evaluate returned None: return the held-out loss, a number"),
         (EVALUATE, "return model(inputs)", "evaluate returned a tensor of shape [8, 1]"),
@@ -113,6 +114,8 @@ OPTIMIZER = "return torch.optim.SGD(model.parameters(), lr=self.options.lr)"
             "Task.lr_scale = lambda self, tokens: -1",
             "lr_scale returned -1: return a factor of 0 or",
         ),
+        ("# HERE", "Task.lr_scale = lambda *_: torch.ones(2)", "lr_scale returned a tensor of shape [2]"),
+        ("# HERE", "Task.lr_scale = lambda *_: 'x'", "lr_scale returned a str: return a factor"),
         ("# HERE", "Task.pretrained_files = lambda self: {}", "pretrained_files returned no config.json"),
         (
             "# HERE",
@@ -180,6 +183,20 @@ def test_a_resumed_node_whose_pass_is_over_begins_another(task_folder: Path) -> 
     skipped = load(task_folder, "for _ in range(4)", "for _ in range(4 - stream.skip_batches)")
     batches = skipped.batches(DataStream(seed=0, node_id=b"x", skip_batches=9))
     assert len(next(batches)[0]) == 16
+
+
+@pytest.mark.parametrize("number", ["torch.tensor(0.5)", "__import__('numpy').float32(0.5)"])
+def test_a_factor_of_any_kind_of_number(task_folder: Path, number: str) -> None:
+    task = load(task_folder, "# HERE", f"Task.lr_scale = lambda *_: {number}")
+    assert task.lr_scale(0) == 0.5
+
+
+def test_a_model_in_eval_mode_is_trained_and_one_with_parts_in_it_is_left_so(task_folder: Path) -> None:
+    whole = load(task_folder, MODEL, MODEL + ".eval()").build_model(0)
+    assert all(module.training for module in whole.modules())
+    build = MODEL.replace("return ", "model = ") + "; model[0].eval(); return model"
+    part = load(task_folder, MODEL, build).build_model(0)
+    assert [module.training for module in part.modules()] == [True, False, True]
 
 
 def test_evaluation_needs_no_care(task_folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -101,6 +102,14 @@ def test_named_tensors_has_trainable_parameters_once_in_order_of_registration() 
     model = Tied()
     assert [name for name, _ in named_tensors(model)] == ["head.weight", "head.bias", "projection.weight"]
     assert named_tensors(model)[0][1] is model.embedding.weight
+
+
+def test_named_tensors_are_those_that_a_model_shows() -> None:
+    class Shown(nn.Linear):
+        def named_parameters(self, prefix: str = "", recurse: bool = True) -> Any:  # as before torch 2.0
+            yield "weight", self.weight
+
+    assert [name for name, _ in named_tensors(Shown(2, 2))] == ["weight"]
 
 
 def test_named_tensors_drops_the_prefix_of_torch_compile() -> None:

@@ -347,6 +347,38 @@ def test_a_state_of_another_form_begins_afresh(tmp_path, kind):
     assert restore(tmp_path / "t", outer, [kind(model.parameters())]) == (Progress(2, 4), False)
 
 
+class NeverSaved(torch.optim.AdamW):
+    """As some that are written for one experiment."""
+
+    def state_dict(self):
+        raise NotImplementedError
+
+
+def test_a_state_that_cannot_be_asked_for_is_left_out(tmp_path):
+    model, outer, _ = make()
+    optimizer = NeverSaved(model.parameters())
+    CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(2, 4))
+    assert restore(tmp_path / "t", outer, [optimizer]) == (Progress(2, 4), False)
+
+
+class NeverLoaded(torch.optim.AdamW):
+    def load_state_dict(self, state_dict):
+        raise RuntimeError("not here")
+
+
+def test_a_state_that_is_not_taken_up_costs_no_more_than_itself(tmp_path, caplog):
+    model, outer, _ = make()
+    optimizer = NeverLoaded(model.parameters())
+    train(model, outer, optimizer, 5)
+    outer.publish(0, 2, memoryview(bytearray(10_000)))
+    CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(2, 4))
+    model, again, _ = make()
+    again.fragments[0].last_published = 2
+    assert restore(tmp_path / "t", again, [NeverLoaded(model.parameters())]) == (Progress(2, 4), False)
+    assert any(momentum.any() for momentum in again.fragments[0].momentum)
+    assert "NeverLoaded takes up no state (RuntimeError: not here): it begins afresh" in caplog.text
+
+
 def test_an_inner_optimizer_that_diverged_begins_afresh(tmp_path):
     _, outer, optimizer = trained()
     next(iter(optimizer.state.values()))["exp_avg"][0] = float("nan")

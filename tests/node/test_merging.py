@@ -342,6 +342,17 @@ async def test_an_ordinary_delta_waits_for_nobody(setup: Setup) -> None:
     await until(lambda: setup.merged == [2, 4])
 
 
+async def test_a_delta_after_a_short_one_waits_for_nobody(setup: Setup) -> None:
+    """That of a single number, such as the bias of a regression, is near zero now and then."""
+    await setup.merging.begin(setup.merger)
+    setup.core.clock = 5
+    for round_, size in ((2, 3000), (4, 100)):
+        _arrive(setup, *(_delta(author, round_, size) for author in (1, 2, 3)))
+        await setup.merged_all()
+    _arrive(setup, _delta(1, 6, 3000))
+    await until(lambda: setup.merged == [2, 4, 6])
+
+
 async def test_a_round_that_is_closed_before_it_is_merged_holds_nobody_up(setup: Setup) -> None:
     """Sealing waits until older rounds are settled: one that can change no more must not be among them."""
     await setup.merging.begin(setup.merger)

@@ -72,6 +72,8 @@ def untied() -> nn.Module:
         ),
         (lambda: holding(torch.zeros(0, 3)), r"'extra' has no elements, its shape is \[0, 3\]: freeze it"),
         (lambda: holding(torch.ones(1).expand(8)), r"'extra' is expanded, .*: clone\(\) it"),
+        (lambda: holding(torch.ones(2, 9)[:, :1].expand(2, 8)), r"'extra' is expanded, .*: clone\(\) it"),
+        (lambda: holding(torch.ones(5).unfold(0, 3, 1)), r"'extra' is expanded, .*: clone\(\) it"),
         (lambda: holding(torch.zeros((1,) * 9)), r"'extra': shape .* is impossible: at most 8 dimensions"),
         (lambda: holding(torch.full((2,), 64.0)), r"'extra': .* not within \+-64"),
         (untied, r"'0\.weight' and 'head\.weight' are two parameters with the same memory: tie them"),

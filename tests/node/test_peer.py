@@ -17,7 +17,7 @@ from gossamer.models.task import named_tensors
 from gossamer.node.ipc import control, daemon_link
 from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.peer import Peer
-from gossamer.node.training import checkpointwriter
+from gossamer.node.training import checkpointwriter, leader
 from gossamer.node.training.outer import Ints
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import ONE
@@ -124,6 +124,18 @@ async def test_it_publishes_windows_as_the_pace_says(tmp_path: Path) -> None:
         await until(lambda: setup.peer.clock == 1)
         assert setup.step() == 2
         await until(lambda: len(setup.daemon.signed) == 2)
+
+
+async def test_a_window_of_more_steps_than_a_record_can_say_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with begun(tmp_path) as setup:
+        published: list[control.Publish] = []
+        monkeypatch.setattr(setup.link, "publish", lambda message, area: published.append(message))
+        monkeypatch.setattr(leader, "STEPS_MAX", EVERY - 1)
+        for _ in range(EVERY):
+            setup.step()
+        assert [message.steps for message in published] == [EVERY - 1]
 
 
 @pytest.mark.parametrize("trains", [False, True])
