@@ -28,7 +28,7 @@ class Briefing:
         self._publisher = publisher
         self._links = links
         self._dispatch = dispatch
-        self._clock_sent: tuple[int, int, int] | None = None
+        self._clock_sent: tuple[int, int, int, int] | None = None
 
     def welcome(self) -> control.Welcome:
         """The first words to a new trainer; the clock is told it next."""
@@ -59,7 +59,7 @@ class Briefing:
 
     def tell_clock(self) -> None:
         """Tell the trainer how far the swarm is, if that has changed."""
-        told = (self._core.clock, self._merging.tokens, len(self._links))
+        told = (self._core.clock, self._merging.tokens, len(self._links), self._merging.unmerged)
         if self._port.attached and told != self._clock_sent:
             self._clock_sent = told
             self._port.send(control.Clock(*told))

@@ -47,11 +47,13 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Daemon: the swarm's round clock, the tokens of all deltas merged so far, and how many links we have."""
+    """Daemon: the swarm's round clock, the tokens of all deltas merged so far, how many links we have, and
+    how many rounds are still to be merged."""
 
     round: int
     swarm_tokens: int
     links: int = 0
+    unmerged: int = 0
 
 
 @dataclass(frozen=True, slots=True)

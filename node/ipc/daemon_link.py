@@ -68,6 +68,8 @@ class DaemonLink:
         self.swarm_tokens = 0
         self.links = 0
         """Nodes that the daemon is linked to now."""
+        self.unmerged = 0
+        """Rounds that the daemon has still to merge."""
         self.stop_asked = threading.Event()
         self._thread = threading.Thread(target=self._run, name="daemon-link", daemon=True)
         self._thread.start()
@@ -199,6 +201,7 @@ class DaemonLink:
                 self.clock = message.round
                 self.swarm_tokens = message.swarm_tokens
                 self.links = message.links
+                self.unmerged = message.unmerged
             case control.Stop():
                 self.stop_asked.set()
 

@@ -8,7 +8,9 @@ is offered to it.
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
+from statistics import median
 
 from gossamer.node.ipc.trainer_port import TrainerPort
 from gossamer.node.phi.merger import Merger, Prefix
@@ -29,6 +31,13 @@ PATIENCE_S = 1.0
 """A trainer that has not looked for this long does not hold merging up."""
 
 RETRY_S = 5.0
+
+HELD_BACK_ROUNDS = 2
+HELD_BACK_MIN_S = 5.0
+"""A round is held back for as long as two of the last rounds took, and at least for this: by then all have
+published who are going to, and where training has ended that is nobody."""
+
+PACE_ROUNDS = 8
 
 OnJudged = Callable[[int, tuple[Delta, ...], RoundFigures | None], None]
 
@@ -59,7 +68,11 @@ class Merging:
         self._merger: Merger | None = None
         self._begun = asyncio.Event()
         self._dirty: set[int] = set()
-        self._held_back: set[int] = set()
+        self._held_back: dict[int, float] = {}
+        """Until when, by rounds that wait for others' deltas."""
+        self._pace: deque[float] = deque(maxlen=PACE_ROUNDS)
+        """Seconds that the swarm's last rounds took."""
+        self._clock, self._clock_moved_at = 0, 0.0
         self._unoffered: set[int] = set()
         self._merged_at: dict[int, float] = {}
         self._news = asyncio.Event()
@@ -84,6 +97,12 @@ class Merging:
     def behind(self) -> int:
         """Rounds that have changed and are not merged yet."""
         return len(self._reached())
+
+    @property
+    def unmerged(self) -> int:
+        """The same with those that are held back: until there are none, Phi is not what the ledger says."""
+        horizon = self._core.horizon
+        return sum(round_ <= horizon for round_ in self._dirty)
 
     @property
     def base(self) -> Base:
@@ -125,7 +144,7 @@ class Merging:
     def mark(self, round_: int) -> None:
         """A round's set of complete, valid records has changed."""
         self._dirty.add(round_)
-        self._held_back.discard(round_)
+        self._held_back.pop(round_, None)
         self._news.set()
 
     def look(self) -> None:
@@ -139,6 +158,7 @@ class Merging:
             await self._wait_for_news()
             await asyncio.sleep(GATHER_S)
             self._note_new_trainer()
+            self._note_pace()
             self._forget_closed()
             for round_ in self._reached():
                 if self._is_due(round_):
@@ -169,12 +189,20 @@ class Merging:
 
     def _reached(self) -> list[int]:
         """The rounds to merge, in order: none that the swarm cannot have reached, or that is held back."""
-        horizon, clock = self._core.horizon, self._core.clock
+        horizon, clock, now = self._core.horizon, self._core.clock, time.monotonic()
         return [
             round_
             for round_ in sorted(self._dirty)
-            if round_ <= horizon and not (round_ in self._held_back and round_ >= clock)
+            if round_ <= horizon and not (round_ >= clock and now < self._held_back.get(round_, now))
         ]
+
+    def _note_pace(self) -> None:
+        """The swarm has gone on: note how long that took. What it had reached when we came tells nothing."""
+        clock, now = self._core.clock, time.monotonic()
+        if clock > self._clock:
+            if self._clock:
+                self._pace.append((now - self._clock_moved_at) / (clock - self._clock))
+            self._clock, self._clock_moved_at = clock, now
 
     def _forget_closed(self) -> None:
         """What the core has closed is no longer in its ledger, and stays as it is merged here."""
@@ -188,10 +216,18 @@ class Merging:
         few = 0 < len(deltas) < WITNESSES and all(delta.author != own_id for delta in deltas)
         return few and round_ >= self._core.clock
 
+    async def _are_far_too_long(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
+        """Whether they `_stand_alone`, and are outliers by what was usual. Raises MissingChunkError."""
+        assert self._merger is not None
+        alone = self._stand_alone(round_, deltas)
+        return alone and await asyncio.to_thread(self._merger.are_outliers, round_, deltas)
+
     def _hold_back(self, round_: int, deltas: tuple[Delta, ...]) -> None:
-        """Wait with a round until others have published for it, or the swarm has gone past it."""
+        """Wait with a round until others have published for it, or the swarm has gone past it, or has had
+        the time to."""
         self._dirty.add(round_)
-        self._held_back.add(round_)
+        usual = median(self._pace) if self._pace else 0.0
+        self._held_back[round_] = time.monotonic() + max(HELD_BACK_MIN_S, HELD_BACK_ROUNDS * usual)
         names = ", ".join(short(delta.author) for delta in deltas)
         log.info("%s: a delta far longer than usual; round %d waits for those of others", names, round_)
 
@@ -212,15 +248,13 @@ class Merging:
         if round_ <= self._core.ledger.floor:  # closed while the rounds before it were merged
             return
         self._dirty.discard(round_)
-        self._held_back.discard(round_)
+        has_waited = self._held_back.pop(round_, None) is not None
         deltas = tuple(d for d in self._core.ledger.valid(round_) if self._core.holds(d.record_id))
         fragment = self._core.layout.of_round(round_)
         before = self._merger.version
         try:
             async with self._busy:
-                if self._stand_alone(round_, deltas) and await asyncio.to_thread(
-                    self._merger.are_outliers, round_, deltas
-                ):
+                if not has_waited and await self._are_far_too_long(round_, deltas):
                     self._hold_back(round_, deltas)
                     return
                 begun = time.monotonic()

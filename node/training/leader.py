@@ -128,7 +128,7 @@ class Leader(Role):
         with self._changing(offers):
             for offer in offers:
                 self._load(offer)
-        return bool(offers)
+        return bool(offers) or self._link.unmerged > 0
 
     def agree_done(self, done: int) -> int:
         return self._agree(done=done).done

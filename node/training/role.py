@@ -104,7 +104,7 @@ class Role(abc.ABC):
 
     @abc.abstractmethod
     def settle(self) -> bool:
-        """After that: take over Phi as it changes. Returns whether it did."""
+        """After that: take over Phi as it changes. Returns whether it did, or is about to."""
 
     @abc.abstractmethod
     def agree_done(self, done: int) -> int:

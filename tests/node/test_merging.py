@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -331,6 +332,35 @@ async def test_what_waited_is_merged_once_the_swarm_has_gone_past_it(setup: Setu
     assert setup.merged == [2]
     setup.core.clock = 5
     await until(lambda: setup.merged == [2, 4])
+
+
+async def test_what_waited_is_merged_when_nobody_else_publishes_any_more(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training has ended: Phi is what the records say all the same, and on all nodes."""
+    monkeypatch.setattr(merging_module, "HELD_BACK_MIN_S", 0.5)
+    await setup.merging.begin(setup.merger)
+    setup.core.clock = 3
+    _arrive(setup, *(_delta(author, 2, 1000) for author in (1, 2, 3)))
+    await setup.merged_all()
+    assert setup.merging.unmerged == 0
+    _arrive(setup, _delta(1, 4, 100_000))
+    await until(lambda: bool(setup.merging._held_back))
+    assert (setup.merged, setup.merging.unmerged, setup.merging.behind) == ([2], 1, 0)
+    await until(lambda: setup.merged == [2, 4])
+    assert setup.merging.unmerged == 0
+
+
+async def test_a_round_is_held_back_for_longer_where_rounds_are_long(setup: Setup) -> None:
+    await setup.merging.begin(setup.merger)
+    setup.merging._pace.extend((100.0, 900.0, 100.0))
+    setup.core.clock = 3
+    _arrive(setup, *(_delta(author, 2, 1000) for author in (1, 2, 3)))
+    await setup.merged_all()
+    _arrive(setup, _delta(1, 4, 100_000))
+    await until(lambda: bool(setup.merging._held_back))
+    waits_s = setup.merging._held_back[4] - time.monotonic()
+    assert 190.0 < waits_s <= 200.0
 
 
 async def test_an_ordinary_delta_waits_for_nobody(setup: Setup) -> None:
