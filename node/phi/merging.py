@@ -208,6 +208,8 @@ class Merging:
         """What the core has closed is no longer in its ledger, and stays as it is merged here."""
         floor = self._core.ledger.floor
         self._dirty = {round_ for round_ in self._dirty if round_ > floor}
+        for round_ in self._held_back.keys() - self._dirty:
+            del self._held_back[round_]
 
     def _stand_alone(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
         """Whether nothing in a round that is still under way shows what is usual in it: too few have

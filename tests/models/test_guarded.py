@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from gossamer.models import guarded
 from gossamer.models.errors import TaskError
 from gossamer.models.guarded import Guarded, explaining
 from gossamer.models.task import DataStream, Task
 from gossamer.models.task_file import kind_of
 from gossamer.models.text import ByteTextTask
+from gossamer.protocol import limits
 from tests.models.own_tasks import write_task
 
 STREAM = DataStream(seed=0, node_id=b"x")
@@ -239,3 +241,8 @@ def test_only_a_guarded_tasks_steps_are_explained(task_folder: Path) -> None:
         explaining(ByteTextTask(), "in the backward pass"),
     ):
         raise RuntimeError("out of memory")
+
+
+def test_a_step_has_at_most_the_tokens_that_a_record_can_say() -> None:
+    """Two rooms that do not import each other agree."""
+    assert guarded.TOKENS_MAX == limits.TOKENS_MAX
