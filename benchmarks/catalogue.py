@@ -67,7 +67,7 @@ SECTIONS = (
         "Spreading, joining and slow lines",
         (
             Benchmark("spread", "benchmarks.spread", 6.0),
-            Benchmark("joining", "benchmarks.joining", 12),
+            Benchmark("joining", "benchmarks.joining", 6.5),
             Benchmark("lines", "benchmarks.lines", 9.0),
         ),
     ),
