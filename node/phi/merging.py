@@ -101,6 +101,8 @@ class Merging:
     @property
     def unmerged(self) -> int:
         """The same with those that are held back: until there are none, Phi is not what the ledger says."""
+        if not self._dirty:  # mostly, and asked after every event
+            return 0
         horizon = self._core.horizon
         return sum(round_ <= horizon for round_ in self._dirty)
 
