@@ -22,11 +22,10 @@ from gossamer.protocol.errors import PeerError, UnsupportedError
 from gossamer.protocol.fetch import Fetcher
 from gossamer.protocol.gossip import Gossip
 from gossamer.protocol.greylist import Offence
-from gossamer.protocol.history import Claim, Claims
+from gossamer.protocol.history import Claims
 from gossamer.protocol.holdings import Holdings
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.intake import Intake
-from gossamer.protocol.joining import Witness
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.links import Links
 from gossamer.protocol.manifest import Manifest
@@ -37,6 +36,7 @@ from gossamer.protocol.presence import NodeInfo, Presence
 from gossamer.protocol.records import Delta, PeerBody
 from gossamer.protocol.roster import Roster
 from gossamer.protocol.sealing import Sealing
+from gossamer.protocol.snapshots import Snapshots
 from gossamer.protocol.unix_time import UnixTime
 from gossamer.protocol.vetting import Vetting
 
@@ -76,6 +76,9 @@ class Replica:
         self.holdings = Holdings(self.ledger, self.links, self.fetcher, self.offers, rng)
         self.gossip = Gossip(self.ledger, self.holdings.holds, rng, self.offers.promise)
         self.sealing = Sealing(manifest, is_first=not info.bootstrap, trusted=info.trusted)
+        self._snapshots = Snapshots(
+            self.sealing, self.ledger, self.roster, self.links, self.fetcher, self.holdings
+        )
         self._author = Author(identity, self.swarm_id, self.layout, self.charter, self.ledger, self.holdings)
         self.presence = Presence(
             identity,
@@ -132,8 +135,6 @@ class Replica:
             self._clock,
             self._credentials,
         )
-        self._snapshot: Claim | None = None
-        """The one being fetched, or the last that was."""
         self._now = 0.0
         self._next_turn = 0.0
         """Deadline of what is done in turns: a Wake moves it and nothing else does."""
@@ -250,7 +251,7 @@ class Replica:
                 self.fetcher.failed(event.link, event.blob, now)
                 return []
             case fx.Need():
-                return self._need(event, now)
+                return self._snapshots.need(event, now)
             case fx.LinkUp():
                 return self._link_up(event, now)
             case fx.LinkDown():
@@ -301,61 +302,12 @@ class Replica:
             *self.links.wake(now),
             *self.vetting.wake(now),
             *self.gossip.wake(now),
-            *self._look_at_history(now),
+            *self._snapshots.wake(now, self.clock),
         ]
         self._next_turn = self.presence.deadline()
         if not self.sealing.joined:
             self._next_turn = min(self._next_turn, self.sealing.deadline())
         return result
-
-    def _look_at_history(self, now: float) -> list[Effect]:
-        if now < self.sealing.deadline():
-            return []
-        result = self.sealing.wake(
-            now,
-            self.clock,
-            self._witnesses(),
-            lambda round_: self.holdings.share_lacking(round_, now),
-            self._claims_of_contributors,
-        )
-        for effect in result:
-            if isinstance(effect, fx.Prefetch | fx.Adopt):
-                self._fetch_only(effect.claim)
-        return [self.holdings.close(e.round) if isinstance(e, fx.Close) else e for e in result]
-
-    def _witnesses(self) -> list[Witness]:
-        told_of = self.links.told_of()
-        peers = [member.peer for member in self.roster.live()]
-        return [Witness(peer.body.claims, peer.node_id, peer.node_id in told_of) for peer in peers]
-
-    def _claims_of_contributors(self) -> list[Claims]:
-        return [
-            peer.body.claims
-            for peer in [member.peer for member in self.roster.live()]
-            if any(self.holds(delta.record_id) for delta in self.ledger.by(peer.node_id))
-        ]
-
-    def _fetch_only(self, claim: Claim) -> None:
-        """Stop fetching another snapshot than this one."""
-        if self._snapshot is not None and self._snapshot.root != claim.root:
-            self.fetcher.wants.forget(self._snapshot.root)
-        self._snapshot = claim
-
-    def _need(self, event: fx.Need, now: float) -> list[Effect]:
-        """Fetch chunks; whoever claims the snapshot with this root has them."""
-        result = self.holdings.need(event.key, event.chunks, now)
-        for link in self.links.all():
-            self._hint_snapshot(link.number)
-        return result
-
-    def _hint_snapshot(self, number: int) -> None:
-        """Whoever claims the snapshot that we fetch has all of it."""
-        link = self.links.get(number)
-        if link is None or self._snapshot is None or self._snapshot.root not in self.fetcher.wants:
-            return
-        member = self.roster.get(link.node_id)
-        if member is not None and self._snapshot.root in (c.root for c in member.peer.body.claims):
-            self.fetcher.hint(number, self._snapshot.root)
 
     def _link_up(self, event: fx.LinkUp, now: float) -> list[Effect]:
         result = self._peering.up(event, now)
@@ -389,7 +341,7 @@ class Replica:
         match message:
             case msg.Records():
                 result = self._intake.received(link, message, now)
-                self._hint_snapshot(link)
+                self._snapshots.hint(link)
                 return result
             case msg.Holding():
                 return self._holding(link, message)

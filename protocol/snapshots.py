@@ -1,0 +1,88 @@
+"""The snapshot that is being fetched, and whose word about the past a node goes by.
+
+`Sealing` decides which rounds are sealed and which snapshot to start from; here it is told what the live
+members claim, and what it decides is carried over to what is fetched: one snapshot at a time, from all who
+claim it.
+"""
+
+from gossamer.protocol.effects import Adopt, Close, Effect, Need, Prefetch
+from gossamer.protocol.fetch import Fetcher
+from gossamer.protocol.history import Claim, Claims
+from gossamer.protocol.holdings import Holdings
+from gossamer.protocol.joining import Witness
+from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.links import Links
+from gossamer.protocol.roster import Roster
+from gossamer.protocol.sealing import Sealing
+
+
+class Snapshots:
+    """What members claim of the past, for `sealing`; and what comes of it, for `holdings` and `fetcher`."""
+
+    def __init__(
+        self,
+        sealing: Sealing,
+        ledger: Ledger,
+        roster: Roster,
+        links: Links,
+        fetcher: Fetcher,
+        holdings: Holdings,
+    ) -> None:
+        self._sealing = sealing
+        self._ledger = ledger
+        self._roster = roster
+        self._links = links
+        self._fetcher = fetcher
+        self._holdings = holdings
+        self._sought: Claim | None = None
+        """The one being fetched, or the last that was."""
+
+    def wake(self, now: float, clock: int) -> list[Effect]:
+        """Look at what members claim, when that is due. `clock`: the swarm's round."""
+        if now < self._sealing.deadline():
+            return []
+        result = self._sealing.wake(
+            now,
+            clock,
+            self._witnesses(),
+            lambda round_: self._holdings.share_lacking(round_, now),
+            self._claims_of_contributors,
+        )
+        for effect in result:
+            if isinstance(effect, Prefetch | Adopt):
+                self.seek(effect.claim)
+        return [self._holdings.close(e.round) if isinstance(e, Close) else e for e in result]
+
+    def seek(self, claim: Claim) -> None:
+        """What is needed from now on is of this snapshot: another one is not fetched any more."""
+        if self._sought is not None and self._sought.root != claim.root:
+            self._fetcher.wants.forget(self._sought.root)
+        self._sought = claim
+
+    def need(self, event: Need, now: float) -> list[Effect]:
+        """Fetch chunks, those of the snapshot from everybody who claims it."""
+        result = self._holdings.need(event.key, event.chunks, now)
+        for link in self._links.all():
+            self.hint(link.number)
+        return result
+
+    def hint(self, number: int) -> None:
+        """A link's peer has told its claims: if the snapshot that we fetch is one, it has all of it."""
+        link = self._links.get(number)
+        if link is None or self._sought is None or self._sought.root not in self._fetcher.wants:
+            return
+        member = self._roster.get(link.node_id)
+        if member is not None and self._sought.root in (c.root for c in member.peer.body.claims):
+            self._fetcher.hint(number, self._sought.root)
+
+    def _witnesses(self) -> list[Witness]:
+        told_of = self._links.told_of()
+        peers = [member.peer for member in self._roster.live()]
+        return [Witness(peer.body.claims, peer.node_id, peer.node_id in told_of) for peer in peers]
+
+    def _claims_of_contributors(self) -> list[Claims]:
+        return [
+            peer.body.claims
+            for peer in [member.peer for member in self._roster.live()]
+            if any(self._holdings.holds(delta.record_id) for delta in self._ledger.by(peer.node_id))
+        ]

@@ -1,0 +1,251 @@
+"""Whole cores: what a node that stopped, lost its disk or came late knows before it signs and trains."""
+
+from __future__ import annotations
+
+import math
+
+from gossamer.protocol import effects as fx
+from gossamer.protocol import limits
+from gossamer.protocol import messages as msg
+from tests.protocol import builders
+from tests.protocol.cores import BRISK, check, conflicting, publish_effects, swarm
+from tests.protocol.wiring import Node, World
+
+# --- restarts ---------------------------------------------------------------------------------------
+
+
+def test_a_restarted_node_continues_and_never_signs_a_round_twice(seed):
+    world = swarm(seed, 3, of=BRISK)
+    for node in world.running():
+        world.train(node, 0.3, math.inf)
+    node = world.nodes[2]
+    for _ in range(6):
+        world.run(world.rng.uniform(3.0, 6.0))
+        world.crash(node)
+        world.run(world.rng.uniform(0.0, 10.0))
+        world.restart(node)
+        assert not node.core.caught_up, "its disk may be an old copy: it compares notes first"
+        world.run(5.0)
+        assert node.core.caught_up
+        world.train(node, 0.3, math.inf)
+    world.run(5.0)
+    for other in world.running():
+        other.life += 1  # stops training
+    world = _settled(world)
+    assert list(world.nodes[0].core.ledger.voided()) == []
+    mine = [d for d in node.disk if d.author == node.identity.node_id]
+    assert len({d.round for d in mine}) == len(mine) >= 6
+    check(world)
+
+
+def _settled(world: World) -> World:
+    for node in world.running():
+        node.wake_at = math.inf
+        world._set_timer(node)
+    for node in world.running():
+        for link in list(node.links):
+            world._close(node, link)
+    world.run(60.0, world.agree)
+    assert world.agree()
+    return world
+
+
+def test_publishing_a_round_again_is_refused(seed):
+    world = World(seed)
+    node = world.add(0)
+    world.publish(node, 5)
+    world.run(1.0)
+    for round_ in (5, 4, 1):
+        world.publish(node, round_)
+    world.run(1.0)
+    assert [d.round for d in node.disk] == [5]
+    assert "not signing round 5 again" in node.notices[0]
+    world.crash(node)
+    world.restart(node)
+    assert node.core.own_last == 5
+    world.publish(node, 5)
+    world.publish(node, 6)
+    world.run(1.0)
+    assert [d.round for d in node.disk] == [5, 6]
+    assert node.disk[1].body.previous == node.disk[0].record_id
+
+
+def test_a_round_is_not_signed_twice_while_the_first_is_being_stored(seed):
+    world = World(seed)
+    node = world.add(0)
+    first = publish_effects(world, node, 5)
+    assert [type(e) for e in first if isinstance(e, fx.Store | fx.Send | fx.Ready)] == [fx.Store]
+    second = publish_effects(world, node, 5)
+    assert not [e for e in second if isinstance(e, fx.Store)]
+
+
+def test_nothing_is_said_of_our_record_before_it_is_stored(seed):
+    """Write before you speak."""
+    world = swarm(seed, 3)
+    node = world.nodes[1]
+    (store,) = publish_effects(world, node, 1)
+    assert isinstance(store, fx.Store)
+    assert store.own
+    assert len(node.core.ledger) == 0
+    said = node.core.handle(fx.Stored(store.delta), world.now)
+    assert any(isinstance(e, fx.Send) and isinstance(e.message, msg.Records) for e in said)
+    assert fx.Ready(store.delta) in said
+
+
+def test_a_backup_that_was_put_back_signs_nothing_before_it_knows_what_it_signed(seed):
+    world = swarm(seed, 3, of=BRISK)
+    node = world.nodes[1]
+    for round_ in range(1, 20):
+        world.publish(node, round_)
+        if round_ == 10:
+            world.run(1.0)
+            backup = list(node.disk)
+    world.run(1.0)
+    world.run(20.0, world.agree)
+    world.crash(node)
+    world.partition([0, 2], [1])
+    world.restart(node, backup=backup)
+    assert node.core.own_last == 10
+    world.run(5 * limits.RESUME_PATIENCE_S)
+    assert not node.core.caught_up, "nobody is there who could tell"
+    world.heal()
+    world.run(60.0, lambda: node.core.caught_up)
+    assert node.core.caught_up
+    assert node.core.own_last == 19
+
+
+def test_a_node_that_lost_its_disk_learns_all_its_rounds_before_it_trains(seed):
+    """Its key is the same: one more delta for a round it has forgotten would make it an equivocator."""
+    world = swarm(seed, 3, of=BRISK)
+    node = world.nodes[1]
+    for round_ in range(1, 300):
+        world.publish(node, round_)
+    world.run(1.0)
+    world.run(20.0, world.agree)
+    assert len(world.nodes[0].core.ledger) == 299
+    world.crash(node)
+    world.restart(node, keep_disk=False)
+    assert node.core.own_last == 0
+    assert not node.core.caught_up
+    world.run(60.0, lambda: node.core.caught_up)
+    assert node.core.caught_up
+    assert node.core.own_last == 299
+
+
+def test_restore_tells_what_is_ready_and_fetches_the_rest(seed):
+    world = swarm(seed, 2)
+    for round_ in range(1, 6):
+        world.publish(world.nodes[0], round_)
+    world.run(1.0)
+    world.run(20.0, world.agree)
+    node = world.nodes[1]
+    lost = node.disk[2].body.chunks[0]
+    world.crash(node)
+    del node.blobs[lost]
+    world.restart(node)
+    assert len(node.ready) == 4
+    world.run(20.0, world.agree)
+    assert len(node.ready) == 5
+    check(world)
+
+
+def test_restoring_a_void_round_gives_nothing_to_merge(seed):
+    world = World(seed)
+    node = world.add(0)
+    pair = conflicting(world, builders.identity(66), 3)
+    node.disk += [delta for delta, _ in pair[:2]]
+    for delta, payload in pair[:2]:
+        node.blobs[delta.body.chunks[0]] = payload
+    world.restart(node)
+    assert node.ready == node.held() == set()
+    assert not node.core.fetcher.wants
+
+
+# --- caught up --------------------------------------------------------------------------------------
+
+
+def test_the_first_node_may_train_at_once(seed):
+    assert World(seed).add(0).core.caught_up
+
+
+def test_a_joiner_may_train_once_it_has_seen_a_ledger_and_has_its_payloads(seed):
+    world = World(seed)
+    old = world.add(0)
+    for round_ in range(1, 30):
+        world.publish(old, round_)
+    world.run(5.0)
+    joiner = world.add(1, [0])
+    assert not joiner.core.caught_up
+    world.run(30.0, lambda: joiner.core.caught_up)
+    assert len(joiner.held()) == 29
+
+
+def test_a_joiner_whose_bootstrap_peer_does_not_answer_waits(seed):
+    world = World(seed)
+    world.add(0)
+    joiner = world.add(1, [7])
+    world.run(60.0)
+    assert not joiner.core.caught_up
+
+
+def test_a_busy_swarm_does_not_keep_a_joiner_waiting(seed):
+    """There is always a payload under way; it need not have those that came after it had joined."""
+    world = swarm(seed, 3, of=BRISK)
+    for node in world.running():
+        world.train(node, 0.2, math.inf)
+    world.run(10.0)
+    world.weather.delay = (0.3, 0.6)  # slower than the rounds
+    joiner = world.add(3, [0])
+    took = world.run(60.0, lambda: joiner.core.caught_up)
+    assert joiner.core.caught_up
+    assert took < 30.0
+
+
+def test_a_payload_that_died_with_its_author_does_not_keep_joiners_from_training(seed):
+    world = swarm(seed, 3)
+    author = world.nodes[2]
+    world.publish(author, 1)
+    author.blobs.clear()  # nobody ever gets it
+    world.run(1.0)
+    world.crash(author)
+    joiner = world.add(3, [0])
+    world.run(limits.ORPHAN_PATIENCE_S - 5.0)
+    assert len(joiner.core.ledger) == 1
+    assert not joiner.core.caught_up
+    world.run(20.0)
+    assert joiner.core.caught_up
+
+
+def test_a_liar_that_claims_what_it_withholds_does_not_keep_joiners_from_training(seed):
+    world = swarm(seed, 3)
+    liar = world.nodes[2]
+    world.publish(world.nodes[0], 1)
+    world.publish(liar, 1)
+    liar.blobs.clear()  # nobody ever gets it
+    world.run(1.0)
+    honest, withheld = (
+        next(delta.record_id for delta in liar.core.ledger if delta.author == node.core.identity.node_id)
+        for node in (world.nodes[0], liar)
+    )
+    joiner = world.add(3, [0, 2])
+    _insist(world, liar, withheld, limits.STALL_PATIENCE_S - 5.0)
+    assert joiner.core.holds(honest)
+    assert not joiner.core.caught_up
+    _insist(world, liar, withheld, 10.0)
+    assert not joiner.core.holds(withheld)
+    assert joiner.core.caught_up
+
+
+def _insist(world: World, liar: Node, record_id: bytes, seconds: float) -> None:
+    """Claim to hold a payload again and again, at last just now."""
+    for _ in range(int(seconds)):
+        world.run(1.0)
+        for link in list(liar.links):
+            world._send(liar, link, msg.encode(msg.Holding((record_id,))))
+    world.run(0.1)
+
+
+def test_empty_swarm_of_two(seed):
+    world = swarm(seed, 2)
+    assert world.nodes[0].core.caught_up
+    assert world.nodes[1].core.caught_up
