@@ -262,7 +262,7 @@ class Peer(Standing):
         self._role.drop_progress()
 
     def settle(self) -> bool:
-        """After `drop_progress`: take over Phi as it changes. Returns whether it did, or is about to."""
+        """After `drop_progress`: take over Phi as it changes. Returns whether it did, or may be about to."""
         self._check_here()
         return self._role.settle()
 
@@ -270,7 +270,8 @@ class Peer(Standing):
         """Stop training and hold the swarm's own model, with nothing in it that is this node's alone.
 
         Publishes the open window, as leaving does, and follows Phi until nothing has changed it for
-        `quiet_s` and nothing waits to be merged, or `timeout_s` have passed; returns whether it came to rest.
+        `quiet_s`, with a daemon that has nothing to merge, or `timeout_s` have passed; returns whether it
+        came to rest.
         Nodes that have merged the same deltas then hold the same parameters, bit for bit.
         """
         self._check_here()

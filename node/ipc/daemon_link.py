@@ -81,6 +81,11 @@ class DaemonLink:
         return self._connected.wait(timeout_s)
 
     @property
+    def is_attached(self) -> bool:
+        """Whether a daemon listens: one that died is usually followed by another."""
+        return self._attached
+
+    @property
     def can_publish(self) -> bool:
         """Whether the payload area is ours: connected, and the last delta acknowledged."""
         return self._attached and self._unacknowledged is None

@@ -46,6 +46,9 @@ CREATE TABLE IF NOT EXISTS place (
 );
 """
 
+FORMAT = 1
+"""Of the tables, as `PRAGMA user_version` tells it: raised when an older Gossamer could not read them."""
+
 _SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 """The second when a message quotes what is in a damaged file."""
 
@@ -81,7 +84,7 @@ class RecordStore:
     def __init__(self, path: Path, swarm_id: bytes, *, read_only: bool = False) -> None:
         """Open or create the database; `read_only` leaves it as it is, for those who only look at a node's.
 
-        Raises StorageError if it is damaged or another swarm's.
+        Raises StorageError if it is damaged, another swarm's, or of a newer format than is known here.
         """
         self._path = path
         self._swarm_id = swarm_id
@@ -101,9 +104,14 @@ class RecordStore:
         except _SQLITE_ERRORS as error:
             raise self._broken(error) from None
         try:
+            (found,) = self._db.execute("PRAGMA user_version").fetchone()
+            if found > FORMAT:
+                raise StorageError(f"{path} was written by a newer Gossamer: update this one to use it")
             if not read_only:
                 self._db.execute("PRAGMA journal_mode=WAL")
                 self._db.executescript(_SCHEMA)
+                if found < FORMAT:
+                    self._db.execute(f"PRAGMA user_version = {FORMAT}")
             row = self._db.execute("SELECT id FROM swarm").fetchone()
             if row is not None and row[0] != swarm_id:
                 raise StorageError(f"{path} belongs to another swarm; choose another --dir")

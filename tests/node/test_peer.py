@@ -265,6 +265,18 @@ async def test_after_the_last_round_it_publishes_no_more(tmp_path: Path) -> None
         assert np.allclose(setup.weights(), newer / ONE, atol=1e-7)
 
 
+async def test_nothing_is_at_rest_while_the_daemon_is_away(tmp_path: Path) -> None:
+    """What the others published last may not have come before it died."""
+    async with begun(tmp_path) as setup:
+        assert not setup.peer.settle()
+        await setup.daemon.die()
+        await until(lambda: not setup.link.is_attached)
+        assert setup.peer.settle()
+        setup.daemon.start()
+        await until(lambda: setup.link.is_attached)
+        assert not setup.peer.settle()
+
+
 async def test_leaving_publishes_the_open_window_once(tmp_path: Path) -> None:
     async with begun(tmp_path) as setup:
         setup.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.node.storage.recordstore import RecordStore
+from gossamer.node.storage.recordstore import FORMAT, RecordStore
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.records import Delta
 from tests.protocol.builders import LAYOUT, SMALL, identity, random_delta
@@ -38,6 +39,18 @@ def test_records_come_back_in_order_of_round(path: Path, deltas: list[Delta]) ->
     assert [delta.round for delta in found] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert {delta.record_id: delta for delta in found} == {delta.record_id: delta for delta in deltas}
     again.close()
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_newer_format_is_left_alone(path: Path, read_only: bool) -> None:
+    RecordStore(path, SMALL.swarm_id).close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (FORMAT,)
+        db.execute(f"PRAGMA user_version = {FORMAT + 1}")
+    before = path.read_bytes()
+    with pytest.raises(StorageError, match="newer Gossamer: update"):
+        RecordStore(path, SMALL.swarm_id, read_only=read_only)
+    assert path.read_bytes() == before
 
 
 def test_writes_ahead_and_waits_for_the_disk_when_it_must(path: Path, deltas: list[Delta]) -> None:
