@@ -33,6 +33,8 @@ class Author:
         self._ledger = ledger
         self._holdings = holdings
         self._signed = 0
+        self.published_round = 0
+        """The last round that this run has published, 0 before the first."""
         self._is_copy = False
         self._last_id = b""
         self.last_is_spread = True
@@ -65,7 +67,7 @@ class Author:
             delta = parse_delta(envelope, self._layout)
         except MalformedError as error:  # a loss that is not finite, say: nobody would take it
             return [Notice(f"not publishing round {body.round}: {error}")]
-        self._signed = body.round
+        self._signed = self.published_round = body.round
         return [Store(delta, own=True)]
 
     def stored(self, delta: Delta) -> list[Effect]:

@@ -1,9 +1,9 @@
 """The swarm's round clock as one node reads it, and which rounds it takes for possible by now."""
 
-from collections.abc import Callable
-
 from gossamer.protocol import limits
+from gossamer.protocol.activity import Activity
 from gossamer.protocol.admission import Charter, Role
+from gossamer.protocol.author import Author
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import is_plausible, round_clock
@@ -21,16 +21,18 @@ class SwarmClock:
         roster: Roster,
         ledger: Ledger,
         *,
-        own_last: Callable[[], int],
+        author: Author,
         trains: bool,
         unix_time: UnixTime,
     ) -> None:
-        """`own_last`: the round that we published last. `trains`: whether we are a member of the clock."""
+        """`author`: of our own deltas. `trains`: whether we are a member of the clock."""
         self._manifest = manifest
         self._charter = charter
         self._roster = roster
         self._ledger = ledger
-        self._own_last = own_last
+        self._author = author
+        self._activity = Activity(0.0)
+        self._inner_steps = 0
         self._trains = trains
         self._unix_time = unix_time
         history = manifest.history
@@ -52,24 +54,43 @@ class SwarmClock:
         return round_ <= self._near
 
     def read(self, now: float) -> int:
-        """The round that the swarm is at. Who has never published has no say in it yet, but counts.
+        """The round that the swarm is at.
 
-        A claim of the far future is nobody's: to follow it would be to sign what all others refuse. Where
-        nobody has published who is there, we go on where those who are gone left off.
+        Who has not published since it started, or does not train just now, has no say in it, but counts: of
+        three nodes the one that goes on while two are away or hang neither waits for them nor has to be
+        caught up with round by round. A claim of the far future is nobody's: to follow it would be to sign
+        what all others refuse. Where nobody has published who is there, we go on where those who are gone
+        left off.
         """
-        rounds = self._rounds_of_others()
-        said = [round_ for round_ in (*rounds, self._own_last()) if round_ > 0]
+        rounds = self._rounds_of_others(now)
+        said = [round_ for round_ in rounds if round_ > 0]
+        if not said or self._has_a_say(now):
+            said += [self._author.last_round] if self._author.last_round else []
         if said and not self.allows(max(said), now):
             said = [round_ for round_ in said if self.allows(round_, now)]
         if not said:
             return self._ledger.reached
         return max(self._ledger.floor, round_clock(said, members=len(rounds) + self._trains))
 
-    def _rounds_of_others(self) -> list[int]:
-        """The latest round of every live member that trains, 0 for one that has not published."""
+    def progress(self, inner_steps: int, now: float) -> None:
+        """Our own trainer has told how far it is."""
+        self._inner_steps = inner_steps
+        self._activity.note(inner_steps, self._author.published_round, now)
+
+    def published(self, now: float) -> None:
+        """A delta of ours is out."""
+        self._activity.note(self._inner_steps, self._author.published_round, now)
+
+    def _has_a_say(self, now: float) -> bool:
+        return self._author.published_round > 0 and not self._activity.is_idle(now)
+
+    def _rounds_of_others(self, now: float) -> list[int]:
+        """The latest round of every live member that may train, 0 for one that has no say."""
         last_round, role_of = self._ledger.last_round, self._charter.role_of
         return [
-            max(peer.body.round, last_round(peer.node_id))
-            for peer in [member.peer for member in self._roster.live()]
-            if peer.body.trains and role_of(peer.node_id) is Role.TRAIN
+            max(row.round, last_round(member.peer.node_id))
+            if row.round and not member.activity.is_idle(now)
+            else 0
+            for member in self._roster.live()
+            if (row := member.peer.body).trains and role_of(member.peer.node_id) is Role.TRAIN
         ]

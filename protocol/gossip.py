@@ -168,9 +168,13 @@ class Gossip:
         differing = [
             i for i, digest in message.ranges if digests.digest_above(message.level, i, above) != digest
         ]
-        if not differing:
-            self.synced_once = self.synced_once or message.whole
-            return [Send(link, Compare(0, ()))] if message.whole else []
+        if not differing and message.whole:
+            self.synced_once = True
+            return [Send(link, Compare(0, ()))]
+        if (
+            not differing
+        ):  # what did when this was sent has come since; who has just started asks for the rest
+            return [] if self.synced_once else self.open_exchange(link, above)
         ordered = sorted(set(differing))
         if message.level == 0:
             return [Send(link, self._take_stock(ordered))]

@@ -158,6 +158,12 @@ INDIRECT_PROBE_TIMEOUT_S = 2.0
 ROW_LAG_S = 5.0
 """So long a row may be on its way, from one to the next: so long after a death its node may seem alive."""
 
+IDLE_MIN_S = 15.0
+IDLE_STRIDES = 3
+STRIDE_MAX_S = 200.0
+"""Whose rows tell of no inner step for so many times what the last one took is taken for idle: not before
+three heartbeats, and after ten minutes at the latest."""
+
 RECOVERY_TRUST_S = 30.0
 """Whom a row cleared of a suspicion, others are asked about: but not twice within this time, in which silence
 is sign enough."""

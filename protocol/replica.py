@@ -87,14 +87,14 @@ class Replica:
             self.roster,
             self.links,
             rng,
-            standing=lambda: (self.own_last, self.sealing.claims),
+            standing=lambda: (self._author.published_round, self.sealing.claims),
         )
         self._clock = SwarmClock(
             manifest,
             self.charter,
             self.roster,
             self.ledger,
-            own_last=lambda: self.own_last,
+            author=self._author,
             trains=info.trains,
             unix_time=self._unix_time,
         )
@@ -261,6 +261,7 @@ class Replica:
                 return []
             case fx.Progress():
                 self.presence.progress(event)
+                self._clock.progress(event.inner_steps, now)
                 return []
             case fx.Sealed():
                 self.sealing.sealed(event.claims)
@@ -320,6 +321,7 @@ class Replica:
 
     def _stored(self, delta: Delta, now: float) -> list[Effect]:
         result = self._author.stored(delta)
+        self._clock.published(now)
         self.presence.changed()
         return [*result, *self.dealing.deal(delta, {link.number for link in self.links.all()}, now)]
 

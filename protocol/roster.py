@@ -6,10 +6,11 @@ that gossip can union like the ledger. Health is each node's own judgement (see 
 
 import math
 from bisect import insort
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gossamer.protocol import limits
+from gossamer.protocol.activity import Activity
 from gossamer.protocol.records import Peer
 
 
@@ -40,6 +41,7 @@ class Member:
     """When there was last a sign of life: a newer row, or an answer on a link."""
     answered: float = -math.inf
     """When it last spoke on a link to us: unlike a row, that has not been on its way for seconds."""
+    activity: Activity = field(default_factory=lambda: Activity(-math.inf))
 
     @property
     def is_missing(self) -> bool:
@@ -81,7 +83,7 @@ class Roster:
         if known is None:
             if len(self._members) >= limits.MEMBERS_MAX and not self._make_room():
                 return False
-            self._members[peer.node_id] = known = Member(peer, Health.ALIVE, now, now)
+            self._members[peer.node_id] = known = Member(peer, Health.ALIVE, now, now, activity=Activity(now))
             insort(self._order, peer.node_id)
             self._views.clear()
         self._rows.pop(known.peer.data, None)
@@ -89,6 +91,7 @@ class Roster:
         may_be_late = _may_be_late(known, peer, now)
         known.peer = peer
         known.heard = now
+        known.activity.note(peer.body.inner_steps, peer.body.round, now)
         if known.health is Health.DOWN and may_be_late:
             return True
         health = Health.LEFT if peer.body.leaving else Health.ALIVE

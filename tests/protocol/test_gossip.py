@@ -268,6 +268,20 @@ def test_answers_are_bounded_by_name():
     assert sum(len(ids) for _, ids in effect.message.rounds) <= limits.IDS_PER_MESSAGE_MAX + 50
 
 
+def test_what_came_from_another_meanwhile_does_not_end_the_first_comparison():
+    """A busy swarm: when the other's ranges arrive, what it had beyond ours has been pushed to us."""
+    side, other = Side([(1, 41, 0)]), Side([(1, 41, 0), (2, 40, 0)])
+    (whole,) = side.gossip.link_up(1)
+    (descent,) = other.gossip.compare(1, whole.message)
+    side.ledger.add(builders.unsigned(2, 40, 0))
+    (again,) = side.gossip.compare(1, descent.message)
+    assert not side.gossip.synced_once
+    (equal,) = other.gossip.compare(1, again.message)
+    assert side.gossip.compare(1, equal.message) == []
+    assert side.gossip.synced_once
+    assert side.gossip.compare(1, descent.message) == [], "who is in the picture need not ask again"
+
+
 def test_a_crowd_in_one_round_does_not_make_a_message_that_others_refuse():
     side = Side((author, 7, 0) for author in range(limits.IDS_PER_ROUND_MAX + 10))
     (effect,) = side.gossip.compare(1, msg.Compare(0, ((7, bytes(32)),)))

@@ -272,6 +272,48 @@ def test_clock_counts_live_trainers_only(seed):
     assert world.nodes[2].core.clock == 1, "the dead do not set the pace"
 
 
+def test_one_of_three_goes_on_while_the_others_hang(seed):
+    """Their daemons are there and say the same again and again; nobody waits for them."""
+    world = swarm(seed, 3, of=BRISK)
+    for node in world.running():
+        world.train(node, 0.5, math.inf if node is world.nodes[0] else world.now + 30.0)
+    world.run(30.0)
+    stopped_at = world.nodes[0].core.own_last
+    world.run(60.0)
+    assert world.nodes[0].core.own_last > stopped_at + 30
+    assert min(node.core.horizon for node in world.running()) >= world.nodes[0].core.own_last
+    for node in (world.nodes[1], world.nodes[2]):
+        world.train(node, 0.5, math.inf)
+    world.run(20.0)
+    rounds = [node.core.own_last for node in world.running()]
+    assert max(rounds) - min(rounds) <= 2, "they go on where it is, and it with them"
+    assert min(rounds) > stopped_at + 50
+
+
+def test_two_of_three_that_were_away_go_on_where_the_third_is(seed):
+    world = swarm(seed, 3, of=BRISK)
+    for node in world.running():
+        world.train(node, 0.5, math.inf)
+    world.run(20.0)
+    alone, *away = world.running()
+    for node in away:
+        world.crash(node)
+    world.run(120.0)
+    reached = alone.core.own_last
+    assert reached > 90
+    for node in away:
+        world.restart(node)
+        world.train(node, 0.5, math.inf)
+    world.run(15.0)
+    for node in world.running():
+        assert node.core.own_last > reached
+        assert node.core.horizon > reached, "what was trained meanwhile is not left out"
+    first_after = [
+        min(d.round for d in node.disk if d.author == node.identity.node_id and d.round > 45) for node in away
+    ]
+    assert min(first_after) >= reached - 2, "nor trained over again, beside it"
+
+
 def test_who_comes_when_all_others_are_gone_goes_on_where_they_left_off(seed):
     world = World(seed)
     world.add(0, trains=False)

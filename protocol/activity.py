@@ -1,0 +1,32 @@
+"""Whether a node trains, as far as its rows tell.
+
+A live node need not train: its script evaluates, has finished or hangs, its machine sleeps. Rows tell of
+inner steps and rounds; who has not moved for three times as long as the last time is taken for idle.
+"""
+
+from dataclasses import dataclass
+
+from gossamer.protocol import limits
+
+
+@dataclass(slots=True)
+class Activity:
+    """How far a node is, and when it last moved; times are the local clock's, seconds."""
+
+    moved: float
+    """When there was last something new of it; when it was first heard of, to begin with."""
+    at: tuple[int, int] = (0, 0)
+    """Its inner steps, and its round."""
+    stride_s: float = 0.0
+    """How long it took the last time."""
+
+    def note(self, inner_steps: int, round_: int, now: float) -> None:
+        """Take in how far it says it is."""
+        if (inner_steps, round_) != self.at:
+            self.at = inner_steps, round_
+            self.stride_s = min(now - self.moved, limits.STRIDE_MAX_S)
+            self.moved = now
+
+    def is_idle(self, now: float) -> bool:
+        """Whether it seems not to train."""
+        return now - self.moved > max(limits.IDLE_MIN_S, limits.IDLE_STRIDES * self.stride_s)
