@@ -125,7 +125,7 @@ class PeerBody:
     device: str
     version: str
     round: int
-    """Its own last published round; 0 before the first."""
+    """The last round that it has published since it started; 0 before the first."""
     inner_steps: int
     tokens: int
     tokens_per_s: float

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gossamer.protocol.chunks import chunk_hashes, payload_chunk_bytes
+from gossamer.protocol.effects import Progress
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
@@ -122,6 +123,7 @@ class Trainer:
         else:
             self._steps += 1
             if node.responsive:
+                node.dispatch(Progress(self._steps, 0, 0.0, 0.0, ""))
                 self._clock = node.core.clock
                 self._publish_if_due()
         self._next_step(life)
