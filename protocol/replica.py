@@ -211,12 +211,12 @@ class Replica:
         round up to which history was closed, `own_last` our last round, should that have been closed too.
         Where all that `is_copy`, we may have signed more than it tells.
         """
-        self.sealing.restore(claims, floor)
         self.ledger.close(floor)
         for data in credentials:
             with suppress(PeerError):
                 self.charter.learn(data)
         stored = list(deltas)
+        self.sealing.restore(claims, floor, extent=max((delta.round for delta in stored), default=0))
         signed = [delta.round for delta in stored if delta.author == self.identity.node_id]
         self._author.restore([own_last, *signed], is_copy=is_copy)  # whether they count or not
         counting = [delta for delta in stored if self.charter.counts(delta.author, delta.round)]
@@ -297,7 +297,7 @@ class Replica:
 
     def _take_turns(self, now: float) -> list[Effect]:
         """What is done every so often, whatever happens: when rows are due, so that a node wakes up once for
-        all of it. Only a joiner looks for its snapshot more often."""
+        all of it. Who joins or has just come back looks for its snapshot more often."""
         result = [
             *self.presence.wake(now),
             *self.links.wake(now),
@@ -306,7 +306,7 @@ class Replica:
             *self._snapshots.wake(now, self.clock),
         ]
         self._next_turn = self.presence.deadline()
-        if not self.sealing.joined:
+        if self.sealing.is_in_a_hurry:
             self._next_turn = min(self._next_turn, self.sealing.deadline())
         return result
 

@@ -6,6 +6,7 @@ It sees its own claims and those of the live members, and asks its adapter for w
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from math import inf
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Adopt, Close, Effect, Notice, Seal
@@ -30,6 +31,11 @@ JOINING_LOOK_S = 0.05
 
 CLAIMED_MAX = 32
 """Where rounds are fast the members' newest snapshots are seldom of the same round at the same time."""
+
+RETURN_S = 30.0
+"""So long after its start a node looks whether the swarm has outlived what its folder holds."""
+
+RETURN_LOOK_S = 0.25
 
 DIFFERENCE_KEPT_S = 60.0
 """So long a difference is remembered while nobody claims the round that we do."""
@@ -65,14 +71,24 @@ class Sealing:
         self._lacked_much_at = 0.0
         """When payloads of more than a minority were last missing while claims differed."""
         self._next_look = 0.0
+        self._extent = 0
+        """The newest round that an earlier run knew anything of."""
+        self._returns_until = 0.0
 
     @property
     def joined(self) -> bool:
         return bool(self.claims)
 
-    def restore(self, claims: Claims, floor: int) -> None:
-        """Take over what a previous run held."""
+    @property
+    def is_in_a_hurry(self) -> bool:
+        """Whether `deadline` is sooner than others' and is to be kept."""
+        return not self.joined or self._returns_until > 0.0
+
+    def restore(self, claims: Claims, floor: int, extent: int = 0) -> None:
+        """Take over what a previous run held; it knew of rounds up to `extent`."""
         self.claims = claims
+        self._extent = max(extent, floor, *(claim.round for claim in claims))
+        self._returns_until = inf if claims else 0.0
         self._claimed = {claim.round: claim for claim in claims[:1]}
         self.floor = floor
 
@@ -113,21 +129,48 @@ class Sealing:
         """
         if now < self._next_look:
             return []
-        is_choosing = not self.joined and self.adopting is None
-        self._next_look = now + (JOINING_LOOK_S if is_choosing else LOOK_INTERVAL_S)
+        self._next_look = now + self._look_interval(now)
         others = [member.claims for member in members]
         if self.adopting is not None:
             self._give_up_if_gone(self.adopting, others, now)
             return []
         if not self.joined:
             return self._join(members, now)
+        if self._is_outlived(clock, now):
+            return self._begin_anew(members, now)
         return [
             *self._seal(clock, now),
             *self._close(clock, others),
             *self._settle_difference(others, contributors or (lambda: others), share_lacking, now),
         ]
 
+    def _look_interval(self, now: float) -> float:
+        if not self.joined and self.adopting is None:
+            return JOINING_LOOK_S
+        return RETURN_LOOK_S if now < self._returns_until else LOOK_INTERVAL_S
+
     # -- joining
+
+    def _is_outlived(self, clock: int, now: float) -> bool:
+        """Whether the others have closed rounds, while we were away, that we never heard of.
+
+        Nobody has those any more. Without them what came after makes another model than theirs, and those
+        who came back together could be most of the swarm.
+        """
+        if now >= self._returns_until:
+            self._returns_until = 0.0
+            return False
+        self._returns_until = min(self._returns_until, now + RETURN_S)
+        return closable_round(clock, clock, self._section) > self._extent
+
+    def _begin_anew(self, members: Sequence[Witness], now: float) -> list[Effect]:
+        text = (
+            f"we were away since round {self._extent}, and the swarm has closed rounds since: starting again"
+            " from its snapshot"
+        )
+        self.claims, self._is_first, self._returns_until = (), False, 0.0
+        self._claimed.clear()
+        return [Notice(text), *self._join(members, now)]
 
     def _join(self, members: Sequence[Witness], now: float) -> list[Effect]:
         if self._is_first:

@@ -6,7 +6,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.effects import Adopt, Close, Notice, Prefetch, Seal
 from gossamer.protocol.history import Claim, genesis_claim
 from gossamer.protocol.joining import PREFETCHES_MAX, Witness
-from gossamer.protocol.sealing import DIFFERENCE_KEPT_S, GONE_AFTER_S, Sealing
+from gossamer.protocol.sealing import DIFFERENCE_KEPT_S, GONE_AFTER_S, LOOK_INTERVAL_S, RETURN_S, Sealing
 from tests.protocol import builders
 
 HISTORY = {"seal_after": 4, "snapshot_every": 8, "retain": 16}
@@ -123,9 +123,35 @@ def test_sealing_waits_until_payloads_had_time(manifest):
 
 
 def joined(manifest, *claims, floor=0):
+    """As after an earlier run that has missed nothing."""
     sealing = Sealing(manifest, is_first=False)
-    sealing.restore(claims, floor)
+    sealing.restore(claims, floor, extent=10**6)
     return sealing
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_who_missed_rounds_that_the_swarm_has_closed_begins_anew(manifest, is_first):
+    sealing = Sealing(manifest, is_first=is_first)
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    others = [(claim(96), claim(88))] * 2 + [()]
+    assert drive(sealing, 0.0, 2, clock=39, others=others) == [], "these are kept yet"
+    effects = drive(sealing, 2.5, 5, clock=40, others=others)
+    assert kinds(effects, Adopt) == [Adopt(claim(96))]
+    (notice,) = kinds(effects, Notice)
+    assert "we were away since round 20" in notice.text
+    assert not sealing.claims, "it stands for nothing: two such could be most of a small swarm"
+    sealing.adopted(claim(96))
+    assert sealing.joined and sealing.floor == 96
+
+
+def test_who_has_been_in_the_swarm_for_a_while_has_missed_nothing(manifest):
+    sealing = Sealing(manifest, is_first=False)
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    assert sealing.is_in_a_hurry
+    drive(sealing, 0.0, RETURN_S + 2 * LOOK_INTERVAL_S, clock=22)
+    assert not sealing.is_in_a_hurry
+    drive(sealing, 40.0, 10, clock=100, others=[(claim(96), claim(88))] * 2)
+    assert sealing.joined
 
 
 def test_history_is_closed_under_an_agreed_snapshot_once_it_is_old(manifest):
