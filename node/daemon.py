@@ -44,7 +44,7 @@ from gossamer.node.phi.archive import Archive
 from gossamer.node.phi.merging import Merging
 from gossamer.node.phi.snapshots import SnapshotShelf
 from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home, remove_unfinished
+from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.node.storage.recordwriter import RecordWriter
 from gossamer.node.timekeeping import Timekeeper, unix_offset_s
@@ -340,7 +340,7 @@ def _opened(options: DaemonOptions) -> tuple[Home, Manifest]:
     home = Home(options.folder)
     home.create()
     home.lock()
-    remove_unfinished(options.folder.glob(".*-*"))
+    home.tidy()
     manifest = home.manifest()
     if manifest is None:
         raise ConfigError(f"no manifest in {options.folder}; run: gossamer node --join ADDRESS")

@@ -3,8 +3,10 @@
 What `gossamer node` and `Peer.attach` have in common before a daemon is started.
 """
 
+import logging
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from gossamer.node.address import parse_address, parse_contact, parse_node_id
@@ -12,10 +14,15 @@ from gossamer.node.network.askers import asker_of, nodes_root
 from gossamer.node.network.client import fetch_manifest
 from gossamer.node.phi.restore import has_model
 from gossamer.node.storage.home import Home
-from gossamer.protocol.errors import ConfigError, NotAnsweredError
+from gossamer.protocol.errors import ConfigError, NobodyThereError, NotAnsweredError
 from gossamer.protocol.invitation import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
 from gossamer.protocol.limits import MANIFEST_BYTES_MAX
 from gossamer.protocol.manifest import Manifest, from_toml
+
+ASK_AGAIN_S = 5.0
+TELL_AGAIN_S = 300.0
+
+log = logging.getLogger("gossamer.node")
 
 
 def default_folder(swarm_id: bytes, suffix: str = "") -> Path:
@@ -70,6 +77,22 @@ def read_manifest(path: Path) -> Manifest:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not text; a manifest is TOML, as gossamer init writes it") from None
+
+
+def once_somebody_is_there(enter: Callable[[], Home]) -> Home:
+    """Enter a swarm as soon as a node to join answers. Raises what `enter` does, but for NobodyThereError.
+
+    Of machines that start together, the one to join may be the last; nobody is there to start a node again.
+    """
+    tell_at = 0.0
+    while True:
+        try:
+            return enter()
+        except NobodyThereError as error:
+            if time.monotonic() >= tell_at:
+                log.warning("%s It is asked again every %.0f s", error, ASK_AGAIN_S)
+                tell_at = time.monotonic() + TELL_AGAIN_S
+        time.sleep(ASK_AGAIN_S)
 
 
 def enter_swarm(join: tuple[str, ...], folder: Path | None, swarm_id: str | None, plaintext: bool) -> Home:

@@ -8,6 +8,7 @@ The first split is whose mistake it is, because the reaction differs::
     │   ├── StorageError        a database, blob, key file or disk is unusable
     │   ├── DivergedError       training blew up: a parameter left the representable range
     │   └── UnreachableError    nobody useful answered where we were told to look
+    │       ├── NobodyThereError    nobody did at all: who should may not run yet
     │       └── NotAnsweredError    somebody did, and will not tell us: it says why
     └── PeerError               a peer misbehaved: one log line, a counter, and the node goes on
         ├── MalformedError      bytes that do not parse, or a value out of its bounds
@@ -44,6 +45,10 @@ class DivergedError(LocalError):
 
 class UnreachableError(LocalError):
     """No peer answered usefully where we were told to look."""
+
+
+class NobodyThereError(UnreachableError):
+    """Nobody answered at all, which may pass: a machine that still starts, a name that is not known yet."""
 
 
 class NotAnsweredError(UnreachableError):

@@ -98,6 +98,7 @@ def node(
         enter_invited,
         enter_swarm,
         given_invitation,
+        once_somebody_is_there,
     )
     from gossamer.node.options import DaemonOptions, TrainerOptions
     from gossamer.node.own_task import check_trainable, remember_task
@@ -111,9 +112,11 @@ def node(
     if invitation is not None:
         addresses = addresses or checked_join(list(invitation.contacts))
         observe = observe or invitation.grant.role is Role.OBSERVE
-        home = enter_invited(invitation, addresses, folder, plaintext, swarm_id=swarm_id)
+        home = once_somebody_is_there(
+            lambda: enter_invited(invitation, addresses, folder, plaintext, swarm_id=swarm_id)
+        )
     else:
-        home = enter_swarm(addresses, folder, swarm_id, plaintext)
+        home = once_somebody_is_there(lambda: enter_swarm(addresses, folder, swarm_id, plaintext))
         kept = home.invitation()
         observe = observe or (kept is not None and kept.grant.role is Role.OBSERVE)
     if task is not None:

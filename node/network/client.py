@@ -19,6 +19,7 @@ from gossamer.protocol.ask import ask, check_proof
 from gossamer.protocol.errors import (
     ConfigError,
     MalformedError,
+    NobodyThereError,
     NotAnsweredError,
     PeerError,
     UnreachableError,
@@ -91,9 +92,9 @@ async def _ask(
                 offset_s = offset_of(response.headers.get("Date"), time.time())
                 body = await _read(response, bytes_max + 1)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise UnreachableError(
-            f"nobody useful answers at {address} ({_reason(error)}); is the node running?"
-        ) from None
+        speaks = isinstance(error, ssl.SSLError | aiohttp.ClientResponseError)
+        kind = UnreachableError if speaks else NobodyThereError
+        raise kind(f"nobody useful answers at {address} ({_reason(error)}); is the node running?") from None
     if len(body) > bytes_max:
         raise UnreachableError(f"{address} sends more than a node would")
     return _Answer(body, offset_s)
@@ -161,7 +162,7 @@ def fetch_manifest(
 ) -> "Manifest":
     """Get the manifest from the first contact that answers, checking the swarm id if one is given.
 
-    Raises UnreachableError or ConfigError.
+    Raises ConfigError or UnreachableError: NobodyThereError only where waiting may help with all of them.
     """
     from gossamer.protocol.manifest import from_canonical  # brings NumPy, which other questions do without
 
@@ -182,7 +183,7 @@ def fetch_manifest(
                 f"{contact.address} belongs to swarm {manifest.swarm_id.hex()[:12]}, not {swarm_id}"
             )
         return manifest
-    raise problems[0]
+    raise next((problem for problem in problems if not isinstance(problem, NobodyThereError)), problems[0])
 
 
 async def fetch_status(

@@ -53,7 +53,7 @@ class ChunkStore:
                 if _HASH_NAME.fullmatch(file.name)
             }
             if not read_only:
-                remove_unfinished(root.glob("*/.*-*"))
+                remove_unfinished(root.glob("*/.*-*"), _HASH_NAME.fullmatch)
         except OSError as error:
             raise StorageError(f"cannot use {root}: {error.strerror}") from None
         self._unchecked = set(self._sizes)

@@ -24,10 +24,11 @@ import fcntl
 import json
 import logging
 import os
+import re
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -50,6 +51,9 @@ _INCARNATION_MAX = 2**52
 
 UNFINISHED_S = 60.0
 """A file that is still aside after this long was left there by a crash."""
+
+_ASIDE = re.compile(r"\.(.+)-[a-z0-9_]{8}")
+"""What `open_aside` calls a file; tempfile chooses the last eight characters."""
 
 
 def open_aside(path: Path) -> tuple[int, str]:
@@ -74,9 +78,15 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
         raise
 
 
-def remove_unfinished(files: Iterable[Path]) -> None:
-    """Remove what was left aside when a crash cut it short."""
+def remove_unfinished(files: Iterable[Path], is_ours: Callable[[str], object]) -> None:
+    """Remove those that were left aside when a crash cut them short, of files whose names are ours.
+
+    No others: a folder may hold its user's own, such as ``.pre-commit-config.yaml``.
+    """
     for file in files:
+        aside = _ASIDE.fullmatch(file.name)
+        if aside is None or not is_ours(aside[1]):
+            continue
         with suppress(OSError):  # somebody else may be tidying up, too
             if time.time() - file.stat().st_mtime > UNFINISHED_S:
                 file.unlink()
@@ -154,6 +164,24 @@ class Home:
             raise StorageError(
                 f"cannot use {self.root / 'lock'}: {error.strerror}; choose another --dir"
             ) from None
+
+    def tidy(self) -> None:
+        """Remove what a crash left unfinished here."""
+        ours = {
+            path.name
+            for path in (
+                self.key_path,
+                self.tls_path,
+                self.manifest_path,
+                self.invitation_path,
+                self.task_path,
+                self.peers_path,
+                self.incarnation_path,
+                self.daemon_path,
+                self.checkpoint_path,
+            )
+        }
+        remove_unfinished(self.root.glob(".*-*"), ours.__contains__)
 
     def is_gone(self) -> bool:
         """Whether the folder that we have locked is not where it was: moved, removed, or unmounted."""

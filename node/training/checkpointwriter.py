@@ -214,7 +214,8 @@ class _Writing:
         # How long the header will be is not known yet; what it does not need is spaces.
         longest = self._state.header(Progress(2**63, 2**63), [2**63] * len(self._rounds), self._checksums)
         self._data_at = 8 + len(longest)
-        remove_unfinished(self._path.parent.glob(f".{self._path.name}-*"))  # of trainers that were killed
+        # Of trainers that were killed.
+        remove_unfinished(self._path.parent.glob(".*-*"), self._path.name.__eq__)
         fd, self._aside = open_aside(self._path)
         self._file = os.fdopen(fd, "wb")
 

@@ -51,7 +51,7 @@ def test_what_is_wrong_on_the_first_rank_is_said_on_all(tmp_path: Path) -> None:
         scripts.start("one", RANKS, how="ddp", join=["127.0.0.1:1"])
         assert scripts.processes["one"].wait(60) == 1
         said = scripts.log("one")
-        assert "UnreachableError: nobody useful answers at 127.0.0.1:1" in said
+        assert "NobodyThereError: nobody useful answers at 127.0.0.1:1" in said
         assert "ConfigError: nobody useful answers at 127.0.0.1:1" in said, "the other rank's own line"
 
 

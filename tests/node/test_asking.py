@@ -17,7 +17,7 @@ from gossamer.node.monitoring import verify
 from gossamer.node.network import client
 from gossamer.node.network.client import fetch_status
 from gossamer.node.network.transport import PREFIX
-from gossamer.protocol.errors import ConfigError, UnreachableError
+from gossamer.protocol.errors import ConfigError, NobodyThereError, UnreachableError
 from gossamer.protocol.limits import MANIFEST_BYTES_MAX
 from tests.protocol.builders import SMALL, manifest
 
@@ -59,6 +59,20 @@ async def test_a_manifest_is_checked_against_the_swarm_id() -> None:
         assert await fetch_manifest("127.0.0.1:1", address) == SMALL, "the first that answers"
         with pytest.raises(ConfigError, match=f"{address} belongs to swarm {SMALL.swarm_id.hex()[:12]}"):
             await fetch_manifest(address, swarm_id=manifest(name="other").swarm_id.hex())
+
+
+async def test_waiting_helps_only_where_nobody_is_there_at_all() -> None:
+    async with answering("other", bytes) as stranger, answering("manifest", bytes, 403) as member:
+        for addresses, is_silent in [
+            (["127.0.0.1:1"], True),
+            (["no.such.host.invalid:7700"], True),
+            (["127.0.0.1:1", stranger], False),
+            (["127.0.0.1:1", member], False),
+        ]:
+            with pytest.raises(UnreachableError) as error:
+                await fetch_manifest(*addresses)
+            assert isinstance(error.value, NobodyThereError) == is_silent, addresses
+            assert addresses[-1] in str(error.value), "what is to be mended is said first"
 
 
 @pytest.mark.parametrize("data", [b"", b"junk", SMALL.canonical()[:-1]])

@@ -405,7 +405,7 @@ def test_an_inner_state_of_tensors_of_another_kind_is_left_out_and_the_rest_is_k
 def test_what_killed_trainers_left_unfinished_is_removed(tmp_path):
     """As large as the checkpoint itself, and one for each time."""
     path = tmp_path / "trainer.safetensors"
-    stale, fresh = (tmp_path / f".{path.name}-{name}" for name in ("stale", "fresh"))
+    stale, fresh = (tmp_path / f".{path.name}-{name}" for name in ("stale_01", "fresh_01"))
     for file in (stale, fresh):
         file.write_bytes(b"half")
     long_ago = time.time() - 2 * UNFINISHED_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from gossamer.node.dashboard.peers import peers_table
 from gossamer.node.ipc import control, daemon_link
 from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.network.client import fetch_status
-from gossamer.node.storage.home import Home
+from gossamer.node.storage.home import UNFINISHED_S, Home
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import RefusedError, StorageError
@@ -187,3 +188,16 @@ async def test_stopping_leaves_no_task_and_no_socket(home: Home) -> None:
     await asyncio.sleep(0.05)
     assert asyncio.all_tasks() <= before
     assert not Path(home.socket_path()).exists()
+
+
+async def test_only_what_a_node_left_unfinished_is_removed_from_its_folder(home: Home) -> None:
+    """Which may hold other files, as one does that `--dir .` names."""
+    long_ago = time.time() - 2 * UNFINISHED_S
+    left = [home.root / f".{name}-a1b2c3d4" for name in ("peers.json", "key", "trainer.safetensors")]
+    others = [home.root / name for name in (".pre-commit-config.yaml", ".my-notes", ".key-ring", ".x-abcdefgh")]
+    for file in (*left, *others):
+        file.write_bytes(b"x")
+        os.utime(file, (long_ago, long_ago))
+    async with running(home):
+        assert [file.name for file in left if file.exists()] == []
+        assert [file.name for file in others if not file.exists()] == []
