@@ -13,7 +13,7 @@ The first split is whose mistake it is, because the reaction differs::
     └── PeerError               a peer misbehaved: one log line, a counter, and the node goes on
         ├── MalformedError      bytes that do not parse, or a value out of its bounds
         │   ├── ImplausibleError    a value that only a wrong clock makes: the peer's, or ours
-        │   └── UnsupportedError    a kind of message or record that this release does not know
+        │   └── UnsupportedError    a message, record or manifest of a kind that this release does not know
         ├── SignatureError      a signature or a key that does not hold
         ├── RefusedError        a handshake that one side turned down
         └── PayloadError        a payload or chunk that is not what its record promised
@@ -68,7 +68,7 @@ class ImplausibleError(MalformedError):
 
 
 class UnsupportedError(MalformedError):
-    """A message or record of a kind that this release does not know; another one may."""
+    """A message, record or manifest of a kind that this release does not know; another one may."""
 
 
 class SignatureError(PeerError):

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.errors import ConfigError, MalformedError
+from gossamer.protocol.errors import ConfigError, MalformedError, UnsupportedError
 from gossamer.protocol.identity import has_small_order
 from gossamer.protocol.layout import Layout, TensorSpec, plan
 from gossamer.protocol.limits import (
@@ -297,7 +297,7 @@ def _first_problem(error: ValidationError) -> str:
         where = ascii(where)
     what = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        what = "unknown key; remove it or check its spelling"
+        what = "unknown key, misspelt or of a newer release than this"
     return f"{where}: {what}" if where else what
 
 
@@ -318,7 +318,11 @@ def from_toml(text: str, source: str) -> Manifest:
 
 
 def from_canonical(data: bytes) -> Manifest:
-    """Parse a manifest from a peer. Raises MalformedError, also on a second encoding of the same values."""
+    """Parse a manifest from a peer or a node's folder.
+
+    Raises MalformedError, also on a second encoding of the same values; UnsupportedError for values that no
+    manifest of this release has.
+    """
     if len(data) > MANIFEST_BYTES_MAX:
         raise MalformedError(f"a manifest of {len(data)} bytes")
     try:
@@ -332,7 +336,7 @@ def from_canonical(data: bytes) -> Manifest:
         )
         manifest = Manifest.model_validate(values)
     except ValidationError as error:
-        raise MalformedError(f"manifest: {_first_problem(error)}") from None
+        raise UnsupportedError(f"manifest: {_first_problem(error)}") from None
     except Exception as error:  # msgpack raises ValueError, its own classes and UnicodeError
         raise MalformedError(f"manifest is not msgpack: {type(error).__name__}") from None
     if manifest.canonical() != data:

@@ -23,6 +23,7 @@ from gossamer.protocol.errors import (
     NotAnsweredError,
     PeerError,
     UnreachableError,
+    UnsupportedError,
 )
 from gossamer.protocol.handshake import NONCE_BYTES
 from gossamer.protocol.identity import Identity, short
@@ -176,6 +177,11 @@ def fetch_manifest(
         except UnreachableError as error:
             problems.append(error)
             continue
+        except UnsupportedError as error:
+            raise ConfigError(
+                f"{contact.address} sent a manifest that this release cannot use ({error}): is its release"
+                " newer? Then update this one"
+            ) from None
         except MalformedError as error:
             raise ConfigError(f"{contact.address} sent a manifest that cannot be used: {error}") from None
         if swarm_id is not None and not manifest.swarm_id.hex().startswith(swarm_id.lower()):

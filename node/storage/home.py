@@ -34,7 +34,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gossamer.protocol.errors import ConfigError, MalformedError, StorageError
+from gossamer.protocol.errors import ConfigError, MalformedError, StorageError, UnsupportedError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import INVITATION_BYTES_MAX, Invitation, read_invitation
 
@@ -288,6 +288,11 @@ class Home:
             raise StorageError(f"{self.root} is a file, not a folder; choose another --dir") from None
         except OSError as error:
             raise StorageError(_unreadable(self.manifest_path, error)) from None
+        except UnsupportedError as error:
+            raise StorageError(
+                f"this release cannot use {self.manifest_path} ({error}): run the one that wrote it, or if it"
+                " is damaged, remove it and join again"
+            ) from None
         except MalformedError as error:
             raise StorageError(
                 f"{self.manifest_path} is damaged ({error}); remove it and join again"

@@ -19,7 +19,7 @@ from gossamer.node.network.client import fetch_status
 from gossamer.node.network.transport import PREFIX
 from gossamer.protocol.errors import ConfigError, NobodyThereError, UnreachableError
 from gossamer.protocol.limits import MANIFEST_BYTES_MAX
-from tests.protocol.builders import SMALL, manifest
+from tests.protocol.builders import SMALL, manifest, newer
 
 Answer = Callable[[], bytes]
 
@@ -79,6 +79,12 @@ async def test_waiting_helps_only_where_nobody_is_there_at_all() -> None:
 async def test_a_manifest_that_cannot_be_used(data: bytes) -> None:
     async with answering("manifest", lambda: data) as address:
         with pytest.raises(ConfigError, match="sent a manifest that cannot be used"):
+            await fetch_manifest(address)
+
+
+async def test_a_manifest_of_a_newer_release_says_which_of_the_two_to_update() -> None:
+    async with answering("manifest", lambda: newer(SMALL)) as address:
+        with pytest.raises(ConfigError, match=r"release cannot use .*outer\.nesterov: .*update this one$"):
             await fetch_manifest(address)
 
 

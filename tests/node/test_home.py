@@ -11,7 +11,7 @@ import pytest
 
 from gossamer.node.storage.home import Home, write_atomically
 from gossamer.protocol.errors import ConfigError, StorageError
-from tests.protocol.builders import SMALL, manifest
+from tests.protocol.builders import SMALL, manifest, newer
 
 
 def let_go(home: Home) -> None:
@@ -136,6 +136,12 @@ def test_a_damaged_manifest_is_refused(home: Home, content: bytes) -> None:
         home.manifest()
     with pytest.raises(StorageError, match="manifest is damaged"):
         home.adopt(SMALL)
+
+
+def test_a_manifest_of_a_newer_release_is_not_called_damaged(home: Home) -> None:
+    home.manifest_path.write_bytes(newer(SMALL))
+    with pytest.raises(StorageError, match=r"release cannot use .*outer\.nesterov: .*: run the one that wrote"):
+        home.manifest()
 
 
 def test_what_cannot_be_read_is_not_called_damaged(home: Home) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 
+import msgpack
 import numpy as np
 
 from gossamer.protocol.admission import NEVER, Role, grant_body, revocation_body
@@ -59,6 +60,14 @@ def manifest(
 
 SMALL = manifest()
 LAYOUT = SMALL.plan()
+
+
+def newer(manifest: Manifest) -> bytes:
+    """The manifest as a release would write it that has a value more."""
+    values = msgpack.unpackb(manifest.canonical())
+    values["outer"] = {"nesterov": True, **values["outer"]}
+    packed: bytes = msgpack.packb({key: values[key] for key in sorted(values)})
+    return packed
 
 
 def one_tensor(numel: int, averaging: str) -> Fragment:
