@@ -1,6 +1,10 @@
-"""What a person sees of a local swarm: a live table on a terminal, plain lines elsewhere."""
+"""What a person sees of a local swarm: a live table on a terminal, plain lines elsewhere.
+
+Elsewhere is also a terminal on which nothing can be drawn (``TERM=dumb``).
+"""
 
 import time
+from itertools import compress
 from statistics import median_low
 from typing import Any
 
@@ -17,6 +21,20 @@ from gossamer.bootstrap.summary import SwarmSummary, amount
 
 PLAIN_INTERVAL_S = 5.0
 NOTES_SHOWN = 5
+COLUMNS = {
+    "node": 0,
+    "state": 0,
+    "round": 0,
+    "steps": 60,
+    "loss": 0,
+    "tokens/s": 44,
+    "peers": 84,
+    "in": 78,
+    "out": 69,
+    "replica": 53,
+}
+"""Of the live table, and how wide a terminal each takes: what is cut short tells nothing."""
+
 BARS = "▁▂▃▄▅▆▇█"
 STATE_STYLES = {
     "training": "green",
@@ -65,7 +83,9 @@ class Display:
         self._told = 0
         self._notes: list[str] = []
         self._live = (
-            Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
+            Live(console=console, auto_refresh=False, transient=False)
+            if console.is_terminal and not console.is_dumb_terminal
+            else None
         )
 
     def __enter__(self) -> "Display":
@@ -130,13 +150,12 @@ class Display:
     # -- a terminal
 
     def _frame(self, processes: list[NodeProcess], phase: str, storm: Storm | None) -> RenderableType:
-        table = Table(expand=True, box=None, pad_edge=False, header_style="dim")
-        for column in ("node", "state"):
-            table.add_column(column, no_wrap=True)
-        for column in ("round", "steps", "loss", "tokens/s", "peers", "in", "out", "replica"):
-            table.add_column(column, justify="right", no_wrap=True)
+        table = Table(expand=True, box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+        shown = [wanted <= self._console.width for wanted in COLUMNS.values()]
+        for column in compress(COLUMNS, shown):
+            table.add_column(column, justify="left" if column in ("node", "state") else "right", no_wrap=True)
         for process in processes:
-            table.add_row(*self._row(process))
+            table.add_row(*compress(self._row(process), shown))
         round_ = self._round(processes)
         progress = Table.grid(expand=True, padding=(0, 1))
         progress.add_column(no_wrap=True)
@@ -171,7 +190,7 @@ class Display:
                 if process.killed
                 else Text("starting", style="yellow")
             )
-            return [Text(process.name), state, *[Text("-", style="dim")] * 8]
+            return [Text(process.name), state, *[Text("-", style="dim")] * (len(COLUMNS) - 2)]
         trainer = process.trainer
         digest = status.get("phi_digest", "")[:8]
         return [

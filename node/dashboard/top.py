@@ -36,10 +36,14 @@ def keys_in(data: str) -> list[str]:
 class Top:
     """Listens to an admin server and draws."""
 
-    def __init__(self, where: Callable[[], str], console: Console) -> None:
-        """`where` finds the server, anew after each time that it went; it may raise ConfigError."""
+    def __init__(self, where: Callable[[], str], console: Console, sleep: Callable[[], None]) -> None:
+        """`where` finds the server, anew after each time that it went; it may raise ConfigError.
+
+        `sleep` gives the terminal back for as long as this process is stopped (Ctrl-Z).
+        """
         self._where = where
         self._console = console
+        self._sleep = sleep
         self._board = Board(where())
         self._paused: Board | None = None
         self._choices = Choices()
@@ -52,6 +56,7 @@ class Top:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._over.set)
         loop.add_signal_handler(signal.SIGWINCH, self._draw)
+        loop.add_signal_handler(signal.SIGTSTP, self._pause)
         with Live(console=self._console, screen=True, auto_refresh=False) as self._live:
             self._draw()
             listening = asyncio.create_task(self._listen())
@@ -82,6 +87,14 @@ class Top:
             choices.paused = not choices.paused
             self._paused = self._board.copy() if choices.paused else None
         self._draw()
+
+    def _pause(self) -> None:
+        """Ctrl-Z: leave the screen as a shell wants it, until we are brought back."""
+        if self._live is not None:
+            self._live.stop()
+            self._sleep()
+            self._live.start()
+            self._draw()
 
     async def _listen(self) -> None:
         """Take in what the server says; look for it again when it goes."""
@@ -119,13 +132,21 @@ class Top:
 def show_top(where: Callable[[], str]) -> None:
     """Run on this process's terminal. Raises ConfigError if there is none."""
     console = Console()
-    if not (console.is_terminal and sys.stdin.isatty()):
-        raise ConfigError("gossamer top needs a terminal; for scripts there is gossamer status --json")
+    if not (console.is_terminal and sys.stdin.isatty()) or console.is_dumb_terminal:
+        raise ConfigError(
+            "gossamer top needs a terminal that it can draw on; for scripts there is gossamer status --json"
+        )
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
+
+    def sleep() -> None:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        tty.setcbreak(fd)
+
     try:
         tty.setcbreak(fd)
-        asyncio.run(_run(Top(where, console), fd))
+        asyncio.run(_run(Top(where, console, sleep), fd))
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 

@@ -81,6 +81,32 @@ def test_it_renders_with_whatever_is_missing(terminal: bool, count: int) -> None
             assert part in text, part
 
 
+@pytest.mark.parametrize("width", [40, 44, 53, 60, 69, 78, 80, 84, 300])
+def test_a_narrow_terminal_has_fewer_columns_and_none_cut_short(width: int) -> None:
+    out = io.StringIO()
+    full = minimal(
+        state="training",
+        round=12345,
+        phi_digest="ab12cd34" * 8,
+        bytes_sent=108.8e6,
+        bytes_received=108.8e6,
+        trainer={"inner_steps": 123456, "loss": 1.25, "tokens_per_s": 123456.0},
+    )
+    with Display(Console(file=out, force_terminal=True, width=width), 10, "t") as display:
+        display.update([process("bootstrap", full), process("node-1", None)], "training")
+    text = out.getvalue()
+    assert "…" not in text and all(part in text for part in ("bootstrap", "training", "12345", "1.250"))
+    assert ("108.8 MB" in text) == (width >= 69)
+
+
+def test_a_terminal_on_which_nothing_can_be_drawn_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    out = io.StringIO()
+    with Display(Console(file=out, force_terminal=True), 10, "a title") as display:
+        display.update(PROCESSES, "training")
+    assert "a title" in out.getvalue() and "training: round " in out.getvalue()
+
+
 @pytest.mark.parametrize("statuses", [[ended(0)], [ended(0), ended(1, phi_digest="q")], [ended(0, trainer={
     "val_loss": None, "val_loss_start": None}, payload_bytes_sent=0)]])  # fmt: skip
 def test_the_summary_renders(statuses: list[dict[str, Any]]) -> None:

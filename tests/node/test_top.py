@@ -10,9 +10,11 @@ import re
 import signal
 import sys
 import termios
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -239,7 +241,7 @@ def test_keys_that_a_terminal_sends() -> None:
 
 
 def test_what_keys_do() -> None:
-    top = Top(lambda: "127.0.0.1:7780", Console(file=io.StringIO()))
+    top = Top(lambda: "127.0.0.1:7780", Console(file=io.StringIO()), lambda: None)
     choices = top._choices
     for key in ("s", "j", "\x1b[B", "k", "x"):
         top.press(key)
@@ -266,6 +268,18 @@ def test_it_wants_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         show_top(lambda: "127.0.0.1:7780")
 
 
+def test_it_wants_a_terminal_to_draw_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On others, such as an editor's, nothing would ever be shown."""
+    main, side = pty.openpty()
+    with open(main, "rb"), open(side, "r+b", buffering=0) as both:
+        words = io.TextIOWrapper(both, write_through=True)
+        monkeypatch.setattr(sys, "stdin", words)
+        monkeypatch.setattr(sys, "stdout", words)
+        monkeypatch.setenv("TERM", "dumb")
+        with pytest.raises(ConfigError, match="a terminal that it can draw on"):
+            show_top(lambda: "127.0.0.1:7780")
+
+
 # -- a real one
 
 
@@ -279,8 +293,15 @@ class Terminal:
 
     async def shows(self, *parts: str) -> None:
         """Wait until each part has been written since the last call."""
+        await self._read(parts, lambda text: re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text))
+
+    async def writes(self, *parts: str) -> None:
+        """The same of what moves the cursor, too."""
+        await self._read(parts, lambda text: text)
+
+    async def _read(self, parts: Sequence[str], seen: Callable[[str], str]) -> None:
         async with asyncio.timeout(40):
-            while not all(part in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.text) for part in parts):
+            while not all(part in seen(self.text) for part in parts):
                 try:
                     self.text += os.read(self._fd, 65536).decode("utf-8", "replace")
                 except BlockingIOError:
@@ -320,6 +341,14 @@ async def test_a_run_on_a_real_terminal(tmp_path: Path) -> None:
             terminal.resize(130, 40)
             process.send_signal(signal.SIGWINCH)
             await terminal.shows("agrees", "down/s")
+            process.send_signal(signal.SIGTSTP)  # Ctrl-Z, where it is the terminal's own
+            await terminal.writes("\x1b[?1049l", "\x1b[?25h")
+            async with asyncio.timeout(20):
+                while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+                    await asyncio.sleep(0.02)
+            assert termios.tcgetattr(side)[3] == before[3], "the shell's again"
+            process.send_signal(signal.SIGCONT)
+            await terminal.writes("\x1b[?1049h", "watched")
             terminal.type("q")
             async with asyncio.timeout(20):
                 assert await process.wait() == 0
