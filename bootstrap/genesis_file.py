@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from gossamer.node.phi import snapshots
-from gossamer.node.storage.home import write_atomically
+from gossamer.node.storage.placing import put
 from gossamer.protocol.errors import ConfigError, DivergedError, StorageError
 from gossamer.protocol.fixedpoint import Ints, to_fixed, to_float
 from gossamer.protocol.manifest import Manifest
@@ -34,7 +34,7 @@ def write(manifest: Manifest, phi: Ints, path: Path) -> None:
         for slot in fragment.slots
     }
     try:
-        write_atomically(path, save(tensors, {"format": "pt"}))
+        put(path, save(tensors, {"format": "pt"}))
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}") from None
 

@@ -12,7 +12,7 @@ from gossamer.models.registry import OptionValue
 from gossamer.models.task_file import kind_of
 from gossamer.node.entering import read_manifest
 from gossamer.node.phi import genesis, snapshots
-from gossamer.node.storage.home import write_atomically
+from gossamer.node.storage.placing import put
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.layout import TensorSpec, plan
@@ -252,7 +252,7 @@ def _rules(for_matrices: str, model: "nn.Module", tensors: "Mapping[str, nn.Para
 def write(manifest: Manifest, path: str | Path) -> None:
     """Write a manifest as TOML that a person can read and edit. Raises StorageError."""
     try:
-        write_atomically(Path(path), _toml(manifest).encode())
+        put(Path(path), _toml(manifest).encode())
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}") from None
 

@@ -18,7 +18,8 @@ from gossamer.models.errors import TaskError
 from gossamer.models.registry import OptionValue, find_kind
 from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home, write_atomically
+from gossamer.node.storage.home import Home
+from gossamer.node.storage.placing import put
 from gossamer.protocol.errors import ConfigError, LocalError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
@@ -40,7 +41,7 @@ def run_swarm(options: SwarmOptions) -> int:
         manifests.write(manifest, folder / "swarm.toml")
         summary = asyncio.run(LocalSwarm(options, manifest, folder).run())
         if options.json_path is not None:
-            write_atomically(options.json_path, json.dumps(summary.to_json(), indent=2).encode())
+            put(options.json_path, json.dumps(summary.to_json(), indent=2).encode())
         console = Output()
         show_summary(console, summary)
         if not is_temporary:

@@ -93,9 +93,13 @@ def init(
     from gossamer.bootstrap import genesis_file, manifests, owners
 
     first = genesis_file.beside(path)
-    for file in (path, first):
-        if file.exists() and not force:
-            raise ConfigError(f"{file} exists; choose another name or replace it with --force")
+
+    def check_free() -> None:
+        for file in (path, first):
+            if file.exists() and not force:
+                raise ConfigError(f"{file} exists; choose another name or replace it with --force")
+
+    check_free()
     owner = None
     new_key = path.with_suffix(owners.SUFFIX) if invited and owner_key is None else None
     if owner_key is not None:
@@ -120,6 +124,7 @@ def init(
             owners=(owner.public_key.hex(),) if owner else (),
             invited=invited,
         )
+        check_free()  # building a model takes a while, in which another init may have been done
         has_first = weights is not None or bool(manifest.task.source)
         if has_first:
             genesis_file.write(manifest, phi, first)

@@ -31,6 +31,18 @@ def placed(path: Path) -> Iterator[Path]:
         raise
 
 
+def put(path: Path, data: bytes) -> None:
+    """Write a file, instead of one that is there. Raises OSError."""
+    aside = _beside(path)
+    try:
+        with written(aside) as file:
+            file.write(data)
+        os.replace(aside, path)
+    except BaseException:
+        _remove(aside)
+        raise
+
+
 @contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:
     """A new file to write to, on disk for good when the block ends. Raises OSError."""

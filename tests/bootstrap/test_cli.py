@@ -11,11 +11,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import save_model
 
-from gossamer.bootstrap import cli, genesis_file
+from gossamer.bootstrap import cli, genesis_file, manifests
 from gossamer.bootstrap.commands import flags
 from gossamer.bootstrap.manifests import read
 from gossamer.models.registry import build_task
@@ -420,6 +421,34 @@ def test_init_with_existing_weights(run: Run, tmp_path: Path) -> None:
     assert two.genesis != read(tmp_path / "one.toml").genesis
     phi = genesis_file.read(two, tmp_path / "two.genesis.safetensors")
     assert (phi == genesis.parameters(model, two.plan())).all()
+
+
+def test_what_init_writes_may_be_read_by_whom_the_umask_lets(
+    run: Run, task_folder: Path, tmp_path: Path
+) -> None:
+    """A manifest is for everybody: another user runs the node, maybe. The owner's key is for one."""
+    before = os.umask(0o022)
+    try:
+        assert run("init", "own.toml", "--task", write_task(task_folder), "--invited").status == 0
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("own.*")}
+    assert modes == {"own.toml": 0o644, "own.genesis.safetensors": 0o644, "own.owner": 0o600}
+
+
+def test_of_two_inits_at_once_the_second_replaces_nothing(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = manifests.create
+
+    def slowly(**options: Any) -> object:
+        made = create(**options)
+        (tmp_path / "my.toml").write_text("the other's")
+        return made
+
+    monkeypatch.setattr("gossamer.bootstrap.manifests.create", slowly)
+    run("init", "my.toml", "--preset", "tiny").assert_user_error("my.toml exists", "--force")
+    assert entries(tmp_path) == {"my.toml"} and (tmp_path / "my.toml").read_text() == "the other's"
 
 
 def test_init_keeps_first_parameters_unless_told(run: Run, tmp_path: Path) -> None:

@@ -194,7 +194,9 @@ async def test_only_what_a_node_left_unfinished_is_removed_from_its_folder(home:
     """Which may hold other files, as one does that `--dir .` names."""
     long_ago = time.time() - 2 * UNFINISHED_S
     left = [home.root / f".{name}-a1b2c3d4" for name in ("peers.json", "key", "trainer.safetensors")]
-    others = [home.root / name for name in (".pre-commit-config.yaml", ".my-notes", ".key-ring", ".x-abcdefgh")]
+    others = [
+        home.root / name for name in (".pre-commit-config.yaml", ".my-notes", ".key-ring", ".x-abcdefgh")
+    ]
     for file in (*left, *others):
         file.write_bytes(b"x")
         os.utime(file, (long_ago, long_ago))
