@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from statistics import median
 
 from gossamer.node.ipc.trainer_port import TrainerPort
@@ -80,6 +81,8 @@ class Merging:
         self._busy = asyncio.Lock()
         self._attachments = 0
         self._catch_up_to: int | None = None
+        self._found_up_to: float = inf
+        """The newest round that the swarm had when we came; not known before we have caught up."""
         self.ready = False
         """Whether Phi holds all that the swarm had when we joined: the trainer may begin."""
 
@@ -187,6 +190,7 @@ class Merging:
         reached = self._reached()
         if self._catch_up_to is None:
             self._catch_up_to = max(reached, default=0)
+            self._found_up_to = max(self._core.ledger.rounds(), default=0)
         self.ready = all(round_ > self._catch_up_to for round_ in reached)
 
     def _reached(self) -> list[int]:
@@ -215,10 +219,13 @@ class Merging:
 
     def _stand_alone(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
         """Whether nothing in a round that is still under way shows what is usual in it: too few have
-        published for it, and we are not among them."""
+        published for it, and we are not among them.
+
+        What the swarm had when we came is not under way, and training is not to begin without it.
+        """
         own_id = self._core.identity.node_id
         few = 0 < len(deltas) < WITNESSES and all(delta.author != own_id for delta in deltas)
-        return few and round_ >= self._core.clock
+        return few and round_ >= self._core.clock and round_ > self._found_up_to
 
     async def _are_far_too_long(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
         """Whether they `_stand_alone`, and are outliers by what was usual. Raises MissingChunkError."""

@@ -322,6 +322,29 @@ async def test_a_delta_far_longer_than_usual_waits_for_others(
     assert np.abs(setup.merger.phi - before).max() < 10_000
 
 
+async def test_what_the_swarm_had_when_we_came_waits_for_nobody(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where all who have trained are gone, nobody's row says that those rounds are over."""
+    caplog.set_level("INFO")
+    setup.core.caught_up = False
+    setup.core.clock = 3
+    await setup.merging.begin(setup.merger)
+    _arrive(setup, *(_delta(author, 2, 1000) for author in (1, 2, 3)))
+    await setup.merged_all()
+    _arrive(setup, *(_delta(2, round_, 100_000) for round_ in (4, 6, 8)))
+    late = _delta(2, 10, 100_000)
+    setup.ledger.add(late[0])  # its payload is still to come
+    await setup.merged_all()
+    setup.core.caught_up = True
+    await until(lambda: setup.merging.ready)
+    _arrive(setup, late)
+    await until(lambda: setup.merged == [2, 4, 6, 8, 10])
+    assert "waits for those of others" not in caplog.text
+    _arrive(setup, _delta(2, 12, 1_000_000))
+    await until(lambda: "a delta far longer than usual; round 12 waits" in caplog.text)
+
+
 async def test_what_waited_is_merged_once_the_swarm_has_gone_past_it(setup: Setup) -> None:
     await setup.merging.begin(setup.merger)
     setup.core.clock = 3
