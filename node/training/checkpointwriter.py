@@ -58,6 +58,8 @@ class CheckpointWriter:
         self._under_way: _Writing | None = None
         self._begun_at = -inf
         self._interval = INTERVAL_MIN_S
+        self._said = ""
+        """What has kept the last one from being written, and has been said."""
 
     def is_due(self) -> bool:
         """Whether a checkpoint should be begun now: never while one is under way."""
@@ -84,8 +86,12 @@ class CheckpointWriter:
         try:
             if writing.advance(progress):
                 self._under_way = None
+                self._said = ""
         except OSError as error:
-            log.warning("cannot save the trainer's state to %s: %s", self._path, error.strerror)
+            problem = error.strerror or str(error)
+            if problem != self._said:  # and not again every few seconds, as long as a disk is full
+                log.warning("cannot save the trainer's state to %s: %s", self._path, problem)
+            self._said = problem
             self._give_up()
 
     def save(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], progress: Progress) -> None:
