@@ -1,6 +1,7 @@
 """`Peer.attach`: a script becomes a node. Of several ranks the first starts it, and tells the others."""
 
 import logging
+import multiprocessing
 import os
 import time
 import weakref
@@ -74,6 +75,7 @@ def attach(
         raise ConfigError(
             "attach outside of torch.inference_mode(): in it no tensor is made that can be trained"
         )
+    _check_not_imported_by_a_worker()
     _do_without_threads_that_a_fork_lost()
     tensors = parameters_of(model)
     optimizers = checked_optimizers(optimizer, tensors)
@@ -94,6 +96,18 @@ def attach(
     except BaseException:
         team.close()
         raise
+
+
+def _check_not_imported_by_a_worker() -> None:
+    """Raise ConfigError where a worker that was spawned runs the script of the process that has started it.
+
+    Python does so to know its functions, and would not say what is wrong before that starts workers, too.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(
+            "this is a worker (of a DataLoader, say) that imports its parent's script, and would be another"
+            ' node: put what only the script itself is to do under if __name__ == "__main__":'
+        )
 
 
 def _do_without_threads_that_a_fork_lost() -> None:

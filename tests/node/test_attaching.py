@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +98,29 @@ def test_a_founder_with_other_first_values_is_told_so(manifest: Manifest) -> Non
 def test_a_founder_with_the_first_values_gets_as_far_as_its_daemon(manifest: Manifest) -> None:
     with pytest.raises(AssertionError, match="no daemon"):
         attach(manifest=manifest)
+
+
+def test_a_worker_that_imports_the_script_is_no_node(tmp_path: Path) -> None:
+    """As a DataLoader's do that are spawned; the default of Python 3.14 is like that."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing\n"
+        "from torch import nn, optim\n"
+        "from gossamer.node import Peer\n"
+        "def work(): pass\n"
+        "if __name__ == '__main__':\n"
+        "    worker = multiprocessing.get_context('spawn').Process(target=work)\n"
+        "    worker.start()\n"
+        "    worker.join()\n"
+        "else:\n"
+        "    model = nn.Linear(2, 1)\n"
+        "    Peer.attach(model, optim.SGD(model.parameters()), folder='d', join=['127.0.0.1:1'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert 'under if __name__ == "__main__":' in done.stderr
+    assert not (tmp_path / "d").exists()
 
 
 def test_inference_mode_is_left_first(manifest: Manifest) -> None:
