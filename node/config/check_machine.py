@@ -24,7 +24,7 @@ def check_listen(address: str, *, is_running: bool, is_loopback_swarm: bool) -> 
     if port == 0 and not is_loopback_swarm:
         yield warning(
             "listen",
-            "port 0 is another port at each start; a lasting node should have a fixed one",
+            "port 0 leaves the choice to the system; a node that others are to find should have a fixed one",
         )
     if is_loopback(host) and not is_loopback_swarm:
         yield warning("listen", f"{host} is reached from this machine only; 0.0.0.0 is every address")
