@@ -69,6 +69,7 @@ class Setup:
             clock=10**9,
             horizon=10**9,
             inner_steps={},
+            fetcher=SimpleNamespace(wants=SimpleNamespace(are_held=False)),
         )
         self.merging = Merging(self.core, self.port, self.lost.append)  # type: ignore[arg-type]
         self.merged: list[int] = []
@@ -325,6 +326,13 @@ async def test_what_a_resting_swarm_cannot_reach_is_merged(
     setup.core.inner_steps = {b"a": 701, b"b": 42}
     _arrive(setup, _delta(2, 9, 1000))
     await until(lambda: setup.merged == [5, 9, 10, 9])
+
+
+async def test_payloads_on_their_way_are_not_merged_yet(setup: Setup) -> None:
+    await setup.merging.begin(setup.merger)
+    assert setup.merging.unmerged == 0
+    setup.core.fetcher.wants.are_held = True
+    assert setup.merging.unmerged == 1 and setup.merging.behind == 0
 
 
 async def test_what_was_merged_before_a_restart_is_merged_again(setup: Setup) -> None:
