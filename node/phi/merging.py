@@ -106,9 +106,9 @@ class Merging:
 
     @property
     def unmerged(self) -> int:
-        """The same with those that wait for others or for the swarm, and one more while payloads are on their
-        way: until it is 0, Phi is not what the ledger says."""
-        return len(self._dirty) + self._core.fetcher.wants.are_held
+        """The same with those that wait for others or for the swarm, and more while payloads are on their way
+        and before we are `ready`: until it is 0, Phi is not what the swarm has."""
+        return len(self._dirty) + self._core.fetcher.wants.are_held + (not self.ready)
 
     @property
     def base(self) -> Base:
