@@ -271,9 +271,9 @@ class Peer(Standing):
         """Stop training and hold the swarm's own model, with nothing in it that is this node's alone.
 
         Publishes the open window, as leaving does, and follows Phi until nothing has changed it for
-        `quiet_s`, with a daemon that has nothing to merge, or `timeout_s` have passed; returns whether it
-        came to rest.
-        Nodes that have merged the same deltas then hold the same parameters, bit for bit.
+        `quiet_s`, with a daemon that has nothing to merge and nothing on its way, or `timeout_s` have passed;
+        returns whether it came to rest. Nodes that have merged the same deltas then hold the same parameters,
+        bit for bit.
         """
         self._check_here()
         self.flush(LEAVE_S)

@@ -170,6 +170,12 @@ class Replica:
         return max(self.clock + 1, self.ledger.horizon)
 
     @property
+    def inner_steps(self) -> dict[bytes, int]:
+        """How many inner steps every live member says it has done, ourselves among them, by node id."""
+        others = {member.peer.node_id: member.peer.body.inner_steps for member in self.roster.live()}
+        return {**others, self.identity.node_id: self.own_row.inner_steps}
+
+    @property
     def caught_up(self) -> bool:
         """Whether we have learned enough from others to train."""
         return self._catch_up.is_done(has_signed=self._author.has_signed)

@@ -164,6 +164,11 @@ class Wants:
         """Chunks still missing of all keys wanted by a time, whoever holds them."""
         return sum(len(want.missing) for want in self._wants.values() if want.since <= by)
 
+    @property
+    def are_held(self) -> bool:
+        """Whether somebody is known to hold something of what is missing."""
+        return any(want.is_held for want in self._wants.values())
+
     def is_sought(self, key: bytes, now: float) -> bool:
         """Whether a key has been looked for so long that others may have given up on it."""
         want = self._wants.get(key)

@@ -65,6 +65,7 @@ class Archive:
         self._late_since: float | None = None
         self._news = asyncio.Event()
         self._told_at = 0.0
+        self._reach = self._reach_noted = 0
         merging.on_merged = self._note_merged
 
     # -- the start
@@ -85,7 +86,7 @@ class Archive:
             self._shelf.restore(claims)
             needed = self._shelf.blobs().union(*(delta.body.chunks for delta in stored))
             await asyncio.to_thread(self._chunks.sweep, needed)
-            await self._merging.begin(merger)
+            await self._merging.begin(merger, history.reach)
         elif history.claims and not self._core.info.bootstrap:
             raise StorageError("our copy of the model is damaged; fetch it again with --join HOST:PORT")
         return self._core.restore(
@@ -146,6 +147,9 @@ class Archive:
                 await asyncio.sleep(RETRY_S)
 
     async def _one_thing(self) -> None:
+        if self._reach > self._reach_noted:
+            await asyncio.to_thread(self._records.note_reach, self._reach)
+            self._reach_noted = self._reach
         if self._adopting is not None:
             if await self._try_to_adopt(self._adopting):
                 return
@@ -174,6 +178,10 @@ class Archive:
         self._news.clear()
 
     def _note_merged(self, round_: int) -> None:
+        if self._merging.reach > max(self._reach, self._core.ledger.horizon):
+            # Others are gone, or were away: the records do not tell the next start, nor who reads the folder.
+            self._reach = self._merging.reach
+            self._news.set()
         sealed = max(self._sealing, self._shelf.claims[0].round if self._shelf.claims else 0)
         if round_ <= sealed:
             self._late_since = time.monotonic()
@@ -217,7 +225,7 @@ class Archive:
         self._shelf.replace(claim)
         await asyncio.to_thread(self._records.begin_at, claim, self._core.own_last)
         merger = Merger(self._core.manifest, phi, self._chunks, self._core.identity.node_id, base=base)
-        await self._merging.begin(merger)
+        await self._merging.begin(merger, claim.round)
         await asyncio.to_thread(self._shelf.drop_others)
         self._adopting = None
         self._seal_round = claim.round

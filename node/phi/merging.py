@@ -24,6 +24,7 @@ from gossamer.protocol.identity import short
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
+from gossamer.protocol.rest import Rest
 
 GATHER_S = 0.02
 """Arrivals within this time of each other are merged together."""
@@ -74,6 +75,10 @@ class Merging:
         self._pace: deque[float] = deque(maxlen=PACE_ROUNDS)
         """Seconds that the swarm's last rounds took."""
         self._clock, self._clock_moved_at = 0, 0.0
+        self._rest: Rest | None = None
+        """Watched while rounds lie beyond those that the swarm can have reached."""
+        self.reach = 0
+        """The newest round merged, by an earlier run maybe."""
         self._unoffered: set[int] = set()
         self._merged_at: dict[int, float] = {}
         self._news = asyncio.Event()
@@ -103,23 +108,25 @@ class Merging:
 
     @property
     def unmerged(self) -> int:
-        """The same with those that are held back: until there are none, Phi is not what the ledger says."""
-        if not self._dirty:  # mostly, and asked after every event
-            return 0
-        horizon = self._core.horizon
-        return sum(round_ <= horizon for round_ in self._dirty)
+        """The same with those that wait for others or for the swarm, and more while payloads are on their way
+        and before we are `ready`: until it is 0, Phi is not what the swarm has."""
+        return len(self._dirty) + self._core.fetcher.wants.are_held + (not self.ready)
 
     @property
     def base(self) -> Base:
         """What cannot change any more."""
         return self._merger.base if self._merger else GENESIS
 
-    async def begin(self, merger: Merger) -> None:
-        """Take over a state, at the start or in place of ours; records above its base are merged into it."""
+    async def begin(self, merger: Merger, reach: int = 0) -> None:
+        """Take over a state, at the start or in place of ours; records above its base are merged into it.
+
+        `reach` is the newest round that was merged into what it goes on from.
+        """
         async with self._busy:
             if self._merger is not None:
                 merger.version = self._merger.version + 1
             self._merger = merger
+        self.reach = reach
         self._dirty = {round_ for round_ in self._core.ledger.rounds() if round_ > merger.base.round}
         self._unoffered.update(fragment.index for fragment in self._core.layout.fragments)
         self._begun.set()
@@ -165,6 +172,7 @@ class Merging:
             self._note_new_trainer()
             self._note_pace()
             self._forget_closed()
+            self._look_beyond()
             for round_ in self._reached():
                 if self._is_due(round_):
                     await self._merge(round_)
@@ -187,6 +195,8 @@ class Merging:
         """We may train once all that the swarm had, when we first had seen all of it, is merged."""
         if self.ready or not (self._core.caught_up and self._core.sealing.joined):
             return
+        if self._rest is not None and not self._rest.somebody_trains:
+            return  # what lies beyond may be all that there is of others' work
         reached = self._reached()
         if self._catch_up_to is None:
             self._catch_up_to = max(reached, default=0)
@@ -194,13 +204,29 @@ class Merging:
         self.ready = all(round_ > self._catch_up_to for round_ in reached)
 
     def _reached(self) -> list[int]:
-        """The rounds to merge, in order: none that the swarm cannot have reached, or that is held back."""
-        horizon, clock, now = self._core.horizon, self._core.clock, time.monotonic()
+        """The rounds to merge, in order: none that the swarm cannot have reached, unless it rests, or that is
+        held back."""
+        clock, now = self._core.clock, time.monotonic()
+        rests = self._rest is not None and self._rest.lasts(now)
+        horizon = inf if rests else self._horizon
         return [
             round_
             for round_ in sorted(self._dirty)
             if round_ <= horizon and not (round_ >= clock and now < self._held_back.get(round_, now))
         ]
+
+    @property
+    def _horizon(self) -> int:
+        """The newest round that the swarm can have reached. What it had once reached, it has."""
+        return max(self._core.horizon, self.reach)
+
+    def _look_beyond(self) -> None:
+        """Watch whether the swarm goes on, while there are rounds beyond what it can have reached."""
+        if max(self._dirty, default=0) <= self._horizon:
+            self._rest = None
+        elif self._core.caught_up:
+            self._rest = self._rest or Rest()
+            self._rest.look(self._core.inner_steps, self._core.clock, time.monotonic())
 
     def _note_pace(self) -> None:
         """The swarm has gone on: note how long that took. What it had reached when we came tells nothing."""
@@ -285,6 +311,7 @@ class Merging:
         self.on_judged(round_, deltas, self._merger.figures)
         if self._merger.version == before:
             return
+        self.reach = max(self.reach, round_)
         self.on_merged(round_)
         self._merged_at[fragment.index] = time.monotonic()
         self._unoffered.add(fragment.index)

@@ -164,9 +164,10 @@ def _fold(
     for delta in stored.deltas:
         if charter.counts(delta.author, delta.round):
             ledger.add(delta)
+    horizon = max(ledger.horizon, stored.history.reach)
     merged = set(merger.merged_ids())
     for round_ in sorted({delta.round for delta in stored.deltas}):  # those with nothing that counts, too
-        if round_ > ledger.horizon:
+        if round_ > horizon:
             break
         valid = ledger.valid(round_)
         merger.merge(round_, tuple(d for d in valid if d.record_id in merged or is_held(d, chunks)))

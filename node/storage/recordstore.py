@@ -40,6 +40,10 @@ CREATE TABLE IF NOT EXISTS history (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     floor INTEGER NOT NULL, chain BLOB NOT NULL, tokens INTEGER NOT NULL, own_last INTEGER NOT NULL
 );
+CREATE TABLE IF NOT EXISTS reach (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    round INTEGER NOT NULL  -- the newest that is merged, where the records do not show that it may be
+);
 CREATE TABLE IF NOT EXISTS place (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     file TEXT NOT NULL  -- which one this was when we last signed: it may be a copy
@@ -76,6 +80,8 @@ class StoredHistory:
     own_last: int
     claims: tuple[Claim, ...]
     covered: frozenset[bytes]
+    reach: int
+    """The newest round merged that the swarm cannot have reached by its records alone, or one before it."""
 
 
 class RecordStore:
@@ -200,9 +206,16 @@ class RecordStore:
         """Begin history at a snapshot got from others: everything up to it is closed. Durable."""
         with self._lock, self._transaction() as db:
             db.execute("DELETE FROM snapshots")
+            db.execute("DELETE FROM reach")
             self._insert_snapshot(db, claim)
             db.execute("UPDATE deltas SET covered = 0")
             self._close(db, Base(claim.round, claim.digest, claim.tokens), own_last)
+
+    def note_reach(self, round_: int) -> None:
+        """Note that rounds up to this one were merged, though the records do not show that the swarm has
+        reached it. Raises StorageError."""
+        with self._lock, self._transaction(durable=False) as db:
+            db.execute("INSERT OR REPLACE INTO reach VALUES (1, ?)", (round_,))
 
     def close_up_to(self, base: Base, own_last: int) -> None:
         """Drop the records that became part of the base. Durable."""
@@ -232,15 +245,32 @@ class RecordStore:
                 "SELECT round, tokens, digest, root FROM snapshots ORDER BY number DESC"
             ).fetchall()
             covered = self._db.execute("SELECT record_id FROM deltas WHERE covered = 1").fetchall()
+            reach = self._load_reach()
         except _SQLITE_ERRORS as error:
             raise self._broken(error) from None
-        kinds = [(row, "ibii"), *((s, "iibb") for s in snapshots), *((c, "b") for c in covered)]
+        kinds = [
+            (row, "ibii"),
+            (reach, "i"),
+            *((s, "iibb") for s in snapshots),
+            *((c, "b") for c in covered),
+        ]
         if not all(_is_of(found, kind) for found, kind in kinds if found is not None):
             raise self._damaged("a row holds what was never written")
         base = Base(row[0], row[1], row[2]) if row else GENESIS
         return StoredHistory(
-            base, row[3] if row else 0, tuple(Claim(*s) for s in snapshots), frozenset(r[0] for r in covered)
+            base,
+            row[3] if row else 0,
+            tuple(Claim(*s) for s in snapshots),
+            frozenset(r[0] for r in covered),
+            reach[0] if reach else 0,
         )
+
+    def _load_reach(self) -> tuple[int] | None:
+        """What `note_reach` wrote; a folder of before has no place for it, as long as it is only read."""
+        if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'reach'").fetchone() is None:
+            return None
+        row: tuple[int] | None = self._db.execute("SELECT round FROM reach").fetchone()
+        return row
 
     @contextmanager
     def one_state(self) -> Iterator[None]:

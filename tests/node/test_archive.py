@@ -24,6 +24,7 @@ from gossamer.protocol.effects import Close, Event, Need
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.layout import Fragment, TensorSpec
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
 from tests.node.test_merger import OWN, World
 from tests.protocol.builders import LAYOUT, SMALL, manifest
@@ -94,6 +95,7 @@ class Sealing:
     def __init__(self, merger: Merger, chunks: ChunkStore, of: Manifest = SMALL) -> None:
         self.merger = merger
         self.base = merger.base
+        self.reach = 0
         self.on_merged: Callable[[int], None] = lambda round_: None
         self.between: Callable[[Fragment], None] = lambda fragment: None
         """Called after each fragment that was asked for."""
@@ -102,7 +104,7 @@ class Sealing:
         self.shelf = SnapshotShelf(chunks, of.plan().snapshot_bytes)
         self.shelf.restore([Claim(0, 0, GENESIS.chain, snapshots.store(merger.phi, chunks))])
         records = SimpleNamespace(add_snapshot=lambda claim, ids, keep: self.covered.append(sorted(ids)))
-        core = SimpleNamespace(layout=of.plan())
+        core = SimpleNamespace(layout=of.plan(), ledger=Ledger())
         self.archive = Archive(core, self, chunks, records, self.shelf, self.told.append)  # type: ignore[arg-type]
 
     async def settled(self, round_: int) -> None:

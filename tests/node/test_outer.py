@@ -356,6 +356,26 @@ def test_whoever_puts_sound_parameters_back_can_publish_again(rng: np.random.Gen
     assert np.abs(sent).max() > 0 and np.isfinite(flat(loop)).all()
 
 
+def test_a_window_that_diverged_leaves_no_trace(rng: np.random.Generator) -> None:
+    """Nothing of it is published, neither then nor with the sound parameters that a script puts back."""
+    layers = {name: nn.Linear(200, 200, bias=False) for name in ("first", "second")}
+    model, calm = nn.ModuleDict(layers), nn.ModuleDict(copy.deepcopy(layers))
+    manifest = manifest_for(model, codec="int8")
+    loop, undisturbed = loop_for(model, manifest), loop_for(calm, manifest)
+    sound = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        model["first"].weight.add_(20.0)
+        model["second"].weight[3, 3] = float("nan")
+    loop.step(100, 2.0)
+    with pytest.raises(DivergedError, match=r"second\.weight"):
+        publish(loop, manifest, 1)
+    model.load_state_dict(sound)
+    for one in (loop, undisturbed):
+        train(one, np.random.default_rng(3))
+    assert np.array_equal(publish(loop, manifest, 1)[0], publish(undisturbed, manifest, 1)[0])
+    assert np.array_equal(flat(loop), flat(undisturbed))
+
+
 def test_tied_weights_are_one_and_frozen_ones_none(rng: np.random.Generator) -> None:
     model = Net(tied=True, frozen=True)
     manifest = manifest_for(model)

@@ -88,6 +88,32 @@ def test_records_are_folded_in_and_those_without_a_payload_left_out(
     store.close()
 
 
+def test_rounds_that_one_author_trained_alone_are_in_the_model_if_they_were_merged(
+    home: Home, made: tuple[Manifest, Ints], rng: np.random.Generator
+) -> None:
+    """Two of three left early. The records alone look as if the third had signed ahead of them."""
+    manifest, phi = made
+    store = RecordStore(home.ledger_path, manifest.swarm_id)
+    chunks = ChunkStore(home.chunks_path)
+    layout = manifest.plan()
+    after: dict[int, Ints] = {}
+    for round_, authors in ((1, 3), (2, 1), (3, 1), (4, 1)):
+        counted = []
+        for author in range(authors):
+            delta, payload = random_delta(rng, identity(author), round_, of=manifest)
+            store.add([delta], durable=False)
+            for blob, piece in zip(delta.body.chunks, split_payload(payload), strict=True):
+                chunks.put(blob, piece)
+            counted.append(contribution(delta, payload, layout))
+        phi = after[round_] = phi - merge_round(counted, layout.of_round(round_), manifest.outer)
+    assert np.array_equal(replay(home)[1].phi, after[2]), "nobody knows yet that the swarm got further"
+    store.note_reach(4)
+    assert np.array_equal(replay(home)[1].phi, after[4])
+    store._db.execute("DROP TABLE reach")  # a folder of the release before
+    assert np.array_equal(replay(home)[1].phi, after[2])
+    store.close()
+
+
 def test_a_folder_without_a_node_or_a_model_is_one_clear_line(
     made: tuple[Manifest, Ints], tmp_path: Path
 ) -> None:

@@ -99,6 +99,17 @@ class Net:
         self.now += seconds
 
 
+def test_what_nobody_holds_is_not_on_its_way():
+    net = Net(links={1: True})
+    net.want(1, 0)
+    assert not net.fetcher.wants.are_held
+    net.fetcher.hint(1, _key(1))
+    assert net.fetcher.wants.are_held
+    net.plan()
+    net.arrive(_blob(0))
+    assert not net.fetcher.wants.are_held
+
+
 def test_bounds_are_kept_and_used():
     net = Net(links=dict.fromkeys(range(1, 7), True))
     net.want(1, *range(100))
