@@ -18,7 +18,7 @@ class Activity:
     at: tuple[int, int] = (0, 0)
     """Its inner steps, and its round."""
     stride_s: float = 0.0
-    """How long it took the last time."""
+    """How long it took the last time, 0 before it has moved."""
 
     def note(self, inner_steps: int, round_: int, now: float) -> None:
         """Take in how far it says it is."""
@@ -26,6 +26,11 @@ class Activity:
             self.at = inner_steps, round_
             self.stride_s = min(now - self.moved, limits.STRIDE_MAX_S)
             self.moved = now
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether it has, since it was first heard of."""
+        return self.stride_s > 0.0
 
     def is_idle(self, now: float) -> bool:
         """Whether it seems not to train."""

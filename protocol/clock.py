@@ -1,5 +1,7 @@
 """The swarm's round clock as one node reads it, and which rounds it takes for possible by now."""
 
+from collections.abc import Iterator
+
 from gossamer.protocol import limits
 from gossamer.protocol.activity import Activity
 from gossamer.protocol.admission import Charter, Role
@@ -31,7 +33,7 @@ class SwarmClock:
         self._roster = roster
         self._ledger = ledger
         self._author = author
-        self._activity = Activity(0.0)
+        self._activity: Activity | None = None
         self._inner_steps = 0
         self._trains = trains
         self._unix_time = unix_time
@@ -64,7 +66,8 @@ class SwarmClock:
         """
         rounds = self._rounds_of_others(now)
         said = [round_ for round_ in rounds if round_ > 0]
-        if not said or self._has_a_say(now):
+        has_a_say = self._author.published_round > 0 and not self._own(now).is_idle(now)
+        if not said or has_a_say:
             said += [self._author.last_round] if self._author.last_round else []
         if said and not self.allows(max(said), now):
             said = [round_ for round_ in said if self.allows(round_, now)]
@@ -72,17 +75,32 @@ class SwarmClock:
             return self._ledger.reached
         return max(self._ledger.floor, round_clock(said, members=len(rounds) + self._trains))
 
+    def somebody_trains(self, now: float) -> bool:
+        """Whether a live member, or we, went on while we looked, and not long ago."""
+        return any(one.has_moved and not one.is_idle(now) for one in self._activities(now))
+
+    def rests(self, now: float) -> bool:
+        """Whether nobody trains any more, so that the clock will stay where it is."""
+        return all(one.is_idle(now) for one in self._activities(now))
+
     def progress(self, inner_steps: int, now: float) -> None:
         """Our own trainer has told how far it is."""
         self._inner_steps = inner_steps
-        self._activity.note(inner_steps, self._author.published_round, now)
+        self._own(now).note(inner_steps, self._author.published_round, now)
 
     def published(self, now: float) -> None:
         """A delta of ours is out."""
-        self._activity.note(self._inner_steps, self._author.published_round, now)
+        self._own(now).note(self._inner_steps, self._author.published_round, now)
 
-    def _has_a_say(self, now: float) -> bool:
-        return self._author.published_round > 0 and not self._activity.is_idle(now)
+    def _own(self, now: float) -> Activity:
+        if self._activity is None:
+            self._activity = Activity(now)
+        return self._activity
+
+    def _activities(self, now: float) -> Iterator[Activity]:
+        yield self._own(now)
+        for member in self._roster.live():
+            yield member.activity
 
     def _rounds_of_others(self, now: float) -> list[int]:
         """The latest round of every live member that may train, 0 for one that has no say."""

@@ -164,9 +164,6 @@ STRIDE_MAX_S = 200.0
 """Whose rows tell of no inner step for so many times what the last one took is taken for idle: not before
 three heartbeats, and after ten minutes at the latest."""
 
-REST_S = 10.0
-"""Nobody trains if no member has told of an inner step for so long: that is two heartbeats."""
-
 RECOVERY_TRUST_S = 30.0
 """Whom a row cleared of a suspicion, others are asked about: but not twice within this time, in which silence
 is sign enough."""

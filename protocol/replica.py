@@ -170,10 +170,14 @@ class Replica:
         return max(self.clock + 1, self.ledger.horizon)
 
     @property
-    def inner_steps(self) -> dict[bytes, int]:
-        """How many inner steps every live member says it has done, ourselves among them, by node id."""
-        others = {member.peer.node_id: member.peer.body.inner_steps for member in self.roster.live()}
-        return {**others, self.identity.node_id: self.own_row.inner_steps}
+    def somebody_trains(self) -> bool:
+        """Whether a live member, or we, went on lately, so that the swarm will get further."""
+        return self._clock.somebody_trains(self._now)
+
+    @property
+    def rests(self) -> bool:
+        """Whether nobody trains any more: the swarm is then as far as it gets."""
+        return self._clock.rests(self._now)
 
     @property
     def caught_up(self) -> bool:

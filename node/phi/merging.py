@@ -24,7 +24,6 @@ from gossamer.protocol.identity import short
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
-from gossamer.protocol.rest import Rest
 
 GATHER_S = 0.02
 """Arrivals within this time of each other are merged together."""
@@ -75,8 +74,6 @@ class Merging:
         self._pace: deque[float] = deque(maxlen=PACE_ROUNDS)
         """Seconds that the swarm's last rounds took."""
         self._clock, self._clock_moved_at = 0, 0.0
-        self._rest: Rest | None = None
-        """Watched while rounds lie beyond those that the swarm can have reached."""
         self.reach = 0
         """The newest round merged, by an earlier run maybe."""
         self._unoffered: set[int] = set()
@@ -172,7 +169,6 @@ class Merging:
             self._note_new_trainer()
             self._note_pace()
             self._forget_closed()
-            self._look_beyond()
             for round_ in self._reached():
                 if self._is_due(round_):
                     await self._merge(round_)
@@ -195,7 +191,7 @@ class Merging:
         """We may train once all that the swarm had, when we first had seen all of it, is merged."""
         if self.ready or not (self._core.caught_up and self._core.sealing.joined):
             return
-        if self._rest is not None and not self._rest.somebody_trains:
+        if max(self._dirty, default=0) > self._horizon and not self._core.somebody_trains:
             return  # what lies beyond may be all that there is of others' work
         reached = self._reached()
         if self._catch_up_to is None:
@@ -207,8 +203,7 @@ class Merging:
         """The rounds to merge, in order: none that the swarm cannot have reached, unless it rests, or that is
         held back."""
         clock, now = self._core.clock, time.monotonic()
-        rests = self._rest is not None and self._rest.lasts(now)
-        horizon = inf if rests else self._horizon
+        horizon = inf if self._core.caught_up and self._core.rests else self._horizon
         return [
             round_
             for round_ in sorted(self._dirty)
@@ -219,14 +214,6 @@ class Merging:
     def _horizon(self) -> int:
         """The newest round that the swarm can have reached. What it had once reached, it has."""
         return max(self._core.horizon, self.reach)
-
-    def _look_beyond(self) -> None:
-        """Watch whether the swarm goes on, while there are rounds beyond what it can have reached."""
-        if max(self._dirty, default=0) <= self._horizon:
-            self._rest = None
-        elif self._core.caught_up:
-            self._rest = self._rest or Rest()
-            self._rest.look(self._core.inner_steps, self._core.clock, time.monotonic())
 
     def _note_pace(self) -> None:
         """The swarm has gone on: note how long that took. What it had reached when we came tells nothing."""

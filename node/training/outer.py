@@ -99,18 +99,27 @@ class OuterLoop:
     def publish(self, index: int, round_: int, out: memoryview) -> tuple[int, Window]:
         """Close a fragment's window: write its payload to `out`; returns its length and the window.
 
-        Raises DivergedError if training left what fixed point can hold, and then nothing has changed: a
-        script may put sound parameters back, and what it publishes next is their progress.
+        Raises DivergedError if training left what fixed point can hold. Where a parameter is not finite, or far
+        out of range, nothing has changed then: a script may put sound ones back, and what it publishes next
+        is their progress.
         """
         state = self.fragments[index]
         writer = PayloadWriter(self._outer.codec, state.fragment, out)
         rows = [part.values() for part in state.parts]
-        largest = max(self._largest(state, part, row) for part, row in zip(state.parts, rows, strict=True))
+        for part, values in zip(state.parts, rows, strict=True):
+            if not _magnitude(values) * ONE < 2 * VALUE_LIMIT:
+                raise _diverged(state, part, values.double() * ONE)
+        largest = 0.0
         for part, values in zip(state.parts, rows, strict=True):
             section, room = part.section(writer), self._room(part)
             for piece in part.pieces:
                 step = self._outer_step(values[piece.span], piece, room)
-                self._send(values[piece.span], piece, step, section, room)
+                magnitude = _magnitude(step)
+                if not magnitude < VALUE_LIMIT:
+                    _forget(state.momentum)
+                    raise _diverged(state, part, step)
+                largest = max(largest, magnitude)
+                self._send(values[piece.span], piece, section, room)
             part.write_back(values)
         length = writer.finish()
         closed = state.window
@@ -120,24 +129,15 @@ class OuterLoop:
         closed.base = min(closed.base, round_ - len(self.fragments))
         return length, closed
 
-    def _largest(self, state: FragmentState, part: Part, values: Tensor) -> float:
-        """The greatest magnitude in a part's step, in units of fixed point. Raises DivergedError."""
-        mu, lr, room = self._outer.momentum, self._outer.learning_rate, self._room(part)
-        largest = 0.0
-        for piece in part.pieces:
-            step = _progress(values[piece.span], piece.ref, room)
-            if mu:
-                step.mul_(1 + mu).add_(piece.momentum, alpha=mu * mu)
-            magnitude = lr * ONE * _magnitude(step)
-            if not magnitude < VALUE_LIMIT:
-                raise _diverged(state, part, step.mul_(lr * ONE))
-            largest = max(largest, magnitude)
-        return largest
-
     def _outer_step(self, theta: Tensor, piece: Piece, room: Scratch) -> Tensor:
         """A piece's step, in units of fixed point."""
-        mu, lr, momentum = self._outer.momentum, self._outer.learning_rate, piece.momentum
-        step = _progress(theta, piece.ref, room)
+        ref, momentum, step = piece.ref, piece.momentum, room.first(piece.ref.numel()).step
+        mu, lr = self._outer.momentum, self._outer.learning_rate
+        if theta.dtype == torch.float32:
+            torch.sub(ref, theta, out=step)
+        else:
+            # What bf16 cannot hold of `ref` is not progress: `theta` began at the image that it can.
+            step.copy_(ref.to(theta.dtype)).sub_(theta.float())
         if mu:
             torch.add(step, momentum, alpha=mu, out=momentum)
             torch.hardshrink(momentum, FADED, out=momentum)
@@ -145,11 +145,11 @@ class OuterLoop:
         return step.mul_(lr * ONE).round_()
 
     def _send(
-        self, theta: Tensor, piece: Piece, step: Tensor, section: SectionWriter | BucketWriter, room: Scratch
+        self, theta: Tensor, piece: Piece, section: SectionWriter | BucketWriter, room: Scratch
     ) -> None:
         """Encode a piece's step, and go on from where all others will see it."""
         _, ref, residual, _ = piece
-        sent = room.first(ref.numel()).sent
+        step, sent = room.first(ref.numel())
         if self._outer.ef_decay != 1.0:
             residual.copy_(residual.double().mul_(self._outer.ef_decay).round_())
         residual.add_(sent.copy_(step)).clamp_(1 - VALUE_LIMIT, VALUE_LIMIT - 1)
@@ -184,13 +184,10 @@ def _first_bases(fragments: int) -> list[int]:
     return [index - fragments if index else 0 for index in range(fragments)]
 
 
-def _progress(theta: Tensor, ref: Tensor, room: Scratch) -> Tensor:
-    """How far training has come since, reference less parameters: float32, in `room`."""
-    step = room.first(ref.numel()).step
-    if theta.dtype == torch.float32:
-        return torch.sub(ref, theta, out=step)
-    # What bf16 cannot hold of `ref` is not progress: `theta` began at the image that it can.
-    return step.copy_(ref.to(theta.dtype)).sub_(theta.float())
+def _forget(momentum: list[Tensor]) -> None:
+    """What is not finite would stay so: a script that puts sound parameters back could not publish again."""
+    for tensor in momentum:
+        tensor.zero_()
 
 
 def _take_over(phi: Tensor, theta: Tensor, ref: Tensor, room: Scratch, keep_progress: bool) -> None:

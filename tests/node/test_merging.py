@@ -15,7 +15,6 @@ from gossamer.node.phi import merging as merging_module
 from gossamer.node.phi.merger import MergedState
 from gossamer.node.phi.merging import Merging
 from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.protocol import rest as rest_module
 from gossamer.protocol.conduct import ROUNDS_MIN
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.fixedpoint import Ints
@@ -68,7 +67,8 @@ class Setup:
             identity=identity(99),
             clock=10**9,
             horizon=10**9,
-            inner_steps={},
+            somebody_trains=True,
+            rests=False,
             fetcher=SimpleNamespace(wants=SimpleNamespace(are_held=False)),
         )
         self.merging = Merging(self.core, self.port, self.lost.append)  # type: ignore[arg-type]
@@ -306,24 +306,22 @@ async def test_a_round_that_the_swarm_cannot_have_reached_waits(setup: Setup) ->
     assert setup.merged == [5, 6]
 
 
-async def test_what_a_resting_swarm_cannot_reach_is_merged(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_a_resting_swarm_cannot_reach_is_merged(setup: Setup) -> None:
     """Two of three were away for long, and nobody trains any more: what the third did meanwhile counts."""
-    monkeypatch.setattr(rest_module, "REST_S", 0.6)
     await setup.merging.begin(setup.merger)
     setup.core.clock, setup.core.horizon = 4, 5
-    setup.core.inner_steps = {b"a": 700, b"b": 40}
+    setup.core.somebody_trains = False  # as far as is known yet
     _arrive(setup, _delta(1, 5, 1000), _delta(1, 9, 1000), _delta(1, 10, 1000))
     await until(lambda: setup.merged == [5])
     assert not setup.merging.ready, "who starts may have to begin where these end"
-    setup.core.inner_steps = {b"a": 700, b"b": 41}
+    setup.core.somebody_trains = True
     await until(lambda: setup.merging.ready)
     assert setup.merged == [5], "somebody trains, and will get there"
     assert setup.merging.unmerged == 2, "who ends with the swarm's model waits for these"
+    setup.core.somebody_trains, setup.core.rests = False, True
     await until(lambda: setup.merged == [5, 9, 10])
     assert not setup.merging.unmerged and setup.merging.reach == 10
-    setup.core.inner_steps = {b"a": 701, b"b": 42}
+    setup.core.rests = False
     _arrive(setup, _delta(2, 9, 1000))
     await until(lambda: setup.merged == [5, 9, 10, 9])
 
@@ -341,7 +339,6 @@ async def test_payloads_on_their_way_are_not_merged_yet(setup: Setup) -> None:
 
 async def test_what_was_merged_before_a_restart_is_merged_again(setup: Setup) -> None:
     setup.core.clock, setup.core.horizon = 4, 5
-    setup.core.inner_steps = {b"a": 700}
     await setup.merging.begin(setup.merger, reach=9)
     _arrive(setup, *(_delta(1, round_, 1000) for round_ in (5, 9, 10)))
     await until(lambda: setup.merged == [5, 9])
