@@ -136,8 +136,7 @@ class Peer(Standing):
         Raises:
             ConfigError: model, manifest, folder or addresses do not fit (the message says which, and how), or
                 this is torch.inference_mode().
-            UnreachableError: what answers at `join` is no node, or not the one that is named (who does not answer
-                yet is waited for); or the daemon keeps ending before it listens.
+            UnreachableError: nobody answers at `join`, or the daemon keeps ending before it listens.
             StorageError: the folder cannot be used.
             SystemExit: the node was told to stop before it had the model.
         """

@@ -23,7 +23,6 @@ from gossamer.node.entering import (
     enter_swarm,
     given_invitation,
     new_home,
-    once_somebody_is_there,
     read_manifest,
 )
 from gossamer.node.ipc.daemon_link import CONNECT_TIMEOUT_S, DaemonLink
@@ -123,13 +122,9 @@ def _entered(options: AttachOptions) -> tuple[Home, tuple[str, ...]]:
     """The node's folder, with its manifest in it, and whom it joins. Raises LocalError."""
     invitation = given_invitation(options["invite"])
     joins = checked_join(options["join"] or (invitation.contacts if invitation else ()))
-
-    def enter() -> Home:
-        # In a thread of its own, for a notebook's thread runs an event loop already.
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(_enter, joins, invitation, options).result()
-
-    return once_somebody_is_there(enter), joins
+    # In a thread of its own, for a notebook's thread runs an event loop already.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_enter, joins, invitation, options).result(), joins
 
 
 def _enter(joins: tuple[str, ...], invitation: Invitation | None, options: AttachOptions) -> Home:
