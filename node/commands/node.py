@@ -1,7 +1,8 @@
 """`gossamer node` and `gossamer id`: being a node."""
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,10 +24,19 @@ from gossamer.node.commands.flags import (
 )
 from gossamer.node.config import option_values
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gossamer.node.storage.home import Home
+
 
 def node(
     join: Join = None,
     invite: Invite = None,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="If no node to join answers, ask again until one does, and not end."),
+    ] = False,
     observe: Annotated[
         bool, typer.Option("--observe", help="Do not train: hold a replica and serve it to others.")
     ] = False,
@@ -109,14 +119,15 @@ def node(
     addresses = checked_join(join)
     trusted = checked_trust(trust)
     invitation = given_invitation(invite)
+    enter: Callable[[], Home]
     if invitation is not None:
         addresses = addresses or checked_join(list(invitation.contacts))
         observe = observe or invitation.grant.role is Role.OBSERVE
-        home = once_somebody_is_there(
-            lambda: enter_invited(invitation, addresses, folder, plaintext, swarm_id=swarm_id)
-        )
+        enter = partial(enter_invited, invitation, addresses, folder, plaintext, swarm_id=swarm_id)
     else:
-        home = once_somebody_is_there(lambda: enter_swarm(addresses, folder, swarm_id, plaintext))
+        enter = partial(enter_swarm, addresses, folder, swarm_id, plaintext)
+    home = once_somebody_is_there(enter) if wait else enter()
+    if invitation is None:
         kept = home.invitation()
         observe = observe or (kept is not None and kept.grant.role is Role.OBSERVE)
     if task is not None:

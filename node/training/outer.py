@@ -99,9 +99,9 @@ class OuterLoop:
     def publish(self, index: int, round_: int, out: memoryview) -> tuple[int, Window]:
         """Close a fragment's window: write its payload to `out`; returns its length and the window.
 
-        Raises DivergedError if training left what fixed point can hold. Where a parameter is not finite, or far
-        out of range, nothing has changed then: a script may put sound ones back, and what it publishes next
-        is their progress.
+        Raises DivergedError if training left what fixed point can hold. Where a parameter is not finite or
+        far out of range, nothing has changed then: a script may put sound ones back, and what it publishes
+        next is their progress.
         """
         state = self.fragments[index]
         writer = PayloadWriter(self._outer.codec, state.fragment, out)
