@@ -201,8 +201,8 @@ class Interrupt:
         if name == {module!r}:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupt())
-if {ignored}:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+# As on a terminal: whoever runs the tests in the background of a shell has them ignore it.
+signal.signal(signal.SIGINT, signal.SIG_IGN if {ignored} else signal.default_int_handler)
 from gossamer.bootstrap.entry import main
 main()
 """

@@ -35,7 +35,7 @@ def test_all_records_reach_all_through_loss_duplicates_and_disorder(seed, count)
     world = swarm(seed, count, STORM, BRISK)
     for node in world.running():
         world.train(node, world.rng.uniform(0.2, 1.0), world.now + 20.0)
-    world.run(20.0)
+    world.run(21.0)  # what is published last is stored by then
     world.run(400.0, world.agree)  # a lost Ask costs the time-out of a fetch
     assert world.agree()
     check(world)
