@@ -171,9 +171,8 @@ class Gossip:
         if not differing and message.whole:
             self.synced_once = True
             return [Send(link, Compare(0, ()))]
-        if (
-            not differing
-        ):  # what did when this was sent has come since; who has just started asks for the rest
+        if not differing:
+            # What did when this was sent has come since; who has just started asks for the rest.
             return [] if self.synced_once else self.open_exchange(link, above)
         ordered = sorted(set(differing))
         if message.level == 0:

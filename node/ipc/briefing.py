@@ -59,7 +59,9 @@ class Briefing:
 
     def tell_clock(self) -> None:
         """Tell the trainer how far the swarm is, if that has changed."""
+        if not self._port.attached:  # asked after every event: while a node joins, of many
+            return
         told = (self._core.clock, self._merging.tokens, len(self._links), self._merging.unmerged)
-        if self._port.attached and told != self._clock_sent:
+        if told != self._clock_sent:
             self._clock_sent = told
             self._port.send(control.Clock(*told))
