@@ -14,6 +14,9 @@ WORKERS     ?= auto
 TARGETS     ?=
 PACKAGES    := gossamer.protocol gossamer.node gossamer.models gossamer.bootstrap
 
+# A swarm starts many processes and the tests some hundred: none has to compile what another one did.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help venv swarm test test-slow lint fmt type sim fuzz fuzz-guided bench clean distclean
 .DELETE_ON_ERROR:
