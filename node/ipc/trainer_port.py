@@ -21,6 +21,8 @@ from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
 
 BUFFER_BYTES_MAX = 1 << 20
+BACKLOG_BYTES_MAX = 1 << 16
+"""What may wait for a trainer that does not read. asyncio adds up all that waits at every write."""
 ACCEPT_RETRY_S = 1.0
 
 log = logging.getLogger("gossamer.trainer")
@@ -162,7 +164,7 @@ class TrainerPort:
         if writer is None:
             return
         writer.write(control.encode(message))
-        if writer.transport.get_write_buffer_size() > BUFFER_BYTES_MAX:
+        if writer.transport.get_write_buffer_size() > BACKLOG_BYTES_MAX:
             writer.transport.abort()
 
     async def offer(self, fragment: Fragment, phi: Ints, state: MergedState) -> None:

@@ -276,7 +276,7 @@ async def test_control_frames_that_no_node_sends_end_the_link(ends: tuple[End, E
 async def test_chunks_that_are_not_here_are_asked_for_slowly(
     ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(PER_NODE, Resource.MISSES, Allowance(100.0, 3.0))
+    monkeypatch.setitem(PER_NODE, Resource.MISSES, Allowance(5.0, 3.0))
     dialler, listener = ends
     out, _ = await linked(dialler, listener)
     slept: list[float] = []
@@ -290,5 +290,5 @@ async def test_chunks_that_are_not_here_are_asked_for_slowly(
     for _ in range(6):
         with contextlib.suppress(Exception):
             await get_chunk(out, bytes(32), 1)
-    assert len([seconds for seconds in slept if 0 < seconds <= 0.05]) >= 1
+    assert len([seconds for seconds in slept if 0 < seconds <= 0.2]) >= 1
     assert listener.gone == []

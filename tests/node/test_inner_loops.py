@@ -199,7 +199,7 @@ LOOPS = [
     accumulation,
     autocast,
     scaler_that_skips,
-    compiled,
+    pytest.param(compiled, marks=pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0")),
     bfloat16,
     float64,
 ]

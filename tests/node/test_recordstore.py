@@ -108,7 +108,9 @@ def test_what_was_committed_survives_a_process_that_dies(path: Path, deltas: lis
     copy = path.with_name("copy.sqlite")  # the files as they lie when the process is killed
     for suffix in ("", "-wal"):
         Path(f"{copy}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
-    assert len(RecordStore(copy, SMALL.swarm_id).load(LAYOUT)) == len(deltas)
+    found = RecordStore(copy, SMALL.swarm_id)
+    assert len(found.load(LAYOUT)) == len(deltas)
+    found.close()
     store.close()
 
 
