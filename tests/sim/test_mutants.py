@@ -24,6 +24,7 @@ def hunt(name: str) -> str | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_mutant_is_found() -> None:
     with ProcessPoolExecutor(cpu_count(), mp_context=get_context("spawn")) as pool:
