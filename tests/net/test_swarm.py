@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,10 @@ from tests.net.processes import SwarmRun, assert_all_gone, processes_naming, wai
 NUMBER = (int, float)
 
 
+@pytest.mark.timeout(240)
 def test_three_nodes_train_agree_and_leave_nothing_behind(tmp_path: Path) -> None:
-    begun = time.monotonic()
     with SwarmRun(tmp_path, "--every-steps", 6, nodes=3, rounds=5) as run:
-        assert run.process.wait(60) == 0, run.stderr
-        assert time.monotonic() - begun < 60
+        assert run.process.wait(180) == 0, run.stderr
         assert processes_naming(tmp_path) == []
         summary = run.summary()
     assert summary["ok"] is True
