@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,6 +213,30 @@ async def test_it_can_be_called_where_an_event_loop_runs() -> None:
     assert asyncio.get_running_loop().is_running()
     with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1"):
         attach(join=["127.0.0.1:1"])
+
+
+def test_ctrl_c_does_not_wait_for_who_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def ask(*_: object) -> Home:
+        asked.set()
+        answered.wait(20)
+        raise UnreachableError("no answer in time")
+
+    def interrupt() -> None:
+        asked.wait(20)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(starting, "_enter", ask)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=interrupt, daemon=True).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            attach(join=["127.0.0.1:1"])
+        assert "entering" in [thread.name for thread in threading.enumerate()], "it is still waiting"
+    finally:
+        answered.set()
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("as_path", [str, Path, None])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from gossamer.models.task import named_tensors
 from gossamer.node.ipc import control, daemon_link
 from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.peer import Peer
-from gossamer.node.training import checkpointwriter, leader
+from gossamer.node.training import checkpointwriter, leader, outer
 from gossamer.node.training.outer import Ints
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import ONE
@@ -376,6 +378,68 @@ async def test_parameters_that_were_replaced_are_noticed_before_anything_is_publ
             for _ in range(EVERY):
                 setup.step()
         assert setup.daemon.seen == []
+
+
+async def test_what_the_swarm_merged_waits_for_a_model_that_is_put_right(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        await setup.offer(0, version=2)
+        weight = setup.model.weight
+        setup.model.weight = nn.Parameter(weight.detach().clone())
+        with pytest.raises(ConfigError, match="'weight' was moved, resized or replaced"):
+            setup.step()
+        setup.model.weight = weight
+        setup.step()
+        assert setup.peer.version == 2
+        await until(lambda: setup.daemon.port.is_free(0))
+
+
+@contextlib.contextmanager
+def python_hears_ctrl_c() -> Iterator[None]:
+    """As in a script or a notebook; the event loop that runs these tests listens itself."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _interrupted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Ctrl-C is pressed when the function has begun."""
+
+    def interrupted(*arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return function(*arguments)
+
+    return interrupted
+
+
+async def test_ctrl_c_waits_until_phi_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook goes on with the next cell, and with the same peer."""
+    async with begun(tmp_path) as setup:
+        await until(lambda: setup.daemon.port.is_free(0))
+        newer = setup.phi + (1 << 20)
+        await setup.daemon.offer(0, newer, merged=1, own=0, version=2)
+        await until(lambda: setup.link._offers)
+        monkeypatch.setattr(outer, "_take_over", _interrupted(outer._take_over))
+        with python_hears_ctrl_c(), pytest.raises(KeyboardInterrupt):
+            setup.step()
+        assert np.allclose(setup.weights(), newer / ONE + 0.001, atol=1e-6)
+        await until(lambda: setup.daemon.port.is_free(0))
+
+
+async def test_ctrl_c_waits_until_a_delta_is_handed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with begun(tmp_path) as setup:
+        publish = setup.link.publish
+        monkeypatch.setattr(setup.link, "publish", _interrupted(publish))
+        with python_hears_ctrl_c():
+            with pytest.raises(KeyboardInterrupt):
+                for _ in range(EVERY):
+                    setup.step()
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        await until(lambda: 1 in setup.daemon.signed)
+        assert not setup.peer._role.is_stepping, "so that leaving publishes the next window"
 
 
 async def test_a_step_that_publishes_leaves_what_was_merged_of_other_fragments_for_the_next(
