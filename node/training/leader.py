@@ -139,8 +139,10 @@ class Leader(Role):
         self._link.send(report)
 
     def close(self) -> None:
-        self._checkpoint.close()
-        super().close()
+        try:
+            self._checkpoint.close()
+        finally:
+            super().close()
 
     # -- agreeing with the other ranks
 

@@ -314,6 +314,29 @@ async def test_what_a_script_that_never_left_publishes_at_its_end(
         assert setup.daemon.seen == ([] if isinstance(error, RuntimeError) else [1]), "only the first counts"
 
 
+async def test_leaving_stops_the_daemon_beside_also_where_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another Ctrl-C. In a notebook the folder would be in use until its kernel ends."""
+    stopped: list[int] = []
+
+    class DaemonBeside:
+        must_stop = False
+
+        def stop(self) -> None:
+            stopped.append(1)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    async with begun(tmp_path) as setup:
+        setup.peer._role.beside = DaemonBeside()  # type: ignore[assignment]
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(setup.link, "close", interrupted)
+            setup.peer.leave()
+        assert stopped == [1]
+
+
 async def test_who_has_left_or_was_forked_off_trains_no_more(tmp_path: Path) -> None:
     async with begun(tmp_path) as setup:
         setup.peer._pid += 1
