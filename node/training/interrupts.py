@@ -1,7 +1,7 @@
 """Ctrl-C that waits until what is under way is whole.
 
-Whoever interrupts a cell of a notebook goes on with the next one. Of a delta that is half made, or of a Phi that
-is half taken over, the other half would be lost, or be published as progress.
+Whoever interrupts a cell of a notebook goes on with the next one. Of a delta that is half made, or of a Phi
+that is half taken over, the other half would be lost, or be published as progress.
 """
 
 import signal
