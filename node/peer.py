@@ -320,8 +320,11 @@ class Peer(Standing):
         self._end(in_order=False)
 
     def leave_at_exit(self) -> None:
-        """The process ends and nobody has left: do what the `with` would, for what has ended it."""
-        error = getattr(sys, "last_value", None)
+        """The process ends and nobody has left: do what the `with` would, for what has ended it.
+
+        A session that is typed, as a notebook is, ends with whatever error it showed last, hours ago perhaps.
+        """
+        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
         self.__exit__(type(error) if error else None, error, None)
 
     def close(self) -> None:

@@ -314,6 +314,17 @@ async def test_what_a_script_that_never_left_publishes_at_its_end(
         assert setup.daemon.seen == ([] if isinstance(error, RuntimeError) else [1]), "only the first counts"
 
 
+async def test_an_error_in_a_notebook_is_not_what_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.last_value", NameError("mistyped, before lunch"), raising=False)
+    monkeypatch.setattr("sys.ps1", "In : ", raising=False)
+    async with begun(tmp_path) as setup:
+        assert setup.step() is None
+        await asyncio.to_thread(setup.peer.leave_at_exit)
+        assert setup.daemon.seen == [1]
+
+
 async def test_leaving_stops_the_daemon_beside_also_where_it_is_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
