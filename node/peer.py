@@ -50,7 +50,8 @@ class Peer(Standing):
         self.folder: Path | None = None
         """An attached peer's node's folder; its first rank knows."""
         self._callbacks: list[Callable[[Peer], object]] = []
-        self._reporter = Reporter(str(next(model.parameters()).device))
+        _, first = named_tensors(model, frozen=True)[0]
+        self._reporter = Reporter(str(first.device))
         self._stepping = Lock()
         self._told_to_stop = False
         self._left = False

@@ -100,6 +100,18 @@ async def test_it_begins_with_the_swarms_model(tmp_path: Path) -> None:
         await until(lambda: setup.daemon.port.is_free(0))
 
 
+async def test_a_model_may_hand_its_parameters_out_as_it_likes(tmp_path: Path) -> None:
+    class Listed(nn.Linear):
+        def parameters(self, recurse: bool = True) -> Any:
+            return list(super().parameters(recurse))
+
+    model = Listed(3, 2)
+    manifest = manifest_for(model)
+    async with daemon_at(tmp_path, manifest) as daemon, link_to(daemon) as link:
+        peer = leading(model, [torch.optim.SGD(model.parameters())], manifest, link, tmp_path / "c")
+        await asyncio.to_thread(peer.close)
+
+
 async def test_it_stops_instead_of_beginning_when_the_node_stops(tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
     manifest = manifest_for(model)
