@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Self, SupportsFloat, SupportsInt
+from typing import NoReturn, Self, SupportsFloat, SupportsInt
 
 import torch
 from torch import Tensor, nn
@@ -332,6 +332,13 @@ class Peer(Standing):
         """Disconnect from the daemon; an attached peer's daemon stops. In a forked process, nothing."""
         if os.getpid() == self._pid:
             self._role.close()
+
+    def __reduce__(self) -> NoReturn:
+        """Raise TypeError: no copy could be the same node, in this process or another."""
+        raise TypeError(
+            "a Peer can be neither copied nor pickled: keep it out of what is, such as a model that you copy,"
+            " or the dataset of a worker that is spawned"
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -109,6 +110,7 @@ async def test_a_model_may_hand_its_parameters_out_as_it_likes(tmp_path: Path) -
     manifest = manifest_for(model)
     async with daemon_at(tmp_path, manifest) as daemon, link_to(daemon) as link:
         peer = leading(model, [torch.optim.SGD(model.parameters())], manifest, link, tmp_path / "c")
+        assert not peer.should_stop
         await asyncio.to_thread(peer.close)
 
 
@@ -376,6 +378,13 @@ async def test_who_has_left_or_was_forked_off_trains_no_more(tmp_path: Path) -> 
             with pytest.raises(RuntimeError, match="has left its swarm: attach again"):
                 use()
         assert setup.peer.metrics()["steps"] == EVERY
+
+
+async def test_it_cannot_be_copied_along_with_a_model_that_holds_it(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        setup.model.peer = setup.peer
+        with pytest.raises(TypeError, match="a Peer can be neither copied nor pickled"):
+            copy.deepcopy(setup.model)
 
 
 async def test_a_step_within_a_step_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
