@@ -51,7 +51,7 @@ def given_invitation(text: str | None) -> Invitation | None:
     """An invitation given as its text, or as a file that holds it. Raises ConfigError."""
     if text is None:
         return None
-    if not text.startswith(PREFIX):
+    if PREFIX not in text:
         try:
             with open(text, encoding="utf-8-sig") as file:
                 text = file.read(INVITATION_BYTES_MAX)
