@@ -55,7 +55,7 @@ def test_what_answers_is_no_node(banner: bytes, plaintext: bool, why: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("banner", "why"), [(b"SSH-2.0-OpenSSH_9.6\r\n", "does not speak TLS"), (b"", "the connection was closed")]
+    ("banner", "why"), [(b"SSH-2.0-OpenSSH\r\n", "does not speak TLS"), (b"", "the connection was closed")]
 )
 async def test_what_answers_is_not_the_node_that_was_named(banner: bytes, why: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
