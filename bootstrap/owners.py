@@ -21,7 +21,7 @@ from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import Invitation
-from gossamer.protocol.limits import REASON_BYTES_MAX
+from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX, REASON_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
 
 SUFFIX = ".owner"
@@ -77,7 +77,12 @@ def owner_of(manifest: Manifest, manifest_path: Path, key_path: Path | None) -> 
 def invite(
     owner: Identity, swarm_id: bytes, node_id: bytes, *, role: Role, days: float, contacts: tuple[str, ...]
 ) -> Invitation:
-    """Sign a grant that lasts so many days, 0 for ever, and pack it with where to join."""
+    """Sign a grant that lasts so many days, 0 for ever, and pack it with where to join.
+
+    Raises ConfigError for more addresses than an invitation holds.
+    """
+    if len(contacts) > ADDRESSES_PER_PEER_MAX:
+        raise ConfigError(f"an invitation holds {ADDRESSES_PER_PEER_MAX} addresses, and not {len(contacts)}")
     now = int(time.time())
     body = grant_body(node_id, role, now, now + int(days * DAY_S) if days else 0)
     grant: Grant = parse_grant(seal(owner, Kind.GRANT, swarm_id, body))

@@ -179,7 +179,8 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # from torch.compile
+        # From torch.compile. Not by getattr: many a model hands that on to a part, which may be compiled.
+        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
             model = inner
         else:
             return model

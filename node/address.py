@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 
 from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.limits import TEXT_BYTES_MAX
 
 _NAME = re.compile(r"(?!.{254})[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 _V6 = re.compile(r"[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]{1,32})?")  # ipaddress takes any text for a scope
@@ -115,6 +116,12 @@ def check_swarm_id(text: str) -> None:
     """Raise ConfigError for what no swarm id begins with. A shell's unset variable would fit every swarm."""
     if not _SWARM_ID.fullmatch(text.lower()):
         raise ConfigError(f"{text!r} is no swarm id, nor how one begins: that is up to 64 hex digits")
+
+
+def check_node_name(text: str) -> None:
+    """Raise ConfigError for a name that others would not take, or that a terminal might obey."""
+    if not text.isprintable() or len(text.encode(errors="replace")) > TEXT_BYTES_MAX:
+        raise ConfigError(f"a name is printable text of at most {TEXT_BYTES_MAX} bytes")
 
 
 def parse_contact(text: str) -> Contact:

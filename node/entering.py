@@ -16,7 +16,7 @@ from gossamer.node.phi.restore import has_model
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError, NobodyThereError, NotAnsweredError
 from gossamer.protocol.invitation import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
-from gossamer.protocol.limits import MANIFEST_BYTES_MAX
+from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX, MANIFEST_BYTES_MAX
 from gossamer.protocol.manifest import Manifest, from_toml
 
 ASK_AGAIN_S = 5.0
@@ -41,9 +41,12 @@ def checked_trust(trust: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def checked_advertise(advertise: Sequence[str] | None) -> tuple[str, ...]:
-    """Addresses to be dialled at. Raises ConfigError for one that is none."""
+    """Addresses to be dialled at. Raises ConfigError for one that is none, and for more than others take."""
     for address in advertise or ():
         parse_address(address)
+    count = len(advertise or ())
+    if count > ADDRESSES_PER_PEER_MAX:
+        raise ConfigError(f"others take {ADDRESSES_PER_PEER_MAX} addresses of a node, and not {count}")
     return tuple(advertise or ())
 
 
@@ -51,7 +54,7 @@ def given_invitation(text: str | None) -> Invitation | None:
     """An invitation given as its text, or as a file that holds it. Raises ConfigError."""
     if text is None:
         return None
-    if not text.startswith(PREFIX):
+    if PREFIX not in text:
         try:
             with open(text, encoding="utf-8-sig") as file:
                 text = file.read(INVITATION_BYTES_MAX)

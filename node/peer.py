@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Self, SupportsFloat, SupportsInt
+from typing import NoReturn, Self, SupportsFloat, SupportsInt
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +50,8 @@ class Peer(Standing):
         self.folder: Path | None = None
         """An attached peer's node's folder; its first rank knows."""
         self._callbacks: list[Callable[[Peer], object]] = []
-        self._reporter = Reporter(str(next(model.parameters()).device))
+        _, first = named_tensors(model, frozen=True)[0]
+        self._reporter = Reporter(str(first.device))
         self._stepping = Lock()
         self._told_to_stop = False
         self._left = False
@@ -320,14 +321,24 @@ class Peer(Standing):
         self._end(in_order=False)
 
     def leave_at_exit(self) -> None:
-        """The process ends and nobody has left: do what the `with` would, for what has ended it."""
-        error = getattr(sys, "last_value", None)
+        """The process ends and nobody has left: do what the `with` would, for what has ended it.
+
+        A session that is typed, as a notebook is, ends with whatever error it showed last, hours ago perhaps.
+        """
+        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
         self.__exit__(type(error) if error else None, error, None)
 
     def close(self) -> None:
         """Disconnect from the daemon; an attached peer's daemon stops. In a forked process, nothing."""
         if os.getpid() == self._pid:
             self._role.close()
+
+    def __reduce__(self) -> NoReturn:
+        """Raise TypeError: no copy could be the same node, in this process or another."""
+        raise TypeError(
+            "a Peer can be neither copied nor pickled: keep it out of what is, such as a model that you copy,"
+            " or the dataset of a worker that is spawned"
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -172,7 +172,7 @@ def find_file(ctx: typer.Context, given: dict[str, Any]) -> node_file.NodeFile |
     if path is None:
         folder = _given_folder(ctx, given)
         path = folder / node_file.FILE_NAME if folder is not None else None
-        if path is None or not path.is_file():
+        if path is None or not os.path.isfile(path):  # also where the folder is somebody else's
             return None
     file = node_file.read(path)
     file.check_sections(sections(ctx))

@@ -11,11 +11,10 @@ from typing import Any, TypedDict
 
 import typer
 
-from gossamer.node.address import check_swarm_id, parse_address, parse_contact
+from gossamer.node.address import check_node_name, check_swarm_id, parse_address, parse_contact
 from gossamer.node.options import ADMIN_OFF
 from gossamer.node.tilde import expanded
 from gossamer.protocol.errors import ConfigError
-from gossamer.protocol.limits import TEXT_BYTES_MAX
 
 
 class OptionValues(TypedDict):
@@ -81,13 +80,8 @@ def swarm_id_start() -> Callable[[Any], Any]:
 
 
 def shown_name() -> Callable[[Any], Any]:
-    """What displays call a node: others take no more, and nothing that a terminal would obey."""
-
-    def check(text: str) -> None:
-        if not text.isprintable() or len(text.encode(errors="replace")) > TEXT_BYTES_MAX:
-            raise ConfigError(f"a name is printable text of at most {TEXT_BYTES_MAX} bytes")
-
-    return _checked(check)
+    """What displays call a node."""
+    return _checked(check_node_name)
 
 
 def existing_path() -> Callable[[Any], Any]:

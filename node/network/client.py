@@ -148,13 +148,15 @@ def _reason(error: Exception) -> str:
         return "what answers there does not speak TLS"
     if isinstance(error, aiohttp.ClientResponseError):
         return "what answers there does not speak HTTP"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        if not error.errno:
-            return "the connection was closed"
+    if isinstance(error, OSError) and error.errno:
         known = os.strerror(error.errno) if error.errno > 0 else error.strerror  # below: names not found
         return str(known).lower()
+    if isinstance(error, aiohttp.ClientConnectorError | ConnectionError):
+        return "the connection was closed"
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if type(error) is OSError:  # in which asyncio lists what each of a name's addresses came to
+        return "none of its addresses can be reached"
     return " ".join(str(error).split()) or type(error).__name__
 
 

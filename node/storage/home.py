@@ -20,6 +20,7 @@
 Everything is created 0700/0600; files appear whole (written aside, then renamed) or not at all.
 """
 
+import errno
 import fcntl
 import json
 import logging
@@ -74,7 +75,8 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
         if durable:
             _sync_folder(path.parent)
     except BaseException:
-        os.unlink(aside)
+        with suppress(FileNotFoundError):  # renamed, and then not synced
+            os.unlink(aside)
         raise
 
 
@@ -93,10 +95,14 @@ def remove_unfinished(files: Iterable[Path], is_ours: Callable[[str], object]) -
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename in a folder survive a power cut."""
+    """Make a rename in a folder survive a power cut, where its file system can do that."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+        log.debug("cannot sync %s: %s", folder, error.strerror)
     finally:
         os.close(fd)
 

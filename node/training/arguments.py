@@ -3,7 +3,8 @@
 import os
 from collections.abc import Collection, Iterator
 
-from gossamer.node.address import check_swarm_id, parse_address
+from gossamer.node.address import check_node_name, check_swarm_id, parse_address
+from gossamer.node.entering import checked_advertise
 from gossamer.node.training.starting import AttachOptions
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import Manifest
@@ -14,6 +15,8 @@ def check_arguments(options: AttachOptions) -> None:
     if fault := next(_faults_of_kind(options), None):
         raise ConfigError(fault)
     parse_address(options["listen"], port_min=0)
+    checked_advertise(options["advertise"])
+    check_node_name(options["name"])
     if options["folder"] is not None and not os.fspath(options["folder"]):
         raise ConfigError("folder is empty: name the node's folder, or give None for the default")
     if options["swarm_id"] is not None:

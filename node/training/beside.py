@@ -87,13 +87,15 @@ class Beside:
     def stop(self) -> None:
         """End the daemon, within `STOP_S`, and give SIGTERM back."""
         self._closing.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-        child = self._service.child if self._service else None
-        if child is not None:
-            child.terminate()
-            child.end(STOP_S)
-        self._give_signal_back()
+        try:
+            if self._thread.ident is not None:
+                self._thread.join()
+        finally:
+            child = self._service.child if self._service else None
+            if child is not None:
+                child.terminate()
+                child.end(STOP_S)
+            self._give_signal_back()
 
     def _keep_running(self) -> None:
         assert self._service is not None

@@ -67,7 +67,14 @@ class CheckpointWriter:
 
     def begin(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Begin a checkpoint."""
-        self._begin(outer, optimizers, self._thread.submit)
+        self._begin(outer, optimizers, self._hand_over)
+
+    def _hand_over(self, function: Callable[..., None], *arguments: object) -> "Future[None]":
+        """To the thread. Where the main thread has ended before the one that trains, none takes any work."""
+        try:
+            return self._thread.submit(function, *arguments)
+        except RuntimeError:
+            return _at_once(function, *arguments)
 
     def _begin(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], submit: Submit) -> None:
         state = State.of(outer, optimizers)

@@ -7,7 +7,7 @@ from gossamer.node.training.fragmentstate import FragmentState
 
 
 class Incoming:
-    """Offers that have come and are not applied yet."""
+    """Offers that have come. Each waits here until it is taken over: what comes between may pass."""
 
     def __init__(self, link: DaemonLink, fragments: Sequence[FragmentState]) -> None:
         self._link = link
@@ -17,8 +17,7 @@ class Incoming:
     def take(self) -> list[Offer]:
         """All there are."""
         self._collect()
-        offers, self._waiting = self._waiting, []
-        return offers
+        return list(self._waiting)
 
     def take_for_step(self, round_: int | None) -> list[Offer]:
         """Those to apply at a step that publishes `round_`, or nothing, so that it is not held up by all.
@@ -35,8 +34,12 @@ class Incoming:
             fragment = round_ % len(self._fragments)
             last = max((i for i, offer in enumerate(self._waiting) if offer.fragment == fragment), default=-1)
             count = max(waited, last + 1)
-        now, self._waiting = self._waiting[:count], self._waiting[count:]
-        return self._newer(now)
+        return self._newer(self._waiting[:count])
+
+    def took(self, offer: Offer) -> None:
+        """This one is taken over, or outdated."""
+        self._waiting.remove(offer)
+        self._link.took(offer)
 
     def _collect(self) -> None:
         while (offer := self._link.take_offer()) is not None:
@@ -49,5 +52,5 @@ class Incoming:
             if offer.own_round >= self._fragments[offer.fragment].last_published:
                 newer.append(offer)
             else:
-                self._link.took(offer)
+                self.took(offer)
         return newer

@@ -4,8 +4,8 @@ It never waits for the network: what it spends is encoding and adding, and it ke
 """
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from math import isfinite
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from gossamer.node.training.checkpoint import Progress, restore
 from gossamer.node.training.checkpointwriter import CheckpointWriter
 from gossamer.node.training.idle import IdleWatch
 from gossamer.node.training.incoming import Incoming
+from gossamer.node.training.interrupts import held_back
 from gossamer.node.training.outer import OuterLoop
 from gossamer.node.training.parameters import Binding
 from gossamer.node.training.ranks import DONE, Team, Word
@@ -66,12 +67,12 @@ class Leader(Role):
     def begin(self, on_wait: Callable[[], None] | None = None) -> bool:
         missing = set(range(len(self._outer.fragments)))
         while missing and not self.should_stop:
-            offer = self._link.take_offer()
-            with self._changing([offer] if offer else []):
-                if offer is not None:
+            offers = self._incoming.take()
+            with self._changing(offers):
+                for offer in offers:
                     self._load(offer)
                     missing.discard(offer.fragment)
-            if offer is None:
+            if not offers:
                 time.sleep(POLL_S)
                 if on_wait is not None:
                     on_wait()
@@ -98,8 +99,9 @@ class Leader(Role):
                     self._apply(offer)
                 if round_ is not None:
                     self._publish(round_)
-        self._checkpoint_if_due(round_)
+                self.is_stepping = False  # Ctrl-C may come as this is left
         self.is_stepping = False
+        self._checkpoint_if_due(round_)
         self.outer_s += time.perf_counter() - begun
         return round_
 
@@ -137,8 +139,10 @@ class Leader(Role):
         self._link.send(report)
 
     def close(self) -> None:
-        self._checkpoint.close()
-        super().close()
+        try:
+            self._checkpoint.close()
+        finally:
+            super().close()
 
     # -- agreeing with the other ranks
 
@@ -171,10 +175,14 @@ class Leader(Role):
         )
         return self._word
 
+    @contextmanager
     def _changing(
         self, offers: Sequence[Offer] = (), round_: int | None = None, tokens: int = 0
-    ) -> AbstractContextManager[object]:
-        """Agree with the other ranks on what changes now; inside, those fragments are here in full."""
+    ) -> Iterator[None]:
+        """Agree with the other ranks on what changes now; inside, those fragments are here in full.
+
+        Ctrl-C comes after it.
+        """
         if offers or round_ is not None:
             self._binding.check()
         touched = {offer.fragment for offer in offers}
@@ -182,7 +190,8 @@ class Leader(Role):
             touched.add(round_ % len(self._outer.fragments))
         version = max((offer.version for offer in offers), default=0)
         self._agree(frozenset(touched), tokens=tokens, round_=round_ or 0, version=version)
-        return self.team.full(frozenset(touched))
+        with self.team.full(frozenset(touched)), held_back() if touched else nullcontext():
+            yield
 
     # -- the parts of a step
 
@@ -251,4 +260,4 @@ class Leader(Role):
 
     def _took(self, offer: Offer) -> None:
         self.version = max(self.version, offer.version)
-        self._link.took(offer)
+        self._incoming.took(offer)

@@ -115,8 +115,10 @@ class Role(abc.ABC):
         """Tell the daemon how training is doing."""
 
     def close(self) -> None:
-        """Disconnect from the daemon; an attached script's daemon stops."""
-        self.team.close()
-        self._link.close()
-        if self.beside is not None:
-            self.beside.stop()
+        """Disconnect from the daemon; an attached script's daemon stops, even if Ctrl-C cuts this short."""
+        try:
+            self.team.close()
+            self._link.close()
+        finally:
+            if self.beside is not None:
+                self.beside.stop()

@@ -5,9 +5,10 @@ The folder is entered as `gossamer node` enters it.
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -122,9 +123,17 @@ def _entered(options: AttachOptions) -> tuple[Home, tuple[str, ...]]:
     """The node's folder, with its manifest in it, and whom it joins. Raises LocalError."""
     invitation = given_invitation(options["invite"])
     joins = checked_join(options["join"] or (invitation.contacts if invitation else ()))
-    # In a thread of its own, for a notebook's thread runs an event loop already.
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(_enter, joins, invitation, options).result(), joins
+    entered: Future[Home] = Future()
+
+    def enter() -> None:
+        try:
+            entered.set_result(_enter(joins, invitation, options))
+        except BaseException as error:
+            entered.set_exception(error)
+
+    # In a thread of its own, for a notebook's thread runs an event loop already. Ctrl-C does not wait for it.
+    threading.Thread(target=enter, name="entering", daemon=True).start()
+    return entered.result(), joins
 
 
 def _enter(joins: tuple[str, ...], invitation: Invitation | None, options: AttachOptions) -> Home:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,21 @@ def test_every_value_may_come_from_each_source(
             [said] if is_argument else [flag_of(parameter)] if value is True else [flag_of(parameter), said]
         )
     assert {setting.source for setting in settings_of(parse(name, *flags, "--config", "n.toml"))} == {"flag"}
+
+
+def test_a_folder_of_somebody_elses_is_left_to_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which says so of what it needs there, and not of a node file that nobody has spoken of."""
+    look = os.stat
+
+    def others(path: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(str(tmp_path / "theirs")):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return look(path, **options)
+
+    monkeypatch.setattr(os, "stat", others)
+    assert value(parse("export", "--dir", str(tmp_path / "theirs"), "out"), "dir") == tmp_path / "theirs"
 
 
 def test_names_are_those_of_the_flags() -> None:

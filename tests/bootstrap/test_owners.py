@@ -10,7 +10,8 @@ from gossamer.bootstrap import owners
 from gossamer.protocol.admission import NEVER, Charter, Role
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.limits import REASON_BYTES_MAX
+from gossamer.protocol.invitation import Invitation, read_invitation
+from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX, REASON_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
 from tests.protocol import builders
 from tests.protocol.builders import identity
@@ -93,3 +94,14 @@ def test_what_is_signed_is_believed(owner: Identity, manifest: Manifest, days: f
 def test_a_reason_that_no_node_would_take(owner: Identity, manifest: Manifest, reason: str) -> None:
     with pytest.raises(ConfigError, match="--reason"):
         owners.revoke(owner, manifest.swarm_id, ALICE.node_id, last_round=0, reason=reason)
+
+
+def test_an_invitation_that_holds_too_much_is_not_made(owner: Identity, manifest: Manifest) -> None:
+    def invitation(count: int) -> Invitation:
+        contacts = tuple(f"h{number}.example:7700" for number in range(count))
+        return owners.invite(owner, manifest.swarm_id, bytes(32), role=Role.TRAIN, days=1, contacts=contacts)
+
+    made = invitation(ADDRESSES_PER_PEER_MAX)
+    assert read_invitation(made.to_text()) == made
+    with pytest.raises(ConfigError, match="holds 8 addresses, and not 9"):
+        invitation(ADDRESSES_PER_PEER_MAX + 1)

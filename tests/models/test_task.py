@@ -118,6 +118,25 @@ def test_named_tensors_drops_the_prefix_of_torch_compile() -> None:
     assert [name for name, _ in named_tensors(model)] == ["weight", "bias"]
 
 
+def test_named_tensors_has_all_of_a_model_that_shows_what_a_compiled_part_has() -> None:
+    """As PEFT's models do, and many that wrap a backbone."""
+
+    class Wrapping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = nn.Module()
+            self.backbone.add_module("_orig_mod", nn.Linear(2, 2, bias=False))
+            self.head = nn.Linear(2, 1, bias=False)
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(self.backbone, name)
+
+    assert [name for name, _ in named_tensors(Wrapping())] == ["backbone.weight", "head.weight"]
+
+
 def test_averaging_is_rda_for_matrices_only_and_sees_through_ties() -> None:
     task, model = Regression(), Tied()
     rules = {name: task.averaging(model, name, parameter) for name, parameter in named_tensors(model)}

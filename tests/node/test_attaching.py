@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +143,9 @@ def test_inference_mode_is_left_first(manifest: Manifest) -> None:
         ({"swarm_id": ""}, "'' is no swarm id"),
         ({"listen": 7700}, "listen is 7700: give a text"),
         ({"name": None}, "name is None: give a text"),
+        ({"name": "a\nb"}, "a name is printable text"),
+        ({"advertise": ["nowhere"]}, "'nowhere' is not an address"),
+        ({"advertise": ["a.example:1"] * 9}, "others take 8 addresses of a node, and not 9"),
         ({"invite": b"x"}, "invite is b'x': give a text"),
         ({"join": [7700]}, r"join is \[7700\]: give a list of texts"),
         ({"trust": 5}, "trust is 5: give a list of texts"),
@@ -211,6 +217,39 @@ async def test_it_can_be_called_where_an_event_loop_runs() -> None:
     assert asyncio.get_running_loop().is_running()
     with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1"):
         attach(join=["127.0.0.1:1"])
+
+
+def test_ctrl_c_does_not_wait_for_who_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answered, over = threading.Event(), threading.Event(), threading.Event()
+    interrupted: list[int] = []
+
+    def ask(*_: object) -> Home:
+        asked.set()
+        answered.wait(20)
+        raise UnreachableError("no answer in time")
+
+    def interrupt(*_: object) -> None:
+        if asked.is_set() and not interrupted:
+            interrupted.append(1)
+            raise KeyboardInterrupt
+
+    def press() -> None:
+        while not over.wait(0.05):  # for one that comes just before Python waits is heard afterwards
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    monkeypatch.setattr(starting, "_enter", ask)
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            attach(join=["127.0.0.1:1"])
+        assert "entering" in [thread.name for thread in threading.enumerate()], "it is still waiting"
+    finally:
+        over.set()
+        pressing.join()
+        answered.set()
+        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize("as_path", [str, Path, None])

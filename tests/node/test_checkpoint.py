@@ -125,6 +125,32 @@ def test_a_fragment_published_while_it_is_copied_is_copied_again(tmp_path, monke
         assert torch.equal(ours, known)
 
 
+def test_it_is_written_where_the_main_thread_ended_before_training(tmp_path):
+    """The interpreter then takes no more work for the threads of pools, and waits for the one that trains."""
+    script = f"""
+import threading
+from pathlib import Path
+from gossamer.node.training.checkpoint import Progress
+from gossamer.node.training.checkpointwriter import CheckpointWriter
+from tests.node.test_checkpoint import trained
+
+path = Path({str(tmp_path / "t")!r})
+_, outer, optimizer = trained()
+
+def loop():
+    threading.main_thread().join()
+    writer = CheckpointWriter(path)
+    writer.begin(outer, [optimizer])
+    while not path.exists():
+        writer.advance(Progress(8, 16), wait=True)
+
+threading.Thread(target=loop).start()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120, cwd=ROOT)
+    _, again, fresh = make(seed=1)
+    assert restore(tmp_path / "t", again, [fresh]) == (Progress(8, 16), True)
+
+
 def test_any_dtype_and_layout_is_read_back_by_the_library(tmp_path):
     """Numbers of all widths, in whatever order they lie in memory."""
     model, outer, _ = make()

@@ -54,6 +54,38 @@ def test_what_answers_is_no_node(banner: bytes, plaintext: bool, why: str) -> No
     asyncio.run(ask())
 
 
+@pytest.mark.parametrize(
+    ("banner", "why"), [(b"SSH-2.0-OpenSSH\r\n", "does not speak TLS"), (b"", "the connection was closed")]
+)
+async def test_what_answers_is_not_the_node_that_was_named(banner: bytes, why: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(banner)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(UnreachableError, match=why):
+            await fetch_status(f"gossamer://{'ab' * 32}@127.0.0.1:{port}")
+
+
+async def test_nobody_is_where_a_node_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = f"gossamer://{'ab' * 32}"
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        with pytest.raises(UnreachableError, match=r"\(connection refused\)"):
+            await fetch_status(f"{node}@127.0.0.1:{port}")
+
+        async def two(*_: object, **__: object) -> list[object]:
+            kind = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+            return [(*kind, ("127.0.0.1", port)), (*kind, ("127.0.0.2", port))]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", two)
+        with pytest.raises(UnreachableError, match=r"\(none of its addresses can be reached\)"):
+            await fetch_status(f"{node}@two.example:{port}")
+
+
 def test_a_name_that_nobody_knows() -> None:
     unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     assert _reason(aiohttp.ClientConnectorDNSError(Mock(), unknown)) == "name or service not known"

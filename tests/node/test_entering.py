@@ -52,6 +52,12 @@ def test_an_invitation_to_another_swarm_than_is_meant(tmp_path: Path) -> None:
     assert enter_invited(here, (), tmp_path, plaintext=True, manifest=HERE, swarm_id=meant).manifest() == HERE
 
 
+def test_an_invitation_as_a_mail_has_it() -> None:
+    text = invite(OWNER, HERE.swarm_id, bytes(32), role=Role.TRAIN, days=1, contacts=()).to_text()
+    for pasted in (f"  {text} \n", f"\n> {text[:60]}\n> {text[60:]}\n"):
+        assert given_invitation(pasted) == given_invitation(text)
+
+
 def test_what_is_no_invitation_nor_a_file(tmp_path: Path) -> None:
     for text in ("nowhere", "a\0b", str(tmp_path), "x" * 300):
         with pytest.raises(ConfigError, match="--invite takes an invitation or a file with one; "):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -173,6 +174,23 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"], "no half-written file stays"
+
+
+def test_a_folder_that_cannot_be_synced_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on some network file systems; what is in the file was. A disk that fails is another thing."""
+    said = errno.EINVAL
+
+    def of_files_alone(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(said, os.strerror(said))
+
+    monkeypatch.setattr(os, "fsync", of_files_alone)
+    write_atomically(tmp_path / "a", b"1", durable=True)
+    assert (tmp_path / "a").read_bytes() == b"1"
+    said = errno.EIO
+    with pytest.raises(OSError, match="Input/output error"):
+        write_atomically(tmp_path / "a", b"2", durable=True)
+    assert os.listdir(tmp_path) == ["a"]
 
 
 def test_socket_paths_fit_the_system_however_deep_the_folder(tmp_path: Path) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +20,7 @@ from gossamer.models.task import named_tensors
 from gossamer.node.ipc import control, daemon_link
 from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.peer import Peer
-from gossamer.node.training import checkpointwriter, leader
+from gossamer.node.training import checkpointwriter, leader, outer
 from gossamer.node.training.outer import Ints
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import ONE
@@ -96,6 +99,19 @@ async def test_it_begins_with_the_swarms_model(tmp_path: Path) -> None:
         assert np.allclose(setup.weights(), setup.phi / ONE, atol=1e-7)
         assert setup.peer.version == 1
         await until(lambda: setup.daemon.port.is_free(0))
+
+
+async def test_a_model_may_hand_its_parameters_out_as_it_likes(tmp_path: Path) -> None:
+    class Listed(nn.Linear):
+        def parameters(self, recurse: bool = True) -> Any:
+            return list(super().parameters(recurse))
+
+    model = Listed(3, 2)
+    manifest = manifest_for(model)
+    async with daemon_at(tmp_path, manifest) as daemon, link_to(daemon) as link:
+        peer = leading(model, [torch.optim.SGD(model.parameters())], manifest, link, tmp_path / "c")
+        assert not peer.should_stop
+        await asyncio.to_thread(peer.close)
 
 
 async def test_it_stops_instead_of_beginning_when_the_node_stops(tmp_path: Path) -> None:
@@ -312,6 +328,40 @@ async def test_what_a_script_that_never_left_publishes_at_its_end(
         assert setup.daemon.seen == ([] if isinstance(error, RuntimeError) else [1]), "only the first counts"
 
 
+async def test_an_error_in_a_notebook_is_not_what_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.last_value", NameError("mistyped, before lunch"), raising=False)
+    monkeypatch.setattr("sys.ps1", "In : ", raising=False)
+    async with begun(tmp_path) as setup:
+        assert setup.step() is None
+        await asyncio.to_thread(setup.peer.leave_at_exit)
+        assert setup.daemon.seen == [1]
+
+
+async def test_leaving_stops_the_daemon_beside_also_where_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another Ctrl-C. In a notebook the folder would be in use until its kernel ends."""
+    stopped: list[int] = []
+
+    class DaemonBeside:
+        must_stop = False
+
+        def stop(self) -> None:
+            stopped.append(1)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    async with begun(tmp_path) as setup:
+        setup.peer._role.beside = DaemonBeside()  # type: ignore[assignment]
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(setup.link, "close", interrupted)
+            setup.peer.leave()
+        assert stopped == [1]
+
+
 async def test_who_has_left_or_was_forked_off_trains_no_more(tmp_path: Path) -> None:
     async with begun(tmp_path) as setup:
         setup.peer._pid += 1
@@ -328,6 +378,13 @@ async def test_who_has_left_or_was_forked_off_trains_no_more(tmp_path: Path) -> 
             with pytest.raises(RuntimeError, match="has left its swarm: attach again"):
                 use()
         assert setup.peer.metrics()["steps"] == EVERY
+
+
+async def test_it_cannot_be_copied_along_with_a_model_that_holds_it(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        setup.model.peer = setup.peer
+        with pytest.raises(TypeError, match="a Peer can be neither copied nor pickled"):
+            copy.deepcopy(setup.model)
 
 
 async def test_a_step_within_a_step_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,6 +433,68 @@ async def test_parameters_that_were_replaced_are_noticed_before_anything_is_publ
             for _ in range(EVERY):
                 setup.step()
         assert setup.daemon.seen == []
+
+
+async def test_what_the_swarm_merged_waits_for_a_model_that_is_put_right(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        await setup.offer(0, version=2)
+        weight = setup.model.weight
+        setup.model.weight = nn.Parameter(weight.detach().clone())
+        with pytest.raises(ConfigError, match="'weight' was moved, resized or replaced"):
+            setup.step()
+        setup.model.weight = weight
+        setup.step()
+        assert setup.peer.version == 2
+        await until(lambda: setup.daemon.port.is_free(0))
+
+
+@contextlib.contextmanager
+def python_hears_ctrl_c() -> Iterator[None]:
+    """As in a script or a notebook; the event loop that runs these tests listens itself."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _interrupted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Ctrl-C is pressed when the function has begun."""
+
+    def interrupted(*arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return function(*arguments)
+
+    return interrupted
+
+
+async def test_ctrl_c_waits_until_phi_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook goes on with the next cell, and with the same peer."""
+    async with begun(tmp_path) as setup:
+        await until(lambda: setup.daemon.port.is_free(0))
+        newer = setup.phi + (1 << 20)
+        await setup.daemon.offer(0, newer, merged=1, own=0, version=2)
+        await until(lambda: setup.link._offers)
+        monkeypatch.setattr(outer, "_take_over", _interrupted(outer._take_over))
+        with python_hears_ctrl_c(), pytest.raises(KeyboardInterrupt):
+            setup.step()
+        assert np.allclose(setup.weights(), newer / ONE + 0.001, atol=1e-6)
+        await until(lambda: setup.daemon.port.is_free(0))
+
+
+async def test_ctrl_c_waits_until_a_delta_is_handed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with begun(tmp_path) as setup:
+        publish = setup.link.publish
+        monkeypatch.setattr(setup.link, "publish", _interrupted(publish))
+        with python_hears_ctrl_c():
+            with pytest.raises(KeyboardInterrupt):
+                for _ in range(EVERY):
+                    setup.step()
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        await until(lambda: 1 in setup.daemon.signed)
+        assert not setup.peer._role.is_stepping, "so that leaving publishes the next window"
 
 
 async def test_a_step_that_publishes_leaves_what_was_merged_of_other_fragments_for_the_next(
