@@ -241,7 +241,7 @@ class World:
             node.trains = node.trains or node.core.caught_up  # as in the daemon: once is enough
             if node.trains:
                 steps += 1
-                due = pace.due(node.core.own_last, node.core.clock, steps, self.now - since)
+                due = pace.due(node.core.own_last, node.core.clock_to_publish_by, steps, self.now - since)
                 if due is not None:
                     self.publish(node, due)
                     steps, since = 0, self.now
