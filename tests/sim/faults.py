@@ -138,20 +138,19 @@ def _starved(world: "World", begin: float, end: float, rng: random.Random) -> No
 def _away(
     leave: Callable[["World", "Node", random.Random], None], come_back: Callable[["World", "Node"], None]
 ) -> Brew:
-    """Some trainers do not train for a while, or all but one, apart or together.
+    """Some do not train for a while, each for its own, or all but one from the beginning to the end.
 
-    One goes on all the time, always the same: it need never wait for the others, nor is its work lost.
+    That one is always the same: it need never wait for the others, nor is its work lost.
     """
 
     def brew(world: "World", begin: float, end: float, rng: random.Random) -> None:
         hosts = [host for host in world.hosts() if host != world.watch]
         together = rng.random() < 0.5
-        span = sorted(rng.uniform(begin, end) for _ in range(2))
-        for host in rng.sample(hosts, rng.randrange(1, len(hosts) + 1)):
+        for host in hosts if together else rng.sample(hosts, rng.randrange(1, len(hosts) + 1)):
             node = world.nodes[host]
-            first, last = span if together else sorted(rng.uniform(begin, end) for _ in range(2))
-            world.loop.at(first + rng.random(), leave, world, node, rng)
-            world.loop.at(min(end, last + rng.random()), come_back, world, node)
+            first, last = sorted(rng.uniform(begin, end) for _ in range(2))
+            world.loop.at(begin + rng.random() if together else first, leave, world, node, rng)
+            world.loop.at(end - rng.random() if together else last, come_back, world, node)
 
     return brew
 
