@@ -38,7 +38,7 @@ class SwarmClock:
         """The last round that we have published since we came or came back, 0 before the first."""
         self._activity: Activity | None = None
         self._inner_steps = 0
-        self._woke_at = -inf
+        self._listens_until = -inf
         self._trains = trains
         self._unix_time = unix_time
         history = manifest.history
@@ -101,7 +101,7 @@ class SwarmClock:
 
     def woke(self, now: float) -> None:
         """This machine slept: we do not know what the others have done meanwhile."""
-        self._woke_at = now
+        self._listens_until = now + limits.RESUME_PATIENCE_S
         self.published_round = 0
         for activity in self._activities(now):
             activity.forget()
@@ -111,7 +111,7 @@ class SwarmClock:
 
         The first to be heard may have slept too, and the first rows may be from before.
         """
-        return now - self._woke_at < limits.RESUME_PATIENCE_S
+        return now < self._listens_until
 
     def _own(self, now: float) -> Activity:
         if self._activity is None:

@@ -45,6 +45,9 @@ from gossamer.protocol.vetting import Vetting
 BEFORE_ALL_ROUNDS = -1
 """A clock at which a trainer publishes nothing, not even its first round."""
 
+ROUNDS_UNDER_WAY = 2
+"""A member that is behind by one round skips the next at most; what is older has been published for."""
+
 
 class Replica:
     """The core of one node."""
@@ -250,10 +253,10 @@ class Replica:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event."""
-        if 0.0 < self._now < now - limits.SLEEP_MIN_S:
-            self._woke(now)
+        has_slept = 0.0 < self._now < now - limits.SLEEP_MIN_S
         self._now = now
-        result = self._dispatch(event, now)
+        result = self._woke(now) if has_slept else []
+        result += self._dispatch(event, now)
         result += self.fetcher.plan(now)
         self._catch_up.observe(now)
         return result
@@ -297,17 +300,21 @@ class Replica:
             case fx.Deliver():
                 return self._credentials.received(event.data, None, now)
             case fx.TimeSet():
-                if self._unix_time.is_now(event.unix_offset_s) > limits.SLEEP_MIN_S:
-                    self._woke(now)
-                return []
+                forward_s = self._unix_time.is_now(event.unix_offset_s)
+                return self._woke(now) if forward_s > limits.SLEEP_MIN_S else []
             case fx.Leave():
                 return self.presence.leave()
 
-    def _woke(self, now: float) -> None:
-        """This machine slept, or its clock was set, which looks the same and costs a moment of silence."""
+    def _woke(self, now: float) -> list[Effect]:
+        """This machine slept, or its clock was set, which looks the same and costs a moment of silence.
+
+        Of the last rounds that we know we need not know all: who went on published for them too.
+        """
         self._clock.woke(now)
+        extent = max(self.ledger.rounds(), default=0) - ROUNDS_UNDER_WAY
         company = frozenset(member.peer.node_id for member in self.roster.live())
-        self.sealing.came_back(max(self.ledger.rounds(), default=0), company)
+        self.sealing.came_back(extent, company, quiet_until=now + limits.RESUME_PATIENCE_S)
+        return self._peering.cut_all("this machine slept", now)
 
     def _arrived(self, blob: bytes, now: float) -> list[Effect]:
         result = self.holdings.arrived(blob, now)
