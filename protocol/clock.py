@@ -62,11 +62,11 @@ class SwarmClock:
     def read(self, now: float) -> int:
         """The round that the swarm is at.
 
-        Who does not train just now, or has not published since it started, woke or trains again, has no say in
-        it, but counts: of three nodes the one that goes on while two are away or hang neither waits for them
-        nor has to be caught up with round by round. A claim of the far future is nobody's: to follow it would be to sign
-        what all others refuse. Where nobody has published who is there, we go on where those who are gone
-        left off.
+        Who does not train just now, or has not published since it started, woke or trains again, has no say
+        in it, but counts: of three nodes the one that goes on while two are away or hang neither waits for
+        them nor has to be caught up with round by round. A claim of the far future is nobody's: to follow it
+        would be to sign what all others refuse. Where nobody has a say, we go on where those who are gone
+        left off: we have just come back then, and what we last knew is no word against theirs.
         """
         rounds = self._rounds_of_others(now)
         said = [round_ for round_ in rounds if round_ > 0]
@@ -94,7 +94,7 @@ class SwarmClock:
         self._own(now).note(inner_steps, self._author.last_round, now)
 
     def published(self, round_: int, now: float) -> None:
-        """A delta of ours is out. One that was on its way when we fell asleep is of the round that was then."""
+        """A delta of ours is out. One that was on its way when we fell asleep is of the round of then."""
         if not self.listens(now):
             self.published_round = round_
         self._own(now).note(self._inner_steps, round_, now)

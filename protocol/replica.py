@@ -41,7 +41,6 @@ from gossamer.protocol.snapshots import Snapshots
 from gossamer.protocol.unix_time import UnixTime
 from gossamer.protocol.vetting import Vetting
 
-
 BEFORE_ALL_ROUNDS = -1
 """A clock at which a trainer publishes nothing, not even its first round."""
 

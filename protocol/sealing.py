@@ -100,7 +100,7 @@ class Sealing:
     def came_back(
         self, extent: int, company: frozenset[bytes] | None = None, quiet_until: float = -inf
     ) -> None:
-        """We were away, stopped or asleep, and know of rounds up to `extent`. `company`: who was there before.
+        """We were away, stopped or asleep, and know of rounds up to `extent`. `company`: who was there then.
 
         Who was not had been cut off from us, or we from it: then neither history is the one that went on.
         Nothing is decided before `quiet_until`: others may still take what we had not handed on.

@@ -62,7 +62,8 @@ class Briefing:
         """Tell the trainer how far the swarm is, if that has changed."""
         if not self._port.attached:  # asked after every event: while a node joins, of many
             return
-        told = (self._core.clock_to_publish_by, self._merging.tokens, len(self._links), self._merging.unmerged)
+        merging, clock = self._merging, self._core.clock_to_publish_by
+        told = (clock, merging.tokens, len(self._links), merging.unmerged)
         if told != self._clock_sent:
             self._clock_sent = told
             self._port.send(control.Clock(*told))

@@ -195,7 +195,7 @@ class World:
         node.frozen_until = self.now + seconds
 
     def sleep(self, node: Node, seconds: float, *, suspended: bool) -> None:
-        """Stop a node and its trainer for a while. `suspended`: its monotonic clock stands still meanwhile."""
+        """Stop a node and its trainer for a while. `suspended`: its monotonic clock stands still, too."""
         self.freeze(node, seconds)
         if suspended:
             self.after(seconds, lambda: self._wake_up(node, seconds))
@@ -293,7 +293,9 @@ class World:
         node.wake_at = wake_at
         node.timer += 1
         timer, life = node.timer, node.life
-        self.after(max(0.0, wake_at + node.slept - self.now), lambda: self._wake(node, timer, life))
+        rounding = 1e-6 if node.slept else 0.0
+        due = wake_at + node.slept + rounding
+        self.after(max(0.0, due - self.now), lambda: self._wake(node, timer, life))
 
     def _wake(self, node: Node, timer: int, life: int) -> None:
         if not node.running or node.timer != timer or node.life != life:
@@ -303,7 +305,8 @@ class World:
             return
         node.wake_at = float("inf")
         self.handle(node, fx.Wake())
-        assert node.core.next_wake() > self.now - node.slept, "the core asks for a wake that is due already, for ever"
+        awake = self.now - node.slept
+        assert node.core.next_wake() > awake, "the core asks for a wake that is due already, for ever"
 
     # -- events and effects
 

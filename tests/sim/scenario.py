@@ -40,9 +40,9 @@ RETAIN = 17
 """Rounds that are kept: some 200 s of the fastest swarm's, and no storm lasts longer than 180."""
 
 OTHERS = ("calm", "mixed", "liar", "lineages", "nights", "cramped", "parts")
-"""Scenarios that are not one kind of storm. "lineages": splits that outlast what is retained. "nights": machines
-that sleep for as long. "cramped": few links a node, so that all whom a latecomer can dial may be full. "parts":
-payloads of several chunks, always.
+"""Scenarios that are not one kind of storm. "lineages": splits that outlast what is retained. "nights":
+machines that sleep for as long. "cramped": few links a node, so that all whom a latecomer can dial may be
+full. "parts": payloads of several chunks, always.
 """
 
 FORGETFUL = {"lineages": "halves", "nights": "sleep"}

@@ -100,7 +100,7 @@ class Trainer:
             self.hangs = True
 
     def go_on(self, *, hastily: bool = False) -> None:
-        """Go on as if nothing had been. `hastily`: by what the daemon told last, if a window is full by now."""
+        """Go on as if nothing had been. `hastily`: by what the daemon told last, if a window is full."""
         if self.hangs:
             self.hangs = False
             if hastily and self.begun:

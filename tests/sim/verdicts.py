@@ -12,8 +12,8 @@ send queue that is full does it, 12 s are added: so long waits a fetch whose req
 *Detection*: a member that died, with nothing else wrong, is no longer believed alive 20 s later: its
 heartbeats stop (12.5 s of silence raise suspicion), or its host resets the links (at once). *Progress*:
 rounds advance in every calm, and on each side of a split from 40 s on, when the members who are gone have
-been noticed and no longer hold the clock back. Who went on while others hung or slept does not wait for them, and
-nothing of it is lost, however long that was.
+been noticed and no longer hold the clock back. Who went on while others hung or slept does not wait for
+them, and nothing of it is lost, however long that was.
 """
 
 from dataclasses import dataclass, field
@@ -123,7 +123,7 @@ class Verdicts:
         reached = self._round(training)
         for node in training:
             if node.core.own_last > reached + AHEAD_MAX:
-                self._fail(node, f"has published round {node.core.own_last}, and waits: others are at {reached}")
+                self._fail(node, f"has published round {node.core.own_last}, and waits: all are at {reached}")
 
     @staticmethod
     def _round(nodes: list[Node]) -> int:
