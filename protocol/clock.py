@@ -88,8 +88,8 @@ class SwarmClock:
 
     def progress(self, inner_steps: int, now: float) -> None:
         """Our own trainer has told how far it is."""
-        if self._own(now).is_idle(now):
-            self.published_round = 0  # the swarm may be elsewhere by now
+        if self._own(now).is_idle(now) and self.read(now) > self._author.last_round + 1:
+            self.published_round = 0  # the swarm has gone on without us
         self._inner_steps = inner_steps
         self._own(now).note(inner_steps, self._author.last_round, now)
 

@@ -313,7 +313,8 @@ class Replica:
         extent = max(self.ledger.rounds(), default=0) - ROUNDS_UNDER_WAY
         company = frozenset(member.peer.node_id for member in self.roster.live())
         self.sealing.came_back(extent, company, quiet_until=now + limits.RESUME_PATIENCE_S)
-        return self._peering.cut_all("this machine slept", now)
+        text = "this machine slept, or its clock was set: hearing where the others are before it publishes"
+        return [fx.Notice(text), *self._peering.cut_all("this machine slept", now)]
 
     def _arrived(self, blob: bytes, now: float) -> list[Effect]:
         result = self.holdings.arrived(blob, now)
