@@ -101,10 +101,14 @@ class SwarmClock:
 
     def woke(self, now: float) -> None:
         """This machine slept: we do not know what the others have done meanwhile."""
-        self._listens_until = now + limits.RESUME_PATIENCE_S
+        self._listens_until = now + limits.WAKE_PATIENCE_S
         self.published_round = 0
         for activity in self._activities(now):
             activity.forget()
+
+    def linked(self, now: float) -> None:
+        """There is somebody to hear."""
+        self._listens_until = min(self._listens_until, now + limits.RESUME_PATIENCE_S)
 
     def listens(self, now: float) -> bool:
         """Whether we slept until just now, and have still to hear where the swarm is.

@@ -312,7 +312,7 @@ class Replica:
         self._clock.woke(now)
         extent = max(self.ledger.rounds(), default=0) - ROUNDS_UNDER_WAY
         company = frozenset(member.peer.node_id for member in self.roster.live())
-        self.sealing.came_back(extent, company, quiet_until=now + limits.RESUME_PATIENCE_S)
+        self.sealing.came_back(extent, company)
         text = "this machine slept, or its clock was set: hearing where the others are before it publishes"
         return [fx.Notice(text), *self._peering.cut_all("this machine slept", now)]
 
@@ -340,14 +340,17 @@ class Replica:
             *self.links.wake(now),
             *self.vetting.wake(now),
             *self.gossip.wake(now),
-            *self._snapshots.wake(now, self.clock),
         ]
         self._next_turn = self.presence.deadline()
+        if self._clock.listens(now):  # others may still take what we had not handed on
+            return result
+        result += self._snapshots.wake(now, self.clock)
         if self.sealing.is_in_a_hurry:
             self._next_turn = min(self._next_turn, self.sealing.deadline())
         return result
 
     def _link_up(self, event: fx.LinkUp, now: float) -> list[Effect]:
+        self._clock.linked(now)
         result = self._peering.up(event, now)
         if event.credential and self.links.get(event.link):
             with suppress(PeerError):  # an open swarm lets anybody in, whatever they show

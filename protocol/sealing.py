@@ -76,7 +76,6 @@ class Sealing:
         """The newest round that we knew anything of when we went away."""
         self._company: frozenset[bytes] | None = None
         """Who was there then, None if that is not known."""
-        self._quiet_until = -inf
         self._returns_until = 0.0
         self.begins_anew = False
         """Whether what we hold is given up, and the swarm's snapshot not here yet."""
@@ -97,17 +96,16 @@ class Sealing:
         self.floor = floor
         self.came_back(extent)
 
-    def came_back(
-        self, extent: int, company: frozenset[bytes] | None = None, quiet_until: float = -inf
-    ) -> None:
+    def came_back(self, extent: int, company: frozenset[bytes] | None = None) -> None:
         """We were away, stopped or asleep, and know of rounds up to `extent`. `company`: who was there then.
 
         Who was not had been cut off from us, or we from it: then neither history is the one that went on.
-        Nothing is decided before `quiet_until`: others may still take what we had not handed on.
+        If we have not looked since we came back the last time, for want of a network, that was no return.
         """
+        if self._returns_until == inf:
+            return
         self._extent = max(extent, self.floor, *(claim.round for claim in self.claims))
         self._company = company
-        self._quiet_until = quiet_until
         self._returns_until = inf if self.claims else 0.0
 
     def sealed(self, claims: Claims) -> None:
@@ -155,8 +153,6 @@ class Sealing:
             return []
         if not self.joined:
             return self._join(members, now)
-        if now < self._quiet_until:
-            return []
         if self._is_outlived(clock, members, now):
             return self._begin_anew(members, now)
         return [

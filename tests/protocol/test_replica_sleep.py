@@ -96,6 +96,38 @@ def test_a_delta_that_was_on_its_way_when_its_node_fell_asleep_gives_it_no_say(s
     assert len(_published(alone, reached)) > LATE_S / 2
 
 
+def test_two_whose_network_comes_back_late_go_on_where_the_third_is(seed):
+    """As a laptop's does: what they have no link for is no reason to go on alone."""
+    world = _training(seed)
+    alone, *asleep = world.running()
+    for node in asleep:
+        world.sleep(node, 120.0, suspended=True)
+    world.run(119.0)
+    world.partition([0], [1], [2])
+    last = {node.number: node.core.own_last for node in asleep}
+    world.run(30.0)
+    reached = alone.core.own_last
+    world.heal()
+    world.run(2 * limits.RESUME_PATIENCE_S)
+    assert len(_published(alone, reached)) > limits.RESUME_PATIENCE_S, "it does not wait for them"
+    for node in asleep:
+        assert min(_published(node, last[node.number])) >= reached - 2
+
+
+def test_one_that_finds_nobody_when_it_wakes_goes_on_alone(seed):
+    world = _training(seed)
+    node = world.nodes[2]
+    world.sleep(node, 120.0, suspended=True)
+    world.run(60.0)
+    for other in (0, 1):
+        world.crash(world.nodes[other])
+    last = node.core.own_last
+    world.run(60.0 + limits.WAKE_PATIENCE_S)
+    assert len(_published(node, last)) <= 1
+    world.run(30.0)
+    assert len(_published(node, last)) > 10
+
+
 def test_a_slow_event_loop_has_not_slept(seed):
     world = _training(seed)
     node = world.nodes[1]

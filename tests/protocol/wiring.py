@@ -401,7 +401,7 @@ class World:
     def _dial(self, node: Node, effect: fx.Dial) -> None:
         other = next((n for n in self.running() if n.address == effect.address), None)
         meant = other is not None and effect.node_id in (None, other.identity.node_id)
-        if other is None or not meant or not self.reachable(node, other):
+        if other is None or not meant or other.frozen_until > self.now or not self.reachable(node, other):
             self._later(node, fx.DialFailed(effect.address), 1.0)
             return
         self._link_numbers += 2
