@@ -176,7 +176,7 @@ def _who_comes_back_keeps_its_say() -> list[Patch]:
 
 def _sleep_unnoticed() -> list[Patch]:
     """Two that slept put a history with a hole in place of the third's."""
-    return [(replica.Replica, "_woke", lambda self, now: None)]
+    return [(replica.Replica, "_woke", lambda self, now: [])]
 
 
 # --- gossip and fetching -----------------------------------------------------------------------------------
