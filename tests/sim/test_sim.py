@@ -39,9 +39,7 @@ LARGE_MIN = 20
 """So many are run however slow the machine is."""
 
 KINDS = ("calm", "liar", "lineages", *STORMS, "cramped", "parts", "parts", "nights")
-EACH = [
-    Job(1000 + number, 8, 6.0 if name in FORGETFUL else 5.0, name) for number, name in enumerate(KINDS)
-]
+EACH = [Job(1000 + number, 8, 6.0 if name in FORGETFUL else 5.0, name) for number, name in enumerate(KINDS)]
 """Every kind of storm at least once."""
 
 
