@@ -309,6 +309,8 @@ class Replica:
 
         Of the last rounds that we know we need not know all: who went on published for them too.
         """
+        if not self.roster.members():
+            return []
         self._clock.woke(now)
         extent = max(self.ledger.rounds(), default=0) - ROUNDS_UNDER_WAY
         company = frozenset(member.peer.node_id for member in self.roster.live())

@@ -128,6 +128,18 @@ def test_one_that_finds_nobody_when_it_wakes_goes_on_alone(seed):
     assert len(_published(node, last)) > 10
 
 
+def test_one_that_is_a_swarm_of_its_own_has_nobody_to_hear(seed):
+    world = World(seed, BRISK)
+    node = world.add(0)
+    world.train(node, 0.5, math.inf)
+    world.run(10.0)
+    world.sleep(node, 3600.0, suspended=True)
+    world.run(3600.0)
+    last = node.core.own_last
+    world.run(10.0)
+    assert node.core.own_last > last + 5
+
+
 def test_a_slow_event_loop_has_not_slept(seed):
     world = _training(seed)
     node = world.nodes[1]
