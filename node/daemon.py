@@ -265,6 +265,7 @@ class Daemon:
 
     def dispatch(self, event: fx.Event) -> list[fx.Effect]:
         """Give the core an event and carry out what it answers."""
+        self.timekeeper.check_clock()
         effects = self.core.handle(event, time.monotonic())
         self.carry_out(effects)
         self.timekeeper.look()

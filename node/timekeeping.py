@@ -37,7 +37,6 @@ class Timekeeper:
         while True:
             delay = self._core.next_wake() - time.monotonic()
             if delay <= 0:
-                self._check_clock()
                 self._dispatch(fx.Wake())
                 continue
             self._moved.clear()
@@ -47,8 +46,9 @@ class Timekeeper:
             except TimeoutError:
                 pass
 
-    def _check_clock(self) -> None:
-        """Notice a clock that was set, and a sleep, in which only the one for people goes on."""
+    def check_clock(self) -> None:
+        """Notice a clock that was set, and a sleep, in which only the one for people goes on: before anything
+        that comes after it."""
         offset_s = unix_offset_s()
         if abs(offset_s - self._unix_offset_s) > CLOCK_MOVED_S:
             log.info("this machine's clock has moved by %.0f s", offset_s - self._unix_offset_s)

@@ -5,6 +5,7 @@ inner steps and rounds; who has not moved for three times as long as the last ti
 """
 
 from dataclasses import dataclass
+from math import inf
 
 from gossamer.protocol import limits
 
@@ -26,6 +27,10 @@ class Activity:
             self.at = inner_steps, round_
             self.stride_s = min(now - self.moved, limits.STRIDE_MAX_S)
             self.moved = now
+
+    def forget(self) -> None:
+        """What it did says nothing of now any more: it is idle until it moves again."""
+        self.moved = -inf
 
     @property
     def has_moved(self) -> bool:

@@ -33,12 +33,14 @@ class Author:
         self._ledger = ledger
         self._holdings = holdings
         self._signed = 0
-        self.published_round = 0
-        """The last round that this run has published, 0 before the first."""
         self._is_copy = False
         self._last_id = b""
         self.last_is_spread = True
         """Whether somebody else holds our last delta, payload and all: we may go without losing it."""
+
+    @property
+    def node_id(self) -> bytes:
+        return self._identity.node_id
 
     @property
     def last_round(self) -> int:
@@ -67,7 +69,7 @@ class Author:
             delta = parse_delta(envelope, self._layout)
         except MalformedError as error:  # a loss that is not finite, say: nobody would take it
             return [Notice(f"not publishing round {body.round}: {error}")]
-        self._signed = self.published_round = body.round
+        self._signed = body.round
         return [Store(delta, own=True)]
 
     def stored(self, delta: Delta) -> list[Effect]:

@@ -1,6 +1,7 @@
 """The swarm's round clock as one node reads it, and which rounds it takes for possible by now."""
 
 from collections.abc import Iterator
+from math import inf
 
 from gossamer.protocol import limits
 from gossamer.protocol.activity import Activity
@@ -33,8 +34,11 @@ class SwarmClock:
         self._roster = roster
         self._ledger = ledger
         self._author = author
+        self.published_round = 0
+        """The last round that we have published since we came or came back, 0 before the first."""
         self._activity: Activity | None = None
         self._inner_steps = 0
+        self._listens_until = -inf
         self._trains = trains
         self._unix_time = unix_time
         history = manifest.history
@@ -58,21 +62,20 @@ class SwarmClock:
     def read(self, now: float) -> int:
         """The round that the swarm is at.
 
-        Who has not published since it started, or does not train just now, has no say in it, but counts: of
-        three nodes the one that goes on while two are away or hang neither waits for them nor has to be
-        caught up with round by round. A claim of the far future is nobody's: to follow it would be to sign
-        what all others refuse. Where nobody has published who is there, we go on where those who are gone
-        left off.
+        Who does not train just now, or has not published since it started, woke or trains again, has no say
+        in it, but counts: of three nodes the one that goes on while two are away or hang neither waits for
+        them nor has to be caught up with round by round. A claim of the far future is nobody's: to follow it
+        would be to sign what all others refuse. Where nobody has a say, we go on where those who are gone
+        left off: we have just come back then, and what we last knew is no word against theirs.
         """
         rounds = self._rounds_of_others(now)
         said = [round_ for round_ in rounds if round_ > 0]
-        has_a_say = self._author.published_round > 0 and not self._own(now).is_idle(now)
-        if not said or has_a_say:
-            said += [self._author.last_round] if self._author.last_round else []
+        if self.published_round and not self._own(now).is_idle(now):
+            said.append(self._author.last_round)
         if said and not self.allows(max(said), now):
             said = [round_ for round_ in said if self.allows(round_, now)]
         if not said:
-            return self._ledger.reached
+            return max(self._author.last_round, self._ledger.reached(but=self._author.node_id))
         return max(self._ledger.floor, round_clock(said, members=len(rounds) + self._trains))
 
     def somebody_trains(self, now: float) -> bool:
@@ -81,16 +84,38 @@ class SwarmClock:
 
     def rests(self, now: float) -> bool:
         """Whether nobody trains any more, so that the clock will stay where it is."""
-        return all(one.is_idle(now) for one in self._activities(now))
+        return not self.listens(now) and all(one.is_idle(now) for one in self._activities(now))
 
     def progress(self, inner_steps: int, now: float) -> None:
         """Our own trainer has told how far it is."""
+        if self._own(now).is_idle(now) and self.read(now) > self._author.last_round + 1:
+            self.published_round = 0  # the swarm has gone on without us
         self._inner_steps = inner_steps
-        self._own(now).note(inner_steps, self._author.published_round, now)
+        self._own(now).note(inner_steps, self._author.last_round, now)
 
-    def published(self, now: float) -> None:
-        """A delta of ours is out."""
-        self._own(now).note(self._inner_steps, self._author.published_round, now)
+    def published(self, round_: int, now: float) -> None:
+        """A delta of ours is out. One that was on its way when we fell asleep is of the round of then."""
+        if not self.listens(now):
+            self.published_round = round_
+        self._own(now).note(self._inner_steps, round_, now)
+
+    def woke(self, now: float) -> None:
+        """This machine slept: we do not know what the others have done meanwhile."""
+        self._listens_until = now + limits.WAKE_PATIENCE_S
+        self.published_round = 0
+        for activity in self._activities(now):
+            activity.forget()
+
+    def linked(self, now: float) -> None:
+        """There is somebody to hear."""
+        self._listens_until = min(self._listens_until, now + limits.RESUME_PATIENCE_S)
+
+    def listens(self, now: float) -> bool:
+        """Whether we slept until just now, and have still to hear where the swarm is.
+
+        The first to be heard may have slept too, and the first rows may be from before.
+        """
+        return now < self._listens_until
 
     def _own(self, now: float) -> Activity:
         if self._activity is None:

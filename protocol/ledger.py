@@ -141,17 +141,16 @@ class Ledger:
         """The highest round an author has a record in; 0 if none."""
         return self._last.get(author, _NONE)[0]
 
-    @property
-    def reached(self) -> int:
-        """The round that the authors of open rounds have reached, those who are gone among them."""
-        rounds = [round_ for round_, _ in self._last.values() if round_ > self.floor]
-        return max(self.floor, round_clock(rounds))
+    def reached(self, but: bytes = b"") -> int:
+        """The round that the authors of open rounds have reached, those who are gone among them, less one."""
+        last = {author: round_ for author, (round_, _) in self._last.items() if author != but}
+        return max(self.floor, round_clock(round_ for round_ in last.values() if round_ > self.floor))
 
     @property
     def horizon(self) -> int:
         """The newest round that its authors can have reached: honest ones open none past their clock plus
         one."""
-        return 1 + self.reached
+        return 1 + self.reached()
 
     def last_record(self, author: bytes) -> bytes:
         """Record id of an author's latest delta, or NO_RECORD."""

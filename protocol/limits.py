@@ -211,6 +211,13 @@ NAMED_PATIENCE_S = 30.0
 RESUME_PATIENCE_S = 15.0
 """A resumed node looks this long for a peer to compare notes with before it goes on alone."""
 
+WAKE_PATIENCE_S = 60.0
+"""One that slept has its network back by then, and hears of the others for RESUME_PATIENCE_S once it has."""
+
+SLEEP_MIN_S = 20.0
+"""A machine that stood still for longer has slept: others have given up its links (LINK_SILENCE_S). A slow
+event loop is late by seconds."""
+
 # --- fetching ------------------------------------------------------------------------------------------
 FETCHES_MAX = 16
 FETCHES_PER_LINK_MAX = 4

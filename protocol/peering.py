@@ -74,6 +74,10 @@ class Peering:
         numbers = [link.number for link in self._links.all() if link.node_id == node_id]
         return [effect for number in numbers for effect in self._hang_up(number, reason, now)]
 
+    def cut_all(self, reason: str, now: float) -> list[Effect]:
+        """Hang up on everybody; whom we need is dialled anew."""
+        return [effect for link in self._links.all() for effect in self._hang_up(link.number, reason, now)]
+
     def wake(self, now: float) -> list[Effect]:
         """When membership is due, let it judge, and act upon it."""
         if now < self._membership.deadline():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from gossamer.protocol import effects as fx
+from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.admission import Charter
 from gossamer.protocol.author import Author
@@ -39,6 +40,12 @@ from gossamer.protocol.sealing import Sealing
 from gossamer.protocol.snapshots import Snapshots
 from gossamer.protocol.unix_time import UnixTime
 from gossamer.protocol.vetting import Vetting
+
+BEFORE_ALL_ROUNDS = -1
+"""A clock at which a trainer publishes nothing, not even its first round."""
+
+ROUNDS_UNDER_WAY = 2
+"""A member that is behind by one round skips the next at most; what is older has been published for."""
 
 
 class Replica:
@@ -80,15 +87,6 @@ class Replica:
             self.sealing, self.ledger, self.roster, self.links, self.fetcher, self.holdings
         )
         self._author = Author(identity, self.swarm_id, self.layout, self.charter, self.ledger, self.holdings)
-        self.presence = Presence(
-            identity,
-            self.swarm_id,
-            info,
-            self.roster,
-            self.links,
-            rng,
-            standing=lambda: (self._author.published_round, self.sealing.claims),
-        )
         self._clock = SwarmClock(
             manifest,
             self.charter,
@@ -97,6 +95,15 @@ class Replica:
             author=self._author,
             trains=info.trains,
             unix_time=self._unix_time,
+        )
+        self.presence = Presence(
+            identity,
+            self.swarm_id,
+            info,
+            self.roster,
+            self.links,
+            rng,
+            standing=lambda: (self._clock.published_round, self.sealing.claims),
         )
         self._catch_up = CatchUp(
             self.ledger, self.links, self.gossip, self.fetcher.wants, is_first=not info.bootstrap
@@ -159,6 +166,12 @@ class Replica:
     def clock(self) -> int:
         """The swarm's round clock as we see it."""
         return self._clock.read(self._now)
+
+    @property
+    def clock_to_publish_by(self) -> int:
+        """The same for our trainer: none at which anything is due while we do not know where the swarm is."""
+        away = self.sealing.begins_anew or self._clock.listens(self._now)
+        return BEFORE_ALL_ROUNDS if away else self.clock
 
     @property
     def horizon(self) -> int:
@@ -239,8 +252,10 @@ class Replica:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event."""
+        has_slept = 0.0 < self._now < now - limits.SLEEP_MIN_S
         self._now = now
-        result = self._dispatch(event, now)
+        result = self._woke(now) if has_slept else []
+        result += self._dispatch(event, now)
         result += self.fetcher.plan(now)
         self._catch_up.observe(now)
         return result
@@ -284,10 +299,24 @@ class Replica:
             case fx.Deliver():
                 return self._credentials.received(event.data, None, now)
             case fx.TimeSet():
-                self._unix_time.is_now(event.unix_offset_s)
-                return []
+                forward_s = self._unix_time.is_now(event.unix_offset_s)
+                return self._woke(now) if forward_s > limits.SLEEP_MIN_S else []
             case fx.Leave():
                 return self.presence.leave()
+
+    def _woke(self, now: float) -> list[Effect]:
+        """This machine slept, or its clock was set, which looks the same and costs a moment of silence.
+
+        Of the last rounds that we know we need not know all: who went on published for them too.
+        """
+        if not self.roster.members():
+            return []
+        self._clock.woke(now)
+        extent = max(self.ledger.rounds(), default=0) - ROUNDS_UNDER_WAY
+        company = frozenset(member.peer.node_id for member in self.roster.live())
+        self.sealing.came_back(extent, company)
+        text = "this machine slept, or its clock was set: hearing where the others are before it publishes"
+        return [fx.Notice(text), *self._peering.cut_all("this machine slept", now)]
 
     def _arrived(self, blob: bytes, now: float) -> list[Effect]:
         result = self.holdings.arrived(blob, now)
@@ -313,14 +342,17 @@ class Replica:
             *self.links.wake(now),
             *self.vetting.wake(now),
             *self.gossip.wake(now),
-            *self._snapshots.wake(now, self.clock),
         ]
         self._next_turn = self.presence.deadline()
+        if self._clock.listens(now):  # others may still take what we had not handed on
+            return result
+        result += self._snapshots.wake(now, self.clock)
         if self.sealing.is_in_a_hurry:
             self._next_turn = min(self._next_turn, self.sealing.deadline())
         return result
 
     def _link_up(self, event: fx.LinkUp, now: float) -> list[Effect]:
+        self._clock.linked(now)
         result = self._peering.up(event, now)
         if event.credential and self.links.get(event.link):
             with suppress(PeerError):  # an open swarm lets anybody in, whatever they show
@@ -331,7 +363,7 @@ class Replica:
 
     def _stored(self, delta: Delta, now: float) -> list[Effect]:
         result = self._author.stored(delta)
-        self._clock.published(now)
+        self._clock.published(delta.round, now)
         self.presence.changed()
         return [*result, *self.dealing.deal(delta, {link.number for link in self.links.all()}, now)]
 

@@ -56,6 +56,7 @@ class Sealing:
         self._section = manifest.history
         self._genesis = genesis_claim(manifest.genesis.root)
         self._is_first = is_first
+        self._trusted = trusted
         self._joining = Joining(trusted)
         self.claims: Claims = ()
         """The snapshots that we hold, newest first; empty until we have joined."""
@@ -72,8 +73,12 @@ class Sealing:
         """When payloads of more than a minority were last missing while claims differed."""
         self._next_look = 0.0
         self._extent = 0
-        """The newest round that an earlier run knew anything of."""
+        """The newest round that we knew anything of when we went away."""
+        self._company: frozenset[bytes] | None = None
+        """Who was there then, None if that is not known."""
         self._returns_until = 0.0
+        self.begins_anew = False
+        """Whether what we hold is given up, and the swarm's snapshot not here yet."""
 
     @property
     def joined(self) -> bool:
@@ -87,10 +92,21 @@ class Sealing:
     def restore(self, claims: Claims, floor: int, extent: int = 0) -> None:
         """Take over what a previous run held; it knew of rounds up to `extent`."""
         self.claims = claims
-        self._extent = max(extent, floor, *(claim.round for claim in claims))
-        self._returns_until = inf if claims else 0.0
         self._claimed = {claim.round: claim for claim in claims[:1]}
         self.floor = floor
+        self.came_back(extent)
+
+    def came_back(self, extent: int, company: frozenset[bytes] | None = None) -> None:
+        """We were away, stopped or asleep, and know of rounds up to `extent`. `company`: who was there then.
+
+        Who was not had been cut off from us, or we from it: then neither history is the one that went on.
+        If we have not looked since we came back the last time, for want of a network, that was no return.
+        """
+        if self._returns_until == inf:
+            return
+        self._extent = max(extent, self.floor, *(claim.round for claim in self.claims))
+        self._company = company
+        self._returns_until = inf if self.claims else 0.0
 
     def sealed(self, claims: Claims) -> None:
         """Our snapshots have changed."""
@@ -104,6 +120,7 @@ class Sealing:
     def adopted(self, claim: Claim) -> None:
         """Phi is now that snapshot: our history begins there."""
         self.claims = (claim,)
+        self.begins_anew, self._returns_until = False, 0.0
         self._claimed = {claim.round: claim}
         self.floor = claim.round
         self.adopting = None
@@ -136,7 +153,7 @@ class Sealing:
             return []
         if not self.joined:
             return self._join(members, now)
-        if self._is_outlived(clock, now):
+        if self._is_outlived(clock, members, now):
             return self._begin_anew(members, now)
         return [
             *self._seal(clock, now),
@@ -151,8 +168,8 @@ class Sealing:
 
     # -- joining
 
-    def _is_outlived(self, clock: int, now: float) -> bool:
-        """Whether the others have closed rounds, while we were away, that we never heard of.
+    def _is_outlived(self, clock: int, members: Sequence[Witness], now: float) -> bool:
+        """Whether those whom we left have closed rounds, while we were away, that we never heard of.
 
         Nobody has those any more. Without them what came after makes another model than theirs, and those
         who came back together could be most of the swarm.
@@ -161,7 +178,14 @@ class Sealing:
             self._returns_until = 0.0
             return False
         self._returns_until = min(self._returns_until, now + RETURN_S)
+        ahead = self._who_went_on(members)
+        if self._company is not None and all(member.node_id not in self._company for member in ahead):
+            return False
         return closable_round(clock, clock, self._section) > self._extent
+
+    def _who_went_on(self, members: Sequence[Witness]) -> list[Witness]:
+        """Whose word about the past is newer than all that we knew."""
+        return [member for member in members if member.claims and member.claims[0].round > self._extent]
 
     def _begin_anew(self, members: Sequence[Witness], now: float) -> list[Effect]:
         text = (
@@ -170,11 +194,15 @@ class Sealing:
         )
         self.claims, self._is_first, self._returns_until = (), False, 0.0
         self._claimed.clear()
+        self._joining = Joining(self._trusted)
+        self.begins_anew = True
         return [Notice(text), *self._join(members, now)]
 
     def _join(self, members: Sequence[Witness], now: float) -> list[Effect]:
         if self._is_first:
             return self._adopt(self._genesis, now)
+        if self.begins_anew:
+            members = self._who_went_on(members)
         best, said = self._joining.choose(members, now)
         return said if best is None else self._adopt(best, now)
 

@@ -13,10 +13,12 @@ class UnixTime:
     def __init__(self, offset_s: float) -> None:
         self.offset_s = self._greatest_s = offset_s
 
-    def is_now(self, offset_s: float) -> None:
-        """The machine's clock was set, or it slept."""
+    def is_now(self, offset_s: float) -> float:
+        """The machine's clock was set, or it slept. Returns by how much it went forward."""
+        forward_s = offset_s - self.offset_s
         self.offset_s = offset_s
         self._greatest_s = max(self._greatest_s, offset_s)
+        return forward_s
 
     def at(self, now: float) -> float:
         """Unix seconds at a moment of the monotonic clock."""

@@ -34,7 +34,8 @@ class Briefing:
         """The first words to a new trainer; the clock is told it next."""
         self._clock_sent = None
         core = self._core
-        return control.Welcome(core.manifest.canonical(), core.identity.node_id, core.own_last, core.clock)
+        clock = core.clock_to_publish_by
+        return control.Welcome(core.manifest.canonical(), core.identity.node_id, core.own_last, clock)
 
     async def publish(self, message: control.Publish, payload: memoryview) -> None:
         """Have a delta signed and stored. One that the core does not sign is done with at once."""
@@ -61,7 +62,8 @@ class Briefing:
         """Tell the trainer how far the swarm is, if that has changed."""
         if not self._port.attached:  # asked after every event: while a node joins, of many
             return
-        told = (self._core.clock, self._merging.tokens, len(self._links), self._merging.unmerged)
+        merging, clock = self._merging, self._core.clock_to_publish_by
+        told = (clock, merging.tokens, len(self._links), merging.unmerged)
         if told != self._clock_sent:
             self._clock_sent = told
             self._port.send(control.Clock(*told))

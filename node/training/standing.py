@@ -36,8 +36,8 @@ class Standing:
 
     @property
     def clock(self) -> int:
-        """The swarm's round clock."""
-        return self._role.seen.clock
+        """The swarm's round clock, 0 while we do not know it, as for some seconds after a sleep."""
+        return max(0, self._role.seen.clock)
 
     @property
     def swarm_tokens(self) -> int:

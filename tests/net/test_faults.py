@@ -11,6 +11,7 @@ import pytest
 
 from gossamer.bootstrap.fault_rules import Bandwidth, Rule
 from gossamer.node.storage.recordstore import RecordStore
+from gossamer.protocol.limits import SLEEP_MIN_S
 from tests.net.nodes import HEAL_S, LocalNode, LocalNodes, small_manifest
 
 
@@ -218,4 +219,36 @@ async def test_a_partition_longer_than_the_history_ends_in_one_lineage(tmp_path:
         # neighbour had: history is shorter here than the 10 s between exchanges. But there is a winner.
         assert restarted >= {"n0", "n1"} or restarted >= {"n2", "n3"}
         assert len(restarted) < len(nodes)
+        swarm.assert_nobody_blamed()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_two_of_three_that_sleep_for_longer_than_rounds_are_kept_begin_anew(tmp_path: Path) -> None:
+    """As most of the swarm they would else put a history with a hole in place of the third's."""
+    history = {"seal_after": 4, "snapshot_every": 8, "retain": 16}
+    async with LocalNodes(tmp_path, *small_manifest(history=history)) as swarm:
+        alone, *asleep = await swarm.grow(3)
+        for node in asleep:
+            assert node.puppet is not None
+            node.puppet.paused = True
+            node.signal(signal.SIGSTOP)
+        fell_asleep = max(rounds([alone, *asleep]).values())
+        slept = asyncio.create_task(asyncio.sleep(SLEEP_MIN_S + 2.0))
+        enough = fell_asleep + 4 * history["retain"]
+        await swarm.until(lambda: slept.done() and all_past([alone], enough), 90, "one goes on alone")
+        for node in asleep:
+            node.signal(signal.SIGCONT)
+            assert node.puppet is not None
+            node.puppet.paused = False
+        went_on = alone.status["round"]
+        later = went_on + 4 * history["retain"]
+        await swarm.until(lambda: all_past([alone, *asleep], later), 90, "all go on where it is")
+        await swarm.until_identical(closed=True)
+        assert "TWO LINEAGES" not in alone.log, alone.log
+        for node in asleep:
+            assert "we were away since round" in node.log, node.log
+            assert node.puppet is not None
+            late = [round_ for round_ in node.puppet.rounds if fell_asleep + 2 < round_ < went_on - 2]
+            assert not late, "it publishes where the swarm is"
         swarm.assert_nobody_blamed()

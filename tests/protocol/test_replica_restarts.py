@@ -50,6 +50,29 @@ def _settled(world: World) -> World:
     return world
 
 
+def test_three_that_start_together_go_on_where_one_of_them_had_got_alone(seed):
+    """Two of the three were away for long: what they last knew is no word against the third."""
+    world = swarm(seed, 3, of=BRISK)
+    for node in world.running():
+        world.train(node, 0.5, math.inf)
+    world.run(20.0)
+    alone, *away = world.running()
+    for node in away:
+        world.crash(node)
+    world.run(60.0)
+    reached = alone.core.own_last
+    world.crash(alone)
+    for node in (*away, alone):
+        world.restart(node)
+        world.train(node, 0.5, math.inf)
+    world.run(20.0)
+    for node in world.running():
+        after = [d.round for d in node.disk if d.author == node.identity.node_id and d.round > 45]
+        assert len([round_ for round_ in after if round_ > reached]) > 5, "nobody waits for the others"
+    rounds = [node.core.own_last for node in world.running()]
+    assert max(rounds) - min(rounds) <= 2
+
+
 def test_publishing_a_round_again_is_refused(seed):
     world = World(seed)
     node = world.add(0)

@@ -144,6 +144,44 @@ def test_who_missed_rounds_that_the_swarm_has_closed_begins_anew(manifest, is_fi
     assert sealing.joined and sealing.floor == 96
 
 
+def slept(manifest, company):
+    """Fell asleep at round 20, and woke."""
+    sealing = joined(manifest, claim(16), claim(8))
+    drive(sealing, 0.0, RETURN_S + 2 * LOOK_INTERVAL_S, clock=20)
+    sealing.came_back(18, frozenset(company))
+    return sealing
+
+
+@pytest.mark.parametrize("woke_in_between", [False, True])
+def test_who_slept_for_longer_than_rounds_are_kept_begins_anew(manifest, woke_in_between):
+    sealing = slept(manifest, [b"friend"])
+    if woke_in_between:
+        sealing.came_back(18, frozenset())  # for half a minute, without a network: nobody was there
+    others = [Witness((claim(96), claim(88)), b"friend"), Witness((claim(96), claim(88)), b"new")]
+    effects = [effect for tick in range(10) for effect in sealing.wake(100 + tick / 2, 100, others)]
+    assert kinds(effects, Adopt) == [Adopt(claim(96))]
+    assert sealing.begins_anew
+    sealing.adopted(claim(96))
+    assert not sealing.begins_anew
+
+
+def test_who_slept_and_was_cut_off_before_keeps_its_history(manifest):
+    """Those who went on were not there when it fell asleep: two lineages, of which one wins."""
+    sealing = slept(manifest, [b"friend"])
+    others = [Witness((claim(96), claim(88)), b"stranger"), Witness((claim(16), claim(8)), b"friend")]
+    for tick in range(120):
+        assert not kinds(sealing.wake(100 + tick / 2, 100, others), Adopt)
+    assert claim(16) in sealing.claims
+
+
+def test_who_begins_anew_does_not_start_from_the_snapshot_of_one_that_was_away_too(manifest):
+    """Though that one answers at its join address, and has not found out yet."""
+    sealing = slept(manifest, [b"friend"])
+    others = [Witness((claim(96),), b"friend"), Witness((claim(16), claim(8)), b"away", is_named=True)]
+    effects = [effect for tick in range(20) for effect in sealing.wake(100 + tick / 2, 100, others)]
+    assert kinds(effects, Adopt) == [Adopt(claim(96))]
+
+
 def test_who_has_been_in_the_swarm_for_a_while_has_missed_nothing(manifest):
     sealing = Sealing(manifest, is_first=False)
     sealing.restore((claim(16), claim(8)), 0, extent=20)

@@ -69,6 +69,8 @@ class Node:
     trains: bool = False
     """Whether it has been caught up once."""
     frozen_until: float = 0.0
+    slept: float = 0.0
+    """So long its monotonic clock has stood still."""
     life: int = 0
     """Counts starts, so that what was scheduled for an earlier one comes to nothing."""
     wake_at: float = float("inf")
@@ -192,6 +194,17 @@ class World:
         """Block a node's event loop: it sees nothing until then, and all of it at once afterwards."""
         node.frozen_until = self.now + seconds
 
+    def sleep(self, node: Node, seconds: float, *, suspended: bool) -> None:
+        """Stop a node and its trainer for a while. `suspended`: its monotonic clock stands still, too."""
+        self.freeze(node, seconds)
+        if suspended:
+            self.after(seconds, lambda: self._wake_up(node, seconds))
+
+    def _wake_up(self, node: Node, seconds: float) -> None:
+        node.slept += seconds
+        node.wake_at = float("inf")
+        self.handle(node, fx.TimeSet(builders.CREATED + 3600.0 + node.slept))
+
     def running(self) -> list[Node]:
         return [node for node in self.nodes.values() if node.running]
 
@@ -238,10 +251,13 @@ class World:
             nonlocal steps, since
             if not node.running or node.life != life or self.now >= until:
                 return
+            if node.frozen_until > self.now:
+                self.after(node.frozen_until - self.now, step)
+                return
             node.trains = node.trains or node.core.caught_up  # as in the daemon: once is enough
             if node.trains:
                 steps += 1
-                due = pace.due(node.core.own_last, node.core.clock, steps, self.now - since)
+                due = pace.due(node.core.own_last, node.core.clock_to_publish_by, steps, self.now - since)
                 if due is not None:
                     self.publish(node, due)
                     steps, since = 0, self.now
@@ -277,7 +293,9 @@ class World:
         node.wake_at = wake_at
         node.timer += 1
         timer, life = node.timer, node.life
-        self.after(max(0.0, wake_at - self.now), lambda: self._wake(node, timer, life))
+        rounding = 1e-6 if node.slept else 0.0
+        due = wake_at + node.slept + rounding
+        self.after(max(0.0, due - self.now), lambda: self._wake(node, timer, life))
 
     def _wake(self, node: Node, timer: int, life: int) -> None:
         if not node.running or node.timer != timer or node.life != life:
@@ -287,14 +305,15 @@ class World:
             return
         node.wake_at = float("inf")
         self.handle(node, fx.Wake())
-        assert node.core.next_wake() > self.now, "the core asks for a wake that is due already, for ever"
+        awake = self.now - node.slept
+        assert node.core.next_wake() > awake, "the core asks for a wake that is due already, for ever"
 
     # -- events and effects
 
     def handle(self, node: Node, event: fx.Event) -> list[fx.Effect]:
         """Give a core an event now, and carry out what it answers."""
         before = {m.peer.node_id: m.health for m in node.core.roster.members()}
-        effects = node.core.handle(event, self.now)
+        effects = node.core.handle(event, self.now - node.slept)
         for member in node.core.roster.members():
             if before.get(member.peer.node_id) is not member.health:
                 node.judged.append((self.now, self.number_of(member.peer.node_id), member.health))
@@ -382,7 +401,7 @@ class World:
     def _dial(self, node: Node, effect: fx.Dial) -> None:
         other = next((n for n in self.running() if n.address == effect.address), None)
         meant = other is not None and effect.node_id in (None, other.identity.node_id)
-        if other is None or not meant or not self.reachable(node, other):
+        if other is None or not meant or other.frozen_until > self.now or not self.reachable(node, other):
             self._later(node, fx.DialFailed(effect.address), 1.0)
             return
         self._link_numbers += 2

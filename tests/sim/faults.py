@@ -2,8 +2,8 @@
 
 A storm leaves its mess behind; the calm after it heals everything. Each kind stresses what its name says:
 splits of all shapes and FoundationDB's swizzle (links closed one by one and reopened in another order),
-crashes with and without the page cache, lost disks, stopped and starved processes, members that come and
-go, and a network that does what TCP would never do.
+crashes with and without the page cache, lost disks, stopped and starved processes, trainers that hang,
+machines that sleep, members that come and go, and a network that does what TCP would never do.
 """
 
 import random
@@ -135,6 +135,42 @@ def _starved(world: "World", begin: float, end: float, rng: random.Random) -> No
             time += length + rng.uniform(0.1, 3.0)
 
 
+def _away(
+    leave: Callable[["World", "Node", random.Random], None], come_back: Callable[["World", "Node"], None]
+) -> Brew:
+    """Some do not train for a while, each for its own, or all but one from the beginning to the end.
+
+    That one is always the same: it need never wait for the others, nor is its work lost.
+    """
+
+    def brew(world: "World", begin: float, end: float, rng: random.Random) -> None:
+        hosts = [host for host in world.hosts() if host != world.watch]
+        together = rng.random() < 0.5
+        for host in hosts if together else rng.sample(hosts, rng.randrange(1, len(hosts) + 1)):
+            node = world.nodes[host]
+            first, last = sorted(rng.uniform(begin, end) for _ in range(2))
+            world.loop.at(begin + rng.random() if together else first, leave, world, node, rng)
+            world.loop.at(end - rng.random() if together else last, come_back, world, node)
+
+    return brew
+
+
+def _hang(world: "World", node: "Node", rng: random.Random) -> None:
+    world.hang(node)
+
+
+def _go_on(world: "World", node: "Node") -> None:
+    world.go_on(node)
+
+
+def _fall_asleep(world: "World", node: "Node", rng: random.Random) -> None:
+    world.sleep(node, suspended=rng.random() < 0.5)
+
+
+def _wake(world: "World", node: "Node") -> None:
+    world.wake(node)
+
+
 def _churn(world: "World", begin: float, end: float, rng: random.Random) -> None:
     """Members leave, for ever or not, and new ones join."""
     for host in rng.sample(world.hosts(), rng.randrange(1, 4)):
@@ -158,6 +194,8 @@ STORMS: dict[str, Brew] = {
     "diskloss": _lose_disk,
     "stops": _stops,
     "starved": _starved,
+    "hangs": _away(_hang, _go_on),
+    "sleep": _away(_fall_asleep, _wake),
     "churn": _churn,
 }
 """Every kind of storm by its name."""

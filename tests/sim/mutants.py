@@ -14,6 +14,7 @@ from typing import Any
 
 from gossamer.protocol import (
     author,
+    clock,
     envelope,
     gossip,
     ledger,
@@ -160,6 +161,24 @@ def _forget_own_rounds() -> list[Patch]:
     return [(author.Author, "last_round", property(lambda self: self._signed))]
 
 
+# --- the clock, and who was away ---------------------------------------------------------------------------
+
+
+def _who_comes_back_keeps_its_say() -> list[Patch]:
+    """Two whose trainers hung hold the third to where they were."""
+
+    def progress(self: clock.SwarmClock, inner_steps: int, now: float) -> None:
+        self._inner_steps = inner_steps
+        self._own(now).note(inner_steps, self._author.last_round, now)
+
+    return [(clock.SwarmClock, "progress", progress)]
+
+
+def _sleep_unnoticed() -> list[Patch]:
+    """Two that slept put a history with a hole in place of the third's."""
+    return [(replica.Replica, "_woke", lambda self, now: [])]
+
+
 # --- gossip and fetching -----------------------------------------------------------------------------------
 
 
@@ -254,6 +273,8 @@ MUTANTS = {
         Mutant("believe a lone voice", _believe_a_lone_voice, "liar", minutes=8.0),
         Mutant("speak before it is stored", _speak_before_it_is_stored, "power"),
         Mutant("forget own rounds", _forget_own_rounds, "diskloss", minutes=8.0),
+        Mutant("who comes back keeps its say", _who_comes_back_keeps_its_say, "hangs", nodes=3, minutes=10.0),
+        Mutant("sleep unnoticed", _sleep_unnoticed, "nights", nodes=4, minutes=8.0),
         Mutant("no anti-entropy", _no_anti_entropy, "halves"),
         Mutant("never give up a fetch", _never_give_up_a_fetch, "parts", minutes=3.0),
         Mutant("deal half", _deal_half, "parts", minutes=3.0),

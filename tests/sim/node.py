@@ -52,6 +52,9 @@ class Node(Process):
         self._wake_due = float("inf")
         self._clock_start, self._clock_rate = traits.clock(0.0), 1.0 + traits.clock_drift
         self._latest = 0.0
+        self._slept_s = 0.0
+        """For so long the monotonic clock stood still."""
+        self._fell_asleep: float | None = None
         self.archive = Archive(self)
         self._dirty: set[int] = set()
         self._catch_up_to: int | None = None
@@ -76,9 +79,9 @@ class Node(Process):
         self.transfers, self.archive = Transfers(self), Archive(self)
         self._timer_due = self._wake_due = float("inf")
         self._merge_is_due = self.ready = False
+        self._fell_asleep = None
         self.fold, self._catch_up_to = None, None
-        now = self.clock()
-        unix = stage.unix_start + stage.loop.now + self.traits.unix_error_s
+        now, unix = self.clock(), self._unix()
         self.core = Replica(
             identity=self.traits.identity,
             manifest=stage.manifest,
@@ -129,6 +132,19 @@ class Node(Process):
         self.transfers.settle_unsure(self.rng)
         self.end_life()
 
+    def suspend(self) -> None:
+        """Like a lid that closes: the process stops, and the monotonic clock with it."""
+        self.stop()
+        self._fell_asleep = self._loop.now
+
+    def resume(self) -> None:
+        """Go on. What the daemon does first, if its clocks have moved against each other, is to say so."""
+        if self._fell_asleep is not None:
+            self._slept_s += self._loop.now - self._fell_asleep
+            self._fell_asleep = None
+            self._backlog.appendleft((self.dispatch, (fx.TimeSet(self._unix() - self.clock()),)))
+        super().resume()
+
     def leave(self) -> None:
         """Stop in good order."""
         self.trainer.die()
@@ -140,9 +156,12 @@ class Node(Process):
 
     def clock(self) -> float:
         """The node's own monotonic clock; it never runs backwards."""
-        now = self._clock_start + self._loop.now * self._clock_rate
+        now = self._clock_start + (self._loop.now - self._slept_s) * self._clock_rate
         self._latest = max(self._latest, now)
         return self._latest
+
+    def _unix(self) -> float:
+        return self.stage.unix_start + self._loop.now + self.traits.unix_error_s
 
     def dispatch(self, event: fx.Event) -> list[fx.Effect]:
         """Give the core an event and carry out what it answers."""
@@ -158,7 +177,7 @@ class Node(Process):
         wake = self.core.next_wake()
         if wake < self._wake_due:
             self._wake_due = wake
-            self._timer_due = max(self.traits.time(wake), self.stage.loop.now)
+            self._timer_due = max(self.traits.time(wake) + self._slept_s, self.stage.loop.now)
             self.stage.loop.at(self._timer_due, self.deliver, self.life, self._wake, self._timer_due)
 
     def _wake(self, due: float) -> None:

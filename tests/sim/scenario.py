@@ -39,10 +39,14 @@ PARTED = 0.2
 RETAIN = 17
 """Rounds that are kept: some 200 s of the fastest swarm's, and no storm lasts longer than 180."""
 
-OTHERS = ("calm", "mixed", "liar", "lineages", "cramped", "parts")
-"""Scenarios that are not one kind of storm. "lineages": splits that outlast what is retained. "cramped": few
-links a node, so that all whom a latecomer can dial may be full. "parts": payloads of several chunks, always.
+OTHERS = ("calm", "mixed", "liar", "lineages", "nights", "cramped", "parts")
+"""Scenarios that are not one kind of storm. "lineages": splits that outlast what is retained. "nights":
+machines that sleep for as long. "cramped": few links a node, so that all whom a latecomer can dial may be
+full. "parts": payloads of several chunks, always.
 """
+
+FORGETFUL = {"lineages": "halves", "nights": "sleep"}
+"""The storm of each scenario in which one outlasts what is retained."""
 
 _TENSORS = (
     TensorSpec("embed", (8, 6), "mean"),
@@ -83,8 +87,8 @@ class Scenario:
 
     @property
     def is_forgetful(self) -> bool:
-        """Whether a split may outlast what is retained, so that one side's work is given up."""
-        return self.name == "lineages"
+        """Whether a storm may outlast what is retained, so that somebody's work is given up."""
+        return self.name in FORGETFUL
 
     @property
     def seconds(self) -> float:
@@ -106,7 +110,7 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
     """Draw a scenario. `name` asks for one kind of storm, or for one of OTHERS."""
     rng = random.Random(f"{seed}/scenario")
     codec = rng.choice(("int4", "int4", "topk", "exact", "int8", "int2"))
-    manifest, phi = _manifest(rng, codec, forgetful=name == "lineages")
+    manifest, phi = _manifest(rng, codec, forgetful=name in FORGETFUL)
     total = nodes + 4
     has_liar = name == "liar" or (name in (None, "mixed", "parts") and rng.random() < 0.25)
     scenario = Scenario(
@@ -207,8 +211,8 @@ def _storms(rng: random.Random, seconds: float, name: str | None) -> tuple[Storm
     begin = WARM_UP_S
     while True:
         end = begin + rng.choice((rng.uniform(8, 40), rng.uniform(40, 120), rng.uniform(100, 180)))
-        if name == "lineages":
-            names: tuple[str, ...] = ("halves",)
+        if name in FORGETFUL:
+            names: tuple[str, ...] = (FORGETFUL[name],)
             end = begin + rng.uniform(120.0, 180.0)
         elif name in STORMS:
             names = (name,)

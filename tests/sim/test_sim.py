@@ -23,7 +23,7 @@ from tests.sim.faults import STORMS
 from tests.sim.liar import Liar
 from tests.sim.network import End
 from tests.sim.node import Node
-from tests.sim.scenario import choose
+from tests.sim.scenario import FORGETFUL, choose
 from tests.sim.seeds import Job, run, run_all
 from tests.sim.transfers import Transfers
 from tests.sim.weather import SHAPES, Weather, between
@@ -38,10 +38,8 @@ LARGE = [Job(seed, 16, 10.0, None) for seed in range(1, 201)]
 LARGE_MIN = 10
 """So many are run however slow the machine is."""
 
-EACH = [
-    Job(1000 + number, 8, 6.0 if name == "lineages" else 5.0, name)
-    for number, name in enumerate(("calm", "liar", "lineages", *STORMS, "cramped", "parts", "parts"))
-]
+KINDS = ("calm", "liar", "lineages", *STORMS, "cramped", "parts", "parts", "nights")
+EACH = [Job(1000 + number, 8, 6.0 if name in FORGETFUL else 5.0, name) for number, name in enumerate(KINDS)]
 """Every kind of storm at least once."""
 
 
@@ -126,6 +124,21 @@ def test_a_founder_that_lost_its_disk_and_is_told_of_nobody_comes_back_to_its_sw
     assert world.run().failure is None
     assert any("n0: TWO LINEAGES" in line for line in lines)
     assert not any("both are void" in line for line in lines), "it signed no round again"
+
+
+def test_three_that_start_together_keep_what_one_of_them_did_alone() -> None:
+    """The other two are most of the swarm, and were away for longer than rounds are kept."""
+    lines: list[str] = []
+    world = World(replace(choose(1, 3, 9.0, "lineages"), storms=()), lines.append)
+    alone, *away = range(3)
+    for host in away:
+        world.loop.at(100.0, lambda host=host: world.cut_power(world.nodes[host]))
+    world.loop.at(300.0, lambda: world.cut_power(world.nodes[alone]))
+    for host in (*away, alone):
+        world.loop.at(302.0 + host, lambda host=host: world.revive(world.nodes[host]))
+    assert world.run().failure is None
+    assert {line.split()[1] for line in lines if "we were away since round" in line} == {"n1:", "n2:"}
+    assert not any("TWO LINEAGES" in line for line in lines)
 
 
 def test_a_liar_that_hands_nothing_out_keeps_nobody_in_a_history_of_its_own(

@@ -60,6 +60,8 @@ class Trainer:
         self.life = 0
         self.running = False
         self.begun = False
+        self.hangs = False
+        """Whether it does no steps, though its process is there."""
         self.resting = False
         """Told to publish nothing more, so that the swarm can be seen to come to rest."""
         self.own_last = 0
@@ -79,7 +81,7 @@ class Trainer:
         if not self._node.traits.trains:
             return
         self.life += 1
-        self.running, self.begun = True, False
+        self.running, self.begun, self.hangs = True, False, False
         self._unacknowledged = None
         self.own_last = 0
         self._steps = self._last_step = 0
@@ -89,7 +91,21 @@ class Trainer:
     def die(self) -> None:
         """The process ends; what its windows held is lost."""
         self.life += 1
-        self.running = False
+        self.running = self.hangs = False
+
+    def hang(self) -> None:
+        """Do no steps any more: it evaluates for long, waits for its disk, or its whole machine sleeps."""
+        if self.running and not self.hangs:
+            self.life += 1
+            self.hangs = True
+
+    def go_on(self, *, hastily: bool = False) -> None:
+        """Go on as if nothing had been. `hastily`: by what the daemon told last, if a window is full."""
+        if self.hangs:
+            self.hangs = False
+            if hastily and self.begun:
+                self._publish_if_due()
+            self._next_step(self.life)
 
     def daemon_is_back(self) -> None:
         """Connect to a new daemon process: hand over what the old one did not acknowledge."""
@@ -124,7 +140,7 @@ class Trainer:
             self._steps += 1
             if node.responsive:
                 node.dispatch(Progress(self._steps, 0, 0.0, 0.0, ""))
-                self._clock = node.core.clock
+                self._clock = node.core.clock_to_publish_by
                 self._publish_if_due()
         self._next_step(life)
 

@@ -12,7 +12,8 @@ send queue that is full does it, 12 s are added: so long waits a fetch whose req
 *Detection*: a member that died, with nothing else wrong, is no longer believed alive 20 s later: its
 heartbeats stop (12.5 s of silence raise suspicion), or its host resets the links (at once). *Progress*:
 rounds advance in every calm, and on each side of a split from 40 s on, when the members who are gone have
-been noticed and no longer hold the clock back.
+been noticed and no longer hold the clock back. Who went on while others hung or slept does not wait for
+them, and nothing of it is lost, however long that was.
 """
 
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ NOTICE_S = 40.0
 
 POLL_S = 0.5
 ROUNDS_PER_SIDE = 3
+AHEAD_MAX = 2
+"""A node opens the round after the clock's, by a clock that may be one ahead of others'."""
 
 
 @dataclass(slots=True)
@@ -112,6 +115,15 @@ class Verdicts:
         training = [node for node in self._live() if node.trainer.begun and not node.trainer.resting]
         if training and self._round(training) <= calm.round:
             self._fail(None, f"no round since {calm.begin:.0f} s, though nothing is wrong")
+        if calm.name in ("hangs", "sleep"):
+            self._check_nobody_waits(training)
+
+    def _check_nobody_waits(self, training: list[Node]) -> None:
+        """Whoever went on while others were away is where the swarm is, and not far ahead of it, waiting."""
+        reached = self._round(training)
+        for node in training:
+            if node.core.own_last > reached + AHEAD_MAX:
+                self._fail(node, f"has published round {node.core.own_last}, and waits: all are at {reached}")
 
     @staticmethod
     def _round(nodes: list[Node]) -> int:
@@ -278,7 +290,9 @@ class Verdicts:
             self._fail(first, "ends with another Phi than a fold of its records from scratch")
         self.world.audit.spread.judge(max(path.latency_s for path in scenario.paths.values()))
         if not scenario.is_forgetful:
-            self._check_nothing_lost(first.core.ledger, rounds)
+            self._check_nothing_lost(live, first.core.ledger, rounds)
+        elif scenario.name == "nights":  # who slept may have published for a round that was closed already
+            self._check_nothing_lost([self.world.nodes[self.world.watch]], first.core.ledger, rounds)
 
     def _check_merged(self, node: Node) -> None:
         ledger = node.core.ledger
@@ -301,10 +315,10 @@ class Verdicts:
         if node.fold.phi.tobytes() != first.fold.phi.tobytes():
             self._fail(node, f"ends with another Phi than {first.name}")
 
-    def _check_nothing_lost(self, ledger: Ledger, rounds: Rounds) -> None:
-        """Every delta that a node has published and kept is everywhere."""
+    def _check_nothing_lost(self, nodes: list[Node], ledger: Ledger, rounds: Rounds) -> None:
+        """Every delta that one of these nodes has published and kept is everywhere."""
         merged = {delta.record_id for deltas in rounds.values() for delta in deltas}
-        for node in self._live():
+        for node in nodes:
             for delta in self.world.audit.spoken_by(node.traits.identity.node_id):
                 if node.index not in self.world.lost_disks and delta.record_id not in merged:
                     self._fail(node, f"published round {delta.round}, and the swarm has lost it")

@@ -19,7 +19,7 @@ from tests.sim.scenario import CREATED, REST_S, Scenario, Storm
 from tests.sim.stage import Stage
 from tests.sim.trace import Trace, Violation
 from tests.sim.verdicts import Verdicts
-from tests.sim.weather import SHAPES, Mischief, Pair, Weather
+from tests.sim.weather import SHAPES, Mischief, Pair, Weather, between
 
 STARTED_BY_S = 12.0
 """All members of the first hour are there by now."""
@@ -162,6 +162,11 @@ class World:
         """A line of the trace."""
         self.trace.say(self.loop.now, text)
 
+    @property
+    def watch(self) -> int:
+        """The one that goes on while others are away."""
+        return next(node.index for node in self.nodes if node.traits.trains and not node.traits.is_liar)
+
     def hosts(self) -> list[int]:
         """Indices of all members that have not gone for ever."""
         return [node.index for node in self.nodes if not node.gone]
@@ -186,6 +191,7 @@ class World:
                 continue
             self.revive(node)
             self.resume(node)
+            node.trainer.go_on()
         self.net.changed()
         name = "+".join(storm.names)
         self.say(f"all is well after {name}")
@@ -285,6 +291,39 @@ class World:
         if node.running and not node.responsive:
             self.say(f"{node.name} goes on")
             node.resume()
+
+    def hang(self, node: Node) -> None:
+        """Its trainer does no steps, and its daemon goes on."""
+        if node.trainer.running:
+            self.say(f"{node.name}: its trainer hangs")
+            node.trainer.hang()
+
+    def go_on(self, node: Node) -> None:
+        """Its trainer does steps again."""
+        if node.trainer.hangs:
+            self.say(f"{node.name}: its trainer goes on")
+            node.trainer.go_on()
+
+    def sleep(self, node: Node, *, suspended: bool) -> None:
+        """All of a machine stops. `suspended`: its monotonic clock too, and nothing reaches it."""
+        if not node.responsive:
+            return
+        self.say(f"{node.name} {'is suspended' if suspended else 'stops, and its trainer'}")
+        node.trainer.hang()
+        if suspended:
+            node.suspend()
+            self.is_fine = False
+            self.weather.close(f"{node.name} sleeps", between([node.index], self.hosts()))
+            self.net.changed()
+        else:
+            node.stop()
+
+    def wake(self, node: Node) -> None:
+        """It goes on, and may publish for the round before before it hears of any other."""
+        self.weather.reopen(f"{node.name} sleeps")
+        self.net.changed()
+        node.trainer.go_on(hastily=self.rng.random() < 0.5)
+        self.resume(node)
 
     def leave(self, node: Node) -> None:
         if node.responsive and sum(other.running for other in self.nodes) > 3:

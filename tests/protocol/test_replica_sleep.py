@@ -1,0 +1,205 @@
+"""Whole cores on machines that sleep: what a node knows, and publishes, when it wakes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gossamer.protocol import effects as fx
+from gossamer.protocol import limits
+from tests.protocol import builders
+from tests.protocol.cores import BRISK, swarm
+from tests.protocol.wiring import Node, World
+
+SUSPENDED = pytest.mark.parametrize("suspended", [True, False], ids=["suspended", "stopped"])
+"""Whether the monotonic clock stands still meanwhile, as on Linux, or goes on, as after SIGSTOP."""
+
+LATE_S = limits.RESUME_PATIENCE_S + 5.0
+
+
+def _training(seed: int, count: int = 3) -> World:
+    world = swarm(seed, count, of=BRISK)
+    for node in world.running():
+        world.train(node, 0.5, math.inf)
+    world.run(20.0)
+    return world
+
+
+def _published(node: Node, since: int) -> list[int]:
+    """The rounds after one that a node has published for."""
+    own = [delta.round for delta in node.disk if delta.author == node.identity.node_id]
+    return [round_ for round_ in own if round_ > since]
+
+
+@SUSPENDED
+def test_two_of_three_that_slept_go_on_where_the_third_is(seed, suspended):
+    world = _training(seed)
+    alone, *asleep = world.running()
+    for node in asleep:
+        world.sleep(node, 120.0, suspended=suspended)
+    last = {node.number: node.core.own_last for node in asleep}
+    world.run(120.0)
+    reached = alone.core.own_last
+    assert reached > 90
+    world.run(LATE_S)
+    assert len(_published(alone, reached)) > LATE_S / 2, "it does not wait for them"
+    for node in asleep:
+        in_passing, *rest = _published(node, last[node.number])
+        assert min(rest) >= reached - 2, "what was trained meanwhile is not trained over again, beside it"
+        assert in_passing >= reached - 2, "nor is the round opened again in which they fell asleep"
+    world.run(10.0)
+    rounds = [node.core.own_last for node in world.running()]
+    assert max(rounds) - min(rounds) <= 2
+
+
+@SUSPENDED
+def test_who_slept_for_a_short_while_publishes_nothing_in_the_round_in_which_it_fell_asleep(seed, suspended):
+    world = _training(seed)
+    node = world.nodes[2]
+    last = node.core.own_last
+    world.sleep(node, limits.SLEEP_MIN_S + 5.0, suspended=suspended)
+    world.run(limits.SLEEP_MIN_S + 5.0)
+    reached = min(world.nodes[number].core.own_last for number in (0, 1))
+    world.run(LATE_S)
+    assert min(_published(node, last)) >= reached - 1
+    world.run(20.0, world.agree)
+    assert max(n.core.own_last for n in world.running()) - node.core.own_last <= 2
+
+
+@SUSPENDED
+def test_all_that_slept_together_go_on_where_they_were(seed, suspended):
+    world = _training(seed)
+    reached = max(node.core.own_last for node in world.running())
+    for node in world.running():
+        world.sleep(node, 3600.0 + node.number, suspended=suspended)
+    world.run(3602.0)
+    before = world.nodes[0].core.own_last
+    assert before <= reached + 1
+    world.run(LATE_S + 20.0)
+    assert min(_published(world.nodes[0], before)) <= before + 2, "no round is skipped"
+    for node in world.running():
+        assert node.core.own_last > before + 10
+    assert not any(node.blames for node in world.running())
+
+
+def test_a_delta_that_was_on_its_way_when_its_node_fell_asleep_gives_it_no_say(seed):
+    world = _training(seed)
+    alone, *asleep = world.running()
+    for node in asleep:
+        world.sleep(node, 120.0, suspended=False)
+    for node in asleep:  # its trainer is faster than its daemon
+        world.after(120.001, lambda node=node: world.publish(node))
+    world.run(120.0)
+    reached = alone.core.own_last
+    world.run(LATE_S)
+    assert len(_published(alone, reached)) > LATE_S / 2
+
+
+def test_two_whose_network_comes_back_late_go_on_where_the_third_is(seed):
+    """As a laptop's does: what they have no link for is no reason to go on alone."""
+    world = _training(seed)
+    alone, *asleep = world.running()
+    for node in asleep:
+        world.sleep(node, 120.0, suspended=True)
+    world.run(119.0)
+    world.partition([0], [1], [2])
+    last = {node.number: node.core.own_last for node in asleep}
+    world.run(30.0)
+    reached = alone.core.own_last
+    world.heal()
+    world.run(2 * limits.RESUME_PATIENCE_S)
+    assert len(_published(alone, reached)) > limits.RESUME_PATIENCE_S, "it does not wait for them"
+    for node in asleep:
+        assert min(_published(node, last[node.number])) >= reached - 2
+
+
+def test_one_that_finds_nobody_when_it_wakes_goes_on_alone(seed):
+    world = _training(seed)
+    node = world.nodes[2]
+    world.sleep(node, 120.0, suspended=True)
+    world.run(60.0)
+    for other in (0, 1):
+        world.crash(world.nodes[other])
+    last = node.core.own_last
+    world.run(60.0 + limits.WAKE_PATIENCE_S)
+    assert len(_published(node, last)) <= 1
+    world.run(30.0)
+    assert len(_published(node, last)) > 10
+
+
+def test_one_that_is_a_swarm_of_its_own_has_nobody_to_hear(seed):
+    world = World(seed, BRISK)
+    node = world.add(0)
+    world.train(node, 0.5, math.inf)
+    world.run(10.0)
+    world.sleep(node, 3600.0, suspended=True)
+    world.run(3600.0)
+    last = node.core.own_last
+    world.run(10.0)
+    assert node.core.own_last > last + 5
+
+
+def test_a_slow_event_loop_has_not_slept(seed):
+    world = _training(seed)
+    node = world.nodes[1]
+    for _ in range(10):
+        world.freeze(node, 3.0)
+        world.run(4.0)
+        assert node.core.clock_to_publish_by == node.core.clock
+
+
+def test_who_was_cut_off_has_not_slept(seed):
+    world = _training(seed)
+    world.partition([0], [1, 2])
+    for _ in range(60):
+        world.run(1.0)
+        assert all(node.core.clock_to_publish_by == node.core.clock for node in world.running())
+    world.heal()
+    world.run(1.0)
+    assert all(node.core.clock_to_publish_by == node.core.clock for node in world.running())
+
+
+@pytest.mark.parametrize(("forward_s", "silent"), [(3600.0, True), (5.0, False), (-3600.0, False)])
+def test_a_clock_that_was_set_forward_costs_a_moment_of_silence(seed, forward_s, silent):
+    world = _training(seed)
+    node = world.nodes[1]
+    world.handle(node, fx.TimeSet(builders.CREATED + 3600.0 + forward_s))
+    reached = node.core.own_last
+    world.run(limits.RESUME_PATIENCE_S - 1.0)
+    assert (len(_published(node, reached)) <= 1) == silent
+    world.run(21.0)
+    assert len(_published(node, reached)) > 10
+    others = [world.nodes[number].core for number in (0, 2)]
+    assert all(core.own_last >= reached + 30 for core in others), "nobody waited for it"
+
+
+def test_two_whose_trainers_hung_go_on_where_the_third_is(seed):
+    """Their daemons were there all the time, and heard of its rounds."""
+    world = swarm(seed, 3, of=BRISK)
+    steps = {node.number: 0 for node in world.running()}
+
+    def report(node: Node, until: float) -> None:
+        if world.now < until:
+            steps[node.number] += 1
+            world.handle(node, fx.Progress(steps[node.number], 0, 0.0, 0.0, ""))
+            world.after(0.5, lambda: report(node, until))
+
+    def train(node: Node, until: float) -> None:
+        report(node, until)
+        world.train(node, 0.5, until)
+
+    alone, *hung = world.running()
+    train(alone, math.inf)
+    for node in hung:
+        train(node, world.now + 20.0)
+    world.run(120.0)
+    reached = alone.core.own_last
+    last = {node.number: node.core.own_last for node in hung}
+    assert reached > max(last.values()) + 60
+    for node in hung:
+        train(node, math.inf)
+    world.run(20.0)
+    assert len(_published(alone, reached)) > 15, "it does not wait for them"
+    for node in hung:
+        assert min(_published(node, last[node.number])) >= reached - 2
