@@ -21,11 +21,12 @@ class Activity:
     stride_s: float = 0.0
     """How long it took the last time, 0 before it has moved."""
 
-    def note(self, inner_steps: int, round_: int, now: float) -> None:
-        """Take in how far it says it is."""
+    def note(self, inner_steps: int, round_: int, now: float, *, was_away: bool = False) -> None:
+        """Take in how far it says it is. Nobody knows how long it took one that `was_away`, not heard of."""
         if (inner_steps, round_) != self.at:
             self.at = inner_steps, round_
-            self.stride_s = min(now - self.moved, limits.STRIDE_MAX_S)
+            if not was_away:
+                self.stride_s = min(now - self.moved, limits.STRIDE_MAX_S)
             self.moved = now
 
     def forget(self) -> None:

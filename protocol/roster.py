@@ -41,6 +41,8 @@ class Member:
     """When there was last a sign of life: a newer row, or an answer on a link."""
     answered: float = -math.inf
     """When it last spoke on a link to us: unlike a row, that has not been on its way for seconds."""
+    told: float = -math.inf
+    """When its newest row came."""
     activity: Activity = field(default_factory=lambda: Activity(-math.inf))
 
     @property
@@ -89,9 +91,10 @@ class Roster:
         self._rows.pop(known.peer.data, None)
         self._rows[peer.data] = peer.node_id
         may_be_late = _may_be_late(known, peer, now)
+        was_away = now - known.told > limits.IDLE_MIN_S
         known.peer = peer
-        known.heard = now
-        known.activity.note(peer.body.inner_steps, peer.body.round, now)
+        known.heard = known.told = now
+        known.activity.note(peer.body.inner_steps, peer.body.round, now, was_away=was_away)
         if known.health is Health.DOWN and may_be_late:
             return True
         health = Health.LEFT if peer.body.leaving else Health.ALIVE

@@ -73,6 +73,21 @@ def test_three_that_start_together_go_on_where_one_of_them_had_got_alone(seed):
     assert max(rounds) - min(rounds) <= 2
 
 
+def test_those_who_end_while_they_are_cut_off_rest_soon_after_they_are_back(seed):
+    """What one of them did alone is merged then, however far beyond the others' rounds."""
+    world = swarm(seed, 3, of=BRISK)
+    end = world.now + 150.0
+    for node in world.running():
+        world.train(node, 0.5 + node.number, end)
+    world.run(20.0)
+    world.partition([0], [1], [2])
+    world.run(end - world.now)
+    assert not any(node.core.rests for node in world.running())
+    world.heal()
+    world.run(40.0)
+    assert all(node.core.rests and world.agree() for node in world.running())
+
+
 def test_publishing_a_round_again_is_refused(seed):
     world = World(seed)
     node = world.add(0)
