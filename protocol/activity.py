@@ -25,7 +25,7 @@ class Activity:
         """Take in how far it says it is. Nobody knows how long it took one that `was_away`, not heard of."""
         if (inner_steps, round_) != self.at:
             self.at = inner_steps, round_
-            if not was_away:
+            if not was_away and self.moved > -inf:
                 self.stride_s = min(now - self.moved, limits.STRIDE_MAX_S)
             self.moved = now
 

@@ -214,6 +214,9 @@ RESUME_PATIENCE_S = 15.0
 WAKE_PATIENCE_S = 60.0
 """One that slept has its network back by then, and hears of the others for RESUME_PATIENCE_S once it has."""
 
+OUTLIVED_PATIENCE_S = 600.0
+"""Who begins anew waits so long for those who went on, if they are gone, before it goes on without them."""
+
 SLEEP_MIN_S = 20.0
 """A machine that stood still for longer has slept: others have given up its links (LINK_SILENCE_S). A slow
 event loop is late by seconds."""

@@ -77,12 +77,19 @@ class Sealing:
         self._company: frozenset[bytes] | None = None
         """Who was there then, None if that is not known."""
         self._returns_until = 0.0
-        self.begins_anew = False
-        """Whether what we hold is given up, and the swarm's snapshot not here yet."""
+        self._given_up: Claim | None = None
+        """The newest snapshot that we held, while we begin anew from the swarm's."""
+        self._ahead_at = 0.0
+        """When somebody was last there, since then, who went on."""
 
     @property
     def joined(self) -> bool:
         return bool(self.claims)
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether what we hold is given up, and the swarm's snapshot not here yet."""
+        return self._given_up is not None
 
     @property
     def is_in_a_hurry(self) -> bool:
@@ -102,7 +109,7 @@ class Sealing:
         Who was not had been cut off from us, or we from it: then neither history is the one that went on.
         If we have not looked since we came back the last time, for want of a network, that was no return.
         """
-        if self._returns_until == inf:
+        if self._returns_until == inf or self.begins_anew:
             return
         self._extent = max(extent, self.floor, *(claim.round for claim in self.claims))
         self._company = company
@@ -110,6 +117,8 @@ class Sealing:
 
     def sealed(self, claims: Claims) -> None:
         """Our snapshots have changed."""
+        if self.begins_anew:
+            return  # one that was being written is of what is given up
         if self.claims and claims[0].round <= self.claims[0].round:
             self._claimed.clear()  # a late record: what we said of the rounds before may not hold any more
         self.claims = claims
@@ -120,7 +129,7 @@ class Sealing:
     def adopted(self, claim: Claim) -> None:
         """Phi is now that snapshot: our history begins there."""
         self.claims = (claim,)
-        self.begins_anew, self._returns_until = False, 0.0
+        self._given_up, self._returns_until = None, 0.0
         self._claimed = {claim.round: claim}
         self.floor = claim.round
         self.adopting = None
@@ -192,17 +201,26 @@ class Sealing:
             f"we were away since round {self._extent}, and the swarm has closed rounds since: starting again"
             " from its snapshot"
         )
+        self._given_up, self._ahead_at = self.claims[0], now
         self.claims, self._is_first, self._returns_until = (), False, 0.0
         self._claimed.clear()
         self._joining = Joining(self._trusted)
-        self.begins_anew = True
         return [Notice(text), *self._join(members, now)]
+
+    def _go_on_without(self, given_up: Claim, now: float) -> list[Effect]:
+        """Who went on is gone with what they had: better their history is lost than that nobody has any."""
+        text = f"whoever went on is gone: going on from our own snapshot of round {given_up.round}"
+        return [Notice(text), *self._adopt(given_up, now)]
 
     def _join(self, members: Sequence[Witness], now: float) -> list[Effect]:
         if self._is_first:
             return self._adopt(self._genesis, now)
-        if self.begins_anew:
+        if self._given_up is not None:
             members = self._who_went_on(members)
+            if members:
+                self._ahead_at = now
+            elif now - self._ahead_at > limits.OUTLIVED_PATIENCE_S:
+                return self._go_on_without(self._given_up, now)
         best, said = self._joining.choose(members, now)
         return said if best is None else self._adopt(best, now)
 
@@ -212,7 +230,7 @@ class Sealing:
         return [Adopt(claim)]
 
     def _give_up_if_gone(self, claim: Claim, others: Sequence[Claims], now: float) -> None:
-        if self._is_first or any(claim in claims for claims in others):
+        if self._is_first or claim == self._given_up or any(claim in claims for claims in others):
             self._claimed_at = now
         elif now - self._claimed_at > GONE_AFTER_S:
             self.adopting = None

@@ -21,9 +21,10 @@ from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
 
 BUFFER_BYTES_MAX = 1 << 20
-BACKLOG_BYTES_MAX = 1 << 16
+BACKLOG_BYTES_MAX = 1 << 17
 """What may wait for a trainer that does not read. asyncio adds up all that waits at every write."""
 ACCEPT_RETRY_S = 1.0
+WELCOME_S = 30.0
 
 log = logging.getLogger("gossamer.trainer")
 
@@ -125,17 +126,19 @@ class TrainerPort:
             connection.close()
             self._shared.close()
             return
-        writer.write(welcome[control.LENGTH_BYTES :])
-        self._writer = writer
-        self.attachments += 1
-        self._taken.clear()
-        self.done.clear()
-        attendant.trainer_changed()
         try:
+            writer.write(welcome[control.LENGTH_BYTES :])
+            async with asyncio.timeout(WELCOME_S):
+                await writer.drain()  # a manifest of many tensors is more than may wait
+            self._writer = writer
+            self.attachments += 1
+            self._taken.clear()
+            self.done.clear()
+            attendant.trainer_changed()
             while True:
                 length = control.frame_length(await reader.readexactly(control.LENGTH_BYTES))
                 await self._handle(control.decode(await reader.readexactly(length)), attendant)
-        except (asyncio.IncompleteReadError, ConnectionError, MalformedError):
+        except (asyncio.IncompleteReadError, ConnectionError, MalformedError, TimeoutError):
             pass
         finally:
             self._writer = None

@@ -109,8 +109,10 @@ class Leader(Role):
         self.stop_requested = False
         while self._agree(leaving=1).leaving < self.team.size:
             pass  # a rank that still trains hears of it at its next step
-        round_ = max(self._link.own_last + 1, self._link.clock)
-        may = self._steps_since > 0 and round_ <= self._link.clock + 1 and not self.finished
+        # Where the swarm is may not be known, after a sleep: then what the window holds is as late as it is.
+        clock = self._link.clock if self._link.clock >= 0 else self._link.own_last
+        round_ = max(self._link.own_last + 1, clock)
+        may = self._steps_since > 0 and round_ <= clock + 1 and not self.finished
         due = round_ if may and self._link.can_publish else None
         with self._changing([], due):
             if due is not None:

@@ -21,8 +21,10 @@ import pytest
 from gossamer.node.ipc import control, daemon_link, trainer_port
 from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.ipc.shared import SharedMemory
+from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import Manifest
 from tests.node.trainer_side import NODE_ID, FakeDaemon, daemon_at, link_to, publish, until, values_of
+from tests.protocol import builders
 from tests.protocol.builders import LAYOUT
 
 
@@ -42,6 +44,17 @@ def fragment_values(rng: np.random.Generator, index: int) -> np.ndarray:
 
 
 # -- the daemon lives
+
+
+async def test_a_trainer_of_many_tensors_is_welcomed_at_once(tmp_path: Path) -> None:
+    """Its manifest is longer than what may wait for a trainer that does not read."""
+    tensors = tuple(TensorSpec(f"experts.{number}.weight", (2, 2), "mean") for number in range(20_000))
+    async with daemon_at(tmp_path, builders.manifest(tensors)) as daemon:
+        daemon.trainer_changed = lambda: daemon.port.send(control.Clock(0, 0))  # type: ignore[method-assign]
+        async with link_to(daemon) as link:
+            daemon.port.send(control.Clock(8, 0))
+            await until(lambda: link.clock == 8)
+            assert daemon.port.attachments == 1
 
 
 async def test_attaching_hands_over_what_a_trainer_needs(daemon: FakeDaemon) -> None:

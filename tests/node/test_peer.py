@@ -302,6 +302,18 @@ async def test_leaving_publishes_the_open_window_once(tmp_path: Path) -> None:
         assert list(setup.daemon.signed) == [1], "an empty window is none"
 
 
+async def test_leaving_right_after_a_sleep_publishes_the_open_window(tmp_path: Path) -> None:
+    """Where the swarm is has still to be heard: the window is as late as it is."""
+    async with begun(tmp_path) as setup:
+        setup.step()
+        setup.daemon.port.send(control.Clock(-1, 0))
+        await until(lambda: setup.link.clock == -1)
+        for _ in range(3 * EVERY):
+            assert setup.step() is None
+        await asyncio.to_thread(setup.peer.flush, 5)
+        assert list(setup.daemon.signed) == [1]
+
+
 async def test_leaving_without_a_daemon_takes_no_longer_than_said(tmp_path: Path) -> None:
     async with begun(tmp_path) as setup:
         setup.daemon.answers = False

@@ -36,3 +36,13 @@ def test_an_absence_is_no_stride():
     activity.note(9, 1, 180.0, was_away=True)
     assert activity.has_moved and not activity.is_idle(180.0 + limits.IDLE_MIN_S)
     assert activity.is_idle(181.0 + limits.IDLE_MIN_S), "at rest since it was back"
+
+
+def test_what_is_forgotten_leaves_no_stride():
+    activity = Activity(0.0)
+    activity.note(1, 0, 4.0)
+    activity.forget()
+    assert activity.is_idle(5.0)
+    activity.note(2, 0, 100.0)
+    assert not activity.is_idle(100.0 + limits.IDLE_MIN_S)
+    assert activity.is_idle(101.0 + limits.IDLE_MIN_S)

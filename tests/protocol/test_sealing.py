@@ -182,6 +182,46 @@ def test_who_begins_anew_does_not_start_from_the_snapshot_of_one_that_was_away_t
     assert kinds(effects, Adopt) == [Adopt(claim(96))]
 
 
+@pytest.mark.parametrize("is_named", [False, True])
+def test_who_begins_anew_goes_on_from_its_own_snapshot_if_those_who_went_on_are_gone_for_long(
+    manifest, is_named
+):
+    """No single death stops a swarm; another one that was away has no more than we have."""
+    sealing = slept(manifest, [b"friend"])
+    away = Witness((), b"away", is_named)
+    ahead = Witness((claim(96),), b"friend", is_named)
+    assert not kinds(sealing.wake(100.0, 100, [away, ahead]), Adopt)
+    assert sealing.begins_anew
+    patience = int(limits.OUTLIVED_PATIENCE_S)
+    effects = [effect for tick in range(patience - 5) for effect in sealing.wake(101.0 + tick, 100, [away])]
+    assert not effects, "they may come back"
+    effects = [e for tick in range(30) for e in sealing.wake(100.0 + patience + tick, 100, [away])]
+    assert kinds(effects, Adopt) == [Adopt(claim(16))]
+    assert "from our own snapshot of round 16" in kinds(effects, Notice)[0].text
+    sealing.adopted(claim(16))
+    assert sealing.joined and not sealing.begins_anew
+
+
+def test_who_begins_anew_and_falls_asleep_again_still_does(manifest):
+    """Meanwhile it has heard of the rounds since, though not of all."""
+    sealing = slept(manifest, [b"friend"])
+    others = [Witness((claim(96),), b"friend")]
+    sealing.wake(100.0, 100, others)
+    sealing.came_back(98, frozenset([b"friend"]))
+    effects = [effect for tick in range(20) for effect in sealing.wake(200 + tick / 2, 100, others)]
+    assert kinds(effects, Adopt) == [Adopt(claim(96))]
+
+
+def test_a_snapshot_that_was_being_written_does_not_bring_back_what_is_given_up(manifest):
+    sealing = slept(manifest, [b"friend"])
+    others = [Witness((claim(96),), b"friend")]
+    sealing.wake(100.0, 100, others)
+    sealing.sealed((claim(24), claim(16)))
+    assert not sealing.joined
+    effects = [effect for tick in range(20) for effect in sealing.wake(101 + tick / 2, 100, others)]
+    assert kinds(effects, Adopt) == [Adopt(claim(96))]
+
+
 def test_who_has_been_in_the_swarm_for_a_while_has_missed_nothing(manifest):
     sealing = Sealing(manifest, is_first=False)
     sealing.restore((claim(16), claim(8)), 0, extent=20)
