@@ -363,6 +363,8 @@ async def test_listeners_are_bounded_and_slow_ones_let_go(
         with pytest.raises(aiohttp.ClientError):
             await reading
         await until(lambda: not len(feed))
+        for response in (slow, other, refused):
+            response.close()
 
 
 def test_what_json_cannot_say_is_not_sent() -> None:
