@@ -113,7 +113,8 @@ class Verdicts:
         if not calm.over:
             self._fail(None, "a calm ended before all had converged")
         training = [node for node in self._live() if node.trainer.begun and not node.trainer.resting]
-        if training and self._round(training) <= calm.round:
+        long_enough = training and self.world.loop.now - calm.begin > self._round_s(training)
+        if long_enough and self._round(training) <= calm.round:
             self._fail(None, f"no round since {calm.begin:.0f} s, though nothing is wrong")
         if calm.name in ("hangs", "sleep"):
             self._check_nobody_waits(training)
@@ -222,19 +223,22 @@ class Verdicts:
         self.world.loop.after(NOTICE_S, self._note_sides, end)
 
     def _note_sides(self, end: float) -> None:
-        manifest = self.world.scenario.manifest
         for hosts in self.world.weather.components(self.world.hosts()):
             nodes = [self.world.nodes[host] for host in hosts]
             nodes = [n for n in nodes if n.running and n.trainer.begun and not n.traits.is_liar]
-            steps = max(1, manifest.pace.every_steps / 2)
-            seconds = sorted(max(steps * n.traits.step_s, manifest.pace.every_seconds / 2) for n in nodes)
-            if nodes:  # the clock leaves out the fastest third, and follows the next
-                round_s = seconds[len(seconds) // 3]
-                side = _Side(nodes, [n.life for n in nodes], self._round(nodes), round_s)
+            if nodes:
+                side = _Side(nodes, [n.life for n in nodes], self._round(nodes), self._round_s(nodes))
                 self._sides.append(side)
                 enough = self.world.loop.now + ROUNDS_PER_SIDE * (side.round_s + 2.0)
                 if enough < end:
                     self.world.loop.at(enough, self._check_side, side)
+
+    def _round_s(self, nodes: list[Node]) -> float:
+        """How long a round takes these: the clock leaves out the fastest third, and follows the next."""
+        pace = self.world.scenario.manifest.pace
+        steps = max(1, pace.every_steps / 2)
+        seconds = sorted(max(steps * node.traits.step_s, pace.every_seconds / 2) for node in nodes)
+        return seconds[len(seconds) // 3]
 
     def _check_side(self, side: _Side) -> None:
         undisturbed = all(
