@@ -142,9 +142,9 @@ class Ledger:
         return self._last.get(author, _NONE)[0]
 
     def reached(self, but: bytes = b"") -> int:
-        """The round that the authors of open rounds have reached, those who are gone among them, less one."""
-        last = {author: round_ for author, (round_, _) in self._last.items() if author != but}
-        return max(self.floor, round_clock(round_ for round_ in last.values() if round_ > self.floor))
+        """The round that the authors of open rounds have reached, those who are gone too, all `but` one."""
+        last = (round_ for author, (round_, _) in self._last.items() if author != but)
+        return max(self.floor, round_clock(round_ for round_ in last if round_ > self.floor))
 
     @property
     def horizon(self) -> int:

@@ -36,8 +36,9 @@ class Standing:
 
     @property
     def clock(self) -> int:
-        """The swarm's round clock, 0 while we do not know it, as for some seconds after a sleep."""
-        return max(0, self._role.seen.clock)
+        """The swarm's round clock; our own last round while we do not know it, as right after a sleep."""
+        seen = self._role.seen
+        return seen.clock if seen.clock >= 0 else seen.own_last
 
     @property
     def swarm_tokens(self) -> int:

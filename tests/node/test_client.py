@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from unittest.mock import Mock
 
 import aiohttp
@@ -13,6 +15,19 @@ from gossamer.node.address import parse_address
 from gossamer.node.network.client import _reason, fetch_status, fingerprint_at, parse_status
 from gossamer.protocol.errors import UnreachableError
 from tests.node.wires import End, listening
+
+
+@asynccontextmanager
+async def answering(banner: bytes) -> AsyncIterator[int]:
+    """The port of a server that says this to whoever says anything, and hangs up."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(banner)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
 
 
 def test_a_status() -> None:
@@ -40,13 +55,7 @@ def test_what_is_no_status(body: bytes) -> None:
 )
 def test_what_answers_is_no_node(banner: bytes, plaintext: bool, why: str) -> None:
     async def ask() -> None:
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read(1)
-            writer.write(banner)
-            writer.close()
-
-        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
+        async with answering(banner) as port:
             with pytest.raises(UnreachableError, match=why) as error:
                 await fetch_status(f"127.0.0.1:{port}", plaintext=plaintext)
             assert "\n" not in str(error.value)
@@ -58,13 +67,7 @@ def test_what_answers_is_no_node(banner: bytes, plaintext: bool, why: str) -> No
     ("banner", "why"), [(b"SSH-2.0-OpenSSH\r\n", "does not speak TLS"), (b"", "the connection was closed")]
 )
 async def test_what_answers_is_not_the_node_that_was_named(banner: bytes, why: str) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-        writer.write(banner)
-        writer.close()
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with answering(banner) as port:
         with pytest.raises(UnreachableError, match=why):
             await fetch_status(f"gossamer://{'ab' * 32}@127.0.0.1:{port}")
 

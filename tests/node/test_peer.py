@@ -312,6 +312,7 @@ async def test_leaving_right_after_a_sleep_publishes_the_open_window(tmp_path: P
             assert setup.step() is None
         await asyncio.to_thread(setup.peer.flush, 5)
         assert list(setup.daemon.signed) == [1]
+        assert setup.peer.clock == 1, "a script sees how far it is itself"
 
 
 async def test_leaving_without_a_daemon_takes_no_longer_than_said(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from gossamer.protocol.payload import encode_payload
 from gossamer.protocol.presence import NodeInfo
 from gossamer.protocol.replica import Replica
 from tests.protocol import builders
-from tests.protocol.cores import BRISK, STORM, check, publish_effects, swarm
+from tests.protocol.cores import BRISK, STORM, check, one_that_went_on, publish_effects, swarm
 from tests.protocol.wiring import Node, Weather, World
 
 # --- everything reaches everybody -------------------------------------------------------------------
@@ -291,14 +291,7 @@ def test_one_of_three_goes_on_while_the_others_hang(seed):
 
 
 def test_two_of_three_that_were_away_go_on_where_the_third_is(seed):
-    world = swarm(seed, 3, of=BRISK)
-    for node in world.running():
-        world.train(node, 0.5, math.inf)
-    world.run(20.0)
-    alone, *away = world.running()
-    for node in away:
-        world.crash(node)
-    world.run(120.0)
+    world, alone, away = one_that_went_on(seed, 120.0)
     reached = alone.core.own_last
     assert reached > 90
     for node in away:

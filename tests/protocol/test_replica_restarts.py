@@ -8,7 +8,7 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from tests.protocol import builders
-from tests.protocol.cores import BRISK, check, conflicting, publish_effects, swarm
+from tests.protocol.cores import BRISK, check, conflicting, one_that_went_on, publish_effects, swarm
 from tests.protocol.wiring import Node, World
 
 # --- restarts ---------------------------------------------------------------------------------------
@@ -52,14 +52,7 @@ def _settled(world: World) -> World:
 
 def test_three_that_start_together_go_on_where_one_of_them_had_got_alone(seed):
     """Two of the three were away for long: what they last knew is no word against the third."""
-    world = swarm(seed, 3, of=BRISK)
-    for node in world.running():
-        world.train(node, 0.5, math.inf)
-    world.run(20.0)
-    alone, *away = world.running()
-    for node in away:
-        world.crash(node)
-    world.run(60.0)
+    world, alone, away = one_that_went_on(seed, 60.0)
     reached = alone.core.own_last
     world.crash(alone)
     for node in (*away, alone):
