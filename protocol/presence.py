@@ -113,9 +113,10 @@ class Presence:
         self._is_doubtful = True
 
     def leave(self) -> list[Effect]:
-        """Tell that we go."""
+        """Tell everybody whom we are linked to that we go: who did not hear it wonders at a dead link."""
         self._leaving = True
-        return self.beat()
+        self._renew()
+        return [Send(link.number, Records(((self.data, False),))) for link in self._links.all()]
 
     def changed(self) -> None:
         """Something in our row is worth telling soon, though not at once."""
@@ -124,7 +125,8 @@ class Presence:
     def beat(self) -> list[Effect]:
         """Sign a newer row of ourselves and push it at once."""
         self._renew()
-        return self._push(self._identity.node_id, self.data, source=None)
+        self.forget(self._identity.node_id)
+        return self._push(self.data, set())
 
     # -- time
 
@@ -159,10 +161,9 @@ class Presence:
         was_doubted = known is not None and known.health is not Health.ALIVE
         if not self._roster.update(peer, now):
             return []
-        if was_doubted or peer.body.leaving:
-            return self._push(peer.node_id, peer.data, source=link)
-        self._news[peer.node_id] = _News((peer.data, False), {link})
-        return []
+        news = self._news[peer.node_id] = _News((peer.data, False), {link})
+        is_urgent = was_doubted or peer.body.leaving
+        return self._push(peer.data, news.known_to) if is_urgent else []
 
     def is_known(self, row: bytes, link: int) -> bool:
         """Whether a row from a link is one that we have, byte for byte; then it need not be told there."""
@@ -247,11 +248,12 @@ class Presence:
         self._told = order[count:] + order[:count]
         return order[:count]
 
-    def _push(self, node_id: bytes, row: bytes, source: int | None) -> list[Effect]:
-        self._news.pop(node_id, None)
-        others = {link.number for link in self._links.all()} - {source}
-        message = Records(((row, False),))
-        return [Send(link, message) for link in sample(others, limits.PUSH_FANOUT, self._rng)]
+    def _push(self, row: bytes, known_to: set[int]) -> list[Effect]:
+        """Tell a row at once to a few links other than those that know it; they know it then."""
+        others = {link.number for link in self._links.all()} - known_to
+        targets = sample(others, limits.PUSH_FANOUT, self._rng)
+        known_to.update(targets)
+        return [Send(link, Records(((row, False),))) for link in targets]
 
     def _outdo(self, peer: Peer) -> None:
         """A row of an earlier life of ours is newer, as after a clock was set back: go beyond it.
