@@ -16,7 +16,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Notice, RandomSource, Send
 from gossamer.protocol.gossip import sample
 from gossamer.protocol.identity import short
-from gossamer.protocol.messages import Ack, Ping, PingFor, Suspect
+from gossamer.protocol.messages import Ack, Ping, PingFor, Records, Suspect
 from gossamer.protocol.roster import Health, Member, Roster
 
 LATE_WAKE_S = 0.5
@@ -56,6 +56,8 @@ class Membership:
         self._asked_again: dict[bytes, float] = {}
         """When others were last asked about members whom a row had cleared of a suspicion."""
         self._numbers = 0
+        self._looked = 0.0
+        """When we last looked whose silence has lasted."""
         self._next_probe = 0.0
         self.local_health = 0
         """0 when we are on time; grows to LOCAL_HEALTH_MAX - 1 as we find ourselves slow."""
@@ -152,12 +154,17 @@ class Membership:
         return [Send(target, Ping(self._numbers))]
 
     def suspicion(self, link: int, message: Suspect, now: float) -> list[Effect]:
-        """Somebody suspects a member; believe it unless we know better: a late row of it is no better."""
+        """Somebody suspects a member; believe it unless we know better: a late row of it is no better.
+
+        Gossip may have missed whoever suspects it: a newer row shows that, if it is not the last one either.
+        """
         member = self._roster.get(message.node_id)
         if member is None or member.health is not Health.ALIVE:
             return []
-        fresh = now - self._answered(member) < limits.PROBE_TIMEOUT_S
-        if fresh or member.peer.body.age > (message.incarnation, message.heartbeat):
+        if member.peer.body.age > (message.incarnation, message.heartbeat):
+            is_the_last = now - member.told > limits.HEARTBEAT_INTERVAL_S
+            return [] if is_the_last else [Send(link, Records(((member.peer.data, False),)))]
+        if now - self._answered(member) < limits.PROBE_TIMEOUT_S:
             return []
         return self._suspect(message.node_id, now, source=link)
 
@@ -234,7 +241,7 @@ class Membership:
         self._suspected[node_id] = now
         rumour = Suspect(node_id, *member.peer.body.age)
         targets = sample(set(self._links) - {source}, limits.PUSH_FANOUT, self._rng)
-        return [Notice(f"{_named(member)} does not answer"), *(Send(link, rumour) for link in targets)]
+        return [Send(link, rumour) for link in targets]
 
     def _ask_about_the_recovered(self, now: float) -> list[Effect]:
         """A row has lifted a suspicion. It may have been the last: better to ask than to wait for silence.
@@ -268,6 +275,8 @@ class Membership:
         effects: list[Effect] = []
         silent_since = now - self._patience(limits.SILENCE_SUSPECT_S)
         suspected_since = now - self._patience(limits.SUSPICION_TIMEOUT_S)
+        told_before, tell_before = self._looked - limits.PROBE_TIMEOUT_S, now - limits.PROBE_TIMEOUT_S
+        self._looked = now
         for member in self._roster.live():
             if member.health is Health.ALIVE:
                 if member.heard < silent_since and self._answered(member) < silent_since:
@@ -276,6 +285,8 @@ class Membership:
                 self._roster.judge(member.peer.node_id, Health.DOWN, now)
                 self._suspected[member.peer.node_id] = now
                 effects.append(Notice(f"{_named(member)} is down"))
+            elif told_before <= member.since < tell_before:  # the first answers have not cleared it up
+                effects.append(Notice(f"{_named(member)} does not answer"))
         return effects
 
 

@@ -10,9 +10,9 @@ import random
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Effect, Leave, Send
+from gossamer.protocol.effects import Effect, Leave, Notice, Send
 from gossamer.protocol.membership import Membership
-from gossamer.protocol.messages import Ack, Ping, PingFor, Suspect, encode
+from gossamer.protocol.messages import Ack, Ping, PingFor, Records, Suspect, encode
 from gossamer.protocol.roster import Health, Roster
 from tests.protocol import builders
 from tests.protocol.wiring import Node, World
@@ -78,6 +78,10 @@ def _pings(effects: list[Effect]) -> list[tuple[int, int]]:
 
 def _sent(effects: list[Effect], kind: type) -> list[Send]:
     return [e for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
+
+
+def _lines(effects: list[Effect]) -> list[str]:
+    return [effect.text for effect in effects if isinstance(effect, Notice)]
 
 
 def test_a_silent_link_is_pinged_and_one_that_carries_something_is_not():
@@ -281,12 +285,33 @@ def test_rumours_are_believed_unless_we_know_better():
     age = bench.roster.get(IDS[1]).peer.body.age
     assert bench.machine.suspicion(2, Suspect(IDS[1], *age), bench.now + 1.0) == []  # fresh
     bench.now += limits.PROBE_TIMEOUT_S
-    assert bench.machine.suspicion(2, Suspect(IDS[1], age[0], age[1] - 1), bench.now) == []  # refuted already
+    stale = Suspect(IDS[1], age[0], age[1] - 1)
+    newer = Records(((bench.roster.get(IDS[1]).peer.data, False),))
+    assert bench.machine.suspicion(2, stale, bench.now) == [Send(2, newer)]  # refuted already
     assert bench.machine.suspicion(2, Suspect(IDS[9], 1, 1), bench.now) == []  # a stranger
     relayed = _sent(bench.machine.suspicion(2, Suspect(IDS[1], *age), bench.now), Suspect)
     assert bench.health(1) is Health.SUSPECT
     assert 2 not in {e.link for e in relayed}
     assert bench.machine.suspicion(3, Suspect(IDS[1], *age), bench.now) == []  # relayed once
+
+
+def test_a_row_that_may_be_the_last_clears_nobody_of_a_suspicion():
+    bench = Bench(3)
+    bench.now += limits.HEARTBEAT_INTERVAL_S + 0.1
+    assert bench.machine.suspicion(2, Suspect(IDS[1], 1, 0), bench.now) == []
+    assert bench.health(1) is Health.ALIVE
+
+
+def test_a_suspicion_that_the_first_answers_clear_up_is_not_worth_a_line():
+    bench = Bench(3)
+    bench.pass_time(10.0)
+    bench.machine.suspicion(2, Suspect(IDS[1], 1, 1), bench.now)
+    assert bench.health(1) is Health.SUSPECT
+    bench.machine.heard_on(1, bench.now + 0.1)
+    assert not _lines(bench.pass_time(20.0))
+    bench.machine.suspicion(2, Suspect(IDS[1], 1, 1), bench.now)
+    lines = _lines(bench.pass_time(20.0, silent=(1,)))
+    assert [line.split(" ", 1)[1] for line in lines] == ["does not answer", "is down"], "each of them once"
 
 
 def test_a_row_that_has_just_come_is_no_reason_to_doubt_a_rumour():
