@@ -82,8 +82,13 @@ class Gossip:
         self._given.pop(link, None)
 
     def wake(self, now: float) -> list[Effect]:
-        """Start the periodic exchange with one random link."""
-        if now < self._next_exchange:
+        """Start the periodic exchange with one random link.
+
+        Who has just started does at each look, until it is answered: new records can make an exchange end
+        with neither side any the wiser, which to everybody else is as good.
+        """
+        has_to_know = not self.synced_once and not any(self._awaited.values())
+        if now < self._next_exchange and not has_to_know:
             return []
         self._next_exchange = now + limits.ANTI_ENTROPY_INTERVAL_S * (0.75 + 0.5 * self._rng.random())
         return [effect for link in sample(self._links, 1, self._rng) for effect in self.open_exchange(link)]

@@ -357,6 +357,7 @@ def test_exchange_every_ten_seconds_or_so():
     side = Side([])
     for link in (1, 2, 3):
         side.gossip.link_up(link)
+    assert side.gossip.compare(1, msg.Compare(0, ())) == []  # there is nothing that we lack
     now, opened, links = 0.0, [], set()
     while now < 200.0:
         effects = side.gossip.wake(now)
@@ -370,6 +371,20 @@ def test_exchange_every_ten_seconds_or_so():
     gaps = [b - a for a, b in pairwise(opened)]
     assert 7.5 <= min(gaps) <= max(gaps) <= 12.5
     assert links == {1, 2, 3}
+
+
+def test_who_has_just_started_asks_at_each_look_until_it_is_answered():
+    """But not while records that it has asked for are under way: it would ask for them again."""
+    side = Side([])
+    side.gossip.link_up(1)
+    looks = [now / 2 for now in range(100)]
+    assert [len(side.gossip.wake(now)) for now in looks[:4]] == [1] * 4
+    one = builders.unsigned(1, 1)
+    side.gossip.inventory(1, msg.Inventory(((1, (one.record_id,)),)))
+    assert sum(len(side.gossip.wake(now)) for now in looks[4:20]) <= 1
+    side.gossip.received(1, [one.record_id])
+    assert side.gossip.synced_once
+    assert sum(len(side.gossip.wake(now)) for now in looks[20:40]) <= 2
 
 
 @given(st.sets(st.integers(0, 100), max_size=20), st.integers(0, 25), st.integers(0, 1000))
