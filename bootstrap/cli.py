@@ -22,7 +22,7 @@ from gossamer.node.commands.node import node, show_id
 from gossamer.node.commands.use import export, generate
 from gossamer.node.commands.watch import peers, status, top, verify
 from gossamer.node.config.command import App
-from gossamer.protocol.errors import LocalError
+from gossamer.protocol.errors import ConfigError, LocalError
 
 USER_ERROR = 2
 BUG = 1
@@ -81,6 +81,10 @@ def _gossamer(
 
     Nodes may come, go and crash as they like. Each command explains itself: gossamer node --help.
     """
+    try:
+        Path.cwd()
+    except FileNotFoundError:  # torch dies of it without a word that helps
+        raise ConfigError("the folder that you are in is gone: cd to one that exists") from None
 
 
 def main() -> None:

@@ -156,6 +156,10 @@ class Ledger:
         """Record id of an author's latest delta, or NO_RECORD."""
         return self._last.get(author, _NONE)[1]
 
+    def tells_of(self, round_: int) -> bool:
+        """Whether there is a record of a round."""
+        return round_ in self._rounds
+
     def rounds(self) -> list[int]:
         """All rounds with a record, ascending."""
         return sorted(self._rounds)

@@ -36,16 +36,13 @@ from gossamer.protocol.peering import Peering
 from gossamer.protocol.presence import NodeInfo, Presence
 from gossamer.protocol.records import Delta, PeerBody
 from gossamer.protocol.roster import Roster
-from gossamer.protocol.sealing import Sealing
+from gossamer.protocol.sealing import ROUNDS_UNDER_WAY, Sealing
 from gossamer.protocol.snapshots import Snapshots
 from gossamer.protocol.unix_time import UnixTime
 from gossamer.protocol.vetting import Vetting
 
 BEFORE_ALL_ROUNDS = -1
 """A clock at which a trainer publishes nothing, not even its first round."""
-
-ROUNDS_UNDER_WAY = 2
-"""A member that is behind by one round skips the next at most; what is older has been published for."""
 
 
 class Replica:
@@ -82,7 +79,9 @@ class Replica:
         self.dealing = Dealing(rng)
         self.holdings = Holdings(self.ledger, self.links, self.fetcher, self.offers, rng)
         self.gossip = Gossip(self.ledger, self.holdings.holds, rng, self.offers.promise)
-        self.sealing = Sealing(manifest, is_first=not info.bootstrap, trusted=info.trusted)
+        self.sealing = Sealing(
+            manifest, is_first=not info.bootstrap, trusted=info.trusted, tells_of=self.ledger.tells_of
+        )
         self._snapshots = Snapshots(
             self.sealing, self.ledger, self.roster, self.links, self.fetcher, self.holdings
         )

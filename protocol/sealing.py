@@ -37,6 +37,9 @@ RETURN_S = 30.0
 
 RETURN_LOOK_S = 0.25
 
+ROUNDS_UNDER_WAY = 2
+"""A member that is behind by one round skips the next at most; what is older has been published for."""
+
 DIFFERENCE_KEPT_S = 60.0
 """So long a difference is remembered while nobody claims the round that we do."""
 
@@ -50,13 +53,20 @@ GONE_AFTER_S = 10.0
 class Sealing:
     """Decides about the sealed past of one node."""
 
-    def __init__(self, manifest: Manifest, is_first: bool, trusted: Collection[bytes] = ()) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        is_first: bool,
+        trusted: Collection[bytes] = (),
+        tells_of: Callable[[int], bool] = lambda round_: False,
+    ) -> None:
         """`is_first`: there is nobody to join, so history begins here, with genesis. `trusted`: see
-        `Joining`."""
+        `Joining`. `tells_of`: whether our ledger has a record of a round."""
         self._section = manifest.history
         self._genesis = genesis_claim(manifest.genesis.root)
         self._is_first = is_first
         self._trusted = trusted
+        self._tells_of = tells_of
         self._joining = Joining(trusted)
         self.claims: Claims = ()
         """The snapshots that we hold, newest first; empty until we have joined."""
@@ -73,7 +83,7 @@ class Sealing:
         """When payloads of more than a minority were last missing while claims differed."""
         self._next_look = 0.0
         self._extent = 0
-        """The newest round that we knew anything of when we went away."""
+        """The newest round of which we knew anything when we went away, and of all those since."""
         self._company: frozenset[bytes] | None = None
         """Who was there then, None if that is not known."""
         self._returns_until = 0.0
@@ -187,8 +197,10 @@ class Sealing:
             self._returns_until = 0.0
             return False
         self._returns_until = min(self._returns_until, now + RETURN_S)
+        while self._tells_of(self._extent + 1) and self._tells_of(self._extent + 1 + ROUNDS_UNDER_WAY):
+            self._extent += 1  # by now we take part, or had not been gone for long
         ahead = self._who_went_on(members)
-        if self._company is not None and all(member.node_id not in self._company for member in ahead):
+        if not any(self._company is None or member.node_id in self._company for member in ahead):
             return False
         return closable_round(clock, clock, self._section) > self._extent
 

@@ -158,6 +158,14 @@ def test_what_a_flag_cannot_be(run: Run, tmp_path: Path, args: list[object], par
     assert entries(tmp_path) == set(), "nothing half-written"
 
 
+def test_a_folder_that_is_gone(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for command in ("id", "init", "swarm", "node"):
+        run(command).assert_user_error("the folder that you are in is gone", "cd to one that exists")
+
+
 def test_the_version(run: Run) -> None:
     assert run("--version").out == f"gossamer {__version__}\n"
 

@@ -236,7 +236,7 @@ def test_the_task_of_digits(tmp_path: Path) -> None:
     peer = BootstrapPeer(tmp_path / "digits.toml", tmp_path / "boot")
     try:
         addresses = [peer.wait_listening()]
-        options = ["--join", addresses[0], "--task", task, "--rounds", 6]
+        options = ["--join", addresses[0], "--task", task, "--rounds", 20]
         nodes = [Node(tmp_path, name, *options) for name in ("one", "two")]
         for node in nodes:
             wait_for(lambda node=node: node.status().get("state") == "finished", 90, "the last round")

@@ -144,6 +144,35 @@ def test_who_missed_rounds_that_the_swarm_has_closed_begins_anew(manifest, is_fi
     assert sealing.joined and sealing.floor == 96
 
 
+@pytest.mark.parametrize("others", [[], [(claim(16), claim(8))]], ids=["alone", "all were away"])
+def test_who_comes_back_and_goes_on_by_itself_has_missed_nothing(manifest, others):
+    """However fast its rounds are: nobody has gone on without it."""
+    sealing = Sealing(manifest, is_first=False)
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    for tick in range(60):
+        sealing.wake(tick / 2, 20 + 2 * tick, list(map(Witness, others)))
+    assert not sealing.begins_anew and sealing.joined
+
+
+def test_who_is_told_of_every_round_since_it_came_back_has_missed_none(manifest):
+    ledger = set(range(1, 21))
+    sealing = Sealing(manifest, is_first=False, tells_of=ledger.__contains__)
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    for clock in range(21, 100):
+        ledger.add(clock)
+        others = [Witness((claim(clock // 8 * 8),))] * 2
+        sealing.wake(clock / 4, clock, others)
+    assert not sealing.begins_anew and sealing.joined
+
+
+def test_who_is_told_of_new_rounds_only_has_missed_those_between(manifest):
+    ledger = {*range(1, 21), *range(42, 60)}
+    sealing = Sealing(manifest, is_first=False, tells_of=ledger.__contains__)
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    drive(sealing, 0.0, 5, clock=59, others=[(claim(56), claim(48))] * 2)
+    assert sealing.begins_anew
+
+
 def slept(manifest, company):
     """Fell asleep at round 20, and woke."""
     sealing = joined(manifest, claim(16), claim(8))
