@@ -169,8 +169,8 @@ async def test_a_snapshot_is_of_the_set_that_its_claim_names_whatever_is_merged_
 async def test_sealing_takes_memory_for_a_fragment_and_not_for_phi(
     rng: np.random.Generator, tmp_path: Path
 ) -> None:
-    fragments = 32  # a thread may let go of one a moment after its work is known to be done
-    tensors = tuple(TensorSpec(f"w{n}", (1 << 16,), "mean") for n in range(fragments))
+    fragments = 16  # a thread may let go of one a moment after its work is known to be done
+    tensors = tuple(TensorSpec(f"w{n}", (1 << 18,), "mean") for n in range(fragments))
     large = manifest(tensors, fragments=fragments)
     phi = rng.integers(-(1 << 22), 1 << 22, large.plan().numel).astype(np.int32)
     chunks = ChunkStore(tmp_path / "chunks")
