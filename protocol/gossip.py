@@ -44,6 +44,16 @@ class _Relay:
     due: float
 
 
+def _is_full(inventory: Inventory) -> bool:
+    """Whether more may differ than an exchange has room for: of each parent compared some round does."""
+    counts = [len(ids) for _, ids in inventory.rounds]
+    return (
+        len(counts) >= limits.COMPARED_PARENTS_MAX
+        or sum(counts) >= limits.IDS_PER_MESSAGE_MAX
+        or max(counts, default=0) >= limits.IDS_PER_ROUND_MAX
+    )
+
+
 class Gossip:
     """Spreads the ledger over the links. `holds` tells whether a delta's payload is here."""
 
@@ -61,7 +71,8 @@ class Gossip:
         self._rng = rng
         self._links: set[int] = set()
         self._awaited: dict[int, set[bytes]] = {}
-        self._size_at_request: dict[int, int] = {}
+        self._goes_on: dict[int, int] = {}
+        """By link, where more differs than one exchange holds: how many records we had as we asked."""
         self._given: dict[int, list[bytes]] = {}
         self._sought: dict[bytes, float] = {}
         """Records that we were told of and have asked for, oldest first."""
@@ -78,7 +89,7 @@ class Gossip:
     def link_down(self, link: int) -> None:
         self._links.discard(link)
         self._awaited.pop(link, None)
-        self._size_at_request.pop(link, None)
+        self._goes_on.pop(link, None)
         self._given.pop(link, None)
 
     def wake(self, now: float) -> list[Effect]:
@@ -136,10 +147,11 @@ class Gossip:
         return entries
 
     def received(self, link: int, record_ids: list[bytes]) -> list[Effect]:
-        """Note which awaited records a link delivered; when all have, look whether it has more.
+        """Note which awaited records a link delivered; when all have, ask for the rest if there was more.
 
-        It is asked again only if something was new: a record that we refuse (our clocks differ, say) would
-        otherwise go round and round between two honest nodes.
+        Only if something was new: a record that we refuse (our clocks differ, say) would otherwise go round
+        and round between two honest nodes. What is new since then is pushed, or found by the next exchange:
+        where deltas come all the time they always differ in some.
         """
         awaited = self._awaited.get(link)
         if not awaited:
@@ -147,14 +159,23 @@ class Gossip:
         awaited.difference_update(record_ids)
         if awaited:
             return []
-        if len(self._ledger) > self._size_at_request.get(link, 0):
+        size = self._goes_on.pop(link, None)
+        if size is None:
+            return self._conclude(link)
+        if len(self._ledger) > size:
             return self.open_exchange(link)
         self.synced_once = True
         return []
 
+    def _conclude(self, link: int) -> list[Effect]:
+        """Nothing differs any more of what did as an exchange began; the other has what we gave it."""
+        self.synced_once = True
+        return [Send(link, Compare(0, ()))]
+
     def open_exchange(self, link: int, above: int = 0) -> list[Effect]:
         """Begin to compare ledgers with a link."""
         self._awaited.pop(link, None)  # what did not come by now is found missing again
+        self._goes_on.pop(link, None)
         digests = self._ledger.digests
         above = max(above, self._ledger.floor)
         return [Send(link, Compare(digests.top, tuple(digests.summary(above)), whole=True, above=above))]
@@ -174,8 +195,7 @@ class Gossip:
             i for i, digest in message.ranges if digests.digest_above(message.level, i, above) != digest
         ]
         if not differing and message.whole:
-            self.synced_once = True
-            return [Send(link, Compare(0, ()))]
+            return self._conclude(link)
         if not differing:
             # What did when this was sent has come since; who has just started asks for the rest.
             return [] if self.synced_once else self.open_exchange(link, above)
@@ -215,12 +235,14 @@ class Gossip:
     def inventory(self, link: int, message: Inventory) -> list[Effect]:
         """Send what the other lacks of these rounds, and request what we lack.
 
-        If it lacks something and we do not, it has no answer to wait for, so we look for more of that kind
-        ourselves; but only once for the same records, since it may have reasons to refuse them.
+        If it lacks something and we do not, it has no answer to wait for: should there be more of that kind
+        we look for it ourselves; but only once for the same records, as it may have reasons to refuse them.
         """
         theirs = {record_id for _, ids in message.rounds for record_id in ids}
         ours = [i for r, ids in sorted(dict(message.rounds).items()) for i in self._comparable(r, ids)]
-        given = [record_id for record_id in ours if record_id not in theirs][-limits.IDS_PER_MESSAGE_MAX :]
+        given = [record_id for record_id in ours if record_id not in theirs]
+        is_part = _is_full(message) or len(given) > limits.IDS_PER_MESSAGE_MAX
+        given = given[-limits.IDS_PER_MESSAGE_MAX :]
         effects = self.request(link, given)
         awaited = self._awaited.setdefault(link, set())
         open_ = {i for round_, ids in message.rounds if round_ > self._ledger.floor for i in ids}
@@ -228,8 +250,11 @@ class Gossip:
         requested = sorted(lacking)[: limits.IDS_PER_MESSAGE_MAX - len(awaited)]
         if requested:
             awaited.update(requested)
-            self._size_at_request[link] = len(self._ledger)
+            if is_part or len(requested) < len(lacking):
+                self._goes_on[link] = len(self._ledger)
             effects.append(Send(link, Request(tuple(requested))))
+        elif not awaited and not is_part:
+            effects += self._conclude(link)
         elif not awaited:
             self.synced_once = True
             if given and given != self._given.get(link):

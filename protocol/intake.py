@@ -91,8 +91,8 @@ class Intake:
         fresh = [delta for delta in delivery.fresh if delta.record_id in self._ledger]
         if len(message.entries) == 1 and fresh and delivery.is_held:
             result += self._gossip.relay(fresh[0], link, now)
-        elif fresh:
-            result += self._gossip.push(fresh, {link})
+        elif fresh and (len(message.entries) == 1 or self._gossip.synced_once):
+            result += self._gossip.push(fresh, {link})  # who has just started is told what all others know
         return result + self._gossip.received(link, delivery.record_ids)
 
     def _is_known(self, data: bytes, held: bool, delivery: _Delivery) -> bool:

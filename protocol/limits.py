@@ -168,6 +168,10 @@ RECOVERY_TRUST_S = 30.0
 """Whom a row cleared of a suspicion, others are asked about: but not twice within this time, in which silence
 is sign enough."""
 
+RUMOUR_PAUSE_S = 10.0
+"""So long after a suspicion of somebody has been cleared up others' are not believed: who makes them up could
+have all talk of it all the time. What we see ourselves counts."""
+
 SUSPICION_TIMEOUT_S = 6.0
 SILENCE_SUSPECT_S = 11.5
 """A member without a link to us is suspected when its gossiped heartbeat stands still this long."""

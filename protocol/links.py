@@ -224,7 +224,8 @@ class Links:
     def _candidates(
         self, now: float
     ) -> tuple[list[tuple[str, bytes | None]], list[tuple[str, bytes | None]]]:
-        """Whom to dial: the living, then bootstrap addresses; and those who do not answer."""
+        """Whom to dial: a bootstrap address, the living, the other bootstrap addresses; and those who do not
+        answer. None of the living may be where their rows say, and somebody may have made them up."""
         linked = {self._own_id, *(link.node_id for link in self._links.values())}
         alive: list[tuple[str, bytes | None]] = []
         gone: list[tuple[str, bytes | None]] = []
@@ -249,7 +250,8 @@ class Links:
                 (alive if is_alive else gone).append((address, member.peer.node_id))
         self._shuffle(alive)
         self._shuffle(gone)
-        return alive + self._bootstrap_candidates(now, living, linked), gone
+        bootstrap = self._bootstrap_candidates(now, living, linked)
+        return [*bootstrap[:1], *alive, *bootstrap[1:]], gone
 
     def _is_crowded(self, address: str) -> bool:
         """Whether an address is known to lead where we have links enough."""

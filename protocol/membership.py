@@ -161,10 +161,11 @@ class Membership:
         member = self._roster.get(message.node_id)
         if member is None or member.health is not Health.ALIVE:
             return []
-        if member.peer.body.age > (message.incarnation, message.heartbeat):
-            is_the_last = now - member.told > limits.HEARTBEAT_INTERVAL_S
-            return [] if is_the_last else [Send(link, Records(((member.peer.data, False),)))]
-        if now - self._answered(member) < limits.PROBE_TIMEOUT_S:
+        seen = (message.incarnation, message.heartbeat)
+        if seen < member.peer.body.age and now - member.told < limits.HEARTBEAT_INTERVAL_S:
+            return [Send(link, Records(((member.peer.data, False),)))]
+        is_fresh = now - self._answered(member) < limits.PROBE_TIMEOUT_S
+        if seen != member.peer.body.age or is_fresh or now - member.since < limits.RUMOUR_PAUSE_S:
             return []
         return self._suspect(message.node_id, now, source=link)
 

@@ -21,7 +21,7 @@ from gossamer.protocol.links import Links
 from gossamer.protocol.messages import Records, Suspect
 from gossamer.protocol.messages import Roster as RosterMessage
 from gossamer.protocol.records import Peer, PeerBody, parse_peer
-from gossamer.protocol.roster import Health, Roster
+from gossamer.protocol.roster import Health, Member, Roster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,17 @@ class _News:
 def _within(value: float, bound: float) -> float:
     """A number that others accept: a diverged loss shows as the bound."""
     return max(-bound, min(bound, value)) if math.isfinite(value) else bound
+
+
+def _is_worth_telling(member: Member, *, is_known: bool) -> bool:
+    """A row of somebody who is missing passes for a sign of life with those who know that member.
+
+    Others may need it: it may be in the other half of a partition. They have it from those who knew that
+    member themselves, else it would be told for ever, by those who are about to forget it to those who came.
+    """
+    if is_known:
+        return not member.is_missing
+    return not (member.health is Health.LEFT or (member.is_missing and member.is_hearsay))
 
 
 class Presence:
@@ -92,6 +103,7 @@ class Presence:
         """Our links, in the order in which their turns come."""
         self._next_heartbeat = 0.0
         self._next_rows = 0.0
+        self._next_refutation = 0.0
         self._next_roster = 0.0
         self.row, self.data = self._sign()
 
@@ -178,10 +190,15 @@ class Presence:
         """Tell nobody of somebody who is no member any more."""
         self._news.pop(node_id, None)
 
-    def refute(self, link: int, message: Suspect) -> list[Effect]:
-        """Somebody suspects us: a newer row than it has seen clears it up. We may have one already."""
-        if (message.incarnation, message.heartbeat) < self.row.age:
+    def refute(self, link: int, message: Suspect, now: float) -> list[Effect]:
+        """Somebody suspects us: a newer row than it has seen clears it up. We may have one already.
+
+        One that has seen a row that we never signed lies, and so may one that does it all the time.
+        """
+        is_newest = (message.incarnation, message.heartbeat) == self.row.age
+        if not is_newest or now < self._next_refutation:
             return [Send(link, Records(((self.data, False),)))]
+        self._next_refutation = now + limits.ROWS_INTERVAL_S
         return self.beat()
 
     def summary(self, *, answer: bool) -> RosterMessage:
@@ -191,17 +208,13 @@ class Presence:
         return RosterMessage((own, *ages[: limits.MEMBERS_MAX - 1]), answer)
 
     def exchange(self, link: int, message: RosterMessage) -> list[Effect]:
-        """Send the rows that the other lacks or has older, and let it do the same.
-
-        A row of somebody who is missing here would pass for a sign of life there: it goes only to those who
-        have never heard of that member, and our doubt with it.
-        """
+        """Send the rows that the other lacks or has older, our doubt with them, and let it do the same."""
         theirs = {node_id: (incarnation, heartbeat) for node_id, incarnation, heartbeat in message.rows}
         told = [
             member
             for member in self._roster.members()
             if theirs.get(member.peer.node_id, (-1, -1)) < member.peer.body.age
-            and not (member.is_missing and member.peer.node_id in theirs)
+            and _is_worth_telling(member, is_known=member.peer.node_id in theirs)
         ]
         rows = [(member.peer.data, False) for member in told]
         if theirs.get(self._identity.node_id, (-1, -1)) < self.row.age:
@@ -214,8 +227,8 @@ class Presence:
         return result
 
     def all_rows(self, link: int) -> list[Effect]:
-        """Tell a link of everybody who is not missing."""
-        known = [member.peer.data for member in self._roster.members() if not member.is_missing]
+        """Tell a link of everybody who is there."""
+        known = [m.peer.data for m in self._roster.members() if m.health is Health.ALIVE]
         return [Send(link, records) for records in batches([(row, False) for row in (self.data, *known)])]
 
     # -- inside

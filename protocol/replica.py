@@ -406,7 +406,7 @@ class Replica:
                 return self.membership.ping_for(link, message, now)
             case msg.Suspect():
                 if message.node_id == self.identity.node_id:
-                    return self.presence.refute(link, message)
+                    return self.presence.refute(link, message, now)
                 return self.membership.suspicion(link, message, now)
             case msg.Ask():
                 return self._ask(link, message)

@@ -44,6 +44,8 @@ class Member:
     told: float = -math.inf
     """When its newest row came."""
     activity: Activity = field(default_factory=lambda: Activity(-math.inf))
+    is_hearsay: bool = True
+    """Whether all that we know of it is one row, which somebody told us: it may have been gone by then."""
 
     @property
     def is_missing(self) -> bool:
@@ -88,6 +90,8 @@ class Roster:
             self._members[peer.node_id] = known = Member(peer, Health.ALIVE, now, now, activity=Activity(now))
             insort(self._order, peer.node_id)
             self._views.clear()
+        else:
+            known.is_hearsay = False
         self._rows.pop(known.peer.data, None)
         self._rows[peer.data] = peer.node_id
         may_be_late = _may_be_late(known, peer, now)
@@ -114,6 +118,7 @@ class Roster:
         """Note a sign of life other than a row; it lifts a suspicion that is not younger."""
         member = self._members.get(node_id)
         if member is not None and member.health is not Health.LEFT:
+            member.is_hearsay = False
             member.heard = max(member.heard, at)
             member.answered = max(member.answered, at)
             if at >= member.since:

@@ -386,6 +386,18 @@ def test_bootstrap_addresses_are_tried_until_links_suffice():
     assert len(bench.dials(6.0)) >= 2
 
 
+@pytest.mark.parametrize("count", [3, 60])
+def test_bootstrap_addresses_are_tried_however_many_members_there_are_that_nobody_can_dial(count):
+    """They may tell addresses behind their routers, or be made up."""
+    bench = Bench("boot:1", "boot:2")
+    for number in range(count):
+        bench.member(number)
+    bench.up(0)
+    tried = [address for _, address in bench.dials(60.0)]
+    assert min(tried.count("boot:1"), tried.count("boot:2")) >= 5
+    assert len(set(tried)) > 2 + (count - 1) / 2, "and the others"
+
+
 @pytest.mark.parametrize("health", [Health.DOWN, Health.LEFT, Health.SUSPECT])
 def test_a_bootstrap_peer_that_went_is_still_called_at_its_address(health):
     """It may be back, even under another key; and nobody else can tell us."""

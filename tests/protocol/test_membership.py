@@ -284,10 +284,15 @@ def test_rumours_are_believed_unless_we_know_better():
     bench = Bench(3)
     age = bench.roster.get(IDS[1]).peer.body.age
     assert bench.machine.suspicion(2, Suspect(IDS[1], *age), bench.now + 1.0) == []  # fresh
-    bench.now += limits.PROBE_TIMEOUT_S
+    relayed = bench.machine.suspicion(2, Suspect(IDS[1], *age), bench.now + limits.PROBE_TIMEOUT_S)
+    assert relayed == []  # it has just come
     stale = Suspect(IDS[1], age[0], age[1] - 1)
     newer = Records(((bench.roster.get(IDS[1]).peer.data, False),))
     assert bench.machine.suspicion(2, stale, bench.now) == [Send(2, newer)]  # refuted already
+    bench.now += limits.RUMOUR_PAUSE_S
+    assert (
+        bench.machine.suspicion(2, Suspect(IDS[1], age[0], 2**53), bench.now) == []
+    )  # of no row that we saw
     assert bench.machine.suspicion(2, Suspect(IDS[9], 1, 1), bench.now) == []  # a stranger
     relayed = _sent(bench.machine.suspicion(2, Suspect(IDS[1], *age), bench.now), Suspect)
     assert bench.health(1) is Health.SUSPECT
@@ -317,7 +322,7 @@ def test_a_suspicion_that_the_first_answers_clear_up_is_not_worth_a_line():
 def test_a_row_that_has_just_come_is_no_reason_to_doubt_a_rumour():
     """It may be the last one of the dead, and the rumour is told once."""
     bench = Bench(3)
-    bench.now += limits.PROBE_TIMEOUT_S
+    bench.now += limits.RUMOUR_PAUSE_S
     bench.roster.update(builders.row(builders.identity(1), heartbeat=2), bench.now)
     bench.machine.suspicion(2, Suspect(IDS[1], 1, 1), bench.now)
     assert bench.health(1) is Health.ALIVE, "of an older row"

@@ -187,9 +187,11 @@ def test_the_row_of_who_is_missing_is_no_news():
 
 @pytest.mark.parametrize("health", list(Health))
 def test_a_roster_does_not_bring_the_missing_back(health):
-    """Whoever has an older row of somebody who is missing here is not told; who has none, with our doubt."""
+    """Whoever has an older row of somebody who is missing here is not told; who has none, with our doubt.
+    Who left is of no use to those who have never heard of it."""
     bench = Bench(1)
     row = _row(20, heartbeat=2)
+    bench.receive(_row(20), 1)
     bench.receive(row, 1)
     bench.roster.judge(row.node_id, health, bench.now)
     is_missing = health in (Health.SUSPECT, Health.DOWN)
@@ -200,7 +202,33 @@ def test_a_roster_does_not_bring_the_missing_back(health):
         assert rumours == ([Suspect(row.node_id, 1, 2)] if is_missing and not known else [])
         return [[data for data in sent if data == row.data] for _, sent in _rows(effects)]
 
-    assert told(()) == [[row.data]]
+    assert told(()) == ([[]] if health is Health.LEFT else [[row.data]])
     assert told(((row.node_id, 1, 1),)) == ([[]] if is_missing else [[row.data]])
     turned_away = [data for _, sent in _rows(bench.machine.all_rows(1)) for data in sent]
-    assert (row.data in turned_away) is not is_missing
+    assert (row.data in turned_away) is (health is Health.ALIVE)
+
+
+def test_of_the_missing_only_those_tell_who_knew_them():
+    """Otherwise who is gone would be told of for ever, by those about to forget it to those who come."""
+    bench = Bench(2)
+    row = _row(20)
+    bench.receive(row, 1)
+    bench.roster.judge(row.node_id, Health.DOWN, bench.now)
+    newcomer = RosterMessage((), answer=True)
+    assert not any(row.data in sent for _, sent in _rows(bench.machine.exchange(2, newcomer)))
+    bench.roster.heard_from(row.node_id, bench.now)
+    bench.roster.judge(row.node_id, Health.DOWN, bench.now + 1)
+    assert any(row.data in sent for _, sent in _rows(bench.machine.exchange(2, newcomer)))
+
+
+def test_a_suspicion_of_ourselves_costs_a_new_row_once_a_while():
+    bench = Bench(6)
+    own = bench.machine.row
+    invented = Suspect(builders.identity(0).node_id, own.incarnation, 2**53)
+    answer = bench.machine.refute(3, invented, bench.now)
+    assert _rows(answer) == [(3, [bench.machine.data])] and bench.machine.row == own
+    newest = [Suspect(invented.node_id, *bench.machine.row.age)]
+    for _ in range(100):
+        bench.machine.refute(3, newest[-1], bench.now)
+        newest.append(Suspect(invented.node_id, *bench.machine.row.age))
+    assert bench.machine.row.heartbeat == own.heartbeat + 1
