@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from gossamer.protocol import limits
 from gossamer.protocol.envelope import Envelope, Kind, open_envelope
-from gossamer.protocol.errors import MalformedError, PeerError, RefusedError, SignatureError
+from gossamer.protocol.errors import MalformedError, NoRoomError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.identity import NODE_ID_BYTES, PUBLIC_KEY_BYTES, node_id_of, short
 from gossamer.protocol.wire import Fields, pack, unpack
 
@@ -145,7 +145,7 @@ class Charter:
     def learn(self, data: bytes) -> Grant | Revocation | None:
         """Union one record into the set; returns it if that changed anything.
 
-        Raises MalformedError or SignatureError.
+        Raises MalformedError, SignatureError or NoRoomError.
         """
         if data in self._datas:
             return None
@@ -195,7 +195,7 @@ class Charter:
     def _check_room(self, node_id: bytes) -> None:
         known = self._grants.keys() | self._revocations.keys()
         if node_id not in known and len(known) >= limits.CHARTER_NODES_MAX:
-            raise MalformedError("grants and revocations for more nodes than a swarm may have")
+            raise NoRoomError("grants and revocations for more nodes than a swarm may have")
 
     def records(self) -> Iterable[Grant | Revocation]:
         """All that is in force, in no particular order."""

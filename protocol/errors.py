@@ -75,6 +75,10 @@ class SignatureError(PeerError):
     """A signature, or a public key, that does not hold."""
 
 
+class NoRoomError(PeerError):
+    """A record as it should be, for which we have no room left. That is the fault of nobody who sends it."""
+
+
 class RefusedError(PeerError):
     """A handshake that one side turned down; the message is the reason given."""
 

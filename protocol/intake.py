@@ -13,7 +13,7 @@ from gossamer.protocol.clock import SwarmClock
 from gossamer.protocol.credentials import Credentials
 from gossamer.protocol.effects import Blame, Effect
 from gossamer.protocol.envelope import Envelope, Kind, open_envelope
-from gossamer.protocol.errors import ImplausibleError, MalformedError, PeerError
+from gossamer.protocol.errors import ImplausibleError, MalformedError, NoRoomError, PeerError
 from gossamer.protocol.gossip import Gossip
 from gossamer.protocol.greylist import offence_in_record
 from gossamer.protocol.holdings import Holdings
@@ -124,6 +124,8 @@ class Intake:
             if envelope.kind is Kind.PEER:
                 return self._peer_row(envelope, delivery)
             return self._delta(envelope, held, delivery)
+        except NoRoomError:
+            return []
         except PeerError as error:
             relayed = envelope is not None and not self._is_author(envelope, delivery.link)
             return [Blame(delivery.link, str(error), offence_in_record(error, relayed=relayed))]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gossamer.protocol import admission, limits
 from gossamer.protocol.admission import NEVER, Charter, Grant, Revocation, Role
 from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
-from gossamer.protocol.errors import MalformedError, PeerError, RefusedError, SignatureError
+from gossamer.protocol.errors import NoRoomError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.wire import pack
 from tests.protocol import builders
@@ -338,6 +338,6 @@ def test_the_charter_speaks_of_so_many_nodes_and_no_more(monkeypatch):
     monkeypatch.setattr(limits, "CHARTER_NODES_MAX", 2)
     made = charter(grant(ALICE, INVITED), revocation(BOB, INVITED))
     for data in (grant(STRANGER, INVITED), revocation(STRANGER, INVITED)):
-        with pytest.raises(MalformedError, match="more nodes"):
+        with pytest.raises(NoRoomError, match="more nodes"):
             made.learn(data)
     assert made.learn(revocation(ALICE, INVITED)) is not None, "of those known there may be more"

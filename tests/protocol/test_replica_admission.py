@@ -46,6 +46,17 @@ def _give(world: World, node: Node, *records: bytes) -> list[fx.Effect]:
     return world.inject(node, next(iter(node.links)), msg.encode(msg.Records(entries)))
 
 
+def test_who_passes_on_more_invitations_than_there_is_room_for_is_blamed_for_nothing(seed, monkeypatch):
+    monkeypatch.setattr(limits, "CHARTER_NODES_MAX", 12)
+    world = World(seed, INVITED)
+    one = world.add(1, credentials=[_invited(n) for n in (1, 2, *range(20, 30))])
+    other = world.add(2, (1,), credentials=[_invited(n) for n in (1, 2, *range(30, 40))])
+    world.run(60.0)
+    assert one.core.charter.digest != other.core.charter.digest
+    assert one.blames == other.blames == []
+    assert len(one.core.links) == len(other.core.links) == 1
+
+
 def _authors(node: Node) -> set[int]:
     return {n for n in range(100) if identity(n).node_id in {d.author for d in node.core.ledger}}
 
