@@ -157,6 +157,7 @@ class DaemonLink:
 
     def _connect_and_listen(self) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(None)  # whatever the script has made the default: a daemon may be silent
             connection.connect(self._path)
             prefix, fds, _, _ = socket.recv_fds(connection, control.LENGTH_BYTES, 1)
             with connection.makefile("rb") as stream:

@@ -180,6 +180,17 @@ async def test_a_new_trainer_replaces_the_old(daemon: FakeDaemon, rng: np.random
     assert daemon.signed == {1: b"by the new one"}
 
 
+async def test_a_scripts_default_timeout_does_not_cut_off_a_daemon_that_is_silent(
+    daemon: FakeDaemon,
+) -> None:
+    socket.setdefaulttimeout(0.05)
+    try:
+        async with link_to(daemon) as link:
+            assert link._connection is not None and link._connection.gettimeout() is None
+    finally:
+        socket.setdefaulttimeout(None)
+
+
 async def test_a_frozen_trainer_does_not_keep_the_next_one_out(daemon: FakeDaemon) -> None:
     frozen = socket.socket(socket.AF_UNIX)
     frozen.connect(daemon.path)
