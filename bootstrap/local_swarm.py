@@ -16,7 +16,7 @@ from gossamer.bootstrap.display import Display, Output
 from gossamer.bootstrap.processes import NodeProcess, stop_all, threads_each
 from gossamer.bootstrap.summary import SwarmSummary, summarise
 from gossamer.models.registry import OptionValue
-from gossamer.node.lifeline import stop_signals
+from gossamer.node.lifeline import reset_signals, stop_signals
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import LocalError
 from gossamer.protocol.manifest import Manifest
@@ -97,6 +97,7 @@ class LocalSwarm:
         work = asyncio.create_task(self._work())
         for number in stop_signals():
             loop.add_signal_handler(number, work.cancel)
+        reset_signals()
         try:
             await work
         except asyncio.CancelledError:

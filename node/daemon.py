@@ -376,6 +376,7 @@ def main() -> int:
     """Run a daemon from its one JSON argument; exit status 2 for a mistake that a person can mend."""
     options = DaemonOptions.from_json(sys.argv[1])
     logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
+    lifeline.reset_signals()
     os.umask(0o077)  # SQLite makes files of its own
     ask_for_open_files()
     logging.getLogger("asyncio").addFilter(SaidSeldom())

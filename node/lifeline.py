@@ -122,6 +122,16 @@ def stop_signals() -> list[signal.Signals]:
     return asked if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*asked, signal.SIGHUP]
 
 
+def reset_signals() -> None:
+    """Undo what the parent has set for its own sake, which a child inherits.
+
+    Where it blocks SIGTERM to wait for it (`signal.sigwait`), the child could not be asked to stop; where it
+    ignores SIGCHLD, the child would never hear how its own children end.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+
+
 def watch(on_cut: Callable[[], None]) -> None:
     """Call `on_cut` from a background thread once the parent is gone. Does nothing without a lifeline."""
     value = os.environ.pop(_VARIABLE, None)

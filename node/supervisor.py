@@ -37,6 +37,7 @@ class Supervisor:
         """Run until `stop`, a signal, or an error that a person must mend; returns the exit status."""
         for number in lifeline.stop_signals():
             signal.signal(number, lambda *_: self.stop())
+        lifeline.reset_signals()
         lifeline.watch(self.stop)
         status = 0
         try:

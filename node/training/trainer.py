@@ -208,6 +208,7 @@ def main() -> int:
     logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
     ending = _Ending()
     signal.signal(signal.SIGTERM, ending.terminate)
+    lifeline.reset_signals()
     lifeline.watch(ending.node_is_gone)
     try:
         manifest = Home(options.folder).manifest()

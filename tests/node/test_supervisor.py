@@ -14,18 +14,21 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
 from gossamer.node import service as service_module
-from gossamer.node.lifeline import Child
+from gossamer.node.lifeline import Child, stop_signals
 from gossamer.node.options import DaemonOptions, TrainerOptions
 from gossamer.node.service import Service, daemon_service, trainer_service
 from gossamer.node.storage.home import Home
 from gossamer.node.supervisor import Supervisor
 from tests.net.processes import assert_all_gone, processes_naming, wait_for
+from tests.node.daemons import founded
 
 FAITHFUL = """
     import signal, sys, time
@@ -368,6 +371,43 @@ def test_a_killed_child_comes_back(scripts: Path) -> None:
     wait_up(scripts / "faithful.up")
     process.terminate()
     assert process.wait(10) == 0
+
+
+@contextmanager
+def signals_of_its_own() -> Iterator[None]:
+    """As in a script that waits for SIGTERM with `sigwait`, and ignores how its children end."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def test_a_node_does_without_what_its_parent_has_done_to_signals(scripts: Path) -> None:
+    write(scripts, "faithful", FAITHFUL)
+    with signals_of_its_own():
+        process = supervise(scripts, "faithful")
+    wait_up(scripts / "faithful.up")
+    (child,) = psutil.Process(process.pid).children()
+    (scripts / "faithful.up").unlink()
+    child.kill()
+    wait_up(scripts / "faithful.up")
+    process.terminate()
+    assert process.wait(10) == 0
+
+
+def test_a_daemon_can_be_asked_to_stop_whatever_its_parent_blocks(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    service = daemon_service(DaemonOptions(folder=home.root, plaintext=True, admin="off"))
+    with signals_of_its_own():
+        service.keep_running(0.0)
+    child = service.child
+    assert child is not None
+    wait_for(home.read_daemon, 20, "the daemon listens")
+    child.terminate()
+    assert child.end(10) == 0
 
 
 def test_stop_from_another_thread(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
