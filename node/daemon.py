@@ -134,7 +134,7 @@ class Daemon:
         self.dialler = Dialler(self.transport, self.policing, self.dispatch)
 
         # Phi, and the trainer that it is offered to.
-        self.port = TrainerPort(self.home.socket_path(), manifest)
+        self.port = TrainerPort(options.socket or self.home.socket_path(), manifest)
         self.merging = Merging(self.core, self.port, local_chunks.refetch)
         self.archive = Archive(self.core, self.merging, self.chunks, self.records, shelf, self.dispatch)
         publisher = Publisher(self.chunks, self.dispatch)

@@ -44,6 +44,9 @@ class DaemonOptions(_Options):
     admin: str = ""
     """Where this machine's pages, metrics and `gossamer top` find us: ``host:port``, "off", or empty for the
     first free port from 7780 of loopback."""
+    socket: str = ""
+    """Where a script looks for us; empty: where `Home.socket_path` says. That depends on TMPDIR, which a
+    script may change when it has used it already."""
     debug: bool = False
     log_json: bool = False
     log_level: str = "info"

@@ -75,6 +75,7 @@ class Peer(Standing):
             if not link.wait_connected(CONNECT_TIMEOUT_S):
                 raise UnreachableError(
                     f"no daemon has answered at {home.socket_path()} for {CONNECT_TIMEOUT_S:.0f} s"
+                    f" ({link.problem})"
                 )
             leader = Leader(
                 model,

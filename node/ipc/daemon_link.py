@@ -70,6 +70,8 @@ class DaemonLink:
         """Nodes that the daemon is linked to now."""
         self.unmerged = 0
         """Rounds that the daemon has still to merge."""
+        self.problem = "no answer yet"
+        """Why it was not reached when that was last tried, for the person who waits for it."""
         self.stop_asked = threading.Event()
         self._thread = threading.Thread(target=self._run, name="daemon-link", daemon=True)
         self._thread.start()
@@ -150,8 +152,10 @@ class DaemonLink:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            with suppress(OSError, MalformedError):
+            try:
                 self._connect_and_listen()
+            except (OSError, MalformedError) as error:
+                self.problem = (getattr(error, "strerror", None) or str(error)).lower()
             self._attached = False
             self._closing.wait(RECONNECT_S)
 

@@ -98,6 +98,7 @@ def started(
     check_fits(tensors, manifest)
     _wait_until_free(home)
     _found_if_first(home, manifest, joins, in_full(manifest))
+    socket = home.socket_path()
     beside = Beside(
         DaemonOptions(
             folder=home.root,
@@ -107,13 +108,14 @@ def started(
             trust=trusted,
             name=options["name"],
             plaintext=options["plaintext"],
+            socket=socket,
             debug=options["debug"],
             log_level=logs.level_of(logging.getLogger("gossamer")),
         )
     )
     beside.start()
     try:
-        return StartedNode(home, manifest, joins, beside, _connect(home, manifest, beside))
+        return StartedNode(home, manifest, joins, beside, _connect(socket, manifest, beside))
     except BaseException:
         beside.stop()
         raise
@@ -175,9 +177,9 @@ def _found_if_first(
     log.info("founding swarm %s (%s)", manifest.swarm.name, manifest.swarm_id.hex()[:12])
 
 
-def _connect(home: Home, manifest: Manifest, beside: Beside) -> DaemonLink:
+def _connect(socket: str, manifest: Manifest, beside: Beside) -> DaemonLink:
     """Wait until the daemon listens. Raises ConfigError if it gives up, or UnreachableError."""
-    link = DaemonLink(home.socket_path(), manifest)
+    link = DaemonLink(socket, manifest)
     try:
         _wait_for_daemon(link, beside)
     except BaseException:
@@ -199,5 +201,9 @@ def _wait_for_daemon(link: DaemonLink, beside: Beside) -> None:
         if now - lived > CONNECT_TIMEOUT_S:
             raise UnreachableError("the node's daemon keeps ending before it listens: its lines say why")
         if now - begun > tell_after:
-            log.info("waiting for the node's daemon, which reads its model back (%.0f s)", now - begun)
+            log.info(
+                "waiting for the node's daemon, which reads its model back (%.0f s; at its socket: %s)",
+                now - begun,
+                link.problem,
+            )
             tell_after *= 2

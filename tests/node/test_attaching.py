@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -212,6 +213,19 @@ def test_the_daemon_says_no_more_than_the_script_wants_to_hear(
     assert given[0].log_level == "error"
 
 
+def test_a_scripts_daemon_listens_where_the_script_looks_for_it(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a folder's path is too long for a socket, that hangs on TMPDIR, which a script may set late."""
+    monkeypatch.setattr(starting, "Beside", Beside)
+    tempfile.gettempdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    folder = tmp_path / ("d" * 100)
+    with attach(manifest=manifest, folder=folder, listen="127.0.0.1:0", plaintext=True) as peer:
+        assert len(peer.node_id) == 32
+    assert not list(tmp_path.glob("gossamer-*"))
+
+
 async def test_it_can_be_called_where_an_event_loop_runs() -> None:
     """As in a notebook: the manifest is fetched all the same."""
     assert asyncio.get_running_loop().is_running()
@@ -272,6 +286,7 @@ class SlowDaemon:
 
     has_died = False
     must_stop = False
+    problem = "connection refused"
 
     def __init__(self, looks: int, clock: pytest.MonkeyPatch) -> None:
         self.looks, self.now = looks, 0.0
@@ -294,7 +309,7 @@ def test_a_daemon_that_reads_its_model_for_long_is_waited_for(
         starting._wait_for_daemon(daemon, daemon)
     assert daemon.looks < 0
     told = [record.message for record in caplog.records]
-    assert told and all("reads its model back" in text for text in told)
+    assert told and all("reads its model back" in text and daemon.problem in text for text in told)
     assert len(told) <= 6, "and the person is not told of it at every look"
 
 

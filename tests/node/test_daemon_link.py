@@ -208,6 +208,7 @@ async def test_without_a_daemon_it_closes_all_the_same(tmp_path: Path) -> None:
 
     link = DaemonLink(str(tmp_path / "nobody"), SMALL)
     assert not await asyncio.to_thread(link.wait_connected, 0.1)
+    assert link.problem == "no such file or directory"
     link.close()
     assert not link._thread.is_alive()
 
