@@ -28,6 +28,10 @@ CHECKSUM = "crc32"
 _NOT_AS_WRITTEN = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
 """What reading JSON, and using what it holds, comes to where something else was written."""
 
+_DECIDING = ("amsgrad", "beta1", "centered", "momentum")
+"""Options that decide what an optimizer keeps of a parameter, by being zero, false or None, or not: those of
+torch.optim, and of Adafactor. An optimizer that lacks what it should have kept ends training."""
+
 log = logging.getLogger("gossamer.checkpoint")
 
 DTYPES = {
@@ -104,6 +108,18 @@ def _kinds(optimizers: Sequence[torch.optim.Optimizer]) -> str:
     )
 
 
+def _options(optimizers: Sequence[torch.optim.Optimizer]) -> str:
+    """Which of `_DECIDING` are on for each parameter, as text."""
+    return json.dumps(
+        [
+            [name for name in _DECIDING if group.get(name)]
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for _ in group["params"]
+        ]
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Saved:
     """One tensor of a checkpoint."""
@@ -140,6 +156,7 @@ class State:
         metadata = {"version": VERSION}
         if plain is not None and optimizers:
             metadata |= {"inner": json.dumps(plain), "optimizers": _kinds(optimizers)}
+            metadata["options"] = _options(optimizers)
         return cls(tensors, metadata)
 
     @property
@@ -206,6 +223,10 @@ def restore(
         if len(rounds) != len(outer.fragments) or not _fits(outer, tensors):
             raise ValueError("it is of another model")
         is_ours = metadata.get("optimizers") == _kinds(optimizers) and bool(optimizers)
+        now = _options(optimizers)
+        if is_ours and metadata.get("options", now) != now:  # earlier releases do not say
+            log.warning("the inner optimizer has other options than its saved state: it begins afresh")
+            is_ours = False
         # A state that diverged since the last delta would make the model diverge again, at any learning rate.
         has_inner = is_ours and all(
             map(_is_finite, (t for n, t in tensors.items() if n.startswith("inner/")))

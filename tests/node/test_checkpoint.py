@@ -328,6 +328,42 @@ def test_other_optimizers_begin_afresh_and_the_rest_comes_back(saved, change):
     assert any(residual.any() for state in again.fragments for residual in state.residual)
 
 
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        (torch.optim.AdamW, {}, {"amsgrad": True}),
+        (torch.optim.RMSprop, {}, {"centered": True}),
+        (torch.optim.RMSprop, {}, {"momentum": 0.9}),
+        (torch.optim.SGD, {"momentum": 0.9}, {"momentum": 0.0}),
+    ],
+)
+def test_a_state_of_other_options_begins_afresh_with_a_line(tmp_path, caplog, kind, before, after):
+    """torch would look for what is not in it, and end training at the first step of every start."""
+    model, outer, _ = make()
+    optimizer = kind(model.parameters(), lr=0.1, **before)
+    train(model, outer, optimizer, 2)
+    path = tmp_path / "t"
+    CheckpointWriter(path).save(outer, [optimizer], Progress(2, 4))
+    for options, comes_back in (({**before, "lr": 0.01, "weight_decay": 0.1}, True), (after, False)):
+        assert not caplog.messages
+        again, again_outer, _ = make(seed=1)
+        fresh = kind(again.parameters(), **{"lr": 0.1, **options})
+        assert restore(path, again_outer, [fresh]) == (Progress(2, 4), comes_back)
+        train(again, again_outer, fresh, 1)
+    assert ["other options" in line for line in caplog.messages] == [True]
+
+
+def test_a_state_that_does_not_say_its_options_is_taken_up(saved, tmp_path):
+    """As earlier releases wrote it."""
+    path, _, _ = saved
+    tensors, changed = load_file(path), metadata_of(path)
+    del changed[CHECKSUM], changed["options"]
+    old = tmp_path / "old.safetensors"
+    old.write_bytes(save(tensors, {**changed, CHECKSUM: checksum(checksums_of(tensors), changed)}))
+    _, again, fresh = make(seed=1)
+    assert restore(old, again, [fresh]) == (Progress(8, 16), True)
+
+
 def test_several_optimizers_come_back_each_with_its_own(tmp_path):
     def split(model):
         first, *others = model.parameters()
