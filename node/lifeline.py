@@ -18,6 +18,11 @@ from contextlib import suppress
 _VARIABLE = "GOSSAMER_LIFELINE_FD"
 _STDERR = 2
 
+POLL_S = 0.02
+
+STATUS_LOST = 1
+"""Stands for the exit status of a child that is gone, and nobody can tell how any more: a failure, so that it
+is started again. A script that ignores SIGCHLD, or reaps whatever ends, takes it."""
 
 _children: "weakref.WeakSet[Child]" = weakref.WeakSet()
 
@@ -72,25 +77,41 @@ class Child:
         return self.process.pid
 
     def poll(self) -> int | None:
-        """Exit status, or None while it runs."""
-        return self.process.poll()
+        """Exit status, or None while it runs; STATUS_LOST where somebody else in this process has taken it.
+
+        Popen's own would say 0 then, as if it had ended in good order.
+        """
+        if self.process.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:
+                self.process.returncode = STATUS_LOST
+            else:
+                self.process.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.process.returncode
 
     def terminate(self) -> None:
         """Ask it to stop (SIGTERM)."""
-        self.process.terminate()
+        if self.poll() is None:
+            self.process.terminate()
 
     def end(self, grace_s: float) -> int:
         """Wait `grace_s` for it to end, then kill it and what it has started; returns its exit status."""
+        deadline = time.monotonic() + grace_s
         try:
-            return self.process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            # Its session is its own. A DataLoader's worker whose parent goes before it looks stays for ever.
-            with suppress(OSError):
-                os.killpg(self.pid, signal.SIGKILL)
-            self.process.kill()
-            return self.process.wait()
+            while (status := self.poll()) is None:
+                if time.monotonic() > deadline:
+                    self._kill()
+                time.sleep(POLL_S)
+            return status
         finally:
             self.close()
+
+    def _kill(self) -> None:
+        # Its session is its own. A DataLoader's worker whose parent goes before it looks stays for ever.
+        with suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.process.kill()
 
     def close(self) -> None:
         """Let go of the lifeline, which tells a child that still runs to end."""

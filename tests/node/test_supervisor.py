@@ -14,13 +14,14 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from gossamer.node import lifeline
 from gossamer.node import service as service_module
 from gossamer.node.lifeline import Child, stop_signals
 from gossamer.node.options import DaemonOptions, TrainerOptions
@@ -212,6 +213,47 @@ def test_descriptors_are_given_back(scripts: Path) -> None:
     with pytest.raises(ValueError, match="null"):
         Child("x", ["\0"])
     assert psutil.Process().num_fds() <= before
+
+
+def ignored() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
+def reaped() -> None:
+    def reap(*_: object) -> None:
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+    signal.signal(signal.SIGCHLD, reap)
+
+
+@pytest.mark.parametrize("taken", [ignored, reaped])
+def test_a_child_whose_status_somebody_takes_has_failed(
+    scripts: Path, caplog: pytest.LogCaptureFixture, taken: Callable[[], None]
+) -> None:
+    """A script may ignore SIGCHLD, or reap whatever ends: how its daemon ended nobody knows then."""
+    name = write(scripts, "faithful", FAITHFUL)
+    service = Service("daemon", lambda: Child(name, [str(scripts / "up")]))
+    handler = signal.getsignal(signal.SIGCHLD)
+    taken()
+    try:
+        service.keep_running(0.0)
+        first = service.child
+        assert first is not None
+        wait_up(scripts / "up")
+        assert service.keep_running(1.0) is None and service.child is first, "it runs"
+        os.kill(first.pid, signal.SIGKILL)
+        wait_for(lambda: service.keep_running(2.0) is None and service.child is None, 5, "it is missed")
+        assert "the daemon ended" in caplog.text
+        service.keep_running(9.0)
+        second = service.child
+        assert second is not None and second.poll() is None
+        second.terminate()
+        assert second.end(10) == lifeline.STATUS_LOST
+        second.terminate()
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
 
 
 # -- one service
