@@ -1,8 +1,9 @@
 """`gossamer invite` and `gossamer revoke`: what an owner decides about nodes."""
 
 import asyncio
+from collections.abc import Callable, Collection, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -16,6 +17,8 @@ from gossamer.protocol.limits import ROUND_MAX
 if TYPE_CHECKING:
     from gossamer.protocol.identity import Identity
     from gossamer.protocol.manifest import Manifest
+
+T = TypeVar("T")
 
 
 def invite(
@@ -68,9 +71,8 @@ def invite(
         days=days,
         contacts=checked_join(join),
     )
-    for address in tell or ():
-        asyncio.run(deliver(address, invitation.grant.data, plaintext=plaintext))
     typer.echo(invitation.to_text())
+    _from_each(tell or (), lambda address: deliver(address, invitation.grant.data, plaintext=plaintext))
     until = f"for {days:g} days" if days else "for ever"
     typer.echo(f"to {role} {until}; on that machine:  gossamer node --invite INVITATION", err=True)
 
@@ -108,10 +110,13 @@ def revoke(
     manifest, owner = _owned(manifest_path, owner_key)
     target = parse_node_id(node_id)
     asker = Asker(owner, manifest.swarm_id)
-    status = asyncio.run(fetch_status(to[0], plaintext=plaintext, asker=asker))
-    if status["swarm_id"] != manifest.swarm_id.hex():
-        raise ConfigError(f"{to[0]} belongs to swarm {status['swarm_id'][:12]}, not to this one")
-    clock, sealed = _standing(to[0], status)
+
+    async def standing(address: str) -> tuple[int, int]:
+        status = await fetch_status(address, plaintext=plaintext, asker=asker)
+        return _standing(address, status, manifest.swarm_id)
+
+    found = _from_each(to, standing)
+    clock, sealed = map(max, zip(*found.values(), strict=True))
     last_round = clock if after_round is None else after_round
     if last_round < sealed:
         raise ConfigError(
@@ -119,13 +124,33 @@ def revoke(
             f" cannot be changed; --after-round must be at least {sealed}"
         )
     record = owners.revoke(owner, manifest.swarm_id, target, last_round=last_round, reason=reason)
-    for address in to:
-        asyncio.run(deliver(address, record, plaintext=plaintext))
+    _from_each(found, lambda address: deliver(address, record, plaintext=plaintext))
     typer.echo(f"revoked {target.hex()}: its deltas after round {last_round} are void")
 
 
-def _standing(address: str, status: dict[str, Any]) -> tuple[int, int]:
-    """A node's clock, and the newest round that it has sealed or closed. Raises UnreachableError."""
+def _from_each(addresses: Collection[str], ask: Callable[[str], Coroutine[Any, Any, T]]) -> dict[str, T]:
+    """What those answer who do; a line for each of the others. Raises UnreachableError if nobody does."""
+    answers: dict[str, T] = {}
+    problems: list[UnreachableError] = []
+    for address in addresses:
+        try:
+            answers[address] = asyncio.run(ask(address))
+        except UnreachableError as error:
+            problems.append(error)
+    for problem in problems if answers else problems[1:]:
+        typer.echo(f"gossamer: {problem}", err=True)
+    if problems and not answers:
+        raise problems[0]
+    return answers
+
+
+def _standing(address: str, status: dict[str, Any], swarm_id: bytes) -> tuple[int, int]:
+    """A node's clock, and the newest round that it has sealed or closed.
+
+    Raises ConfigError if it is of another swarm, or UnreachableError.
+    """
+    if status["swarm_id"] != swarm_id.hex():
+        raise ConfigError(f"{address} belongs to swarm {str(status['swarm_id'])[:12]}, not to this one")
     rounds = [status.get(key) or 0 for key in ("clock", "sealed_round", "closed_round")]
     if not all(type(round_) is int and 0 <= round_ <= ROUND_MAX for round_ in rounds):
         raise UnreachableError(f"{address} sent a status that cannot be read")

@@ -26,6 +26,7 @@ from gossamer.node.phi import genesis
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Charter, Revocation, Role
 from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.errors import NobodyThereError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import read_invitation
 from gossamer.protocol.rules import RULES
@@ -589,6 +590,50 @@ def test_an_init_that_is_interrupted_leaves_no_key(
 def test_mistakes_of_owners_and_the_invited(run: Run, args: list[object], part: str) -> None:
     assert run("init", "my.toml", "--invited").status == 0
     run(*args).assert_user_error(part)
+
+
+@pytest.fixture
+def told(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Whoever was told of a credential, of nodes of which those at port 1 do not answer."""
+    addresses: list[str] = []
+
+    def check(address: str) -> None:
+        if address.endswith(":1"):
+            raise NobodyThereError(f"nobody useful answers at {address}")
+
+    async def fetch_status(address: str, **_: object) -> dict[str, Any]:
+        check(address)
+        swarm_id = read(Path("my.toml")).swarm_id.hex()
+        return {"swarm_id": swarm_id, "node_id": NODE_ID, "clock": 7, "sealed_round": 4, "closed_round": None}
+
+    async def deliver(address: str, *_: object, **__: object) -> None:
+        check(address)
+        addresses.append(address)
+
+    monkeypatch.setattr("gossamer.node.network.client.fetch_status", fetch_status)
+    monkeypatch.setattr("gossamer.node.network.client.deliver", deliver)
+    assert run("init", "my.toml", "--invited").status == 0
+    return addresses
+
+
+def test_who_does_not_answer_does_not_keep_an_owners_word_from_the_others(run: Run, told: list[str]) -> None:
+    outcome = run("revoke", NODE_ID, "--to", "a:1", "--to", "b:2", "--to", "c:3")
+    assert (outcome.status, told) == (0, ["b:2", "c:3"])
+    assert outcome.err == "gossamer: nobody useful answers at a:1\n"
+    assert "after round 7 are void" in outcome.out
+    outcome = run("invite", NODE_ID, "--tell", "b:2", "--tell", "a:1", "--tell", "c:3")
+    assert (outcome.status, told[2:]) == (0, ["b:2", "c:3"])
+    assert outcome.err.startswith("gossamer: nobody useful answers at a:1\n")
+    assert read_invitation(outcome.out)
+
+
+def test_where_nobody_answers_an_owner_fails_and_the_invitation_is_there(run: Run, told: list[str]) -> None:
+    for command, flag in (("revoke", "--to"), ("invite", "--tell")):
+        outcome = run(command, NODE_ID, flag, "a:1", flag, "b:1")
+        assert outcome.status == 2 and sorted(outcome.err.splitlines()) == [
+            f"gossamer: nobody useful answers at {address}:1" for address in "ab"
+        ]
+    assert read_invitation(outcome.out) and not told
 
 
 def test_an_owner_is_asked_which_swarm_is_meant(run: Run) -> None:
