@@ -58,6 +58,7 @@ _SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 
 
 _OUT_OF_REACH = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)
+_HELD = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _mode(path: Path, read_only: bool) -> str:
@@ -140,6 +141,15 @@ class RecordStore:
             return StorageError(
                 f"cannot use the database {self._path} ({error}): this user has to be able to write to its"
                 " folder, and its path must not be much longer than 500 bytes"
+            )
+        if code in _HELD:
+            return StorageError(
+                f"another program holds the database {self._path}: nothing is stored or published until it"
+                " lets go"
+            )
+        if code == sqlite3.SQLITE_IOERR:
+            return StorageError(
+                f"cannot use the database {self._path} ({error}): look after its disk, which failed"
             )
         return self._damaged(str(error))
 

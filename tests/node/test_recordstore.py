@@ -250,6 +250,26 @@ def test_a_folder_that_nobody_can_write_to_is_read_all_the_same(
     reader.close()
 
 
+def test_a_database_that_another_program_holds_is_not_called_damaged(path: Path, deltas: list[Delta]) -> None:
+    store = RecordStore(path, SMALL.swarm_id)
+    store._db.execute("PRAGMA busy_timeout = 1")
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StorageError, match="another program holds") as held:
+            store.add(deltas, durable=True)
+        assert "remove it" not in str(held.value)
+    store.add(deltas, durable=True)
+    store.close()
+
+
+def test_a_disk_that_fails_does_not_make_a_database_damaged(path: Path) -> None:
+    store = RecordStore(path, SMALL.swarm_id)
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+    assert "look after its disk" in str(store._broken(error))
+    store.close()
+
+
 def test_what_cannot_be_reached_is_not_called_damaged(path: Path) -> None:
     with pytest.raises(StorageError, match="able to write to its folder") as error:
         RecordStore(path.with_name("missing") / "ledger.sqlite", SMALL.swarm_id)
