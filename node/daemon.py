@@ -16,7 +16,7 @@ from typing import Any
 
 from gossamer.node import __version__, lifeline, logs
 from gossamer.node.address import WILDCARDS, format_address, parse_address, parse_contact, port_of
-from gossamer.node.dashboard.admin import TOKEN_VARIABLE, AdminServer
+from gossamer.node.dashboard.admin import AdminServer, token_here
 from gossamer.node.dashboard.bulletin import Bulletin
 from gossamer.node.ipc import control
 from gossamer.node.ipc.briefing import Briefing
@@ -156,9 +156,7 @@ class Daemon:
         self.merging.on_judged = self.watching.merged
         self.bulletin = Bulletin(self.view, self.watching)
         self.watching.on_look = self.bulletin.publish
-        self.admin = AdminServer(
-            self.view, self.watching, self.bulletin, options.admin, os.environ.get(TOKEN_VARIABLE, "")
-        )
+        self.admin = AdminServer(self.view, self.watching, self.bulletin, options.admin, token_here())
 
     # -- life
 

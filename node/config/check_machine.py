@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gossamer.node.address import format_address, is_loopback, parse_address
 from gossamer.node.config.findings import Finding, error, ok, told, warning
-from gossamer.node.dashboard.admin import TOKEN_VARIABLE, check_token
+from gossamer.node.dashboard.admin import check_token, token_here
 from gossamer.node.network.open_files import FILES_MIN, open_files_allowed
 from gossamer.node.options import ADMIN_OFF
 from gossamer.protocol.errors import ConfigError, LocalError
@@ -37,7 +37,7 @@ def check_admin(option: str, *, is_running: bool) -> Iterator[Finding]:
         return
     host, port = parse_address(option, port_min=0)
     try:
-        check_token(option, host, os.environ.get(TOKEN_VARIABLE, ""))
+        check_token(option, host, token_here())
     except ConfigError as problem:
         yield error("admin", str(problem))
     yield from _check_bind("admin", host, port, is_running)

@@ -12,7 +12,7 @@
 
 It tells and changes nothing. It listens on loopback; elsewhere only with a token, which is then asked for
 everywhere. Pages of other origins get nothing: no CORS header is ever sent, and a name that leads here by
-DNS rebinding is refused by its Host header.
+DNS rebinding is refused by its Host header: any name will do where the token comes with it.
 """
 
 import asyncio
@@ -72,6 +72,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger("gossamer.admin")
 
 
+def token_here() -> str:
+    """The admin token of this environment, empty if there is none; one from a file may end in a newline."""
+    return os.environ.get(TOKEN_VARIABLE, "").strip()
+
+
 def check_token(option: str, host: str, token: str) -> None:
     """Raise ConfigError for a token that is too short, or missing where other machines can ask."""
     if token and len(token) < TOKEN_MIN:
@@ -120,7 +125,7 @@ class AdminServer:
             ("/healthz", self._serve_health),
             ("/metrics", self._serve_metrics),
         ):
-            app.router.add_get(path, handler, allow_head=False)
+            app.router.add_get(path, handler, allow_head=path != "/api/events")  # which has no end
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -174,9 +179,15 @@ class AdminServer:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Turn away whoever may not ask, and put `HEADERS` on every answer."""
         try:
-            self._check_host(request)
+            is_known = self._gives_token(request)
+            if not is_known:
+                self._check_host(request)
             self._check_origin(request)
-            self._check_token(request)
+            if self._token and not is_known:
+                raise web.HTTPUnauthorized(
+                    text="give the token: ?token=..., or Authorization: Bearer ...",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
             response = await handler(request)
         except web.HTTPException as refusal:
             refusal.headers.update(HEADERS)
@@ -201,21 +212,17 @@ class AdminServer:
         ):
             raise web.HTTPForbidden(text="not for other sites")
 
-    def _check_token(self, request: web.Request) -> None:
-        """Raise unless the token is given, as bearer, in the query, or by a cookie that we set."""
+    def _gives_token(self, request: web.Request) -> bool:
+        """Whether there is a token, and it is given: as bearer, in the query, or by a cookie that we set."""
         if not self._token:
-            return
+            return False
         scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
         given = (
             bearer.strip() if scheme.lower() == "bearer" else "",
             request.query.get("token", ""),
             request.cookies.get(self._cookie, ""),
         )
-        if not any(hmac.compare_digest(_bytes(text), _bytes(self._token)) for text in given):
-            raise web.HTTPUnauthorized(
-                text="give the token: ?token=..., or Authorization: Bearer ...",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+        return any(hmac.compare_digest(_bytes(text), _bytes(self._token)) for text in given)
 
     @property
     def _cookie(self) -> str:

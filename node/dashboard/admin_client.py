@@ -1,7 +1,6 @@
 """Finding a node's admin server, and listening to it."""
 
 import json
-import os
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from gossamer.node.address import format_address, parse_address
-from gossamer.node.dashboard.admin import TOKEN_VARIABLE
+from gossamer.node.dashboard.admin import token_here
 from gossamer.node.network.askers import nodes_root
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError, UnreachableError
@@ -67,7 +66,7 @@ class AdminClient:
     """Asks one admin server. Use as an async context."""
 
     def __init__(self, address: str) -> None:
-        token = os.environ.get(TOKEN_VARIABLE, "")
+        token = token_here()
         self._url = f"http://{address}"
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session: aiohttp.ClientSession | None = None
