@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from math import inf
+from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Fetched, Get, RandomSource, Send
@@ -38,6 +39,17 @@ class _Failure:
     @property
     def forgotten_at(self) -> float:
         return self.until + max(self.wait, limits.FETCH_RETRY_MAX_S)  # its turn comes again after all others'
+
+
+class _Room(NamedTuple):
+    """Which links may be asked for one more chunk, as far as it is not known which."""
+
+    for_all: set[int]
+    """If they hold all of a payload."""
+    for_parts: set[int]
+    """If they hold parts of it."""
+    for_guesses: bool
+    """Whether any may be asked without having said that it holds the chunk."""
 
 
 class Fetcher:
@@ -158,23 +170,29 @@ class Fetcher:
     def _start(self, now: float) -> tuple[list[Effect], float]:
         """Returns what was started, and when to try again what could not be."""
         self._changed = False
-        if not self.wants and not self._flights:
-            return [], inf
         for blob, flight in list(self._flights.items()):
             if now >= flight.deadline:
                 self._fail(blob, now, limits.FETCH_RETRY_S)  # who is busy says so: silence is no sign of that
-        waiting = self._waiting(self.wants)
-        if not waiting:
-            return [], inf
+        most = min(limits.FETCHES_MAX, limits.FETCHES_PER_LINK_MAX * len(self._links))
+        if len(self._flights) >= most:
+            return [], inf  # whatever ends a transfer brings us back here
+        effects = self._fill(now, most)
+        if len(self._flights) >= most or not self._is_any_waiting:
+            return effects, inf
+        return effects, min(self._rested_at(now), now + limits.FETCH_RETRY_S)
+
+    def _fill(self, now: float, most: int) -> list[Effect]:
+        """Start transfers until `most` are under way, or nobody is free for any other."""
         self._failed = {pair: f for pair, f in self._failed.items() if f.forgotten_at > now}
         self._spared = {link: until for link, until in self._spared.items() if until > now}
         load = dict.fromkeys(self._links, 0)
         for flight in self._flights.values():
             load[flight.link] += 1
+        held: list[Want] = []
+        others: list[Want] = []
+        for want in self.wants:
+            (held if want.is_held else others).append(want)
         effects: list[Effect] = []
-        most = min(limits.FETCHES_MAX, limits.FETCHES_PER_LINK_MAX * len(self._links))
-        held = [want for want in waiting if want.is_held]
-        others = [want for want in waiting if not want.is_held]
         for want, blob in chain(
             self._next(others, load, now, min(most, self._without_guesses + limits.GUESSES_KEPT)),
             self._next(held, load, now, most),
@@ -188,14 +206,13 @@ class Fetcher:
             deadline = now + self._patience(link, size)
             self._flights[blob] = _Flight(link, size, deadline, is_guess=link not in want.holders_of(blob))
             effects.append(Get(link, blob, size) if self._links[link] else Send(link, Ask(blob)))
-        if len(self._flights) >= most or not self._waiting(waiting):
-            return effects, inf  # whatever ends a transfer brings us back here
-        return effects, min(self._rested_at(now), now + limits.FETCH_RETRY_S)
+        return effects
 
-    def _waiting(self, wants: Iterable[Want]) -> list[Want]:
-        """Those of which a chunk is missing that is not under way."""
+    @property
+    def _is_any_waiting(self) -> bool:
+        """Whether a chunk is missing that is not under way: found soon, since few are."""
         under_way = self._flights.keys()
-        return [want for want in wants if not want.missing.keys() <= under_way]
+        return any(not want.missing.keys() <= under_way for want in self.wants)
 
     @property
     def _without_guesses(self) -> int:
@@ -204,12 +221,34 @@ class Fetcher:
     def _next(
         self, wants: list[Want], load: dict[int, int], now: float, most: int
     ) -> Iterator[tuple[Want, bytes]]:
-        """What to fetch of these, in order, while fewer than `most` transfers are under way."""
+        """What to fetch of these, in order, while fewer than `most` transfers are under way.
+
+        There may be thousands of them, and this is looked at anew with every message: so what all links have
+        room for is found out once, and again when that may have changed.
+        """
+        room = self._room(load)
         for want in wants:
-            for blob in self._rarest_first(want, self._open(want, load, now)):
+            if len(self._flights) >= most:
+                return
+            if not want.holders.isdisjoint(room.for_all) or (room.for_guesses and self._may_guess(want, now)):
+                blobs: Iterable[bytes] = want.missing
+            elif want.parts and room.for_parts:
+                blobs = [blob for blob, part in want.parts.items() if not part.isdisjoint(room.for_parts)]
+            else:
+                continue
+            for blob in self._rarest_first(want, blobs):
                 if len(self._flights) >= most:
                     return
                 yield want, blob
+                room = self._room(load)
+
+    def _room(self, load: dict[int, int]) -> _Room:
+        free = {link for link, under_way in load.items() if under_way < limits.FETCHES_PER_LINK_MAX}
+        return _Room(
+            for_all=free,
+            for_parts={link for link in free if load[link] < limits.PARTS_PER_LINK_MAX},
+            for_guesses=not free <= self._spared.keys(),
+        )
 
     def _rested_at(self, now: float) -> float:
         """When the next link may be asked again for what it failed: one that is spared guesses only then."""
@@ -224,32 +263,23 @@ class Fetcher:
         is_guess = all(link not in want.holders_of(blob) for want in wants)
         return max(until, self._spared.get(link, until)) if is_guess else until
 
-    def _open(self, want: Want, load: dict[int, int], now: float) -> Iterable[bytes]:
-        """Its chunks that are not under way and that some link may be free for: many wait for others, and
-        this is looked at anew with every message."""
-        free = {link for link, under_way in load.items() if under_way < limits.FETCHES_PER_LINK_MAX}
-        blobs: Iterable[bytes] = want.missing
-        if want.holders.isdisjoint(free) and not (self._may_guess(want, now) and free - self._spared.keys()):
-            free = {link for link in free if load[link] < limits.PARTS_PER_LINK_MAX}
-            blobs = (blob for blob, part in want.parts.items() if not part.isdisjoint(free)) if free else ()
-        return (blob for blob in blobs if blob not in self._flights)
-
     @staticmethod
     def _may_guess(want: Want, now: float) -> bool:
         return now >= max(want.since, want.is_told_of_since) + limits.FETCH_RETRY_S
 
-    def _rarest_first(self, want: Want, open_: Iterable[bytes]) -> Iterable[bytes]:
-        """Those that equally many have in a random order.
+    def _rarest_first(self, want: Want, blobs: Iterable[bytes]) -> Iterable[bytes]:
+        """Those that are not under way; those that equally many have in a random order.
 
         As they come where nobody has only parts: a snapshot has thousands, and no order is better.
         """
+        waiting = (blob for blob in blobs if blob not in self._flights)
         if not want.parts:
-            return open_
-        blobs = list(open_)
-        for i in range(len(blobs) - 1, 0, -1):
+            return waiting
+        shuffled = list(waiting)
+        for i in range(len(shuffled) - 1, 0, -1):
             j = self._rng.randrange(i + 1)
-            blobs[i], blobs[j] = blobs[j], blobs[i]
-        return sorted(blobs, key=lambda blob: len(want.parts.get(blob, ())))
+            shuffled[i], shuffled[j] = shuffled[j], shuffled[i]
+        return sorted(shuffled, key=lambda blob: len(want.parts.get(blob, ())))
 
     def _patience(self, link: int, size: int) -> float:
         """A peer sends one chunk after another, so those under way on its link come first."""

@@ -29,7 +29,7 @@ class Want:
     @property
     def is_held(self) -> bool:
         """Whether somebody is known to hold some of it."""
-        return bool(self.holders) or any(self.parts.values())
+        return bool(self.holders or (self.parts and any(self.parts.values())))
 
     def is_orphan(self, now: float) -> bool:
         """Whether nobody is known to hold any of it, and nothing of it was found for long."""
