@@ -11,6 +11,7 @@ neighbours have different ones to give to each other.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import chain
 from math import inf
 from typing import NamedTuple
@@ -63,6 +64,11 @@ class Fetcher:
         self._flights: dict[bytes, _Flight] = {}
         # With the size, since a liar may list an honest chunk's hash with a size that it does not have.
         self._failed: dict[tuple[int, bytes, int], _Failure] = {}
+        self._retries: list[float] = []
+        """A heap of when those that we go on believing may be asked again for what they failed."""
+        self._guesses: dict[int, list[tuple[float, bytes, int]]] = {}
+        """Of each link a heap of when it may be asked again for what it is not believed to hold."""
+        self._swept_at = 0.0
         self._spared: dict[int, float] = {}
         self._due = inf
         self._now = 0.0
@@ -79,6 +85,7 @@ class Fetcher:
         self.wants.link_down(link)
         self._flights = {blob: flight for blob, flight in self._flights.items() if flight.link != link}
         self._failed = {pair: failure for pair, failure in self._failed.items() if pair[0] != link}
+        self._guesses.pop(link, None)
         self._spared.pop(link, None)
         self._changed = True
 
@@ -105,7 +112,7 @@ class Fetcher:
     def _ask_again(self, link: int, blob: bytes, size: int) -> None:
         """Whoever says that it holds what it failed is asked at once. Should it fail again that counts on."""
         failure = self._failed.get((link, blob, size))
-        if failure is not None:
+        if failure is not None and failure.forgotten_at > self._now:
             self._failed[link, blob, size] = _Failure(self._now, failure.wait)
 
     # -- wants
@@ -144,6 +151,10 @@ class Fetcher:
         if before is not None and before.forgotten_at > now:
             wait = min(max(wait, 2 * before.wait), self._wait_max(blob, now))
         self._failed[pair] = _Failure(now + wait, wait)
+        if flight.is_guess or wait >= limits.FETCH_RETRY_S:
+            heappush(self._guesses.setdefault(flight.link, []), (now + wait, blob, flight.size))
+        else:
+            heappush(self._retries, now + wait)
         self._spared[flight.link] = now + limits.FETCH_RETRY_S
         self._changed = True
 
@@ -173,17 +184,17 @@ class Fetcher:
         for blob, flight in list(self._flights.items()):
             if now >= flight.deadline:
                 self._fail(blob, now, limits.FETCH_RETRY_S)  # who is busy says so: silence is no sign of that
+        self._sweep(now)
         most = min(limits.FETCHES_MAX, limits.FETCHES_PER_LINK_MAX * len(self._links))
         if len(self._flights) >= most:
             return [], inf  # whatever ends a transfer brings us back here
         effects = self._fill(now, most)
         if len(self._flights) >= most or not self._is_any_waiting:
             return effects, inf
-        return effects, min(self._rested_at(now), now + limits.FETCH_RETRY_S)
+        return effects, min(self._next_turn(now), now + limits.FETCH_RETRY_S)
 
     def _fill(self, now: float, most: int) -> list[Effect]:
         """Start transfers until `most` are under way, or nobody is free for any other."""
-        self._failed = {pair: f for pair, f in self._failed.items() if f.forgotten_at > now}
         self._spared = {link: until for link, until in self._spared.items() if until > now}
         load = dict.fromkeys(self._links, 0)
         for flight in self._flights.values():
@@ -250,18 +261,30 @@ class Fetcher:
             for_guesses=not free <= self._spared.keys(),
         )
 
-    def _rested_at(self, now: float) -> float:
-        """When the next link may be asked again for what it failed: one that is spared guesses only then."""
-        return min((at for at in map(self._may_be_asked_at, self._failed) if at > now), default=inf)
+    def _sweep(self, now: float) -> None:
+        """Forget old failures, now and then: payloads that nobody has make thousands."""
+        if now >= self._swept_at + limits.FETCH_RETRY_MAX_S:
+            self._swept_at = now
+            self._failed = {pair: f for pair, f in self._failed.items() if f.forgotten_at > now}
 
-    def _may_be_asked_at(self, pair: tuple[int, bytes, int]) -> float:
-        link, blob, _ = pair
-        wants = self.wants.of(blob)
-        if blob in self._flights or not wants:
-            return inf
-        until = self._failed[pair].until
-        is_guess = all(link not in want.holders_of(blob) for want in wants)
-        return max(until, self._spared.get(link, until)) if is_guess else until
+    def _next_turn(self, now: float) -> float:
+        """When the next link may be asked again for what it failed."""
+        while self._retries and self._retries[0] <= now:
+            heappop(self._retries)
+        guesses = (self._next_guess(link, now) for link in self._guesses)
+        return min(chain(self._retries[:1], guesses), default=inf)
+
+    def _next_guess(self, link: int, now: float) -> float:
+        """A link that is spared may be asked only then for what it may be asked for by now."""
+        heap, spared_until = self._guesses[link], self._spared.get(link, now)
+        while heap and (max(heap[0][0], spared_until) <= now or self._is_void(link, *heap[0])):
+            heappop(heap)
+        return max(heap[0][0], spared_until) if heap else inf
+
+    def _is_void(self, link: int, until: float, blob: bytes, size: int) -> bool:
+        """Whether a wait does not count any more: the chunk has come, or was failed again since."""
+        failure = self._failed.get((link, blob, size))
+        return failure is None or failure.until != until or not self.wants.of(blob)
 
     @staticmethod
     def _may_guess(want: Want, now: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from hashlib import sha256
 
 import pytest
@@ -585,3 +586,50 @@ def test_deadline_never_lies_in_the_past(busy):
     for _ in range(20):
         net.plan()  # checks it
         net.pass_time(0.3)
+
+
+def _calls(function) -> int:
+    """How many calls of Python functions one call makes: its cost, whatever the machine does besides."""
+    count = 0
+
+    def note(frame, event, arg) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_payloads_that_wait_for_busy_links_cost_little_to_look_at():
+    net = Net(links=dict.fromkeys(range(1, 7), True))
+    for number in range(1000):
+        net.want(number, number)
+        for link in (1, 2):
+            net.fetcher.hint(link, _key(number))
+    net.plan()
+    assert len(net.flights) == 2 * limits.FETCHES_PER_LINK_MAX
+    net.arrive(next(iter(net.flights)))
+    assert _calls(net.plan) < 3 * 1000
+
+
+def test_payloads_that_nobody_has_cost_little_to_look_for():
+    """All links fail hundreds of payloads, as often as they are asked: it goes on at little cost."""
+    net = Net(links=dict.fromkeys(range(1, 7), True))
+    for number in range(500):
+        net.want(number, number)
+    asked = 0
+    while net.now < 20.0:
+        started = net.plan()
+        asked += len(started)
+        for _, blob in started:
+            net.fail(blob)
+        net.now = net.now + 0.001 if started else net.fetcher.deadline()
+    assert asked > 200
+    net.want(1000, 1000)
+    net.fetcher.hint(1, _key(1000))
+    assert _calls(net.plan) < 3 * 500
+    assert _blob(1000) in net.flights
