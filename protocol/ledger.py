@@ -101,6 +101,10 @@ class Ledger:
         for delta in dropped:
             del self._by_id[delta.record_id]
             del self._by_data[delta.data]
+        if self.last_round(author) > max(after, self.floor):
+            del self._last[author]
+            for delta in self.by(author):
+                self.note_last(author, delta.round, delta.record_id)
         return dropped
 
     def get(self, record_id: bytes) -> Delta | None:

@@ -124,6 +124,8 @@ def test_what_is_dropped_might_never_have_come(keys, author, after):
     assert {delta.record_id for delta in ledger} == {delta.record_id for delta in without}
     assert {delta.record_id for delta in dropped} == before - {delta.record_id for delta in without}
     assert set(ledger.voided()) == set(without.voided())
+    assert ledger.last_round(node_id) == without.last_round(node_id)
+    assert ledger.horizon == without.horizon
     for round_ in ledger.rounds():
         assert ledger.ids(round_) == without.ids(round_)
     assert ledger.drop(node_id, after) == []
