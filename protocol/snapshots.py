@@ -81,8 +81,6 @@ class Snapshots:
         return [Witness(peer.body.claims, peer.node_id, peer.node_id in told_of) for peer in peers]
 
     def _claims_of_contributors(self) -> list[Claims]:
-        return [
-            peer.body.claims
-            for peer in [member.peer for member in self._roster.live()]
-            if any(self._holdings.holds(delta.record_id) for delta in self._ledger.by(peer.node_id))
-        ]
+        authors = {delta.author for delta in self._ledger if self._holdings.holds(delta.record_id)}
+        peers = [member.peer for member in self._roster.live()]
+        return [peer.body.claims for peer in peers if peer.node_id in authors]

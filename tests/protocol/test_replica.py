@@ -225,6 +225,17 @@ def test_a_joiner_soon_fetches_the_model_from_all_who_claim_it(seed):
     assert joiner.core.fetcher.wants.holders_of(claim.root, chunk) == set(joiner.links)
 
 
+def test_only_those_whose_deltas_are_here_have_a_voice_about_our_history():
+    world = swarm(5, 3)
+    here, author, _ = world.running()
+    voices = here.core._snapshots._claims_of_contributors
+    assert voices() == []
+    world.publish(author)
+    world.run(5.0)
+    assert voices() == [author.core.sealing.claims]
+
+
+
 def test_two_nodes_with_one_key_do_not_flood_the_swarm(seed):
     """A folder was copied: each outdoes the other's row, but no faster than hearts beat."""
     world = swarm(seed, 4, Weather(delay=(0.0003, 0.001)))
