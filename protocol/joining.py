@@ -53,11 +53,17 @@ class Joining:
         waited = now - self._heard_since
         if waited < limits.ROSTER_PATIENCE_S:
             return None, self._prefetch(witnesses) if waited >= limits.PREFETCH_AFTER_S else []
-        if self._trusted:
-            best = _newest(witness for witness in witnesses if witness.node_id in self._trusted)
-        else:
-            best = believable(witnesses, patient=waited < limits.NAMED_PATIENCE_S)
+        best = self._best(witnesses, patient=waited < limits.NAMED_PATIENCE_S)
         return best, [] if best is not None else self._remind(witnesses, now)
+
+    def prefers_another(self, claim: Claim, members: Sequence[Witness]) -> bool:
+        """Whether we would by now start from another one."""
+        return self._best([member for member in members if member.claims]) not in (claim, None)
+
+    def _best(self, witnesses: Sequence[Witness], *, patient: bool = False) -> Claim | None:
+        if self._trusted:
+            return _newest(witness for witness in witnesses if witness.node_id in self._trusted)
+        return believable(witnesses, patient=patient)
 
     def _prefetch(self, witnesses: Sequence[Witness]) -> list[Effect]:
         """Begin to fetch what most members claim while we hear of more of them.

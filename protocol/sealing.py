@@ -156,19 +156,24 @@ class Sealing:
         members: Sequence[Witness],
         share_lacking: Callable[[int], float] = lambda round_: 0.0,
         contributors: Callable[[], Sequence[Claims]] | None = None,
+        is_stalled: Callable[[Claim], bool] = lambda claim: False,
     ) -> list[Effect]:
         """Look at the members' claims.
 
         `share_lacking` tells of how many of the authors, from 0 to 1, payloads up to a round are missing here
         that somebody holds. `contributors` gives the claims of those whose deltas are here; without it, all
-        count as such.
+        count as such. `is_stalled` tells whether a snapshot is being fetched and nothing of it comes.
         """
         if now < self._next_look:
             return []
         self._next_look = now + self._look_interval(now)
         others = [member.claims for member in members]
         if self.adopting is not None:
-            self._give_up_if_gone(self.adopting, others, now)
+            if self._is_gone(self.adopting, others, now) or (
+                # One liar can claim for ever what it does not serve.
+                is_stalled(self.adopting) and self._joining.prefers_another(self.adopting, members)
+            ):
+                self.adopting = None
             return []
         if not self.joined:
             return self._join(members, now)
@@ -241,11 +246,10 @@ class Sealing:
         self._claimed_at = now
         return [Adopt(claim)]
 
-    def _give_up_if_gone(self, claim: Claim, others: Sequence[Claims], now: float) -> None:
+    def _is_gone(self, claim: Claim, others: Sequence[Claims], now: float) -> bool:
         if self._is_first or claim == self._given_up or any(claim in claims for claims in others):
             self._claimed_at = now
-        elif now - self._claimed_at > GONE_AFTER_S:
-            self.adopting = None
+        return now - self._claimed_at > GONE_AFTER_S
 
     # -- once joined
 

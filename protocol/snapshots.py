@@ -47,6 +47,7 @@ class Snapshots:
             self._witnesses(),
             lambda round_: self._holdings.share_lacking(round_, now),
             self._claims_of_contributors,
+            lambda claim: self._fetcher.wants.is_stalled(claim.root, now),
         )
         for effect in result:
             if isinstance(effect, Prefetch | Adopt):

@@ -169,6 +169,11 @@ class Wants:
         """Whether somebody is known to hold something of what is missing."""
         return any(want.is_held for want in self._wants.values())
 
+    def is_stalled(self, key: bytes, now: float) -> bool:
+        """Whether chunks of a key are missing, and none has come for as long as the slowest may take."""
+        want = self._wants.get(key)
+        return want is not None and max(want.since, want.got_at) <= now - limits.FETCH_TIMEOUT_S
+
     def is_sought(self, key: bytes, now: float) -> bool:
         """Whether a key has been looked for so long that others may have given up on it."""
         want = self._wants.get(key)

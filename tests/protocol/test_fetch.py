@@ -111,6 +111,21 @@ def test_what_nobody_holds_is_not_on_its_way():
     assert not net.fetcher.wants.are_held
 
 
+def test_what_comes_slowly_is_not_stalled():
+    net = Net(links={1: True})
+    wants = net.fetcher.wants
+    assert not wants.is_stalled(_key(1), 1e9)
+    net.want(1, *range(3))
+    for chunk in range(3):
+        net.plan()
+        net.pass_time(limits.FETCH_TIMEOUT_S - 1)
+        assert not wants.is_stalled(_key(1), net.now)
+        assert wants.is_stalled(_key(1), net.now + 2)
+        net.plan()
+        net.arrive(_blob(chunk))
+    assert not wants.is_stalled(_key(1), 1e9), "it is here"
+
+
 def test_bounds_are_kept_and_used():
     net = Net(links=dict.fromkeys(range(1, 7), True))
     net.want(1, *range(100))

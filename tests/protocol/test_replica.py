@@ -235,7 +235,6 @@ def test_only_those_whose_deltas_are_here_have_a_voice_about_our_history():
     assert voices() == [author.core.sealing.claims]
 
 
-
 def test_two_nodes_with_one_key_do_not_flood_the_swarm(seed):
     """A folder was copied: each outdoes the other's row, but no faster than hearts beat."""
     world = swarm(seed, 4, Weather(delay=(0.0003, 0.001)))

@@ -113,6 +113,25 @@ def test_a_snapshot_that_nobody_claims_any_more_is_given_up(manifest):
     assert kinds(again, Adopt) == [Adopt(claim(16))]
 
 
+@pytest.mark.parametrize("is_stalled", [True, False])
+def test_a_snapshot_that_one_liar_claims_for_ever_holds_nobody_up(manifest, is_stalled):
+    """But one that comes is not given up, however few claim it."""
+    old, new = claim(8), claim(16)
+    honest = [Witness((old,), bytes([n])) for n in range(4)]
+    sealing = Sealing(manifest, is_first=False)
+
+    def look(start, members):
+        found = []
+        for tick in range(240):
+            now = start + tick / 2
+            found += sealing.wake(now, 0, members, is_stalled=lambda claim: is_stalled and claim == old)
+        return kinds(found, Adopt)
+
+    assert look(0.0, honest) == [Adopt(old)]
+    members = [Witness((new,), member.node_id) for member in honest[1:]]
+    assert look(120.0, [honest[0], *members]) == ([Adopt(new)] if is_stalled else [])
+
+
 def test_sealing_waits_until_payloads_had_time(manifest):
     sealing = Sealing(manifest, is_first=True)
     sealing.adopted(genesis_claim(manifest.genesis.root))
