@@ -15,7 +15,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import psutil
@@ -403,18 +403,6 @@ def test_a_child_that_ends_for_no_reason_stops_the_node_with_a_word(
     assert_all_gone(scripts, 0.5)
 
 
-def test_a_killed_child_comes_back(scripts: Path) -> None:
-    write(scripts, "faithful", FAITHFUL)
-    process = supervise(scripts, "faithful")
-    wait_up(scripts / "faithful.up")
-    (child,) = psutil.Process(process.pid).children()
-    (scripts / "faithful.up").unlink()
-    child.kill()
-    wait_up(scripts / "faithful.up")
-    process.terminate()
-    assert process.wait(10) == 0
-
-
 @contextmanager
 def signals_of_its_own() -> Iterator[None]:
     """As in a script that waits for SIGTERM with `sigwait`, and ignores how its children end."""
@@ -427,9 +415,11 @@ def signals_of_its_own() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def test_a_node_does_without_what_its_parent_has_done_to_signals(scripts: Path) -> None:
+@pytest.mark.parametrize("parent", [nullcontext, signals_of_its_own])
+def test_a_killed_child_comes_back(scripts: Path, parent: Callable[[], AbstractContextManager[None]]) -> None:
+    """A node does without what its parent has done to signals."""
     write(scripts, "faithful", FAITHFUL)
-    with signals_of_its_own():
+    with parent():
         process = supervise(scripts, "faithful")
     wait_up(scripts / "faithful.up")
     (child,) = psutil.Process(process.pid).children()
