@@ -263,9 +263,13 @@ class Fetcher:
 
     def _sweep(self, now: float) -> None:
         """Forget old failures, now and then: payloads that nobody has make thousands."""
-        if now >= self._swept_at + limits.FETCH_RETRY_MAX_S:
-            self._swept_at = now
-            self._failed = {pair: f for pair, f in self._failed.items() if f.forgotten_at > now}
+        if now < self._swept_at + limits.FETCH_RETRY_MAX_S:
+            return
+        self._swept_at = now
+        self._failed = {pair: f for pair, f in self._failed.items() if f.forgotten_at > now}
+        self._retries = sorted(at for at in self._retries if at > now)
+        for link, waits in self._guesses.items():
+            self._guesses[link] = sorted(wait for wait in waits if not self._is_void(link, *wait))
 
     def _next_turn(self, now: float) -> float:
         """When the next link may be asked again for what it failed."""

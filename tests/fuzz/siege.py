@@ -60,7 +60,7 @@ BOUNDS: dict[str, Callable[[], int]] = {
     "links._dialling": lambda: limits.DIALS_AT_ONCE_MAX,
     "gossip._links": lambda: limits.LINKS_MAX,
     "gossip._awaited": lambda: limits.LINKS_MAX,
-    "gossip._size_at_request": lambda: limits.LINKS_MAX,
+    "gossip._goes_on": lambda: limits.LINKS_MAX,
     "gossip._given": lambda: limits.LINKS_MAX,
     "gossip._relays": lambda: limits.IDS_PER_MESSAGE_MAX,
     "membership._links": lambda: limits.LINKS_MAX,
@@ -68,6 +68,7 @@ BOUNDS: dict[str, Callable[[], int]] = {
     "membership._vouching": lambda: limits.MEMBERS_MAX,
     "fetcher._links": lambda: limits.LINKS_MAX,
     "fetcher._flights": lambda: limits.FETCHES_MAX,
+    "fetcher._guesses": lambda: limits.LINKS_MAX,
     "fetcher._spared": lambda: limits.LINKS_MAX,
     "sealing.claims": lambda: limits.CLAIMS_MAX,
 }
