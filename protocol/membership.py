@@ -165,7 +165,8 @@ class Membership:
         if seen < member.peer.body.age and now - member.told < limits.HEARTBEAT_INTERVAL_S:
             return [Send(link, Records(((member.peer.data, False),)))]
         is_fresh = now - self._answered(member) < limits.PROBE_TIMEOUT_S
-        if seen != member.peer.body.age or is_fresh or now - member.since < limits.RUMOUR_PAUSE_S:
+        is_cleared = not member.is_hearsay and now - member.since < limits.RUMOUR_PAUSE_S
+        if seen != member.peer.body.age or is_fresh or is_cleared:
             return []
         return self._suspect(message.node_id, now, source=link)
 

@@ -300,6 +300,14 @@ def test_rumours_are_believed_unless_we_know_better():
     assert bench.machine.suspicion(3, Suspect(IDS[1], *age), bench.now) == []  # relayed once
 
 
+def test_a_doubt_that_comes_with_the_first_row_of_somebody_is_believed():
+    """A newcomer is told of the missing so that it may dial them, and must not take them for alive."""
+    bench = Bench(3)
+    bench.roster.update(builders.row(builders.identity(7)), bench.now)
+    bench.machine.suspicion(2, Suspect(IDS[7], 1, 1), bench.now)
+    assert bench.health(7) is Health.SUSPECT
+
+
 def test_a_row_that_may_be_the_last_clears_nobody_of_a_suspicion():
     bench = Bench(3)
     bench.now += limits.HEARTBEAT_INTERVAL_S + 0.1
