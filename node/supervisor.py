@@ -7,7 +7,6 @@ with exit status 2 has told the person what to mend: then the node stops.
 
 import logging
 import signal
-import threading
 import time
 
 from gossamer.node import lifeline
@@ -24,14 +23,14 @@ class Supervisor:
     """Runs one node until it is told to stop."""
 
     def __init__(self, daemon: DaemonOptions, trainer: TrainerOptions | None) -> None:
-        self._stop = threading.Event()
+        self._asked_to_stop = False  # not an Event, whose lock the signal may find taken, by the wait for it
         self._services = [daemon_service(daemon)]
         if trainer is not None:
             self._services.append(trainer_service(trainer))
 
     def stop(self) -> None:
         """Ask the node to stop; `run` returns within 5 seconds."""
-        self._stop.set()
+        self._asked_to_stop = True
 
     def run(self) -> int:
         """Run until `stop`, a signal, or an error that a person must mend; returns the exit status."""
@@ -41,7 +40,7 @@ class Supervisor:
         lifeline.watch(self.stop)
         status = 0
         try:
-            while not self._stop.is_set():
+            while not self._asked_to_stop:
                 ended = {
                     service.name: s
                     for service in self._services
@@ -52,7 +51,7 @@ class Supervisor:
                     if status == 0:  # nobody asked it to, and it has said nothing itself
                         log.warning("the %s ended by itself; the node stops", " and the ".join(ended))
                     break
-                self._stop.wait(POLL_S)
+                time.sleep(POLL_S)
         finally:
             self._end_all()
         return status

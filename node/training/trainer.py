@@ -17,7 +17,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -41,6 +40,7 @@ from gossamer.protocol.errors import ConfigError, DivergedError, LocalError, Unr
 from gossamer.protocol.manifest import Manifest
 
 LEAVE_S = 2.0
+STAY_POLL_S = 0.05
 END_S = 10.0
 """How long what a task has left running, such as a thread of its own, may keep the process after its end."""
 
@@ -88,15 +88,15 @@ class Trainer:
         """Whether this process has done an inner step, so that the task works in principle."""
         self.published = False
         """Whether it has published, so that training went well for a while."""
-        self._stopping = threading.Event()
+        self._asked_to_stop = False  # not an Event, whose lock the signal may find taken, by the wait for it
 
     @property
     def _must_stop(self) -> bool:
-        return self._stopping.is_set() or self.peer.should_stop
+        return self._asked_to_stop or self.peer.should_stop
 
     def stop(self) -> None:
         """Ask the loop to end after the current step."""
-        self._stopping.set()
+        self._asked_to_stop = True
 
     def run(self) -> None:
         """Train until the last round or until asked to stop. Raises DivergedError or TaskError."""
@@ -166,7 +166,7 @@ class Trainer:
                 self._evaluate()
                 stale = False
             self._report()
-            self._stopping.wait(0.05)
+            time.sleep(STAY_POLL_S)
 
     def _report(self) -> None:
         self._reporter.report(

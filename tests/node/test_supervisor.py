@@ -362,19 +362,34 @@ SUPERVISE = """
 """
 
 
-def supervise(folder: Path, *names: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(SUPERVISE), str(folder), *names])
+Supervise = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def supervise(scripts: Path) -> Iterator[Supervise]:
+    """Starts a supervisor of the scripts of these names."""
+    started = []
+
+    def start(*names: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", textwrap.dedent(SUPERVISE), str(scripts), *names]
+        started.append(subprocess.Popen(command))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize(
     ("number", "names"), [(signal.SIGTERM, ("faithful", "stubborn")), (signal.SIGINT, ("faithful",))]
 )
 def test_a_signal_ends_all_within_five_seconds(
-    scripts: Path, number: signal.Signals, names: tuple[str, ...]
+    scripts: Path, supervise: Supervise, number: signal.Signals, names: tuple[str, ...]
 ) -> None:
     write(scripts, "faithful", FAITHFUL)
     write(scripts, "stubborn", STUBBORN)
-    process = supervise(scripts, *names)
+    process = supervise(*names)
     for name in names:
         wait_up(scripts / f"{name}.up")
     begun = time.monotonic()
@@ -384,21 +399,60 @@ def test_a_signal_ends_all_within_five_seconds(
     assert_all_gone(scripts, 0.5)
 
 
-def test_exit_status_two_stops_the_node(scripts: Path) -> None:
+INTERRUPT = """
+    import signal, sys
+    from pathlib import Path
+    from gossamer.node import supervisor
+    from gossamer.node.options import DaemonOptions
+
+    supervisor.POLL_S = 0.0
+
+    def run(lines_before):
+        node = supervisor.Supervisor(DaemonOptions(folder=Path(sys.argv[1])), None)
+        node._services = []
+        asked = False
+
+        def trace(frame, event, argument):
+            nonlocal asked, lines_before
+            lines_before -= event == "line"
+            if lines_before < 0 and not asked:
+                asked = True
+                node.stop()
+            return trace
+
+        sys.settrace(trace)
+        node.run()
+        sys.settrace(None)
+        assert asked
+
+    for lines_before in range(300):
+        run(lines_before)
+    print("all ended")
+"""
+
+
+def test_a_node_ends_wherever_the_signal_finds_it(tmp_path: Path) -> None:
+    """A handler runs between any two lines: also where a lock is held that an Event would want again."""
+    command = [sys.executable, "-c", textwrap.dedent(INTERRUPT), str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    assert ended.stdout == "all ended\n"
+
+
+def test_exit_status_two_stops_the_node(scripts: Path, supervise: Supervise) -> None:
     write(scripts, "faithful", FAITHFUL)
     write(scripts, "mistaken", "import sys, time; time.sleep(0.3); sys.exit(2)")
-    process = supervise(scripts, "faithful", "mistaken")
+    process = supervise("faithful", "mistaken")
     assert process.wait(10) == 2
     assert_all_gone(scripts, 0.5)
 
 
 def test_a_child_that_ends_for_no_reason_stops_the_node_with_a_word(
-    scripts: Path, capfd: pytest.CaptureFixture[str]
+    scripts: Path, supervise: Supervise, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As a trainer does in whose task something calls exit()."""
     write(scripts, "faithful", FAITHFUL)
     write(scripts, "done", "pass")
-    assert supervise(scripts, "faithful", "done").wait(10) == 0
+    assert supervise("faithful", "done").wait(10) == 0
     assert "the done ended by itself; the node stops" in capfd.readouterr().err
     assert_all_gone(scripts, 0.5)
 
@@ -416,11 +470,13 @@ def signals_of_its_own() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("parent", [nullcontext, signals_of_its_own])
-def test_a_killed_child_comes_back(scripts: Path, parent: Callable[[], AbstractContextManager[None]]) -> None:
+def test_a_killed_child_comes_back(
+    scripts: Path, supervise: Supervise, parent: Callable[[], AbstractContextManager[None]]
+) -> None:
     """A node does without what its parent has done to signals."""
     write(scripts, "faithful", FAITHFUL)
     with parent():
-        process = supervise(scripts, "faithful")
+        process = supervise("faithful")
     wait_up(scripts / "faithful.up")
     (child,) = psutil.Process(process.pid).children()
     (scripts / "faithful.up").unlink()
