@@ -49,8 +49,9 @@ class DaemonLink:
     def __init__(self, path: str, manifest: Manifest) -> None:
         self._path = path
         self._manifest = manifest
-        self._lock = threading.Lock()
-        self._sending = threading.Lock()
+        # Reentrant, since a signal's handler may have the peer leave while the loop is anywhere in here.
+        self._lock = threading.RLock()
+        self._sending = threading.RLock()
         self._connection: socket.socket | None = None
         """The one that we were welcomed on; it is closed once nobody can find it here any more."""
         self._shared: SharedMemory | None = None

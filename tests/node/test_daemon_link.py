@@ -312,6 +312,21 @@ async def test_closing_sends_what_is_queued_first(daemon: FakeDaemon) -> None:
     assert not link._thread.is_alive()
 
 
+async def test_it_closes_wherever_a_signal_finds_the_loop(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script's handler may have the peer leave, in the middle of handing a delta over too."""
+
+    def interrupted(connection: socket.socket, frame: bytes) -> bool:
+        link.close()
+        return True
+
+    async with link_to(daemon) as link:
+        monkeypatch.setattr(daemon_link, "_leave", interrupted)
+        publish(link, 1, b"last")
+    assert not link._thread.is_alive()
+
+
 async def test_memory_that_cannot_be_had_for_a_trainer_is_tried_for_again(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
