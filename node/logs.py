@@ -7,7 +7,6 @@ import queue
 import sys
 import threading
 import time
-from contextlib import suppress
 
 INFO = "info"
 LEVELS = ("debug", INFO, "warning", "error")
@@ -51,7 +50,9 @@ class _Aside(logging.Handler):
         super().__init__(writer.level)
         self._writer = writer
         self._pid = os.getpid()
-        self._waiting: queue.Queue[logging.LogRecord] = queue.Queue(LINES_MAX)
+        # Of all queues the one that a line may come to while another is put into it: garbage is collected
+        # anywhere, and what it ends with may log.
+        self._waiting: queue.SimpleQueue[logging.LogRecord | threading.Event] = queue.SimpleQueue()
         threading.Thread(target=self._write, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -62,19 +63,23 @@ class _Aside(logging.Handler):
             record.msg, record.args = record.getMessage(), None  # as things are now
         except Exception:
             self.handleError(record)
-        with suppress(queue.Full):
-            self._waiting.put_nowait(record)
+        if self._waiting.qsize() < LINES_MAX:
+            self._waiting.put(record)
 
     def flush(self) -> None:
         """Wait a moment for what is still to be written; `logging` calls it when the process ends."""
-        deadline = time.monotonic() + FLUSH_S
-        while self._waiting.unfinished_tasks and os.getpid() == self._pid and time.monotonic() < deadline:
-            time.sleep(0.005)
+        if os.getpid() == self._pid:
+            written = threading.Event()
+            self._waiting.put(written)
+            written.wait(FLUSH_S)
 
     def _write(self) -> None:
         while True:
-            self._writer.handle(self._waiting.get())
-            self._waiting.task_done()
+            match self._waiting.get():
+                case threading.Event() as written:
+                    written.set()
+                case logging.LogRecord() as record:
+                    self._writer.handle(record)
 
 
 def handler(*, as_json: bool = False) -> logging.Handler:

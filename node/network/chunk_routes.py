@@ -90,7 +90,7 @@ class ChunkRoutes:
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
                 data = await read_body(request.content, blob, size, link)
-        except (PeerError, OSError, aiohttp.ClientError) as error:
+        except (PeerError, OSError, aiohttp.ClientError, web.RequestPayloadError) as error:
             if isinstance(error, PayloadError):
                 self._policing.blame(link.node_id, str(error), Offence.CHUNK)
             # Flipped bits that TLS rejects, a line that broke: not worth a traceback in our log.

@@ -66,7 +66,7 @@ class Questions:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 data = await request.read()
             self._admission.deliver(data)
-        except (PeerError, OSError, TimeoutError) as error:
+        except (PeerError, OSError, TimeoutError, web.RequestPayloadError) as error:
             raise web.HTTPBadRequest(text=str(error)) from None
         return web.Response(status=204)
 

@@ -36,7 +36,10 @@ class Resolver(AbstractResolver):
             else:
                 answer.set_result(found)
 
-        threading.Thread(target=look_up, name="look-up", daemon=True).start()
+        try:
+            threading.Thread(target=look_up, name="look-up", daemon=True).start()
+        except RuntimeError:  # no more of them: it may pass
+            raise OSError(errno.EAGAIN, "no thread can be started to look it up") from None
         return await asyncio.wrap_future(answer)
 
     async def close(self) -> None:

@@ -20,6 +20,7 @@ import os
 import ssl
 from collections.abc import Awaitable, Callable
 from itertools import count
+from typing import Any, NoReturn
 
 import aiohttp
 from aiohttp import web
@@ -59,7 +60,7 @@ log = logging.getLogger("gossamer.transport")
 def _is_ours(record: logging.LogRecord) -> bool:
     """What aiohttp would log with a traceback is often only a stranger that does not speak HTTP."""
     error = record.exc_info[1] if record.exc_info else None
-    if not isinstance(error, HttpProcessingError | ConnectionError):
+    if not isinstance(error, HttpProcessingError | ConnectionError | web.RequestPayloadError):
         return True
     log.debug("a request that cannot be answered: %s", type(error).__name__)
     return False
@@ -67,6 +68,12 @@ def _is_ours(record: logging.LogRecord) -> bool:
 
 http_log = logging.getLogger("gossamer.http")
 http_log.addFilter(_is_ours)
+
+
+async def _stay(session: aiohttp.ClientSession, context: object, params: Any) -> NoReturn:
+    """Whom we dial may not send us on, with a request of its own, to what only this machine can reach."""
+    params.response.close()
+    raise RefusedError("it sends us on to another address")
 
 
 def _dial_from(host: str) -> tuple[str, int] | None:
@@ -136,12 +143,16 @@ class Transport:
             # asyncio has put words of its own in place of the system's; below 0 are names that are not found.
             why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror)
             raise ConfigError(f"cannot listen on {where}: {why.lower()}; choose another --listen") from None
+        no_redirects = aiohttp.TraceConfig()
+        no_redirects.on_request_redirect.append(_stay)
         self._client = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=64, ssl=self._client_ssl, local_addr=_dial_from(bound_host), resolver=Resolver()
             ),
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S),
+            trace_configs=[no_redirects],
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
         return bound_port
 

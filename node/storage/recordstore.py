@@ -322,8 +322,12 @@ class RecordStore:
         return found
 
     def close(self) -> None:
-        """Close the database, folding the write-ahead log into it."""
-        self._db.close()
+        """Close the database, folding the write-ahead log into it.
+
+        Not in the middle of what a thread still writes: SQLite would go on with what is gone.
+        """
+        with self._lock:
+            self._db.close()
 
 
 def _is_of(row: Sequence[object], kinds: str) -> bool:

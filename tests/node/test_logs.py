@@ -7,8 +7,10 @@ import io
 import json
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -127,3 +129,31 @@ def test_a_line_that_cannot_be_formatted_does_no_harm() -> None:
         logging.getLogger("gossamer.x").warning("%d", "no number")
         logging.getLogger("gossamer.x").warning("next")
     assert "next" in stream.getvalue()
+
+
+def test_a_line_may_come_in_the_middle_of_another() -> None:
+    """As from what ends with the garbage that is collected there."""
+    log = logging.getLogger("gossamer.x")
+    begun = []
+
+    def interrupt(frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_name == "emit":
+            begun.append(frame)
+        if begun and event == "line":
+            sys.settrace(None)
+            log.info("in between")
+            sys.settrace(interrupt)
+        return interrupt
+
+    def interrupted() -> None:
+        sys.settrace(interrupt)
+        log.info("outer")
+        sys.settrace(None)
+
+    with configured() as stream:
+        thread = threading.Thread(target=interrupted, daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
+    assert "outer" in stream.getvalue()
+    assert "in between" in stream.getvalue()

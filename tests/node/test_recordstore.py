@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import sqlite3
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,21 @@ def test_records_come_back_in_order_of_round(path: Path, deltas: list[Delta]) ->
     assert [delta.round for delta in found] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert {delta.record_id: delta for delta in found} == {delta.record_id: delta for delta in deltas}
     again.close()
+
+
+def test_closing_waits_for_what_a_thread_still_writes(path: Path, deltas: list[Delta]) -> None:
+    """A task that is cancelled leaves its thread behind, and SQLite would be used after it is freed."""
+    store = RecordStore(path, SMALL.swarm_id)
+    with store._lock, store._transaction(durable=False) as db:
+        closing = threading.Thread(target=store.close)
+        closing.start()
+        closing.join(0.2)
+        assert closing.is_alive()
+        assert db.execute("SELECT 1").fetchone() == (1,)
+    closing.join(10)
+    assert not closing.is_alive()
+    with pytest.raises(StorageError):
+        store.add(deltas, durable=False)
 
 
 @pytest.mark.parametrize("read_only", [False, True])

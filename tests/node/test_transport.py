@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import ssl
@@ -399,3 +400,55 @@ async def test_names_that_nobody_can_look_up_hold_neither_the_disk_up_nor_the_en
 async def test_what_cannot_be_a_name_is_an_error_like_others(name: str) -> None:
     with pytest.raises(OSError, match="is no name"):
         await asyncio.wait_for(Resolver().resolve(name), 10)
+
+
+async def test_where_no_thread_can_be_started_a_lookup_is_an_error_like_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(OSError, match="no thread"):
+        await Resolver().resolve("localhost")
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+async def test_whom_we_dial_cannot_send_us_on(pinned: bool) -> None:
+    """To what only this machine can reach, say."""
+    asked = []
+
+    async def note(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response()
+
+    async def send_on(request: web.Request) -> web.Response:
+        raise web.HTTPFound(f"http://{inner}/admin/shutdown", headers={"Set-Cookie": "a=b"})
+
+    certificate = Certificate.fresh()
+    inside, inner = await serve(note, None)
+    outside, address = await serve(send_on, certificate.context)
+    dialler = End(1)
+    async with listening(dialler):
+        with pytest.raises(RefusedError, match="sends us on"):
+            await dialler.transport.dial(address, None, certificate.fingerprint if pinned else b"")
+    assert not asked
+    await outside.cleanup()
+    await inside.cleanup()
+
+
+async def test_a_body_that_is_not_what_its_headers_say_is_refused_without_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    dialler, listener = End(1, tls=False), End(2, tls=False)
+    blob = sha256(b"chunk").digest()
+    listener.wanted[blob] = 5
+    async with listening(dialler, listener), aiohttp.ClientSession() as client:
+        out, _ = await linked(dialler, listener)
+        headers = {"Content-Encoding": "gzip", SESSION_HEADER: out.session.hex()}
+        for path in ("credential", f"chunk/{blob.hex()}"):
+            url = f"http://{listener.address}{PREFIX}/{path}"
+            async with client.put(url, data=b"garbage", headers=headers) as response:
+                assert response.status == 400, await response.text()
+    assert [failed for _, failed in listener.failed] == [blob]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
