@@ -15,13 +15,13 @@ class InnerOptimizer:
     def __init__(self, built: Optimizers) -> None:
         """`built` is what `Task.build_optimizer` returned, at peak learning rates."""
         self.parts = (built,) if isinstance(built, torch.optim.Optimizer) else tuple(built)
-        self._groups = [group for part in self.parts for group in part.param_groups]
-        self._peaks = [group["lr"] for group in self._groups]
+        self._peaks = [[group["lr"] for group in part.param_groups] for part in self.parts]
 
     def scale_lr(self, factor: float) -> None:
         """Set every learning rate to this factor of its peak."""
-        for group, peak in zip(self._groups, self._peaks, strict=True):
-            group["lr"] = peak * factor
+        for part, peaks in zip(self.parts, self._peaks, strict=True):
+            for group, peak in zip(part.param_groups, peaks, strict=True):
+                group["lr"] = peak * factor
 
     def step(self) -> None:
         for part in self.parts:

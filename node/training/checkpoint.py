@@ -281,11 +281,15 @@ def _restore_inner(
     start = 0
     for optimizer, count in zip(optimizers, counts, strict=True):
         own = {index - start: state[index] for index in state if start <= index < start + count}
+        groups = optimizer.param_groups
         try:
             optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
         except Exception as error:  # somebody's own, and so it would be at every start
             kind = type(optimizer).__name__
             log.warning("%s takes up no state (%s: %s): it begins afresh", kind, type(error).__name__, error)
             return False
+        finally:
+            # Copies of them are in their place: a schedule that holds the groups would have no effect.
+            optimizer.param_groups = groups
         start += count
     return True

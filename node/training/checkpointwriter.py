@@ -189,7 +189,8 @@ class _Writing:
         """Leave nothing behind."""
         wait([self._written])
         if self._file:
-            self._file.close()
+            with suppress(OSError):  # what could not be written is tried again
+                self._file.close()
             with suppress(OSError):
                 os.unlink(self._aside)
 

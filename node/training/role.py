@@ -84,7 +84,8 @@ class Role(abc.ABC):
 
     @property
     def finished(self) -> bool:
-        return 0 < self._stop_round <= self.seen.own_last
+        next_round = max(self.seen.own_last + 1, self.seen.clock)  # the others may have stepped over the last
+        return 0 < self._stop_round < next_round
 
     @abc.abstractmethod
     def begin(self, on_wait: Callable[[], None] | None = None) -> bool:

@@ -75,7 +75,7 @@ class Standing:
 
     @property
     def finished(self) -> bool:
-        """Whether the last round that was asked for is published."""
+        """Whether the last round that was asked for is published, or the swarm is past it."""
         return self._role.finished
 
     @property

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import nn
 
+from gossamer.models.inner_optimizer import InnerOptimizer
 from gossamer.models.task import named_tensors
 from gossamer.node.storage.home import UNFINISHED_S
 from gossamer.node.training import checkpoint, checkpointwriter
@@ -270,6 +271,34 @@ def test_sgd_without_state_and_scalars_come_back(tmp_path):
     assert torch.equal(fresh.state_dict()["state"][0]["momentum_buffer"], known[0]["momentum_buffer"])
 
 
+def test_a_disk_that_takes_no_more_is_a_log_line(tmp_path):
+    """Files are closed where they could not be written, too: what is still to be written fails then."""
+    script = f"""
+import resource, sys
+from pathlib import Path
+from gossamer.node.training.checkpoint import Progress
+from gossamer.node.training.checkpointwriter import CheckpointWriter
+from tests.node.test_checkpoint import trained
+_, outer, optimizer = trained()
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, -1))
+writer = CheckpointWriter(Path({str(tmp_path / "t")!r}))
+writer.save(outer, [optimizer], Progress())
+writer.begin(outer, [optimizer])
+while writer._under_way:
+    writer.advance(Progress(), wait=True)
+writer.close()
+resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+CheckpointWriter(Path({str(tmp_path / "t")!r})).save(outer, [optimizer], Progress(8, 16))
+"""
+    command = [sys.executable, "-c", script]
+    ended = subprocess.run(command, check=False, timeout=120, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("cannot save the trainer's state") == 1
+    _, outer, optimizer = make(seed=1)
+    assert restore(tmp_path / "t", outer, [optimizer]) == (Progress(8, 16), True)
+    assert list(tmp_path.iterdir()) == [tmp_path / "t"], "nothing is left behind"
+
+
 def test_a_full_disk_is_a_log_line(tmp_path, monkeypatch, caplog):
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -362,6 +391,17 @@ def test_a_state_that_does_not_say_its_options_is_taken_up(saved, tmp_path):
     old.write_bytes(save(tensors, {**changed, CHECKSUM: checksum(checksums_of(tensors), changed)}))
     _, again, fresh = make(seed=1)
     assert restore(old, again, [fresh]) == (Progress(8, 16), True)
+
+
+def test_a_schedule_goes_on_with_the_groups_that_it_holds(saved):
+    path, _, _ = saved
+    _, outer, optimizer = make(seed=1)
+    held = optimizer.param_groups[0]
+    inner = InnerOptimizer(optimizer)
+    assert restore(path, outer, inner.parts) == (Progress(8, 16), True)
+    assert optimizer.param_groups[0] is held
+    inner.scale_lr(0.5)
+    assert optimizer.param_groups[0]["lr"] == 0.5e-2
 
 
 def test_several_optimizers_come_back_each_with_its_own(tmp_path):

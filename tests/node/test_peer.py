@@ -281,6 +281,19 @@ async def test_after_the_last_round_it_publishes_no_more(tmp_path: Path) -> None
         assert np.allclose(setup.weights(), newer / ONE, atol=1e-7)
 
 
+async def test_a_node_that_the_swarm_has_stepped_over_is_finished_too(tmp_path: Path) -> None:
+    async with begun(tmp_path, stop_round=3) as setup:
+        setup.daemon.port.send(control.Clock(3, 0))
+        await until(lambda: setup.peer.clock == 3)
+        assert not setup.peer.finished
+        setup.daemon.port.send(control.Clock(4, 0))
+        await until(lambda: setup.peer.clock == 4)
+        assert setup.peer.finished
+        setup.step()
+        await asyncio.to_thread(setup.peer.flush, 5)
+        assert not setup.daemon.signed
+
+
 async def test_nothing_is_at_rest_while_the_daemon_is_away(tmp_path: Path) -> None:
     """What the others published last may not have come before it died."""
     async with begun(tmp_path) as setup:
