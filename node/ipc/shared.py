@@ -31,15 +31,20 @@ class SharedMemory:
     """A mapping of the shared file; both sides make one."""
 
     def __init__(self, manifest: Manifest, fd: int) -> None:
+        """`fd` is this mapping's from now on. Raises OSError, with it closed, if there is no memory."""
         self._layout: Layout = manifest.plan()
         codec = CODECS[manifest.outer.codec]
         self._phi_bytes = self._layout.snapshot_bytes
         payload = max(payload_bytes_max(codec, fragment) for fragment in self._layout.fragments)
         size = self._phi_bytes + payload
-        if os.fstat(fd).st_size < size:
-            os.ftruncate(fd, size)
         self.fd = fd
-        self._map = mmap.mmap(fd, size)
+        try:
+            if os.fstat(fd).st_size < size:
+                os.ftruncate(fd, size)
+            self._map = mmap.mmap(fd, size)
+        except OSError:
+            self.close()
+            raise
 
     @classmethod
     def create(cls, manifest: Manifest) -> "SharedMemory":

@@ -11,7 +11,7 @@ carries what the first has decided. Only where that says that a fragment changes
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import NamedTuple, Protocol
 
 import torch
@@ -19,10 +19,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gossamer.node.training.patience import Patience
-from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.errors import ConfigError, DivergedError, UnreachableError
 from gossamer.protocol.layout import Layout
 
 DONE, GAVE_UP = 1, 2
+
+CHANGED, DIVERGED, FAILED = 0, 1, 2
+"""What has become of fragments on the first rank."""
 
 SAMPLE = 64
 """Of how many of a fragment's tensors, and of how many values of each, ranks compare what they hold."""
@@ -177,19 +180,42 @@ class Ranks:
 
     @contextmanager
     def full(self, fragments: frozenset[int]) -> Iterator[None]:
-        """Raises ConfigError on all ranks if each has trained by itself."""
+        """Raises ConfigError on all ranks if each has trained by itself.
+
+        What the first raises inside comes to the others as DivergedError or UnreachableError: they would
+        wait for it.
+        """
+        if not fragments:
+            yield
+            return
         with self._patience.during(FOR_STEPS):
             for fragment in sorted(fragments):
                 if self._has_trained:
                     self._check_alike(fragment)
                 self._gather(fragment)
-        yield
+        try:
+            yield
+        except Exception as error:
+            with suppress(UnreachableError):
+                self._say_how_it_went(DIVERGED if isinstance(error, DivergedError) else FAILED)
+            raise
+        self._say_how_it_went(CHANGED)
         with self._patience.during(FOR_STEPS):
             for fragment in sorted(fragments):
                 self._scatter(fragment)
 
     def close(self) -> None:
         self._patience.close()
+
+    def _say_how_it_went(self, outcome: int) -> None:
+        """The first rank's outcome, on all ranks; the others raise what it comes to."""
+        firsts = torch.tensor([outcome], device="cpu")
+        with self._patience.during(FOR_STEPS):
+            dist.broadcast(firsts, 0, group=self._cpu)
+        if self.rank > 0 and firsts == DIVERGED:
+            raise DivergedError("the first rank found the model diverged: its error says where")
+        if self.rank > 0 and firsts == FAILED:
+            raise UnreachableError("the first rank of this node failed: its last lines say why")
 
     def _check_alike(self, fragment: int) -> None:
         """Compare some values of plain parameters: ranks that exchange gradients hold the same."""

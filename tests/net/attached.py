@@ -23,6 +23,7 @@ from torch import nn
 from gossamer.models.task import named_tensors
 from gossamer.node.peer import Peer
 from gossamer.node.training import patience
+from gossamer.protocol.errors import DivergedError
 
 FEATURES = 12
 
@@ -60,6 +61,7 @@ def train(options: dict[str, Any]) -> None:
     folder = Path(options["folder"])
     stop = folder.parent / "stop"
     merged: list[int] = []
+    spoil_at, sound = options.get("diverges_at"), []
     peer = Peer.attach(
         model,
         optimizer,
@@ -82,7 +84,15 @@ def train(options: dict[str, Any]) -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            peer.step(tokens=len(inputs), loss=loss)
+            if spoil_at == peer.round:
+                spoil_at, sound = None, [tensor.detach().clone() for tensor in model.parameters()]
+                _set(model, [torch.full_like(tensor, torch.nan) for tensor in sound])
+            try:
+                peer.step(tokens=len(inputs), loss=loss)
+            except DivergedError:
+                _set(model, sound)
+                optimizer.state.clear()
+                Path(f"{folder}.{rank}.diverged").touch()
             if peer.round == options.get("leaves_at") and rank == dist.get_world_size() - 1:
                 if not options.get("politely"):
                     break
@@ -104,6 +114,12 @@ def train(options: dict[str, Any]) -> None:
         Path(f"{folder}.{rank}.json").write_text(json.dumps(result))
     if how != "alone":
         dist.destroy_process_group()
+
+
+def _set(model: nn.Module, values: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for tensor, value in zip(model.parameters(), values, strict=True):
+            tensor.copy_(value)
 
 
 def _any(flag: bool) -> bool:

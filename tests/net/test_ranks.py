@@ -55,6 +55,17 @@ def test_what_is_wrong_on_the_first_rank_is_said_on_all(tmp_path: Path) -> None:
         assert "ConfigError: nobody useful answers at 127.0.0.1:1" in said, "the other rank's own line"
 
 
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_a_model_that_diverged_is_known_on_all_ranks_which_may_go_on(tmp_path: Path, how: str) -> None:
+    with scripts_in(tmp_path) as scripts:
+        scripts.start("one", RANKS, how=how, diverges_at=2)
+        scripts.wait_rounds("one", 5)
+        (tmp_path / "stop").touch()
+        first, second = scripts.results("one", RANKS)
+        assert all((tmp_path / f"one.{rank}.diverged").exists() for rank in range(RANKS))
+        assert first["rests"] and first["digest"] == second["digest"]
+
+
 def test_ranks_that_exchange_no_gradients_are_told_at_the_first_delta(tmp_path: Path) -> None:
     with scripts_in(tmp_path) as scripts:
         scripts.start("one", RANKS, how="unwrapped")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 
@@ -40,6 +41,18 @@ def test_nothing_is_left_open() -> None:
         del shared, view
     gc.collect()
     assert psutil.Process().num_fds() <= before
+
+
+def test_nothing_is_left_open_where_there_is_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, size: int) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr("gossamer.node.ipc.shared.mmap.mmap", refuse)
+    gc.collect()
+    before = psutil.Process().num_fds()
+    with pytest.raises(OSError, match="memory"):
+        SharedMemory.create(SMALL)
+    assert psutil.Process().num_fds() == before
 
 
 def test_a_platform_without_anonymous_files(monkeypatch: pytest.MonkeyPatch) -> None:
