@@ -244,6 +244,8 @@ class Peer(Standing):
     def on_merged(self, callback: Callable[["Peer"], object]) -> Callable[["Peer"], object]:
         """Call `callback(peer)` in the training thread, in `step`, whenever the model took over a newer Phi.
 
+        Where an error or Ctrl-C has ended a step that did, the next one calls.
+
         Returns the callback, so that this may decorate it.
         """
         self._callbacks.append(callback)

@@ -203,7 +203,7 @@ class Leader(Role):
                 with self.team.full(frozenset(touched)):
                     yield
             except DivergedError:  # nothing is half done then: what a script puts right can be published
-                self.is_stepping = self.team.size > 1
+                self.is_stepping = False
                 raise
             self.is_stepping = False
 

@@ -52,7 +52,7 @@ class Role(abc.ABC):
         self.outer_s = 0.0
         """Seconds that `step` has kept the loop from inner steps since then."""
         self.is_stepping = False
-        """Whether something changes just now, or an error came as it did: then nothing is in order that could be
+        """Whether something is half changed, now or since an error: then nothing is in order that could be
         published. Of several ranks, the first knows."""
         self.stop_requested = False
         """Whether the script wants its loop to end; on several ranks all hear of it at the next step."""
