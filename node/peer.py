@@ -50,6 +50,8 @@ class Peer(Standing):
         self.folder: Path | None = None
         """An attached peer's node's folder; its first rank knows."""
         self._callbacks: list[Callable[[Peer], object]] = []
+        self._told_taken = 0
+        """What they know of, as `Role.taken` counts."""
         _, first = named_tensors(model, frozen=True)[0]
         self._reporter = Reporter(str(first.device))
         self._stepping = Lock()
@@ -187,7 +189,9 @@ class Peer(Standing):
 
         The one place that waits: nobody should train from fresh weights because a peer was slow.
         """
-        return self._role.begin(on_wait)
+        has_begun = self._role.begin(on_wait)
+        self._told_taken = self._role.taken
+        return has_begun
 
     def step(self, tokens: SupportsInt, loss: SupportsFloat | Tensor) -> int | None:
         """Note an inner step; apply and publish what is due. Returns the round published, if any.
@@ -217,16 +221,16 @@ class Peer(Standing):
             )
         try:
             self._steps_run += 1
-            before = self.version
             round_ = self._role.step(count, mean)
-            self._after_step(before)
+            self._after_step()
             return round_
         finally:
             self._stepping.release()
 
-    def _after_step(self, before: int) -> None:
+    def _after_step(self) -> None:
         """Callbacks, and what an attached peer does besides."""
-        if self.version != before:
+        if self._role.taken != self._told_taken:  # at this step, or at one that an error or Ctrl-C ended
+            self._told_taken = self._role.taken
             for callback in self._callbacks:
                 callback(self)
         if self._role.beside is None:
@@ -239,6 +243,8 @@ class Peer(Standing):
 
     def on_merged(self, callback: Callable[["Peer"], object]) -> Callable[["Peer"], object]:
         """Call `callback(peer)` in the training thread, in `step`, whenever the model took over a newer Phi.
+
+        Where an error or Ctrl-C has ended a step that did, the next one calls.
 
         Returns the callback, so that this may decorate it.
         """

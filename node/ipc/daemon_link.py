@@ -114,6 +114,11 @@ class DaemonLink:
                     self._shared.payload[: len(payload)] = payload
                 self.send(message)
 
+    @property
+    def has_offers(self) -> bool:
+        """Whether there is a fragment to take."""
+        return bool(self._offers)
+
     def take_offer(self) -> Offer | None:
         """The next fragment of Phi that is ready in shared memory."""
         if not self._offers:
@@ -133,6 +138,13 @@ class DaemonLink:
         with self._sending, suppress(OSError):
             if self._connection is not None and not _leave(self._connection, frame):
                 self._connection.shutdown(socket.SHUT_RDWR)
+
+    def wait_free(self, timeout_s: float) -> float:
+        """Wait until `can_publish`, but for no daemon that is gone. Returns the seconds that it took."""
+        begun = time.monotonic()
+        while self._attached and not self.can_publish and time.monotonic() - begun < timeout_s:
+            time.sleep(0.01)
+        return time.monotonic() - begun
 
     def wait_acknowledged(self, timeout_s: float) -> bool:
         """Wait until the last delta is durable with the daemon. Returns whether it is."""

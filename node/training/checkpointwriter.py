@@ -22,6 +22,7 @@ from torch import Tensor
 
 from gossamer.node.storage.home import open_aside, remove_unfinished
 from gossamer.node.training.checkpoint import Progress, State
+from gossamer.node.training.interrupts import held_back
 from gossamer.node.training.outer import OuterLoop
 
 SHARE_BYTES = 2 * 1024 * 1024
@@ -91,9 +92,10 @@ class CheckpointWriter:
         if writing is None or not (wait or writing.is_ready):
             return
         try:
-            if writing.advance(progress):
-                self._under_way = None
-                self._said = ""
+            with held_back():  # a share that is copied and never written would leave a hole
+                if writing.advance(progress):
+                    self._under_way = None
+                    self._said = ""
         except OSError as error:
             problem = error.strerror or str(error)
             if problem != self._said:  # and not again every few seconds, as long as a disk is full

@@ -73,6 +73,6 @@ class Follower(Role):
         word = self._word = self.team.agree(said)
         with self.team.full(word.touched):
             pass
-        self.version, self.last_loss = word.version, word.loss
+        self.version, self.taken, self.last_loss = word.version, word.taken, word.loss
         self.progress = Progress(word.steps, word.own_tokens)
         return word

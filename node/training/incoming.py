@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from gossamer.node.ipc.daemon_link import DaemonLink, Offer
 from gossamer.node.training.fragmentstate import FragmentState
+from gossamer.node.training.interrupts import held_back
 
 
 class Incoming:
@@ -38,12 +39,16 @@ class Incoming:
 
     def took(self, offer: Offer) -> None:
         """This one is taken over, or outdated."""
-        self._waiting.remove(offer)
-        self._link.took(offer)
+        with held_back():  # or the daemon would wait for ever to hear of it
+            self._waiting.remove(offer)
+            self._link.took(offer)
 
     def _collect(self) -> None:
-        while (offer := self._link.take_offer()) is not None:
-            self._waiting.append(offer)
+        if not self._link.has_offers:
+            return
+        with held_back():
+            while (offer := self._link.take_offer()) is not None:
+                self._waiting.append(offer)
 
     def _newer(self, offers: Sequence[Offer]) -> list[Offer]:
         """Those that hold our own last delta: an image from before would take it back for a moment."""

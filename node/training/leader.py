@@ -24,6 +24,7 @@ from gossamer.node.training.outer import OuterLoop
 from gossamer.node.training.parameters import Binding
 from gossamer.node.training.ranks import DONE, Team, Word
 from gossamer.node.training.role import Role
+from gossamer.protocol.errors import DivergedError
 from gossamer.protocol.limits import LOSS_MAX, STEPS_MAX, TOKENS_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
@@ -86,8 +87,7 @@ class Leader(Role):
 
     def step(self, tokens: int, loss: float | Tensor) -> int | None:
         begun = time.perf_counter()
-        self.is_stepping = True
-        self._steps_since += 1
+        self.is_stepping = self.team.size > 1  # which are out of step until this is over
         round_ = self._due()
         offers = self._incoming.take_for_step(round_)
         if self.team.size == 1 and not offers and round_ is None:
@@ -99,7 +99,6 @@ class Leader(Role):
                     self._apply(offer)
                 if round_ is not None:
                     self._publish(round_)
-                self.is_stepping = False  # Ctrl-C may come as this is left
         self.is_stepping = False
         self._checkpoint_if_due(round_)
         self.outer_s += time.perf_counter() - begun
@@ -109,6 +108,10 @@ class Leader(Role):
         self.stop_requested = False
         while self._agree(leaving=1).leaving < self.team.size:
             pass  # a rank that still trains hears of it at its next step
+        left = timeout_s
+        if self._steps_since > 0 and not self.finished:
+            # What the window holds can be handed over once the last delta is acknowledged.
+            left -= self._link.wait_free(timeout_s)
         # Where the swarm is may not be known, after a sleep: then what the window holds is as late as it is.
         clock = self._link.clock if self._link.clock >= 0 else self._link.own_last
         round_ = max(self._link.own_last + 1, clock)
@@ -118,7 +121,7 @@ class Leader(Role):
             if due is not None:
                 self._publish(due)
         self._checkpoint.save(self._outer, self._saved_optimizers, self.progress)
-        self._link.wait_acknowledged(timeout_s)
+        self._link.wait_acknowledged(left)
 
     def drop_progress(self) -> None:
         everything = frozenset(range(len(self._outer.fragments)))
@@ -156,7 +159,6 @@ class Leader(Role):
         leaving: int = 0,
         done: int = 0,
         round_: int = 0,
-        version: int = 0,
     ) -> Word:
         self._word = self.team.agree(
             Word(
@@ -168,7 +170,8 @@ class Leader(Role):
                 clock=self._link.clock,
                 swarm_tokens=self._link.swarm_tokens,
                 links=self._link.links,
-                version=max(self.version, version),
+                version=self.version,
+                taken=self.taken,
                 steps=self.progress.steps,
                 own_tokens=self.progress.tokens,
                 loss=self.last_loss,
@@ -190,23 +193,34 @@ class Leader(Role):
         touched = {offer.fragment for offer in offers}
         if round_ is not None:
             touched.add(round_ % len(self._outer.fragments))
-        version = max((offer.version for offer in offers), default=0)
-        self._agree(frozenset(touched), tokens=tokens, round_=round_ or 0, version=version)
-        with self.team.full(frozenset(touched)), held_back() if touched else nullcontext():
-            yield
+        if offers:
+            # They come in order; a daemon that was started again counts from 0.
+            self.version, self.taken = offers[-1].version, self.taken + 1
+        self._agree(frozenset(touched), tokens=tokens, round_=round_ or 0)
+        with held_back() if touched else nullcontext():
+            self.is_stepping = True
+            try:
+                with self.team.full(frozenset(touched)):
+                    yield
+            except DivergedError:  # nothing is half done then: what a script puts right can be published
+                self.is_stepping = False
+                raise
+            self.is_stepping = False
 
     # -- the parts of a step
 
     def _note(self, tokens: int, loss: float | Tensor) -> None:
         self._outer.step(tokens, loss)
         self.progress = Progress(self.progress.steps + 1, self.progress.tokens + tokens)
+        self._steps_since += 1
 
     def _due(self) -> int | None:
-        """The round to publish now, if any."""
+        """The round to publish at this step, if any."""
         if not self._link.can_publish:
             return None
         seconds = time.monotonic() - self._published_at
-        round_ = self._pace.due(self._link.own_last, self._link.clock, self._steps_since, seconds)
+        steps = self._steps_since + 1
+        round_ = self._pace.due(self._link.own_last, self._link.clock, steps, seconds)
         return None if round_ is not None and 0 < self._stop_round < round_ else round_
 
     def _publish(self, round_: int) -> None:
@@ -250,7 +264,7 @@ class Leader(Role):
         """Take Phi over under the progress of the open windows."""
         fragment = self._outer.fragments[offer.fragment].fragment
         self._outer.apply(offer.fragment, offer.values(fragment), offer.merged_round)
-        self._took(offer)
+        self._incoming.took(offer)
 
     def _load(self, offer: Offer) -> None:
         """Take Phi over as it is."""
@@ -258,8 +272,4 @@ class Leader(Role):
         state.last_published = max(state.last_published, offer.own_round)
         phi = offer.values(state.fragment)
         self._outer.apply(offer.fragment, phi, offer.merged_round, keep_progress=False)
-        self._took(offer)
-
-    def _took(self, offer: Offer) -> None:
-        self.version = max(self.version, offer.version)
         self._incoming.took(offer)

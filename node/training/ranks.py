@@ -57,6 +57,7 @@ class Word(NamedTuple):
     swarm_tokens: int = 0
     links: int = 0
     version: int = 0
+    taken: int = 0
     steps: int = 0
     own_tokens: int = 0
     loss: float = 0.0

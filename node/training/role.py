@@ -45,12 +45,15 @@ class Role(abc.ABC):
         self.progress = Progress()
         self.resumed = False
         self.version = 0
+        self.taken = 0
+        """Steps that have taken over a newer Phi. Unlike the version, no new daemon counts it anew."""
         self.last_loss = 0.0
         self.begun_at = time.perf_counter()
         self.outer_s = 0.0
         """Seconds that `step` has kept the loop from inner steps since then."""
         self.is_stepping = False
-        """Whether a step is under way: then nothing is in order that could be published."""
+        """Whether something is half changed, now or since an error: then nothing is in order that could be
+        published. Of several ranks, the first knows."""
         self.stop_requested = False
         """Whether the script wants its loop to end; on several ranks all hear of it at the next step."""
 

@@ -57,7 +57,7 @@ class Standing:
 
     @property
     def version(self) -> int:
-        """The newest merge that the model has seen."""
+        """The newest merge that the model has seen, as the daemon counts them since it started."""
         return self._role.version
 
     @property

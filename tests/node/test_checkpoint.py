@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -91,6 +92,29 @@ def test_a_state_copied_in_shares_names_the_round_of_each_fragment(tmp_path, mon
     assert restore(path, again, [fresh]) == (Progress(9, 18), True)
     for state, last in zip(again.fragments, labelled, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(state.residual, residuals[last], strict=True))
+
+
+def test_ctrl_c_waits_until_a_share_is_handed_on(tmp_path, monkeypatch):
+    """Whoever goes on after it would else get a file with a hole, in place of one that was whole."""
+    _, outer, optimizer = trained()
+    path = tmp_path / "t"
+    writer = CheckpointWriter(path)
+    writer.begin(outer, [optimizer])
+    copy = checkpointwriter._Writing._copy
+
+    def interrupted(*arguments):
+        copied = copy(*arguments)
+        signal.raise_signal(signal.SIGINT)
+        return copied
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(checkpointwriter._Writing, "_copy", interrupted)
+        writer.advance(Progress(8, 16), wait=True)
+    while not path.exists():
+        writer.advance(Progress(8, 16), wait=True)
+    writer.close()
+    _, fresh, again = make()
+    assert restore(path, fresh, [again]) == (Progress(8, 16), True)
 
 
 def test_a_share_is_few_tensors_however_small(tmp_path, monkeypatch):

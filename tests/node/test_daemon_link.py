@@ -112,6 +112,18 @@ async def test_a_delta_is_ours_until_acknowledged(daemon: FakeDaemon) -> None:
     assert daemon.signed == {1: b"delta one"}
 
 
+async def test_nobody_waits_for_a_dead_daemon_to_free_its_memory(daemon: FakeDaemon) -> None:
+    daemon.acknowledges = False
+    async with link_to(daemon) as link:
+        publish(link, 1, b"delta one")
+        assert await asyncio.to_thread(link.wait_free, 0.05) >= 0.05, "it may still be read"
+        await daemon.die()
+        async with asyncio.timeout(5):
+            await asyncio.to_thread(link.wait_free, 60)
+        assert not link.can_publish
+        daemon.start()
+
+
 async def test_reports_arrive(daemon: FakeDaemon) -> None:
     report = control.Report("training", 1, 2, 3.5, 4.5, None, 1.5, -1, 0.01, "cpu")
     async with link_to(daemon) as link:

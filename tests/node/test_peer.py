@@ -22,7 +22,7 @@ from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.peer import Peer
 from gossamer.node.training import checkpointwriter, leader, outer
 from gossamer.node.training.outer import Ints
-from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.errors import ConfigError, DivergedError
 from gossamer.protocol.fixedpoint import ONE
 from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import Manifest
@@ -209,6 +209,26 @@ async def test_an_image_without_our_own_last_delta_is_passed_over(tmp_path: Path
         assert setup.peer.version == 3
 
 
+async def test_callbacks_hear_of_every_phi_also_of_a_daemon_that_was_started_again(tmp_path: Path) -> None:
+    """It counts its merges anew, and may offer several fragments before it has merged anything."""
+    async with begun(tmp_path) as setup:
+        versions: list[int] = []
+        setup.peer.on_merged(lambda peer: versions.append(peer.version))
+        await setup.offer(0, version=9)
+        setup.step()
+        assert versions == [9], "the model that it began with is no news"
+        await setup.daemon.die()
+        await until(lambda: not setup.link.is_attached)
+        setup.daemon.start()
+        await until(lambda: setup.link.is_attached)
+        for _ in range(2):
+            await setup.offer(0, version=0)
+            setup.step()
+        assert versions == [9, 0, 0] and setup.peer.version == 0
+        setup.step()
+        assert len(versions) == 3
+
+
 # -- it never waits
 
 
@@ -313,6 +333,22 @@ async def test_leaving_publishes_the_open_window_once(tmp_path: Path) -> None:
         assert list(setup.daemon.signed) == [1]
         await asyncio.to_thread(setup.peer.flush, 5)
         assert list(setup.daemon.signed) == [1], "an empty window is none"
+
+
+async def test_leaving_publishes_the_open_window_once_the_last_delta_is_acknowledged(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        setup.daemon.acknowledges = False
+        while setup.step() is None:
+            pass
+        setup.step()
+        await until(lambda: setup.daemon.signed)
+        leaving = asyncio.create_task(asyncio.to_thread(setup.peer.flush, 5))
+        await asyncio.sleep(0)
+        setup.daemon.acknowledges = True
+        setup.daemon.port.send(control.Clock(1, 0))
+        setup.daemon.port.send(control.Published(1))
+        await leaving
+        assert list(setup.daemon.signed) == [1, 2]
 
 
 async def test_leaving_right_after_a_sleep_publishes_the_open_window(tmp_path: Path) -> None:
@@ -506,6 +542,84 @@ async def test_ctrl_c_waits_until_phi_is_taken_over(tmp_path: Path, monkeypatch:
             setup.step()
         assert np.allclose(setup.weights(), newer / ONE + 0.001, atol=1e-6)
         await until(lambda: setup.daemon.port.is_free(0))
+        versions: list[int] = []
+        setup.peer.on_merged(lambda peer: versions.append(peer.version))
+        setup.step()
+        assert versions == [2], "callbacks hear of it at the next step"
+
+
+async def test_ctrl_c_waits_until_an_offer_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with begun(tmp_path) as setup:
+        await setup.offer(0, version=2)
+        take = setup.link.take_offer
+
+        def interrupted() -> Any:
+            offer = take()
+            signal.raise_signal(signal.SIGINT)
+            return offer
+
+        with python_hears_ctrl_c(), monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(setup.link, "take_offer", interrupted)
+            setup.step()
+        setup.step()
+        assert setup.peer.version == 2
+        await until(lambda: setup.daemon.port.is_free(0))
+
+
+async def test_ctrl_c_waits_until_the_daemon_hears_that_an_offer_is_outdated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with begun(tmp_path) as setup:
+        while setup.step() is None:
+            pass
+        await setup.offer(0, version=2)
+        with python_hears_ctrl_c(), monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(setup.link, "took", _interrupted(setup.link.took))
+            setup.step()
+        await until(lambda: setup.daemon.port.is_free(0))
+
+
+async def test_ctrl_c_where_nothing_changes_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with begun(tmp_path) as setup:
+        setup.step()
+        loop = setup.peer._role._outer  # type: ignore[attr-defined]
+        with python_hears_ctrl_c(), monkeypatch.context() as patched:
+            patched.setattr(loop, "step", _interrupted(loop.step))
+            with pytest.raises(KeyboardInterrupt) as caught:
+                setup.step()
+        await asyncio.to_thread(setup.peer.__exit__, caught.type, caught.value, caught.tb)
+        assert setup.daemon.seen == [1] and (tmp_path / "c").exists()
+
+
+async def test_who_puts_right_what_diverged_and_leaves_loses_nothing(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        for _ in range(EVERY - 1):
+            setup.step()
+        sound = copy.deepcopy(setup.model.state_dict())
+        nn.init.constant_(setup.model.weight, torch.nan)
+        with pytest.raises(DivergedError):
+            setup.step()
+        setup.model.load_state_dict(sound)
+        await asyncio.to_thread(setup.peer.leave)
+        assert setup.daemon.seen == [1] and (tmp_path / "c").exists()
+
+
+async def test_who_leaves_after_an_error_in_the_middle_of_a_change_publishes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    async with begun(tmp_path) as setup:
+        setup.step()
+        await setup.offer(0, version=2)
+        with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="out of memory"):
+            patched.setattr(outer, "_take_over", fails)
+            setup.step()
+        await asyncio.to_thread(setup.peer.leave)
+        assert setup.daemon.seen == []
 
 
 async def test_ctrl_c_waits_until_a_delta_is_handed_over(
