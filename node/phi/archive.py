@@ -150,6 +150,8 @@ class Archive:
         if self._reach > self._reach_noted:
             await asyncio.to_thread(self._records.note_reach, self._reach)
             self._reach_noted = self._reach
+        if self._adopting is not None and self._adopting != self._core.sealing.adopting:
+            self._adopting = self._reader = None  # nobody has it any more: our own history goes on
         if self._adopting is not None:
             if await self._try_to_adopt(self._adopting):
                 return

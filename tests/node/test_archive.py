@@ -48,7 +48,7 @@ async def test_chunks_that_an_open_round_shares_survive_the_closing_of_another(t
         return Base(floor, bytes(32), 0)
 
     archive = Archive(
-        SimpleNamespace(ledger=[still_open], own_last=7),  # type: ignore[arg-type]
+        SimpleNamespace(ledger=[still_open], own_last=7, sealing=SimpleNamespace(adopting=None)),  # type: ignore[arg-type]
         SimpleNamespace(close_up_to=close_up_to, on_merged=None),  # type: ignore[arg-type]
         chunks,
         SimpleNamespace(close_up_to=lambda base, own_last: noted.append((base, own_last))),  # type: ignore[arg-type]
@@ -108,7 +108,9 @@ class Sealing:
         self.shelf.restore([Claim(0, 0, GENESIS.chain, snapshots.store(merger.phi, chunks))])
         records = SimpleNamespace(add_snapshot=lambda claim, ids, keep: self.covered.append(sorted(ids)))
         records.close_up_to = lambda base, own_last: None
-        self.core: Any = SimpleNamespace(layout=of.plan(), ledger=Ledger(), own_last=0)
+        self.core: Any = SimpleNamespace(
+            layout=of.plan(), ledger=Ledger(), own_last=0, sealing=SimpleNamespace(adopting=None)
+        )
         self.archive = Archive(self.core, self, chunks, records, self.shelf, self.told.append)  # type: ignore[arg-type]
 
     async def settled(self, round_: int) -> None:
@@ -240,6 +242,21 @@ async def test_a_payload_keeps_the_chunks_that_it_shares_with_a_snapshot_when_th
     assert {blob for blob in genesis if blob in world.chunks} == {shared}
 
 
+async def test_what_the_core_no_longer_adopts_does_not_hold_up_sealing(world: World) -> None:
+    """A lineage that was to win has gone on, and nobody has that snapshot any more."""
+    sealing = Sealing(world.merger(), world.chunks)
+    merge_all(sealing.merger, world.deltas)
+    gone = Claim(4, 1, bytes(32), bytes(32))
+    sealing.core.sealing.adopting = gone
+    sealing.archive.adopt(gone)
+    sealing.archive.seal(4)
+    await sealing.archive._one_thing()
+    assert sealing.told == [Need(gone.root, ((gone.root, HASH_BYTES),))]
+    sealing.core.sealing.adopting = None
+    await sealing.archive._one_thing()
+    assert sealing.shelf.claims[0].round == 4 and sealing.archive.progress() is None
+
+
 @pytest.mark.parametrize("what", ["seal", "close"])
 async def test_the_chunks_of_all_records_are_looked_at_beside_the_event_loop(world: World, what: str) -> None:
     """Millions of them, in a large swarm."""
@@ -274,6 +291,7 @@ async def test_a_closing_that_waited_does_not_lower_the_base_that_was_adopted_me
         own_last=0,
         identity=SimpleNamespace(node_id=OWN),
         fetcher=SimpleNamespace(wants=SimpleNamespace(are_held=0)),
+        sealing=SimpleNamespace(adopting=None),
     )
     merging = Merging(core, SimpleNamespace(attached=False, attachments=0), lambda blob: None)  # type: ignore[arg-type]
     shelf = SnapshotShelf(chunks, LAYOUT.snapshot_bytes)
@@ -283,6 +301,7 @@ async def test_a_closing_that_waited_does_not_lower_the_base_that_was_adopted_me
     closed = delta(b"of a closed round")
     chunks.put(closed.body.chunks[0], b"of a closed round")
     archive.close(Close(100, (closed,)))
+    core.sealing.adopting = winner
     archive.adopt(winner)
     for _ in range(2):
         await archive._one_thing()
