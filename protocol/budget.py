@@ -26,7 +26,7 @@ class Resource(Enum):
     MISSES = auto()
     """Chunks asked of us that we do not have, and chunks sent that we did not ask for."""
     REQUESTS = auto()
-    """HTTP requests that no session vouches for."""
+    """HTTP requests, but for those of members for chunks."""
     HANDSHAKES = auto()
     CONNECTIONS = auto()
 

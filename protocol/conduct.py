@@ -7,7 +7,6 @@ announced once each.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import fsum
 from typing import NamedTuple
 
@@ -81,8 +80,7 @@ class Change(NamedTuple):
     verdict: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(NamedTuple):
     """A member's figures over the rounds kept. Factors are means over the rounds in which they were not 1."""
 
     judged: int
@@ -96,6 +94,9 @@ class Summary:
     agreement: float | None
     """Mean."""
     verdict: str | None
+
+
+NOTHING_SENT = Summary(0, 0, 0, 0, 1.0, 0, 1.0, 0, None, None)
 
 
 def figures(merge: RoundMerge, void: Iterable[bytes] = ()) -> RoundFigures:
@@ -145,6 +146,8 @@ class Conduct:
     def __init__(self) -> None:
         self._rounds: dict[bytes, dict[int, Figures]] = {}
         self._charges: dict[bytes, frozenset[str]] = {}
+        self._summaries: dict[bytes, Summary] = {}
+        """Of those whose figures have not changed since they were asked for: pages and statuses ask often."""
         self.agreement: float | None = None
         """Mean cosine of pairs of deltas in the newest round that had two."""
         self._newest = 0
@@ -169,16 +172,25 @@ class Conduct:
             del rounds[min(rounds)]
         before = self._charges.get(author, frozenset())
         self._charges[author] = _charges(list(rounds.values()), before)
+        self._summaries.pop(author, None)
         return None if self._charges[author] == before else Change(author, self.of(author).verdict)
 
     def _forget_oldest(self) -> None:
         oldest = min(self._rounds, key=lambda author: (max(self._rounds[author]), author))
         del self._rounds[oldest]
         self._charges.pop(oldest, None)
+        self._summaries.pop(oldest, None)
 
     def of(self, author: bytes) -> Summary:
         """A member's figures; of one that has sent nothing lately, zeros."""
-        rounds = list(self._rounds.get(author, {}).values())
+        if author not in self._rounds:
+            return NOTHING_SENT
+        if author not in self._summaries:
+            self._summaries[author] = self._summary(author)
+        return self._summaries[author]
+
+    def _summary(self, author: bytes) -> Summary:
+        rounds = list(self._rounds[author].values())
         agreements = [f.agreement for f in rounds if f.agreement is not None]
         capped = [f.capped for f in rounds if f.capped > 1.0]
         clipped = [f.clipped for f in rounds if _is_clipped(f)]

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 from typing import NamedTuple
 
+from gossamer.protocol.limits import TOKENS_TOTAL_MAX
 from gossamer.protocol.manifest import HistorySection
 
 WITNESSES = 3
@@ -101,6 +102,14 @@ def chain(before: bytes, round_: int, digest: bytes) -> bytes:
 def round_digest(record_ids: Iterable[bytes]) -> bytes:
     """Digest of the set of records merged in a round."""
     return sha256(b"".join(sorted(record_ids))).digest()
+
+
+def total(tokens: Iterable[int]) -> int:
+    """Tokens together, as claims state them: they end at the largest number that a claim can hold.
+
+    So whoever adds them up in parts, of closed rounds and of open ones, comes to the same.
+    """
+    return min(TOKENS_TOTAL_MAX, sum(tokens))
 
 
 def genesis_claim(root: bytes) -> Claim:

@@ -27,6 +27,9 @@ ROUND_MAX = 2**31 - 1
 TOKENS_MAX = 2**40
 """Tokens of one window. A thousand GPUs at a million tokens a second for 10 minutes is 2**39."""
 
+TOKENS_TOTAL_MAX = 2**63 - 1
+"""Tokens of all deltas together; more counts as this. Liars get there in 2**23 records."""
+
 STEPS_MAX = 2**24
 STALENESS_MAX = 2**20
 LOSS_MAX = 1e6
@@ -335,7 +338,7 @@ MISSES_BURST = 4_096.0
 
 REQUESTS_PER_S = 20.0
 REQUESTS_BURST = 400.0
-"""Manifest and status, asked by strangers of one address; 64 joiners on one machine ask at once."""
+"""Manifest and status, asked from one address; 64 joiners on one machine ask at once."""
 
 CONNECTIONS_PER_S = 30.0
 """From one address: a TLS handshake takes 2 to 3 ms of processor."""

@@ -224,7 +224,7 @@ def _parse_claim(value: Any) -> Claim:
     fields = Fields(value, "claim")
     claim = Claim(
         round=fields.integer("round", 0, limits.ROUND_MAX),
-        tokens=fields.integer("tokens", 0, 2**63 - 1),
+        tokens=fields.integer("tokens", 0, limits.TOKENS_TOTAL_MAX),
         digest=fields.blob("digest", HASH_BYTES),
         root=fields.blob("root", HASH_BYTES),
     )

@@ -22,6 +22,9 @@ ENTRIES_BYTES_MAX = 1 << 20
 STORED_BYTES_MAX = 1 << 26
 """Of all rounds together: 10,000 with 64 members each are 35 MB."""
 
+DROP_EVERY = 100
+"""Rounds written after which those too many are dropped: to find them is to look through the whole file."""
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (
     round INTEGER PRIMARY KEY, seen REAL NOT NULL, swarm_tokens INTEGER, agreement REAL,
@@ -58,6 +61,8 @@ class ChronicleStore:
         self._path = path
         self._lock = threading.Lock()
         self._db: sqlite3.Connection | None = None
+        self._undropped = DROP_EVERY
+        """Rounds written since the last dropping; an earlier run may have left some too many."""
 
     def load(self) -> tuple[list[Round], int]:
         """The newest rounds, as many as are kept in memory, ascending; and the newest one left out, or 0.
@@ -128,20 +133,27 @@ class ChronicleStore:
                 self._path.with_name(self._path.name + suffix).unlink()
 
     def save(self, rounds: Iterable[Round], evaluations: Mapping[int, float] = _NONE) -> None:
-        """Write rounds and held-out losses, and drop the oldest beyond what is kept. Raises StorageError."""
+        """Write rounds and held-out losses, and now and then drop the oldest beyond what is kept.
+
+        Raises StorageError.
+        """
         rows = [
             (row.number, row.seen, _bounded(row.swarm_tokens), row.agreement, _pack(row)) for row in rounds
         ]
         with self._lock:
+            undropped = self._undropped + len(rows)
             try:
                 db = self._open()
                 db.execute("BEGIN IMMEDIATE")
                 try:
                     db.executemany("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?)", rows)
-                    db.execute(_DROP_OLDEST, (ROUNDS_MAX, STORED_BYTES_MAX))
+                    if undropped >= DROP_EVERY:
+                        db.execute(_DROP_OLDEST, (ROUNDS_MAX, STORED_BYTES_MAX))
+                        undropped = 0
                     db.executemany("INSERT OR REPLACE INTO evaluations VALUES (?, ?)", evaluations.items())
                     db.execute(_DROP_EVALUATIONS, (EVALUATIONS_MAX,))
                     db.execute("COMMIT")
+                    self._undropped = undropped
                 except BaseException:
                     if db.in_transaction:  # a full disk has rolled back already
                         db.execute("ROLLBACK")

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +67,7 @@ def describe(view: "NodeView") -> dict[str, Any]:
             _member(member, core.ledger, merging.conduct.of(member.peer.node_id))
             for member in sorted(core.roster.members(), key=_place)
         ],
-        "conduct": asdict(merging.conduct.of(core.identity.node_id)),
+        "conduct": merging.conduct.of(core.identity.node_id)._asdict(),
         "agreement": merging.conduct.agreement,
         "void": [{"node_id": author.hex(), "round": round_} for author, round_ in core.ledger.voided()],
         "misbehaviours_seen": policing.blamed,
@@ -105,7 +104,7 @@ def _member(member: "Member", ledger: "Ledger", conduct: "Summary") -> dict[str,
         "loss": row.loss,
         "addresses": list(row.addresses),
         "dialled": [prefix.hex() for prefix in row.dialled],
-        "conduct": asdict(conduct),
+        "conduct": conduct._asdict(),
     }
 
 

@@ -45,6 +45,7 @@ class Door:
         """What happened at the door since the start, for the status."""
         self._guests: dict[Guest, None] = {}
         """All connections, oldest first."""
+        self._turns = asyncio.Lock()
         self._server: asyncio.Server | None = None
 
     async def open(self, host: str, port: int) -> tuple[str, int]:
@@ -156,8 +157,10 @@ class Door:
     async def _answer(
         self, request: web.Request, handler: Handler, node_id: bytes | None
     ) -> web.StreamResponse:
-        if node_id is None:
+        if node_id is None or "hash" not in request.match_info:  # only chunks are members' to ask for freely
             await asyncio.sleep(self.policing.asked(guest_of(request).origin))
+            async with self._turns:  # however many ask at once, one is answered in a turn of the event loop
+                await asyncio.sleep(0)
             return await handler(request)
         try:
             return await handler(request)

@@ -71,7 +71,7 @@ class Policing:
         return self._nodes.spend(node_id, {Resource.MISSES: 1.0}, self._clock())
 
     def asked(self, origin: str | None) -> float:
-        """A stranger's request; returns the seconds for which to let it wait."""
+        """A request, other than a member's for a chunk; returns the seconds for which to let it wait."""
         return self._addresses.spend(origin or "", {Resource.REQUESTS: 1.0}, self._clock())
 
     def may_connect(self, origin: str | None) -> bool:

@@ -150,6 +150,8 @@ class Archive:
         if self._reach > self._reach_noted:
             await asyncio.to_thread(self._records.note_reach, self._reach)
             self._reach_noted = self._reach
+        if self._adopting is not None and self._adopting != self._core.sealing.adopting:
+            self._adopting = self._reader = None  # nobody has it any more: our own history goes on
         if self._adopting is not None:
             if await self._try_to_adopt(self._adopting):
                 return
@@ -226,7 +228,7 @@ class Archive:
         await asyncio.to_thread(self._records.begin_at, claim, self._core.own_last)
         merger = Merger(self._core.manifest, phi, self._chunks, self._core.identity.node_id, base=base)
         await self._merging.begin(merger, claim.round)
-        await asyncio.to_thread(self._shelf.drop_others)
+        await self._drop_others()
         self._adopting = None
         self._seal_round = claim.round
         self._late_since = None
@@ -266,7 +268,7 @@ class Archive:
         finally:
             self._sealing = 0
         self._dispatch(fx.Sealed(self._shelf.claims))
-        await asyncio.to_thread(self._shelf.drop_others)
+        await self._drop_others()
 
     async def _write(self, writer: snapshots.SnapshotWriter, round_: int) -> tuple[Claim, list[bytes]]:
         """Write a snapshot fragment by fragment; returns the claim, and the records above the base in it.
@@ -274,27 +276,28 @@ class Archive:
         Raises MissingChunkError, StorageError or OSError.
         """
         rounds: dict[int, tuple[Delta, ...]] = {}
+        digests: dict[int, bytes] = {}
         for fragment in self._core.layout.fragments:
             prefix = await self._merging.prefix(fragment, round_)
             rounds |= prefix.rounds
+            digests |= prefix.digests
             await asyncio.to_thread(writer.add, prefix.phi)
             del prefix  # before there is another
         root = await asyncio.to_thread(writer.finish)
         base = self._merging.base
-        claim = Claim(round_, base.tokens_with(rounds), base.chain_with(rounds), root)
+        claim = Claim(round_, base.tokens_with(rounds), base.chain_with(digests), root)
         return claim, [delta.record_id for deltas in rounds.values() for delta in deltas]
 
     async def _close(self, closing: fx.Close) -> None:
         base = await self._merging.close_up_to(closing.round)
         if base is not None:
             await asyncio.to_thread(self._records.close_up_to, base, self._core.own_last)
-            # Two deltas with the same payload share its chunks.
-            needed = self._shelf.blobs().union(*(delta.body.chunks for delta in self._core.ledger))
-            closed = {blob for delta in closing.deltas for blob in delta.body.chunks}
-            await asyncio.to_thread(self._drop_chunks, closed - needed)
+        await asyncio.to_thread(self._drop_closed, closing.deltas, list(self._core.ledger))
         if self._closing is closing:
             self._closing = None
 
-    def _drop_chunks(self, blobs: set[bytes]) -> None:
-        for blob in blobs:
-            self._chunks.drop(blob)
+    def _drop_closed(self, closed: Iterable[Delta], open_records: Iterable[Delta]) -> None:
+        self._shelf.drop_unneeded({blob for delta in closed for blob in delta.body.chunks}, open_records)
+
+    async def _drop_others(self) -> None:
+        await asyncio.to_thread(self._shelf.drop_others, list(self._core.ledger))

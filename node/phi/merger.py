@@ -5,17 +5,20 @@ void, ``Phi += Merge(old set) - Merge(new set)``, computed from the stored paylo
 in which rounds are caught up does not matter. Blocking: runs in worker threads.
 """
 
+from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from math import inf, isfinite, sqrt
 
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.payloads import Payloads
-from gossamer.node.storage.base import GENESIS, Base, Rounds, tokens_of
+from gossamer.node.storage.base import GENESIS, Base, Digests, Rounds, tokens_of
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.conduct import RoundFigures, figures
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.fixedpoint import Ints, check_healthy
+from gossamer.protocol.history import chain, round_digest, total
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge import Contribution, RoundMerge
@@ -50,6 +53,8 @@ class Prefix:
     """int32[fragment.numel], a copy."""
     rounds: Rounds
     """What is merged into it above the base."""
+    digests: Digests
+    """Of those rounds."""
 
 
 class Merger:
@@ -73,17 +78,25 @@ class Merger:
         self._own_id = own_id
         self._pool = ThreadPoolExecutor(threads, "merge") if threads > 1 else None
         self._merged = dict(merged or {})
+        self._digests = {round_: _digest_of(deltas) for round_, deltas in self._merged.items()}
+        """Of the rounds merged: to compute all of them anew takes as long as there are records."""
+        self._chains: tuple[list[int], list[bytes]] | None = None
+        """Those rounds, ascending, and the chain up to the base and up to each; None if that has changed."""
         self.base = base or GENESIS
         self._reach = {fragment.index: self._reach_of(fragment.index) for fragment in self._layout.fragments}
         self._payloads = Payloads(manifest, chunks)
-        self._digest: tuple[int, bytes] | None = None
+        self._phi_digest: tuple[int, bytes] | None = None
         self._usual: dict[int, dict[int, list[float]]] = {}
         """Per fragment and round merged, the usual rate of each tensor (see `clipping`)."""
         self.version = 0
-        self.tokens = self.base.tokens_with(self._merged)
-        """Tokens of all deltas merged."""
+        self._tokens = self.base.tokens_with(self._merged)
         self.figures: RoundFigures | None = None
         """What the latest call of `merge` found in the round's deltas; None if it left none merged."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all deltas merged."""
+        return total((self._tokens,))
 
     def view(self, fragment: Fragment) -> Ints:
         """Phi of one fragment: int32[fragment.numel], not a copy."""
@@ -138,9 +151,9 @@ class Merger:
 
     def digest(self) -> bytes:
         """The replica's digest: the root of Phi's snapshot bytes."""
-        if self._digest is None or self._digest[0] != self.version:
-            self._digest = (self.version, snapshots.digest(self.phi))
-        return self._digest[1]
+        if self._phi_digest is None or self._phi_digest[0] != self.version:
+            self._phi_digest = (self.version, snapshots.digest(self.phi))
+        return self._phi_digest[1]
 
     def prefix(self, fragment: Fragment, upto: int) -> Prefix:
         """A fragment with all rounds above one unmerged. Raises MissingChunkError.
@@ -153,31 +166,46 @@ class Merger:
         rounds = {r: deltas for r, deltas in self._merged.items() if r % count == fragment.index}
         for round_ in sorted(r for r in rounds if r > upto):
             self._exchange(fragment, phi, rounds.pop(round_), ())
-        return Prefix(phi, rounds)
+        return Prefix(phi, rounds, {round_: self._digests[round_] for round_ in rounds})
 
     def chain(self, upto: int | None = None) -> bytes:
         """Digest of all records merged up to a round: equal digests promise equal Phi."""
-        return self.base.chain_with({r: d for r, d in self._merged.items() if upto is None or r <= upto})
+        if self._chains is None:
+            rounds = sorted(self._digests)
+            chains = accumulate(
+                rounds, lambda before, r: chain(before, r, self._digests[r]), initial=self.base.chain
+            )
+            self._chains = rounds, list(chains)
+        rounds, found = self._chains
+        return found[-1 if upto is None else bisect_right(rounds, upto)]
 
     def merged_ids(self) -> list[bytes]:
         """Record ids of everything merged above the base."""
         return [delta.record_id for deltas in self._merged.values() for delta in deltas]
 
     def close_up_to(self, floor: int) -> None:
-        """Make everything up to round `floor` part of the base: it cannot change any more."""
+        """Make everything up to round `floor` part of the base: it cannot change any more.
+
+        One that lies higher stays, as one does that was adopted after this was decided.
+        """
+        if floor < self.base.round:
+            return
         closed = {r: self._merged[r] for r in self._merged if r <= floor}
-        self.base = Base(floor, self.base.chain_with(closed), self.base.tokens_with(closed))
+        self.base = Base(floor, self.chain(floor), self.base.tokens_with(closed))
+        self._chains = None
         for round_, deltas in closed.items():
-            del self._merged[round_]
+            del self._merged[round_], self._digests[round_]
             for delta in deltas:
                 self._payloads.forget(delta)
 
     def _note(self, round_: int, old: tuple[Delta, ...], new: tuple[Delta, ...]) -> None:
-        self.tokens += tokens_of(new) - tokens_of(old)
+        self._tokens += tokens_of(new) - tokens_of(old)
+        self._chains = None
         if new:
-            self._merged[round_] = new
+            self._merged[round_], self._digests[round_] = new, _digest_of(new)
         else:
             self._merged.pop(round_, None)
+            self._digests.pop(round_, None)
         index = round_ % len(self._layout.fragments)
         if len(new) > len(old):
             merged, own = self._reach[index]
@@ -255,3 +283,8 @@ class Merger:
         """Stop the worker threads."""
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
+
+
+def _digest_of(deltas: tuple[Delta, ...]) -> bytes:
+    """A round's digest."""
+    return round_digest(delta.record_id for delta in deltas)

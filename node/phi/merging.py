@@ -142,8 +142,8 @@ class Merging:
             return await asyncio.to_thread(self._merger.prefix, fragment, upto)
 
     async def close_up_to(self, floor: int) -> Base | None:
-        """Make everything up to a round unchangeable; returns the new base."""
-        if self._merger is None:
+        """Make everything up to a round unchangeable; returns the new base, None if ours lies higher."""
+        if self._merger is None or floor < self._merger.base.round:
             return None
         async with self._busy:
             self._merger.close_up_to(floor)

@@ -17,6 +17,7 @@ from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.history import Claim
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, CLAIMS_MAX
+from gossamer.protocol.records import Delta
 
 KEPT = 2
 """Snapshots kept in any case: the newest, and the one that others may still be at."""
@@ -223,9 +224,19 @@ class SnapshotShelf:
         """Begin anew with one snapshot."""
         self.claims = (claim,)
 
-    def drop_others(self) -> None:
-        """Remove the chunks of snapshots that are kept no more."""
-        before = set(self._owner)
+    def drop_others(self, open_records: Iterable[Delta]) -> None:
+        """Remove the chunks of snapshots that are kept no more, see `drop_unneeded`."""
+        before = self.blobs()
         self._learn_owners()
-        for blob in before - set(self._owner):
+        self.drop_unneeded(before, open_records)
+
+    def drop_unneeded(self, blobs: set[bytes], open_records: Iterable[Delta]) -> None:
+        """Remove chunks, but for those that a kept snapshot or the payload of an open record needs, too.
+
+        Chunks are known by their content, and anybody can publish what is part of something else.
+        """
+        unneeded = blobs - self._owner.keys()
+        for delta in open_records:  # all their chunks together would be millions
+            unneeded.difference_update(delta.body.chunks)
+        for blob in unneeded:
             self._chunks.drop(blob)

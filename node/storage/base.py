@@ -3,11 +3,14 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gossamer.protocol.history import chain, round_digest
+from gossamer.protocol.history import chain, total
 from gossamer.protocol.records import Delta
 
 Rounds = Mapping[int, tuple[Delta, ...]]
 """Which records are merged, by round."""
+
+Digests = Mapping[int, bytes]
+"""The digests of those, by round, see `protocol.history.round_digest`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +22,16 @@ class Base:
     """Digest of the records merged up to the round, see `protocol.history.chain`."""
     tokens: int
 
-    def chain_with(self, rounds: Rounds) -> bytes:
+    def chain_with(self, digests: Digests) -> bytes:
         """Digest of all records merged if these rounds lie upon it: equal digests promise equal Phi."""
         digest = self.chain
-        for round_ in sorted(rounds):
-            digest = chain(digest, round_, round_digest(d.record_id for d in rounds[round_]))
+        for round_ in sorted(digests):
+            digest = chain(digest, round_, digests[round_])
         return digest
 
     def tokens_with(self, rounds: Rounds) -> int:
-        """Tokens of all those deltas."""
-        return self.tokens + sum(map(tokens_of, rounds.values()))
+        """Tokens of all records merged if these rounds lie upon it."""
+        return total((self.tokens, *map(tokens_of, rounds.values())))
 
 
 GENESIS = Base(0, bytes(32), 0)

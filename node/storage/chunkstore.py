@@ -7,13 +7,13 @@ a flipped bit is found before anyone uses it: the file is removed and the chunk 
 import errno
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 
-from gossamer.node.storage.home import remove_unfinished, write_atomically
+from gossamer.node.storage.home import remove_unfinished, sync_folder, write_atomically
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.rations import Stock
 
@@ -42,16 +42,13 @@ class ChunkStore:
         self._root = root
         self._read_only = read_only
         self._counting = Lock()
+        self._making_folders = Lock()
+        self._is_synced = False
+        """Whether all folders of chunks survive a power cut; not known of those found at the start."""
         try:
             if not read_only:
-                self._root.mkdir(mode=0o700, exist_ok=True)
-            self._sizes = {
-                bytes.fromhex(file.name): file.stat().st_size
-                for folder in os.scandir(root)
-                if folder.is_dir()
-                for file in os.scandir(folder)
-                if _HASH_NAME.fullmatch(file.name)
-            }
+                self._make_root()
+            self._sizes = dict(_found_in(root))
             if not read_only:
                 remove_unfinished(root.glob("*/.*-*"), _HASH_NAME.fullmatch)
         except OSError as error:
@@ -99,11 +96,7 @@ class ChunkStore:
     def put(self, blob: bytes, data: bytes | memoryview, *, durable: bool = False) -> None:
         """Store bytes whose SHA-256 the caller has checked to be `blob`. Raises OSError (disk full, ...)."""
         path = self._path(blob)
-        try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-        except FileNotFoundError:  # somebody has tidied up; the node's own folder is not ours to make
-            self._root.mkdir(mode=0o700, exist_ok=True)
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+        self._make_folder(path.parent, durable=durable)
         data = bytes(data)
         write_atomically(path, data, durable=durable)
         with self._counting:
@@ -112,6 +105,23 @@ class ChunkStore:
             self._held += fresh
             self._came += fresh
             self._unchecked.discard(blob)
+
+    def _make_root(self) -> None:
+        """All chunks' folder, unless it is there; the node's own is not ours to make. Raises OSError."""
+        if not self._root.is_dir():
+            self._root.mkdir(mode=0o700, exist_ok=True)
+            sync_folder(self._root.parent)
+
+    def _make_folder(self, folder: Path, *, durable: bool) -> None:
+        """Where a chunk is to lie, unless it is there. Raises OSError."""
+        with self._making_folders:
+            if not folder.is_dir():
+                self._make_root()
+                folder.mkdir(mode=0o700, exist_ok=True)
+                self._is_synced = False
+            if durable and not self._is_synced:
+                sync_folder(self._root)
+                self._is_synced = True
 
     def drop(self, blob: bytes) -> None:
         """Remove a chunk that nobody needs any more."""
@@ -156,3 +166,14 @@ class ChunkStore:
         if missing is not None:
             raise missing
         return b"".join(found)
+
+
+def _found_in(root: Path) -> Iterator[tuple[bytes, int]]:
+    """Hash and size of every chunk in a folder; a daemon may drop some meanwhile. Raises OSError."""
+    for folder in os.scandir(root):
+        if not folder.is_dir():
+            continue
+        for file in os.scandir(folder):
+            if _HASH_NAME.fullmatch(file.name):
+                with suppress(FileNotFoundError):
+                    yield bytes.fromhex(file.name), file.stat().st_size

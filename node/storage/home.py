@@ -73,7 +73,7 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
                 os.fsync(file.fileno())
         os.replace(aside, path)
         if durable:
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
     except BaseException:
         with suppress(FileNotFoundError):  # renamed, and then not synced
             os.unlink(aside)
@@ -94,8 +94,11 @@ def remove_unfinished(files: Iterable[Path], is_ours: Callable[[str], object]) -
                 file.unlink()
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in a folder survive a power cut, where its file system can do that."""
+def sync_folder(folder: Path) -> None:
+    """Make what has been renamed or made in a folder survive a power cut, where its file system can do that.
+
+    Raises OSError.
+    """
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 import tracemalloc
 from collections.abc import Callable
 from hashlib import sha256
@@ -16,9 +17,11 @@ import pytest
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.archive import Archive
 from gossamer.node.phi.merger import Merger, Prefix
+from gossamer.node.phi.merging import Merging
 from gossamer.node.phi.snapshots import SnapshotShelf
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.chunks import HASH_BYTES, chunk_hashes, root_of
 from gossamer.protocol.effects import Close, Event, Need
 from gossamer.protocol.errors import StorageError
@@ -45,7 +48,7 @@ async def test_chunks_that_an_open_round_shares_survive_the_closing_of_another(t
         return Base(floor, bytes(32), 0)
 
     archive = Archive(
-        SimpleNamespace(ledger=[still_open], own_last=7),  # type: ignore[arg-type]
+        SimpleNamespace(ledger=[still_open], own_last=7, sealing=SimpleNamespace(adopting=None)),  # type: ignore[arg-type]
         SimpleNamespace(close_up_to=close_up_to, on_merged=None),  # type: ignore[arg-type]
         chunks,
         SimpleNamespace(close_up_to=lambda base, own_last: noted.append((base, own_last))),  # type: ignore[arg-type]
@@ -104,8 +107,11 @@ class Sealing:
         self.shelf = SnapshotShelf(chunks, of.plan().snapshot_bytes)
         self.shelf.restore([Claim(0, 0, GENESIS.chain, snapshots.store(merger.phi, chunks))])
         records = SimpleNamespace(add_snapshot=lambda claim, ids, keep: self.covered.append(sorted(ids)))
-        core = SimpleNamespace(layout=of.plan(), ledger=Ledger())
-        self.archive = Archive(core, self, chunks, records, self.shelf, self.told.append)  # type: ignore[arg-type]
+        records.close_up_to = lambda base, own_last: None
+        self.core: Any = SimpleNamespace(
+            layout=of.plan(), ledger=Ledger(), own_last=0, sealing=SimpleNamespace(adopting=None)
+        )
+        self.archive = Archive(self.core, self, chunks, records, self.shelf, self.told.append)  # type: ignore[arg-type]
 
     async def settled(self, round_: int) -> None:
         pass
@@ -114,6 +120,10 @@ class Sealing:
         found = self.merger.prefix(fragment, upto)
         self.between(fragment)
         return found
+
+    async def close_up_to(self, floor: int) -> Base:
+        self.merger.close_up_to(floor)
+        return self.merger.base
 
     async def seal(self, round_: int) -> Claim:
         self.archive.seal(round_)
@@ -216,3 +226,85 @@ async def test_a_snapshot_that_the_disk_has_no_room_for_leaves_nothing_and_is_ma
     claim = await sealing.seal(4)
     assert claim.round == 4 and sealing.told, "others hear of it"
     assert snapshots.missing(claim.root, 4 * LAYOUT.numel, world.chunks) == ()
+
+
+async def test_a_payload_keeps_the_chunks_that_it_shares_with_a_snapshot_when_that_goes(
+    world: World,
+) -> None:
+    """A liar can publish what a snapshot consists of; all would lose it at the same time."""
+    sealing = Sealing(world.merger(), world.chunks)
+    genesis = sealing.shelf.blobs()
+    shared = min(genesis - {sealing.shelf.claims[0].root})
+    sealing.core.ledger = [SimpleNamespace(body=SimpleNamespace(chunks=(shared,)))]
+    merge_all(sealing.merger, world.deltas)
+    for round_ in (2, 4, 6):
+        await sealing.seal(round_)
+    assert {blob for blob in genesis if blob in world.chunks} == {shared}
+
+
+async def test_what_the_core_no_longer_adopts_does_not_hold_up_sealing(world: World) -> None:
+    """A lineage that was to win has gone on, and nobody has that snapshot any more."""
+    sealing = Sealing(world.merger(), world.chunks)
+    merge_all(sealing.merger, world.deltas)
+    gone = Claim(4, 1, bytes(32), bytes(32))
+    sealing.core.sealing.adopting = gone
+    sealing.archive.adopt(gone)
+    sealing.archive.seal(4)
+    await sealing.archive._one_thing()
+    assert sealing.told == [Need(gone.root, ((gone.root, HASH_BYTES),))]
+    sealing.core.sealing.adopting = None
+    await sealing.archive._one_thing()
+    assert sealing.shelf.claims[0].round == 4 and sealing.archive.progress() is None
+
+
+@pytest.mark.parametrize("what", ["seal", "close"])
+async def test_the_chunks_of_all_records_are_looked_at_beside_the_event_loop(world: World, what: str) -> None:
+    """Millions of them, in a large swarm."""
+    looked: list[int] = []
+
+    class Body:
+        @property
+        def chunks(self) -> tuple[bytes, ...]:
+            looked.append(threading.get_ident())
+            return ()
+
+    sealing = Sealing(world.merger(), world.chunks)
+    merge_all(sealing.merger, world.deltas)
+    sealing.core.ledger = [SimpleNamespace(body=Body())]
+    if what == "seal":
+        await sealing.seal(4)
+    else:
+        sealing.archive.close(Close(1))
+        await sealing.archive._one_thing()
+    assert looked and threading.get_ident() not in looked
+
+
+async def test_a_closing_that_waited_does_not_lower_the_base_that_was_adopted_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """Or the next start would merge once more what is in Phi."""
+    chunks, records = ChunkStore(tmp_path / "chunks"), RecordStore(tmp_path / "ledger.sqlite", SMALL.swarm_id)
+    core: Any = SimpleNamespace(
+        manifest=SMALL,
+        layout=LAYOUT,
+        ledger=Ledger(),
+        own_last=0,
+        identity=SimpleNamespace(node_id=OWN),
+        fetcher=SimpleNamespace(wants=SimpleNamespace(are_held=0)),
+        sealing=SimpleNamespace(adopting=None),
+    )
+    merging = Merging(core, SimpleNamespace(attached=False, attachments=0), lambda blob: None)  # type: ignore[arg-type]
+    shelf = SnapshotShelf(chunks, LAYOUT.snapshot_bytes)
+    archive = Archive(core, merging, chunks, records, shelf, lambda event: None)
+    await merging.begin(Merger(SMALL, np.zeros(LAYOUT.numel, np.int32), chunks, OWN))
+    winner = Claim(200, 12345, bytes([7]) * 32, snapshots.store(np.ones(LAYOUT.numel, np.int32), chunks))
+    closed = delta(b"of a closed round")
+    chunks.put(closed.body.chunks[0], b"of a closed round")
+    archive.close(Close(100, (closed,)))
+    core.sealing.adopting = winner
+    archive.adopt(winner)
+    for _ in range(2):
+        await archive._one_thing()
+    assert merging.base == records.load_history().base == Base(200, winner.digest, winner.tokens)
+    assert closed.body.chunks[0] not in chunks
+    records.close()

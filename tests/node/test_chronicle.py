@@ -183,6 +183,33 @@ def test_it_is_kept_over_restarts(tmp_path: Path, chronicle: Chronicle) -> None:
     store.close()
 
 
+def test_the_oldest_are_looked_for_now_and_then_and_not_at_every_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a look at all rounds kept."""
+    monkeypatch.setattr(stores, "ROUNDS_MAX", 20)
+    monkeypatch.setattr(stores, "DROP_EVERY", 10)
+    store = ChronicleStore(tmp_path / "c.sqlite")
+    looked: list[str] = []
+
+    def note(statement: str) -> None:
+        if "OVER newest" in statement:
+            looked.append(statement)
+
+    store.load()
+    assert store._db is not None
+    store._db.set_trace_callback(note)
+    for number in range(1, 101):
+        store.save([Round(number, 1.0, number, None, ())])
+        assert len(store.between(0, 1000)) < 20 + 10
+    assert len(looked) == 10
+    store.close()
+    store = ChronicleStore(tmp_path / "c.sqlite")
+    store.save([])
+    assert len(store.between(0, 1000)) == 20, "what an earlier run left"
+    store.close()
+
+
 def test_the_disk_reaches_further_back_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ChronicleStore(tmp_path / "c.sqlite")
     rounds = [Round(n, 1.0, n, None, (Entry(bytes([n]) * 32, 1, 1, 0, 2.0, 0),)) for n in range(1, 9)]
@@ -195,6 +222,7 @@ def test_the_disk_reaches_further_back_than_memory(tmp_path: Path, monkeypatch: 
     again.restore(kept, begins_after)
     heard(again, delta(1, 5))
     assert [found.number for found in again.since(0)] == [6, 7, 8], "what is on disk is not begun anew"
+    monkeypatch.setattr(stores, "DROP_EVERY", 0)
     monkeypatch.setattr(stores, "ROUNDS_MAX", 6)
     store.save([])
     assert store.oldest() == 3

@@ -195,3 +195,41 @@ def test_damage_that_cannot_be_removed_is_missing_too(
     with pytest.raises(MissingChunkError):
         store.get(blob)
     assert blob not in store
+
+
+def test_a_folder_is_opened_while_its_daemon_drops_chunks(
+    store: ChunkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, dropped = put(store, b"kept"), put(store, b"dropped")
+    scandir = os.scandir
+
+    def drops_what_was_listed(folder: Path) -> list[os.DirEntry[str]]:
+        found = list(scandir(folder))
+        if any(entry.name == dropped.hex() for entry in found):
+            store.drop(dropped)
+        return found
+
+    monkeypatch.setattr(os, "scandir", drops_what_was_listed)
+    reader = ChunkStore(store._root, read_only=True)
+    assert kept in reader and dropped not in reader and len(reader) == 1
+
+
+def test_a_durable_chunk_is_in_a_folder_that_survives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("gossamer.node.storage.chunkstore.sync_folder", synced.append)
+    root = tmp_path / "chunks"
+    store = ChunkStore(root)
+    assert synced == [tmp_path]
+    blob = put(store, b"of others")
+    assert synced == [tmp_path], "what can be fetched again need not survive"
+    same, other = (bytes([first]) + blob[1:-1] + bytes([blob[-1] ^ 1]) for first in (blob[0], blob[0] ^ 1))
+    store.put(same, b"ours", durable=True)
+    assert synced[1:] == [root], "though the folder was there already"
+    store.put(same, b"ours", durable=True)
+    assert synced[2:] == []
+    store.put(other, b"ours", durable=True)
+    assert synced[2:] == [root]
+    ChunkStore(root).put(same, b"ours", durable=True)
+    assert synced[3:] == [root], "an earlier run may have ended before it was"

@@ -7,7 +7,6 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +78,7 @@ async def test_a_delta_is_published_merged_and_offered_back(home: Home) -> None:
         assert second is not None and (second.merged_round, second.own_round) == (1, 1)
         status = await ask(home)
         assert (status["round"], status["records"], status["state"]) == (1, 1, "starting")
-        assert status["conduct"] == asdict(daemon.merging.conduct.of(daemon.identity.node_id))
+        assert status["conduct"] == daemon.merging.conduct.of(daemon.identity.node_id)._asdict()
         assert daemon.merging.conduct.of(daemon.identity.node_id).judged == 1
         assert status["agreement"] is None, "one delta alone agrees with nobody"
         assert peers_table(status).row_count == 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import aiohttp
 import pytest
@@ -292,3 +293,58 @@ async def test_chunks_that_are_not_here_are_asked_for_slowly(
             await get_chunk(out, bytes(32), 1)
     assert len([seconds for seconds in slept if 0 < seconds <= 0.2]) >= 1
     assert listener.gone == []
+
+
+async def test_what_is_no_chunk_is_charged_to_members_as_to_strangers(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialler, listener = ends
+    out, _ = await linked(dialler, listener)
+    blob = listener.hold(b"data")
+    charged: list[str | None] = []
+
+    def note(origin: str | None) -> float:
+        charged.append(origin)
+        return 0.0
+
+    monkeypatch.setattr(listener.policing, "asked", note)
+    await get_chunk(out, blob, 4)
+    assert charged == []
+    assert out.dialled is not None
+    tls = client_context() if listener.tls else False
+    async with aiohttp.ClientSession() as http:
+        for number, path in enumerate(("status?digest=1&up_to=9", "manifest", "nothing"), 1):
+            for headers in ({SESSION_HEADER: out.session.hex()}, {}):
+                async with http.get(f"{out.dialled.base_url}/{path}", headers=headers, ssl=tls) as answer:
+                    assert answer.status == (404 if path == "nothing" else 200)
+            assert len(charged) == 2 * number
+    await asyncio.sleep(0.05)
+
+
+async def test_however_many_ask_at_once_the_event_loop_answers_one_in_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listener = End(2, tls=False)
+    turn = 0
+    turns: list[int] = []
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    async def status(query: Mapping[str, str]) -> dict[str, Any]:
+        turns.append(turn)
+        return {}
+
+    monkeypatch.setattr(listener.questions, "_status", status)
+    async with listening(listener), contextlib.AsyncExitStack() as stack:
+        asked = [await stack.enter_async_context(connected(listener, tls=False)) for _ in range(20)]
+        await until(lambda: door_of(listener).connections == 20)
+        counting = asyncio.create_task(count_turns())
+        for _, writer in asked:
+            writer.write(f"GET {PREFIX}/status HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        await until(lambda: len(turns) == 20)
+        counting.cancel()
+    assert len(set(turns)) == 20

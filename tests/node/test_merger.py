@@ -8,16 +8,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gossamer.node.ipc.control import LENGTH_BYTES, Clock, decode, encode
 from gossamer.node.phi import payloads, snapshots
 from gossamer.node.phi.merger import Merger
+from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
+from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.errors import DivergedError, PayloadError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints
+from gossamer.protocol.history import Claim, chain, round_digest
 from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.limits import TOKENS_TOTAL_MAX
 from gossamer.protocol.merge import merge_round
 from gossamer.protocol.records import Delta
-from tests.protocol.builders import LAYOUT, SMALL, body_of, contribution, identity, random_delta, signed
+from tests.protocol.builders import (
+    LAYOUT,
+    SMALL,
+    body_of,
+    contribution,
+    identity,
+    random_delta,
+    row,
+    signed,
+)
 
 ROUNDS = range(1, 7)
 AUTHORS = range(4)
@@ -194,7 +208,8 @@ def test_taking_back_and_closing(world: World) -> None:
     parts = [merger.prefix(fragment, 4) for fragment in LAYOUT.fragments]
     assert np.array_equal(np.concatenate([part.phi for part in parts]), world.fold(prefix))
     rounds = {round_: deltas for part in parts for round_, deltas in part.rounds.items()}
-    assert merger.base.chain_with(rounds) == merger.chain(4)
+    digests = {round_: digest for part in parts for round_, digest in part.digests.items()}
+    assert merger.base.chain_with(digests) == merger.chain(4)
     assert merger.base.tokens_with(rounds) == sum(delta.body.tokens for delta in prefix)
     assert np.array_equal(merger.phi, world.fold(world.deltas)), "what was asked for is a copy"
 
@@ -203,9 +218,87 @@ def test_taking_back_and_closing(world: World) -> None:
     assert (merger.chain(), merger.digest(), merger.tokens) == (chain, digest, tokens)
     merger.merge(3, ())
     assert merger.digest() == digest, "what is closed cannot change"
+    base = merger.base
+    merger.close_up_to(2)
+    assert merger.base == base, "nor is it opened again"
     assert set(merger.merged_ids()) == {d.record_id for d in world.deltas if d.round > 4}
     kept = merger._payloads._measured.keys() | merger._payloads._in_memory.keys()
     assert kept <= set(merger.merged_ids()), "nothing is kept of what is closed"
+
+
+def test_the_chain_is_of_what_is_merged_whatever_it_was_when_last_asked_for(world: World) -> None:
+    merger = world.merger()
+    held: list[Delta] = []
+
+    def expected(upto: int) -> bytes:
+        found = GENESIS.chain
+        for round_ in range(1, upto + 1):
+            ids = [delta.record_id for delta in held if delta.round == round_]
+            found = chain(found, round_, round_digest(ids)) if ids else found
+        return found
+
+    def check() -> None:
+        assert [merger.chain(upto) for upto in range(merger.base.round, 8)] == [
+            expected(upto) for upto in range(merger.base.round, 8)
+        ]
+        assert merger.chain() == expected(max(ROUNDS))
+
+    check()
+    for delta in (*world.deltas[8:], *world.deltas[:8]):
+        held.append(delta)
+        merger.merge(delta.round, tuple(d for d in held if d.round == delta.round))
+        check()
+    held = [delta for delta in held if delta.round != 5]
+    merger.merge(5, ())
+    check()
+    merger.close_up_to(3)
+    check()
+    assert merger.base.chain == expected(3)
+    held = [delta for delta in held if delta.round != 6]
+    merger.merge(6, ())
+    check()
+
+
+def test_who_asks_for_the_chain_has_no_record_looked_at(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may ask an open swarm's nodes, as often as they like."""
+    merger = world.merger()
+    arrive(merger, Ledger(), world.deltas)
+    prefixes = [merger.prefix(fragment, 4) for fragment in LAYOUT.fragments]
+    asked: list[object] = []
+    monkeypatch.setattr("gossamer.node.phi.merger.round_digest", lambda ids: asked.append(ids) or bytes(32))
+    for upto in (None, *range(10)):
+        merger.chain(upto)
+    digests = {round_: digest for prefix in prefixes for round_, digest in prefix.digests.items()}
+    assert merger.base.chain_with(digests) == merger.chain(4)
+    merger.close_up_to(4)
+    merger.chain()
+    assert asked == []
+
+
+def test_what_liars_claim_adds_up_to_a_number_that_can_be_stored_and_told(
+    world: World, tmp_path: Path
+) -> None:
+    base = Base(0, GENESIS.chain, 2**63 - 50)
+    merger = Merger(SMALL, world.phi_0.copy(), world.chunks, OWN, base=base)
+    ledger = Ledger()
+    arrive(merger, ledger, world.deltas)
+    assert merger.tokens == TOKENS_TOTAL_MAX
+    prefix = merger.prefix(LAYOUT.fragments[0], 4)
+    assert merger.base.tokens_with(prefix.rounds) == TOKENS_TOTAL_MAX
+    for round_ in ledger.rounds()[4:]:
+        merger.merge(round_, ())
+    merger.close_up_to(4)
+    assert merger.tokens == merger.base.tokens == TOKENS_TOTAL_MAX
+    store = RecordStore(tmp_path / "ledger.sqlite", SMALL.swarm_id)
+    store.close_up_to(merger.base, own_last=0)
+    store.add_snapshot(Claim(4, merger.tokens, bytes(32), bytes(32)), [], [])
+    assert store.load_history().base == merger.base
+    store.close()
+    claims = (Claim(4, merger.tokens, bytes(32), bytes(32)),)
+    assert row(identity(1), claims=claims).body.claims == claims, "others can read it"
+    assert decode(encode(Clock(1, merger.tokens))[LENGTH_BYTES:]) == Clock(1, merger.tokens)
 
 
 def test_what_a_merge_found_in_its_round(world: World, rng: np.random.Generator) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -32,11 +31,16 @@ def status(**changes: Any) -> dict[str, Any]:
         "name": "me",
         "node_id": "ab" * 32,
         "round": 21,
-        "conduct": asdict(conduct.of(bytes(32))),
+        "conduct": conduct.of(bytes(32))._asdict(),
         "agreement": conduct.agreement,
         "members": [
-            {**member, "node_id": "01" * 32, "name": "liar [red]", "conduct": asdict(conduct.of(b"\1" * 32))},
-            {**member, "node_id": "02" * 32, "name": "", "conduct": asdict(conduct.of(b"\2" * 32))},
+            {
+                **member,
+                "node_id": "01" * 32,
+                "name": "liar [red]",
+                "conduct": conduct.of(b"\1" * 32)._asdict(),
+            },
+            {**member, "node_id": "02" * 32, "name": "", "conduct": conduct.of(b"\2" * 32)._asdict()},
         ],
         **changes,
     }
@@ -63,7 +67,7 @@ def test_the_table_fits_a_terminal_and_says_what_was_bad() -> None:
     told = status()
     few = Conduct()
     few.note(1, RoundFigures({bytes([2]) * 32: Figures(clipped=9.8, pace=30.0, agreement=-0.7)}, 0.25))
-    told["members"][1]["conduct"] = asdict(few.of(bytes([2]) * 32))
+    told["members"][1]["conduct"] = few.of(bytes([2]) * 32)._asdict()
     lines = shown(told, width=80).splitlines()
     assert max(map(len, lines)) <= 80
     (line,) = [line for line in lines if line.startswith(" 02020202")]

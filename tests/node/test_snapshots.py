@@ -104,7 +104,7 @@ def add(shelf, chunks, round_, seed):
     claim = Claim(round_, round_, bytes([seed]) * 32, snapshots.store(values(seed), chunks))
     keep = shelf.kept_beside(claim)
     shelf.claims = (claim, *keep)
-    shelf.drop_others()
+    shelf.drop_others(())
     return claim, keep
 
 
@@ -149,7 +149,7 @@ def test_chunks_that_two_snapshots_share_survive_the_older(chunks):
         same_but_last[-1] = n
         claim = Claim(16 * n, n, bytes([n]) * 32, snapshots.store(same_but_last, chunks))
         shelf.claims = (claim, *shelf.kept_beside(claim))
-        shelf.drop_others()
+        shelf.drop_others(())
     assert all(snapshots.missing(claim.root, TOTAL, chunks) == () for claim in shelf.claims)
 
 

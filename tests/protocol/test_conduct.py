@@ -232,3 +232,13 @@ def test_members_are_bounded(monkeypatch):
         conduct.note(round_, RoundFigures({bytes([round_]) * 32: OPPOSED, member(0): GOOD}, None))
     assert len(conduct._rounds) <= 3 and len(conduct._charges) <= 3
     assert conduct.of(member(0)).judged == ROUNDS_KEPT, "those that come and go make room"
+
+
+def test_a_summary_is_made_once_for_all_who_ask_until_there_is_news():
+    conduct = Conduct()
+    play(conduct, *[GOOD] * 3)
+    before = conduct.of(member(0))
+    assert conduct.of(member(0)) is before
+    play(conduct, OPPOSED, start=4)
+    assert (before.judged, before.opposed) == (3, 0)
+    assert (conduct.of(member(0)).judged, conduct.of(member(0)).opposed) == (4, 1)

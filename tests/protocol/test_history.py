@@ -14,7 +14,9 @@ from gossamer.protocol.history import (
     round_digest,
     roundest,
     sealed_round,
+    total,
 )
+from gossamer.protocol.limits import TOKENS_TOTAL_MAX
 from gossamer.protocol.manifest import HistorySection
 
 SECTION = HistorySection(seal_after=8, snapshot_every=16, retain=64)
@@ -162,3 +164,10 @@ def test_members_who_look_at_different_moments_take_snapshots_of_the_same_rounds
         taken.append(rounds)
     common = set.intersection(*taken)
     assert all(common & set(range(start, start + 16)) for start in range(16, 380, 16))
+
+
+@given(st.lists(st.integers(0, 2**63 - 1), max_size=6), st.integers(0, 6))
+def test_tokens_come_to_the_same_in_whatever_parts_they_are_added_up(tokens, place):
+    """Those of closed rounds are a number by themselves, and nodes close at different times."""
+    assert total([total(tokens[:place]), *tokens[place:]]) == total(tokens)
+    assert total(tokens) == min(sum(tokens), TOKENS_TOTAL_MAX) < 2**63
