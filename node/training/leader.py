@@ -61,6 +61,8 @@ class Leader(Role):
         self._steps_since = 0
         self._published_at = time.monotonic()
         self._share_waits = False
+        self._has_diverged = False
+        """Since the last delta."""
         self._idle = IdleWatch(len(self._outer.fragments))
 
     # -- what the loop does
@@ -120,7 +122,7 @@ class Leader(Role):
         with self._changing([], due):
             if due is not None:
                 self._publish(due)
-        self._checkpoint.save(self._outer, self._saved_optimizers, self.progress)
+        self._checkpoint.save(self._outer, self._sound_optimizers, self.progress)
         self._link.wait_acknowledged(left)
 
     def drop_progress(self) -> None:
@@ -145,6 +147,8 @@ class Leader(Role):
 
     def close(self) -> None:
         try:
+            if self._has_diverged:  # or an earlier one would have the next process diverge at once
+                self._checkpoint.save(self._outer, (), self.progress)
             self._checkpoint.close()
         finally:
             super().close()
@@ -203,7 +207,7 @@ class Leader(Role):
                 with self.team.full(frozenset(touched)):
                     yield
             except DivergedError:  # nothing is half done then: what a script puts right can be published
-                self.is_stepping = False
+                self.is_stepping, self._has_diverged = False, True
                 raise
             self.is_stepping = False
 
@@ -246,6 +250,12 @@ class Leader(Role):
         )
         self._steps_since = 0
         self._published_at = time.monotonic()
+        self._has_diverged = False
+
+    @property
+    def _sound_optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """Those whose state is kept: none where the model has diverged, which it may be the cause of."""
+        return () if self._has_diverged else self._saved_optimizers
 
     def _checkpoint_if_due(self, round_: int | None) -> None:
         """Begin a checkpoint if one is due; copy a share of one that was begun.
@@ -257,7 +267,7 @@ class Leader(Role):
             return
         self._share_waits = False
         if self._checkpoint.is_due():
-            self._checkpoint.begin(self._outer, self._saved_optimizers)
+            self._checkpoint.begin(self._outer, self._sound_optimizers)
         self._checkpoint.advance(self.progress)
 
     def _apply(self, offer: Offer) -> None:

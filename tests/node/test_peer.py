@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from gossamer.models.task import named_tensors
@@ -36,6 +37,11 @@ EVERY = 4
 @pytest.fixture(autouse=True)
 def _quickly_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon_link, "RECONNECT_S", 0.02)
+
+
+def metadata_of(checkpoint: Path) -> dict[str, str]:
+    with safe_open(checkpoint, framework="pt") as file:
+        return dict(file.metadata())
 
 
 def manifest_for(model: nn.Module, fragments: int = 1) -> Manifest:
@@ -604,6 +610,32 @@ async def test_who_puts_right_what_diverged_and_leaves_loses_nothing(tmp_path: P
         setup.model.load_state_dict(sound)
         await asyncio.to_thread(setup.peer.leave)
         assert setup.daemon.seen == [1] and (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("puts_right", [False, True])
+async def test_an_inner_state_that_the_model_diverged_with_is_not_kept(
+    tmp_path: Path, puts_right: bool
+) -> None:
+    """It may be finite, as momentum after one batch of huge gradients is: the next process would diverge."""
+    async with begun(tmp_path) as setup:
+        setup.step()
+        await asyncio.to_thread(setup.peer.flush, 5)
+        assert "inner" in metadata_of(tmp_path / "c")
+        setup.daemon.port.send(control.Clock(1, 0))
+        await until(lambda: setup.link.can_publish and setup.peer.clock == 1)
+        sound = copy.deepcopy(setup.model.state_dict())
+        with pytest.raises(DivergedError):
+            for _ in range(EVERY):
+                nn.init.constant_(setup.model.weight, 1000.0)
+                setup.step()
+        if puts_right:
+            setup.model.load_state_dict(sound)
+            while setup.step() is None:
+                pass
+            await asyncio.to_thread(setup.peer.leave)
+        else:
+            await asyncio.to_thread(setup.peer.abandon)
+    assert ("inner" in metadata_of(tmp_path / "c")) == puts_right
 
 
 async def test_who_leaves_after_an_error_in_the_middle_of_a_change_publishes_nothing(
