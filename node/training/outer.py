@@ -108,7 +108,7 @@ class OuterLoop:
         rows = [part.values() for part in state.parts]
         for part, values in zip(state.parts, rows, strict=True):
             if not _magnitude(values) * ONE < 2 * VALUE_LIMIT:
-                raise _diverged(state, part, values.double() * ONE)
+                raise _diverged(state, part, values.float() * ONE)
         largest = 0.0
         for part, values in zip(state.parts, rows, strict=True):
             section, room = part.section(writer), self._room(part)
@@ -151,7 +151,7 @@ class OuterLoop:
         _, ref, residual, _ = piece
         step, sent = room.first(ref.numel())
         if self._outer.ef_decay != 1.0:
-            residual.copy_(residual.double().mul_(self._outer.ef_decay).round_())
+            residual.copy_(residual.float().mul_(self._outer.ef_decay).round_())
         residual.add_(sent.copy_(step)).clamp_(1 - VALUE_LIMIT, VALUE_LIMIT - 1)
         section.write(residual, sent)
         residual.sub_(sent)
