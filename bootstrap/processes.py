@@ -131,7 +131,9 @@ class NodeProcess:
 def _ending(status: int) -> str:
     """What an exit status says of how a process ended; empty where its log says more."""
     if status < 0:
-        return f"killed by {signal.Signals(-status).name}"
+        with suppress(ValueError):
+            return f"killed by {signal.Signals(-status).name}"
+        return f"killed by signal {-status}"  # one of the real-time signals, most of which have no name
     return "stopped" if status == 0 else ""
 
 

@@ -55,8 +55,9 @@ class Digits(Task):
         return torch.optim.AdamW(model.parameters(), lr=self.options.lr)
 
     def batches(self, stream: DataStream) -> Iterator[Batch]:
-        """One pass over the training images, in an order of this node's own."""
-        order = torch.from_numpy(stream.generator().permutation(len(self.images) - HELD_OUT))
+        """One pass over the training images, in an order of this node's own, and another after a restart."""
+        numbers = stream.generator(stream.skip_batches)
+        order = torch.from_numpy(numbers.permutation(len(self.images) - HELD_OUT))
         for chosen in order.split(self.options.batch_size):
             yield self.images[chosen], self.labels[chosen]
 

@@ -124,6 +124,7 @@ class Guarded(Task):
 
     def batches(self, stream: DataStream) -> Iterator[Batch]:
         """Without end: one pass of the task's own after another, each with a seed of its own."""
+        begun = stream.skip_batches
         number = 0
         while True:
             empty = True
@@ -133,7 +134,8 @@ class Guarded(Task):
             if empty and not stream.skip_batches:
                 self._wrong("batches", "yielded nothing: is there data (--data)?")
             number += 1
-            stream = replace(stream, seed=stream.derived_seed(f"pass {number}"), skip_batches=0)
+            seed = stream.derived_seed(f"pass {number} from batch {begun}")
+            stream = replace(stream, seed=seed, skip_batches=0)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         with self._explained("loss"):

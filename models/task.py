@@ -57,7 +57,10 @@ class DataStream:
         return int.from_bytes(hashlib.sha256(text + purpose.encode()).digest()[:8], "big") >> 1
 
     def generator(self, epoch: int = 0) -> np.random.Generator:
-        """A fresh NumPy generator for one pass over the data, so that any pass can be reached at once."""
+        """A fresh NumPy generator for one pass over the data, so that any pass can be reached at once.
+
+        A task that keeps no count of passes gives it `skip_batches`: else each restart draws the same again.
+        """
         return np.random.default_rng((self.derived_seed(), epoch))
 
 
@@ -102,7 +105,8 @@ class Task(abc.ABC):
     def batches(self, stream: DataStream) -> Iterator[Batch]:
         """Training batches without end, beginning after `stream.skip_batches` of them.
 
-        (A task in a file of one's own may end after a pass over the data: it is called for the next.)
+        (A task in a file of one's own may end after a pass over the data: it is called for the next. It may
+        begin anew after a restart, with ``stream.generator(stream.skip_batches)``.)
 
         Raises:
             TaskError: this node's data is missing or unusable; at the latest on the first `next`.

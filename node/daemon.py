@@ -49,7 +49,7 @@ from gossamer.node.storage.recordstore import RecordStore
 from gossamer.node.storage.recordwriter import RecordWriter
 from gossamer.node.timekeeping import Timekeeper, unix_offset_s
 from gossamer.protocol import effects as fx
-from gossamer.protocol.errors import ConfigError, LocalError
+from gossamer.protocol.errors import ConfigError, LocalError, StorageError
 from gossamer.protocol.identity import short
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.presence import NodeInfo
@@ -222,12 +222,15 @@ class Daemon:
         )
         self.acquaintances.listening(port, advertised)
         local = format_address("127.0.0.1" if host in WILDCARDS else host, port)
-        self.home.write_daemon(
-            address=local,
-            node_id=self.identity.node_id.hex(),
-            plaintext=self.options.plaintext,
-            admin=admin,
-        )
+        try:
+            self.home.write_daemon(
+                address=local,
+                node_id=self.identity.node_id.hex(),
+                plaintext=self.options.plaintext,
+                admin=admin,
+            )
+        except StorageError as error:  # a full disk is no reason not to start
+            log.warning("%s: other commands find this node by its addresses only, not by its folder", error)
         log.info("node %s of swarm %s listens on %s", short(self.identity.node_id), self._swarm, local)
         if self.core.ledger:
             log.info("resumed with %d records, own round %d", len(self.core.ledger), self.core.own_last)

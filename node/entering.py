@@ -169,8 +169,9 @@ def new_home(folder: Path | None, swarm_id: bytes) -> Home:
     """A folder for a node; the default one becomes this machine's own node (see `gossamer id`)."""
     home = Home((folder or default_folder(swarm_id)).absolute())
     home.create()
-    if folder is None and (nodes_root() / "key").exists():
-        home.copy_key(nodes_root() / "key")
+    machine = Home(nodes_root()) if folder is None else None
+    if machine is not None and machine.has_key:
+        home.copy_key(machine)
     return home
 
 

@@ -260,7 +260,10 @@ class Peer(Standing):
         self._role.stop_requested = True
 
     def flush(self, timeout_s: float) -> None:
-        """Before leaving: publish what the open window holds, and see that all of it is on disk."""
+        """Before leaving: publish the next round's fragment, and see that all of it is on disk.
+
+        What other fragments have learnt since their last deltas is not published.
+        """
         self._check_here()
         self._role.flush(timeout_s)
 
@@ -277,10 +280,10 @@ class Peer(Standing):
     def finish(self, *, quiet_s: float = 2.0, timeout_s: float = 30.0) -> bool:
         """Stop training and hold the swarm's own model, with nothing in it that is this node's alone.
 
-        Publishes the open window, as leaving does, and follows Phi until nothing has changed it for
-        `quiet_s`, with a daemon that has nothing to merge and nothing on its way, or `timeout_s` have passed;
-        returns whether it came to rest. Nodes that have merged the same deltas then hold the same parameters,
-        bit for bit.
+        Publishes the open window of the next round's fragment, as leaving does, and follows Phi until nothing
+        has changed it for `quiet_s`, with a daemon that has nothing to merge and nothing on its way, or
+        `timeout_s` have passed; returns whether it came to rest. Nodes that have merged the same deltas then
+        hold the same parameters, bit for bit.
         """
         self._check_here()
         self.flush(LEAVE_S)
@@ -320,7 +323,7 @@ class Peer(Standing):
             raise RuntimeError("a peer belongs to the process that attached, and not to those forked off it")
 
     def leave(self) -> None:
-        """Publish the open window, save, and stop the daemon; what leaving the `with` in good order does."""
+        """Publish the next round's fragment, save, and stop the daemon; what leaving the `with` does."""
         self._end(in_order=True)
 
     def abandon(self) -> None:

@@ -29,7 +29,7 @@ def check_folder(home: Home, joins: bool) -> Iterator[Finding]:
         if is_running(home)
         else ok("dir", f"{home.root} is there, and no node is running in it")
     )
-    if home.key_path.exists():
+    if home.has_key:
         yield from told("key", lambda: f"this node is {short(home.identity().node_id)}")
     yield from _check_swarm(home, joins)
 
@@ -66,7 +66,7 @@ def _check_swarm(home: Home, joins: bool) -> Iterator[Finding]:
     except LocalError as problem:
         yield error("dir", str(problem))
         return
-    if invitation is not None and home.key_path.exists():
+    if invitation is not None and home.has_key:
         try:
             own = home.identity().node_id
         except LocalError:

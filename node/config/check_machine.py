@@ -90,10 +90,12 @@ def check_device(name: str, threads: int) -> Iterator[Finding]:
         yield warning("threads", f"{threads} threads on {cpus} CPUs only get in each other's way")
 
 
-def check_disk(folder: Path, needed: int | None) -> Iterator[Finding]:
-    """Space beside what a node will need, in bytes; None if that cannot be told yet."""
-    above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(above).free
+def check_disk(folders: Iterable[Path], needed: int | None) -> Iterator[Finding]:
+    """Space beside what a node will need, in bytes; None if that cannot be told yet.
+
+    The folders may be on several disks: the fullest one counts.
+    """
+    free = min(map(_free_above, folders))
     if needed is None:
         yield ok("disk", f"{_size(free)} free; what the model needs is known once the swarm has been asked")
     elif free < needed:
@@ -102,6 +104,12 @@ def check_disk(folder: Path, needed: int | None) -> Iterator[Finding]:
         yield warning("disk", f"{_size(free)} free, and up to {_size(needed)} needed: that is tight")
     else:
         yield ok("disk", f"{_size(free)} free, up to {_size(needed)} needed")
+
+
+def _free_above(folder: Path) -> int:
+    """Bytes free where a folder is, or will be."""
+    above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(above).free
 
 
 def _size(count: int) -> str:

@@ -115,7 +115,7 @@ class NodeCheck:
         homes = [self.home] if self.home else []
         if self.params.get("folder") is None and not self.is_bootstrap:
             homes.append(Home(nodes_root()))  # as `entering.new_home` does
-        return next((home.identity() for home in homes if home.key_path.exists()), None)
+        return next((home.identity() for home in homes if home.has_key), None)
 
     def _asker(self) -> Asker | None:
         """Ask as that node, with its invitation, since an invited swarm answers members only."""
@@ -186,7 +186,8 @@ class NodeCheck:
         if self._trains and params.get("device") is not None:
             yield from check_device(params["device"], params.get("threads") or 0)
         needed = disk_needed(self.manifest, self.members, self._trains) if self.manifest else None
-        yield from check_disk(self.home.root if self.home else default_folder(b""), needed)
+        home = self.home or Home(default_folder(b""))
+        yield from check_disk((home.root, home.chunks_path), needed)
         yield from check_open_files()
 
 

@@ -11,6 +11,7 @@ import aiohttp
 from gossamer.node.address import format_address, parse_address
 from gossamer.node.dashboard.admin import token_here
 from gossamer.node.network.askers import nodes_root
+from gossamer.node.network.resolver import Resolver
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError, UnreachableError
 
@@ -73,6 +74,7 @@ class AdminClient:
 
     async def __aenter__(self) -> "AdminClient":
         self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(resolver=Resolver()),
             headers=self._headers,
             read_bufsize=EVENT_BYTES_MAX,
             timeout=aiohttp.ClientTimeout(connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_S),

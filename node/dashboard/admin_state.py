@@ -9,7 +9,7 @@ from typing import Any
 from gossamer.node import __version__
 from gossamer.node.monitoring.known_links import LIVE, known_links
 from gossamer.node.monitoring.replicas import Comparison, compare, summary
-from gossamer.node.monitoring.status import finite
+from gossamer.node.monitoring.status import finite, loss_of
 from gossamer.node.monitoring.view import NodeView
 from gossamer.node.monitoring.watching import Watching
 from gossamer.protocol.admission import Role
@@ -80,7 +80,7 @@ def _now(view: NodeView, members: list[dict[str, Any]]) -> dict[str, Any]:
         "tokens_per_s": finite(report.tokens_per_s) or 0.0 if report else 0.0,
         "swarm_tokens_per_s": sum(member["tokens_per_s"] for member in training),
         "inner_steps": report.inner_steps if report else 0,
-        "loss": finite(report.loss) if report and report.inner_steps else None,
+        "loss": loss_of(report),
         "val_loss": finite(report.val_loss) if report else None,
         "val_version": report.evaluated_version if report else 0,
         "wait_fraction": report.wait_fraction if report else 0.0,

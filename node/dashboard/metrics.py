@@ -17,7 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from gossamer.node import __version__
-from gossamer.node.monitoring.status import describe
+from gossamer.node.monitoring.status import describe, loss_of
 from gossamer.node.monitoring.view import NodeView
 from gossamer.node.monitoring.watching import Watching
 from gossamer.protocol.roster import Health
@@ -53,7 +53,6 @@ _GAUGES: tuple[tuple[str, str, Reading], ...] = (
         "Members whose deltas are bad as a rule.",
         lambda status: sum(member["conduct"]["verdict"] is not None for member in status["members"]),
     ),
-    ("gossamer_training_loss", "Training loss of this node's latest step.", _of_trainer("loss")),
     ("gossamer_validation_loss", "Held-out loss at the last evaluation.", _of_trainer("val_loss")),
     ("gossamer_wait_ratio", "Part of training time kept from inner steps.", _of_trainer("wait_fraction")),
     ("gossamer_tokens_per_second", "Speed of this node's trainer.", _of_trainer("tokens_per_s")),
@@ -83,6 +82,8 @@ class DaemonCollector(Collector):
             yield _filled(GaugeMetricFamily(name, help_text), reading(status))
         for name, help_text, reading in _COUNTERS:
             yield _filled(CounterMetricFamily(name, help_text), reading(status))
+        loss = GaugeMetricFamily("gossamer_training_loss", "Training loss of this node's latest step.")
+        yield _filled(loss, loss_of(self._view.report))  # a status says 0 for none, as rows of members do
         yield from self._of_watching()
         yield _labelled(
             "gossamer_state",
@@ -124,7 +125,8 @@ class DaemonCollector(Collector):
         yield GaugeMetricFamily("gossamer_event_loop_lag_seconds", lag, vitals.lag_s)
         healthy = "1 if the node does what it is for, see /healthz."
         yield GaugeMetricFamily("gossamer_healthy", healthy, int(watching.health()[0]))
-        free = GaugeMetricFamily("gossamer_disk_free_bytes", "Free space where the node's folder is.")
+        space = "Free space where the node's folder and its chunks are, whichever has less."
+        free = GaugeMetricFamily("gossamer_disk_free_bytes", space)
         yield _filled(free, watching.disk_free)
         seconds = self._view.merging.seconds
         yield CounterMetricFamily("gossamer_merge_seconds_total", "Wall time spent merging.", seconds)

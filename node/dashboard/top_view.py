@@ -242,9 +242,12 @@ def _chart(board: Board, width: int, rows: int) -> list[Text]:
     if len(values) < 2 or rows < 1:
         return []
     labels = [f"{max(values):9.3f} "] + [" " * 10] * (rows - 1)
+    columns = width - len(labels[0])
+    if columns < 1:
+        return []
     if rows > 1:
         labels[-1] = f"{min(values):9.3f} "
-    bars = chart(values, width - len(labels[0]), rows)
+    bars = chart(values, columns, rows)
     return [_line((label, "dim"), (bar, "cyan")) for label, bar in zip(labels, bars, strict=True)]
 
 

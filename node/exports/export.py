@@ -14,7 +14,7 @@ from gossamer.node.exports import tensorfile
 from gossamer.node.exports.pretrained import FOREIGN_WEIGHTS, card, files_beside, frozen_names
 from gossamer.node.phi.restore import manifest_of, replay
 from gossamer.node.storage.home import Home
-from gossamer.node.storage.placing import placed, written
+from gossamer.node.storage.placing import is_mount_point, placed, written
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.layout import Layout
@@ -77,7 +77,7 @@ def export(
         place = out.resolve()
         _check_place(home, out, place)
         if files is None:
-            _check_file(out, force)
+            _check_file(out, place, force)
         else:
             _check_folder(out, force, {WEIGHTS, CARD, *(Path(name).parts[0] for name in files)})
         model = _read(home, dtype, sealed)
@@ -95,11 +95,13 @@ def _check_place(home: Home, out: Path, place: Path) -> None:
         raise ConfigError(f"{out} is in the node's own folder; choose a place outside")
 
 
-def _check_file(out: Path, force: bool) -> None:
+def _check_file(out: Path, place: Path, force: bool) -> None:
     if out.is_dir():
         raise ConfigError(f"{out} is a folder; choose another name")
     if out.exists() and not force:
         raise ConfigError(f"{out} exists; choose another name or replace it with --force")
+    if out.exists() and is_mount_point(place):
+        raise ConfigError(f"{out} is mounted as it is, and cannot be replaced; mount the folder around it")
 
 
 def _check_folder(out: Path, force: bool, names: set[str]) -> None:

@@ -115,12 +115,17 @@ def _trainer(report: "Report") -> dict[str, Any]:
         "inner_steps": report.inner_steps,
         "tokens": report.tokens,
         "tokens_per_s": report.tokens_per_s,
-        "loss": finite(report.loss) or 0.0,
+        "loss": loss_of(report) or 0.0,
         "val_loss": finite(report.val_loss),
         "val_loss_start": finite(report.val_loss_start),
         "val_version": report.evaluated_version,
         "wait_fraction": report.wait_fraction,
     }
+
+
+def loss_of(report: "Report | None") -> float | None:
+    """Training loss of the latest step; None before the first, and where it is no number."""
+    return finite(report.loss) if report is not None and report.inner_steps else None
 
 
 def finite(value: float | None) -> float | None:

@@ -64,7 +64,7 @@ class Look:
     folder_gone: str = ""
     """The node's folder, if it is not where it was."""
     folder_read_only: str = ""
-    """The node's folder, if this user cannot write to it."""
+    """The node's folder or one in it, if this user cannot write to it."""
     offsets: tuple[float | None, ...] = ()
     """By how many seconds the clocks of peers are ahead of ours."""
     lacks_trainer: bool = False

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from gossamer.node.monitoring.notices import Notices
 from gossamer.node.monitoring.rates import Rates
 from gossamer.node.monitoring.view import NodeView
 from gossamer.node.monitoring.vitals import Look, Vitals
+from gossamer.node.storage.home import Home
 from gossamer.protocol.conduct import RoundFigures
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.records import Delta
@@ -50,10 +51,10 @@ class Watching:
         self.vitals = Vitals()
         self.happenings = Happenings()
         self.disk_free: int | None = None
-        """Bytes free where the node's folder is; None before the first look."""
+        """Bytes free where the node or its chunks are, whichever is less; None before the first look."""
         self._files_free: int | None = None
         self._folder_gone = False
-        self._folder_read_only = False
+        self._unwritable: Path | None = None
         self._own_last = 0
         """Our last round before this run."""
         self._failed = False
@@ -126,9 +127,10 @@ class Watching:
 
     async def _tick(self, ticks: int, late_s: float) -> None:
         if ticks % DISK_TICKS == 0:
-            self.disk_free, self._files_free = await asyncio.to_thread(_free_at, self._view.home.root)
-            self._folder_gone = await asyncio.to_thread(self._view.home.is_gone)
-            self._folder_read_only = not await asyncio.to_thread(self._view.home.is_writable)
+            home = self._view.home
+            self.disk_free, self._files_free = await asyncio.to_thread(_free_in, home)
+            self._folder_gone = await asyncio.to_thread(home.is_gone)
+            self._unwritable = await asyncio.to_thread(home.unwritable)
         if ticks % SAVE_TICKS == 0:
             await self._save()
         self.settle()
@@ -161,7 +163,7 @@ class Watching:
             disk_free=self.disk_free,
             files_free=self._files_free,
             folder_gone=str(view.home.root) if self._folder_gone else "",
-            folder_read_only=str(view.home.root) if self._folder_read_only else "",
+            folder_read_only=str(self._unwritable or ""),
             offsets=tuple(link.clock_offset_s for link in view.links.values()),
             outdone=core.presence.outdone,
             lacks_trainer=core.info.trains and not view.port.attached,
@@ -198,6 +200,16 @@ class Watching:
             return False, self.vitals.problem
         state = self._view.state
         return state in HEALTHY_STATES, state
+
+
+def _free_in(home: Home) -> tuple[int | None, int | None]:
+    """Bytes and files for which there is room in a node's folder, whose chunks may be on another disk."""
+    free, files = zip(*map(_free_at, (home.root, home.chunks_path)), strict=True)
+    return _least(free), _least(files)
+
+
+def _least(counts: Iterable[int | None]) -> int | None:
+    return min((count for count in counts if count is not None), default=None)
 
 
 def _free_at(path: Path) -> tuple[int | None, int | None]:

@@ -3,16 +3,19 @@
 import asyncio
 import json
 import os
+import socket
 import ssl
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+from aiohappyeyeballs import start_connection
 
 from gossamer.node.address import Contact, parse_address, parse_contact
 from gossamer.node.network.clocks import offset_of
 from gossamer.node.network.questions import ASK_HEADER, NONCE_HEADER, PROOF_HEADER
+from gossamer.node.network.resolver import Resolver
 from gossamer.node.network.tls import client_context, fingerprint_of
 from gossamer.node.network.transport import PREFIX
 from gossamer.protocol.ask import ask, check_proof
@@ -70,7 +73,9 @@ async def _ask(
     try:
         async with (
             asyncio.timeout(ASK_TIMEOUT_S),
-            aiohttp.ClientSession(auto_decompress=False) as session,
+            aiohttp.ClientSession(
+                auto_decompress=False, connector=aiohttp.TCPConnector(resolver=Resolver())
+            ) as session,
         ):
             is_bound = not plaintext and (asker is not None or contact.node_id is not None)
             binding = await fingerprint_at(address) if is_bound else b""
@@ -104,9 +109,12 @@ async def _ask(
 async def fingerprint_at(address: str) -> bytes:
     """SHA-256 of the certificate that is shown at an address. Raises OSError."""
     host, port = parse_address(address)
-    _, writer = await asyncio.open_connection(
-        host, port, ssl=client_context(), server_hostname="", happy_eyeballs_delay=NEXT_ADDRESS_S
-    )
+    addresses = [
+        (found["family"], socket.SOCK_STREAM, found["proto"], "", (found["host"], found["port"]))
+        for found in await Resolver().resolve(host, port, socket.AF_UNSPEC)
+    ]
+    connection = await start_connection(addresses, happy_eyeballs_delay=NEXT_ADDRESS_S)
+    _, writer = await asyncio.open_connection(sock=connection, ssl=client_context(), server_hostname="")
     try:
         return fingerprint_of(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
     finally:
@@ -155,7 +163,7 @@ def _reason(error: Exception) -> str:
         return "the connection was closed"
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    if type(error) is OSError:  # in which asyncio lists what each of a name's addresses came to
+    if type(error) is OSError:  # that lists what each of a name's addresses came to
         return "none of its addresses can be reached"
     return " ".join(str(error).split()) or type(error).__name__
 

@@ -80,6 +80,22 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
         raise
 
 
+def write_first(path: Path, data: bytes) -> None:
+    """Write a file for good, unless there is one by now: of several who do, all find the first one's.
+
+    Raises OSError.
+    """
+    claim = path.with_name(f".{path.name}.lock")  # not a hard link, which some file systems do not have
+    fd = os.open(claim, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if not os.path.lexists(path):
+            write_atomically(path, data, durable=True)
+        claim.unlink(missing_ok=True)  # who still waits for this one will see that the file is there
+    finally:
+        os.close(fd)
+
+
 def remove_unfinished(files: Iterable[Path], is_ours: Callable[[str], object]) -> None:
     """Remove those that were left aside when a crash cut them short, of files whose names are ours.
 
@@ -121,6 +137,12 @@ def _read_json(path: Path) -> Any:
 def _unreadable(path: Path, error: OSError) -> str:
     """What to say of a file that is there, and that nothing is known to be wrong with."""
     return f"cannot read {path}: {error.strerror}; is this the user whose node it is?"
+
+
+def _unusable_key(path: Path, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError) and path.is_symlink():
+        return f"{path} is a link to {os.readlink(path)}, and nothing is there: is its disk mounted?"
+    return f"cannot use {path}: {error.strerror}"
 
 
 class Home:
@@ -199,9 +221,12 @@ class Home:
         except OSError:
             return True
 
-    def is_writable(self) -> bool:
-        """Whether files can be made here, disk space aside: not where it was mounted anew, read-only."""
-        return os.access(self.root, os.W_OK | os.X_OK)
+    def unwritable(self) -> Path | None:
+        """Where no files can be made, disk space aside: a disk may have been mounted anew, read-only."""
+        for folder in (self.root, self.chunks_path):  # which may be on another disk
+            if os.path.lexists(folder) and not os.access(folder, os.W_OK | os.X_OK):
+                return folder
+        return None
 
     def is_free(self) -> bool:
         """Whether no daemon uses this folder now. Raises StorageError."""
@@ -217,28 +242,37 @@ class Home:
             os.close(file)
         return True
 
+    @property
+    def has_key(self) -> bool:
+        """Whether this folder is a node's already: a link counts, though its disk may not be mounted."""
+        return os.path.lexists(self.key_path)
+
     def identity(self) -> Identity:
         """Read the key, making one the first time. Raises StorageError."""
         try:
-            if not self.key_path.exists():
-                write_atomically(self.key_path, os.urandom(32), durable=True)
+            if not self.has_key:
+                write_first(self.key_path, os.urandom(32))
             mode = self.key_path.stat().st_mode & 0o777
             if mode & 0o077:
                 raise StorageError(f"{self.key_path} can be read by others; run: chmod 600 {self.key_path}")
             return Identity.from_seed(self.key_path.read_bytes())
         except OSError as error:
-            raise StorageError(f"cannot use {self.key_path}: {error.strerror}") from None
+            raise StorageError(_unusable_key(self.key_path, error)) from None
         except ConfigError as error:
             raise StorageError(f"{self.key_path} is damaged ({error}); restore it from a backup") from None
 
-    def copy_key(self, other: Path) -> None:
-        """Become the node whose key is in another file, unless we are one already. Raises StorageError."""
-        if self.key_path.exists():
+    def copy_key(self, other: "Home") -> None:
+        """Become the node that another folder is, unless we are one already. Raises StorageError."""
+        if self.has_key:
             return
         try:
-            write_atomically(self.key_path, other.read_bytes(), durable=True)
+            seed = other.key_path.read_bytes()
         except OSError as error:
-            raise StorageError(f"cannot use {other}: {error.strerror}") from None
+            raise StorageError(_unusable_key(other.key_path, error)) from None
+        try:
+            write_first(self.key_path, seed)
+        except OSError as error:
+            raise StorageError(_unusable_key(self.key_path, error)) from None
 
     def invitation(self) -> Invitation | None:
         """The invitation kept here, None if there is none. Raises StorageError."""

@@ -12,17 +12,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from psutil import disk_partitions
+
 
 @contextmanager
 def placed(path: Path) -> Iterator[Path]:
     """A place beside `path` for a file or a folder, which then becomes `path`, instead of what is there.
 
-    If the block fails, what is at `path` stays as it was, and nothing is left beside it. Raises OSError.
+    If the block fails, what is at `path` stays as it was, and nothing is left beside it. A folder that is
+    a mount point stays: the place is inside, and its files change one after the other. Raises OSError.
     """
-    aside = _beside(path)
+    mounted = path.is_dir() and is_mount_point(path)
+    aside = _beside(path / path.name if mounted else path)
     try:
         yield aside
-        if path.is_dir() and any(path.iterdir()):
+        if mounted:
+            _refill(path, aside)
+        elif path.is_dir() and any(path.iterdir()):
             _swap(aside, path)
         else:
             os.replace(aside, path)
@@ -61,6 +67,35 @@ def _swap(aside: Path, path: Path) -> None:
     except BaseException:
         os.rename(old, path)
         raise
+    shutil.rmtree(old)
+
+
+def is_mount_point(path: Path) -> bool:
+    """Whether nothing can take the place of what is at an absolute path, such as a container's volume.
+
+    `os.path.ismount` does not see one of the same file system.
+    """
+    return os.path.ismount(path) or str(path) in {part.mountpoint for part in disk_partitions(all=True)}
+
+
+def _refill(folder: Path, aside: Path) -> None:
+    """Put what is in `aside`, a folder in `folder`, in the place of all else that is there."""
+    old = _beside(aside)
+    there = [path for path in folder.iterdir() if path != aside]
+    old.mkdir()
+    moves = [(path, old / path.name) for path in there]
+    moves += [(path, folder / path.name) for path in aside.iterdir()]
+    done = 0
+    try:
+        for source, target in moves:
+            os.rename(source, target)
+            done += 1
+    except BaseException:
+        for source, target in reversed(moves[:done]):
+            os.rename(target, source)
+        old.rmdir()
+        raise
+    aside.rmdir()
     shutil.rmtree(old)
 
 

@@ -55,7 +55,7 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
         torch.zeros(1, device=device).cpu()  # which "meta" cannot
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:  # the last: a backend's own package
         reason = str(error).splitlines()[0].split(". ")[0]  # where torch goes on to name all that it knows
         raise ConfigError(f"device {name!r} cannot be used: {reason}") from None
     return device

@@ -50,7 +50,14 @@ def options(folder: Path) -> SwarmOptions:
 
 
 @pytest.mark.parametrize(
-    ("status", "said"), [(-9, "killed by SIGKILL"), (0, "stopped"), (2, "no text in x"), (1, "no text in x")]
+    ("status", "said"),
+    [
+        (-9, "killed by SIGKILL"),
+        (-40, "killed by signal 40"),
+        (0, "stopped"),
+        (2, "no text in x"),
+        (1, "no text in x"),
+    ],
 )
 def test_how_a_process_ended(tmp_path: Path, status: int, said: str) -> None:
     process = NodeProcess("node-1", tmp_path / "node-1", [], {})

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from gossamer.models import checking
 from gossamer.models.inner_optimizer import InnerOptimizer
@@ -103,6 +104,9 @@ def test_the_task_of_the_page_is_one(task_folder: Path) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert task.evaluate(model) < before
+    runs = (task.batches(DataStream(seed=0, node_id=b"x", skip_batches=skip)) for skip in (0, 5000))
+    first, resumed = (next(batches)[0] for batches in runs)
+    assert not torch.equal(first, resumed)
 
 
 @pytest.mark.slow

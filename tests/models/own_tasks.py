@@ -37,7 +37,7 @@ GOOD = textwrap.dedent('''
             return torch.optim.SGD(model.parameters(), lr=self.options.lr)
 
         def batches(self, stream):
-            numbers = stream.generator()
+            numbers = stream.generator(stream.skip_batches)
             for _ in range(4):
                 inputs = torch.from_numpy(numbers.standard_normal((16, 8))).float()
                 yield inputs, inputs.sum(1, keepdim=True)

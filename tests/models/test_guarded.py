@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,13 @@ def test_one_pass_after_another_each_with_other_data(task_folder: Path) -> None:
     assert len(inputs.flatten(1).unique(dim=0)) == 12
     again = load(task_folder).batches(STREAM)
     assert torch.equal(torch.stack([next(again)[0] for _ in range(12)]), inputs)
+
+
+def test_a_resumed_node_goes_through_its_data_in_other_orders(task_folder: Path) -> None:
+    starts = [replace(STREAM, skip_batches=skip) for skip in (0, 6, 12)]
+    runs = [load(task_folder).batches(stream) for stream in starts]
+    inputs = torch.stack([next(batches)[0] for batches in runs for _ in range(12)])  # three passes each
+    assert len(inputs.flatten(1).unique(dim=0)) == 36
 
 
 def test_a_resumed_node_whose_pass_is_over_begins_another(task_folder: Path) -> None:

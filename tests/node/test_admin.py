@@ -124,6 +124,21 @@ async def test_events_begin_with_the_state_and_go_on_with_what_is_new(
         await until(lambda: not len(daemon.bulletin.feed))
 
 
+async def test_a_full_disk_is_seen_also_where_chunks_have_one_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = founded(tmp_path / "a")
+    spaces = {home.root: (10**12, None), home.chunks_path: (3 << 20, None)}
+    monkeypatch.setattr("gossamer.node.monitoring.watching._free_at", spaces.__getitem__)
+    async with running(home, trains=False) as daemon:
+        await until(lambda: daemon.watching.vitals.problem)
+        assert (await get(home, "/healthz"))[::2] == (
+            503,
+            {"healthy": False, "reason": "the disk is full: 3 MiB are free"},
+        )
+        assert "\ngossamer_disk_free_bytes 3.145728e+06\n" in (await get(home, "/metrics"))[2]
+
+
 async def test_what_happened_is_known_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from gossamer.node.address import Contact, parse_contact
+from gossamer.node.entering import new_home
 from gossamer.node.network import askers
 from gossamer.node.network.askers import asker_for, asker_of
 from gossamer.node.network.chunk_requests import get_chunk, put_chunk
@@ -275,14 +276,27 @@ def test_a_key_is_copied_into_a_new_folder_only(home: Home, tmp_path: Path) -> N
         other.create()
     before = taken.identity().node_id
     for other in (fresh, taken):
-        other.copy_key(home.key_path)
+        other.copy_key(home)
     assert fresh.identity().node_id == ALICE.node_id
     assert fresh.key_path.stat().st_mode & 0o777 == 0o600
     assert taken.identity().node_id == before
     empty = Home(tmp_path / "empty")
     empty.create()
-    with pytest.raises(StorageError, match="no-such-key"):
-        empty.copy_key(tmp_path / "no-such-key")
+    with pytest.raises(StorageError, match=f"cannot use {tmp_path / 'nowhere' / 'key'}"):
+        empty.copy_key(Home(tmp_path / "nowhere"))
+    assert not empty.has_key
+
+
+def test_a_machines_key_that_is_not_mounted_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOSSAMER_HOME", str(tmp_path))
+    (tmp_path / "key").symlink_to(tmp_path / "stick" / "key")
+    with pytest.raises(StorageError, match=f"key is a link to {tmp_path}/stick/key, and nothing is there"):
+        new_home(None, SMALL.swarm_id)
+    (tmp_path / "stick").mkdir()
+    own = Home(tmp_path / "stick").identity().node_id
+    assert new_home(None, SMALL.swarm_id).identity().node_id == own
 
 
 # -- who asks

@@ -6,14 +6,22 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from threading import Event
 from unittest.mock import Mock
 
 import aiohttp
 import pytest
 
-from gossamer.node.address import parse_address
-from gossamer.node.network.client import _reason, fetch_status, fingerprint_at, parse_status
-from gossamer.protocol.errors import UnreachableError
+from gossamer.node.address import parse_address, parse_contact
+from gossamer.node.network import client
+from gossamer.node.network.client import (
+    _reason,
+    fetch_manifest,
+    fetch_status,
+    fingerprint_at,
+    parse_status,
+)
+from gossamer.protocol.errors import NobodyThereError, UnreachableError
 from tests.node.wires import End, listening
 
 
@@ -80,18 +88,40 @@ async def test_nobody_is_where_a_node_was_named(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(UnreachableError, match=r"\(connection refused\)"):
             await fetch_status(f"{node}@127.0.0.1:{port}")
 
-        async def two(*_: object, **__: object) -> list[object]:
+        def two(host: str, *_: object, **__: object) -> list[object]:
             kind = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
-            return [(*kind, ("127.0.0.1", port)), (*kind, ("127.0.0.2", port))]
+            other = {"two.example": "127.0.0.2", "no.example": "255.255.255.255"}[host]
+            return [(*kind, ("127.0.0.1", port)), (*kind, (other, port))]
 
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", two)
-        with pytest.raises(UnreachableError, match=r"\(none of its addresses can be reached\)"):
+        monkeypatch.setattr(socket, "getaddrinfo", two)
+        with pytest.raises(UnreachableError, match=r"\(connection refused\)"):
             await fetch_status(f"{node}@two.example:{port}")
+        with pytest.raises(UnreachableError, match=r"\(none of its addresses can be reached\)"):
+            await fetch_status(f"{node}@no.example:{port}")
 
 
 def test_a_name_that_nobody_knows() -> None:
     unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     assert _reason(aiohttp.ClientConnectorDNSError(Mock(), unknown)) == "name or service not known"
+
+
+@pytest.mark.parametrize("node", ["", f"gossamer://{'ab' * 32}@"])
+def test_nobody_waits_for_name_servers_that_do_not_answer(monkeypatch: pytest.MonkeyPatch, node: str) -> None:
+    """A command ends when it has said so, and not with the lookup, half a minute later."""
+    never, ended = Event(), []
+
+    def look_up(*_: object, **__: object) -> None:
+        ended.append(never.wait(20))
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(client, "ASK_TIMEOUT_S", 0.2)
+    try:
+        with pytest.raises(NobodyThereError, match="no answer in time"):
+            fetch_manifest((parse_contact(f"{node}far.example:7700"),), None, plaintext=False)
+        assert not ended
+    finally:
+        never.set()
 
 
 async def test_a_name_with_an_address_that_leads_nowhere_is_asked_at_the_next(
@@ -106,7 +136,7 @@ async def test_a_name_with_an_address_that_leads_nowhere_is_asked_at_the_next(
             await asyncio.Event().wait()
         await connect(connection, address)
 
-    async def both(host: str, port: int, **_: object) -> list[object]:
+    def both(host: str, port: int, **_: object) -> list[object]:
         return [
             (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
             for address in ("127.0.0.9", "127.0.0.1")
@@ -115,7 +145,7 @@ async def test_a_name_with_an_address_that_leads_nowhere_is_asked_at_the_next(
     listener = End(2)
     async with listening(listener):
         monkeypatch.setattr(loop, "sock_connect", connect_or_not)
-        monkeypatch.setattr(loop, "getaddrinfo", both)
+        monkeypatch.setattr(socket, "getaddrinfo", both)
         _, port = parse_address(listener.address)
         found = await asyncio.wait_for(fingerprint_at(f"a.name:{port}"), 5)
     assert found == listener.transport._fingerprint

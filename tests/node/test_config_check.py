@@ -174,7 +174,18 @@ def test_a_device() -> None:
 def test_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, needed: int | None, level: str) -> None:
     usage = namedtuple("usage", "total used free")(2000, 1000, 1000)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
-    assert levels(check_machine.check_disk(tmp_path / "not" / "there", needed)) == {"disk": [level]}
+    assert levels(check_machine.check_disk([tmp_path / "not" / "there"], needed)) == {"disk": [level]}
+
+
+def test_chunks_may_have_a_disk_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    root, chunks = tmp_path / "d", tmp_path / "d" / "chunks"
+    chunks.mkdir(parents=True)
+    usage = namedtuple("usage", "total used free")
+    free = {root: 1000, chunks: 100}
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(2000, 0, free[path]))
+    for _ in range(2):
+        assert levels(check_machine.check_disk([root, chunks], 500)) == {"disk": ["error"]}
+        free = {root: 100, chunks: 1000}
 
 
 @pytest.mark.parametrize(("limit", "level"), [(256, "warning"), (1024, "ok"), (-1, "ok")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import time
 from collections.abc import AsyncIterator
@@ -119,6 +120,28 @@ async def test_a_restarted_daemon_never_signs_a_round_again(
             (2, False),
         ]
         assert link.own_last == daemon.core.own_last == 2
+        await asyncio.to_thread(link.close)
+
+
+async def test_a_full_disk_keeps_no_daemon_from_starting(
+    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(home):
+        await until(home.read_daemon)
+    before = home.read_daemon()
+
+    def disk_is_full(path: Path, data: bytes, **_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("gossamer.node.storage.home.write_atomically", disk_is_full)
+    async with running(home):
+        await until(lambda: "No space left on device: other commands find this node by" in caplog.text)
+        assert home.read_daemon() == before, "which is where it listens again, since that port was free"
+        assert (await ask(home))["node_id"] == home.identity().node_id.hex()
+        link = DaemonLink(home.socket_path(), manifest_of(home))
+        assert await asyncio.to_thread(link.wait_connected, 5)
+        hand_over(link, 1, payload(home))
+        assert await asyncio.to_thread(link.wait_acknowledged, 5), "whose payload found room"
         await asyncio.to_thread(link.close)
 
 

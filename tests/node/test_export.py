@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from gossamer.node.phi.merger import Merger
 from gossamer.node.phi.restore import replay
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.node.storage.home import Home
+from gossamer.node.storage.placing import is_mount_point
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints, to_float
 from gossamer.protocol.history import Claim
@@ -290,6 +292,80 @@ def test_a_failed_swap_puts_the_old_folder_back(
     with pytest.raises(StorageError, match="cannot write .*: Input/output error"):
         export(folder.home, tmp_path / "out", force=True)
     assert next(renames, "all made") == "all made" and files(tmp_path) == before
+
+
+@pytest.fixture
+def volume(folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is a mount point, as in a container: nothing can be put in its place."""
+    as_pretrained(folder)
+    out = tmp_path / "out"
+    out.mkdir()
+
+    def unless_mounted(do: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
+        def move(old: Path, new: Path) -> None:
+            if out in (old, new):
+                raise OSError(errno.EBUSY, "Device or resource busy")
+            assert out in old.parents and out in new.parents, "the place beside it is on another disk"
+            do(old, new)
+
+        return move
+
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(f"gossamer.node.storage.placing.os.{name}", unless_mounted(getattr(os, name)))
+    monkeypatch.setattr("gossamer.node.storage.placing.os.path.ismount", lambda path: path == out)
+    return out
+
+
+def test_a_mounted_folder_is_filled_and_filled_anew(folder: Folder, volume: Path) -> None:
+    whose = volume.stat().st_ino
+    export(folder.home, volume)
+    assert sorted(os.listdir(volume)) == ["README.md", "config.json", "model.safetensors"]
+    before = facts(volume / "model.safetensors")
+    with pytest.raises(ConfigError, match="--force"):
+        export(folder.home, volume)
+    folder.home.pretrained_path.joinpath("tokenizer.json").write_bytes(b"{}")
+    export(folder.home, volume, dtype="float16", force=True)
+    assert sorted(os.listdir(volume)) == ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
+    assert {t.dtype for t in load_file(volume / "model.safetensors").values()} == {torch.float16}
+    assert facts(volume / "model.safetensors") == before and volume.stat().st_ino == whose
+
+
+@pytest.mark.parametrize("failing", [1, 2, 4, 6])
+def test_a_mounted_folder_is_as_it_was_after_a_failure(
+    folder: Folder, volume: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    export(folder.home, volume)
+    before, rename, count = files(volume), os.rename, 0
+
+    def one_fails(old: Path, new: Path) -> None:
+        nonlocal count
+        count += 1
+        if count == failing:
+            raise OSError(errno.EIO, "Input/output error")
+        rename(old, new)
+
+    monkeypatch.setattr("gossamer.node.storage.placing.os.rename", one_fails)
+    with pytest.raises(StorageError, match="cannot write .*: Input/output error"):
+        export(folder.home, volume, dtype="float16", force=True)
+    assert count >= failing and files(volume) == before and len(os.listdir(volume)) == len(before)
+
+
+def test_a_mount_of_the_same_file_system_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_mount_point(tmp_path)
+    monkeypatch.setattr(
+        "gossamer.node.storage.placing.disk_partitions", lambda all: [Mock(mountpoint=str(tmp_path))]
+    )
+    assert is_mount_point(tmp_path)
+
+
+def test_a_mounted_file_is_not_written_for_nothing(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.safetensors"
+    out.write_bytes(b"")
+    monkeypatch.setattr("gossamer.node.storage.placing.os.path.ismount", lambda path: path == out)
+    with pytest.raises(ConfigError, match="is mounted as it is, and cannot be replaced; mount the folder"):
+        export(folder.home, out, force=True)
 
 
 # -- Hugging Face folders

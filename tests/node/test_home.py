@@ -64,6 +64,43 @@ def test_a_key_that_others_can_read_is_refused(home: Home) -> None:
         home.identity()
 
 
+def test_a_key_that_is_not_mounted_is_missed_and_not_replaced(home: Home, tmp_path: Path) -> None:
+    disk = Home(tmp_path / "disk")
+    disk.create()
+    home.key_path.symlink_to(disk.key_path)
+    with pytest.raises(StorageError, match=f"a link to {disk.key_path}, and nothing is there: is its disk"):
+        home.identity()
+    assert home.key_path.is_symlink() and list(home.root.iterdir()) == [home.key_path]
+    assert disk.identity().node_id == home.identity().node_id
+
+
+def test_who_makes_a_key_at_the_same_time_takes_the_first_one(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[bytes] = []
+    random = os.urandom
+
+    def overtaken(size: int) -> bytes:  # another process makes the key while this one is about to
+        monkeypatch.setattr("gossamer.node.storage.home.os.urandom", random)
+        names.append(Home(home.root).identity().node_id)
+        return random(size)
+
+    monkeypatch.setattr("gossamer.node.storage.home.os.urandom", overtaken)
+    names.append(home.identity().node_id)
+    names.append(Home(home.root).identity().node_id)
+    assert len(names) == 3 and len(set(names)) == 1
+    assert list(home.root.iterdir()) == [home.key_path]
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert home.unwritable() is None, "chunks are not there yet"
+    home.chunks_path.mkdir()
+    assert home.unwritable() is None
+    for folder in (home.chunks_path, home.root):  # which are on two disks, it may be
+        monkeypatch.setattr(os, "access", lambda path, _, folder=folder: path != folder)
+        assert home.unwritable() == folder
+
+
 def test_a_folder_has_one_daemon(home: Home) -> None:
     home.lock()
     with pytest.raises(StorageError, match=f"another node is running in {home.root}"):

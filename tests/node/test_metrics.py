@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -60,6 +61,20 @@ async def test_what_prometheus_reads(tmp_path: Path) -> None:
     assert names >= {name.removesuffix("_info") for name in families}
 
 
+async def test_a_loss_that_is_none_has_no_sample(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        for said in (report(loss=math.nan), report(inner_steps=0, loss=0.0), report(loss=0.0)):
+            link.send(said)
+            await until(lambda said=said: daemon.port.report and repr(daemon.port.report) == repr(said))
+            (loss,) = (
+                family
+                for family in text_string_to_metric_families((await get(home, "/metrics"))[2])
+                if family.name == "gossamer_training_loss"
+            )
+            assert [sample.value for sample in loss.samples] == ([0.0] if said == report(loss=0.0) else [])
+
+
 async def test_names_and_units_are_as_prometheus_would_have_them(tmp_path: Path) -> None:
     families, _ = await scraped(tmp_path)
     ours = {name: family for name, family in families.items() if name.startswith("gossamer_")}
@@ -82,11 +97,13 @@ async def test_the_dashboard_asks_for_metrics_that_exist(tmp_path: Path) -> None
     dashboard = json.loads((ROOT / "deploy/grafana/gossamer.json").read_text("utf-8"))
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     queries += [v["query"] for v in dashboard["templating"]["list"] if v["type"] == "query"]
-    readme = (ROOT / "deploy/README.md").read_text("utf-8")
+    readme = (ROOT / "deploy/README.md").read_text("utf-8").replace("\n      and ", " and ")
     queries += re.findall(r"^    (.*gossamer_.*?)(?:  +#.*)?$", readme, re.MULTILINE)
     assert len(queries) > 25
     for query in queries:
         asked = set(re.findall(r"\b(?:gossamer|process)_[a-z_]+\b", query))
         assert asked or "up{" in query, query
         assert asked <= known, f"{asked - known} in {query}"
+        own = "gossamer_round" not in asked or re.search(r' and .*gossamer_state\{.*state="training"', query)
+        assert own, f"nodes that do not train have no round of their own: {query}"
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])

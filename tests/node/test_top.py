@@ -139,6 +139,11 @@ def test_it_fits_every_terminal(members: int, width: int, height: int) -> None:
     assert "round 120" in lines[2] and "*node-00" in text and "q quit" in lines[-1]
 
 
+@pytest.mark.parametrize("width", range(1, 15))
+def test_a_pane_too_narrow_for_anything_is_no_fault(width: int) -> None:
+    assert max(map(len, drawn(board(), width, 24))) <= width
+
+
 def test_what_is_shown_where_there_is_room() -> None:
     text = "\n".join(drawn(board(), 160, 60))
     for part in (

@@ -36,7 +36,7 @@ def test_sigterm_ends_a_process_that_a_task_has_forked(monkeypatch: pytest.Monke
     assert handlers == {signal.SIGTERM: signal.SIG_DFL}
 
 
-@pytest.mark.parametrize("name", ["meta", "xla", "cuda:-1", "toaster", ""])
+@pytest.mark.parametrize("name", ["meta", "xla", "hpu", "cuda:-1", "toaster", ""])
 def test_a_device_that_cannot_be_used_is_said_in_short(name: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         choose_device(name)
