@@ -9,10 +9,11 @@ which file it is, by the number that its file system has given it: a copy has an
 """
 
 import os
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +57,9 @@ FORMAT = 1
 _SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 """The second when a message quotes what is in a damaged file."""
 
+
+BESIDE_BYTES = 32 * 1024
+"""Of the index of the log of writes."""
 
 _OUT_OF_REACH = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)
 _HELD = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -135,7 +139,7 @@ class RecordStore:
 
     def _broken(self, error: Exception) -> StorageError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # above are details
-        if code == sqlite3.SQLITE_FULL:
+        if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and self._lacks_room()):
             return StorageError(f"cannot write {self._path}: the disk is full; free some space")
         if code in _OUT_OF_REACH:
             return StorageError(
@@ -152,6 +156,12 @@ class RecordStore:
                 f"cannot use the database {self._path} ({error}): look after its disk, which failed"
             )
         return self._damaged(str(error))
+
+    def _lacks_room(self) -> bool:
+        """Whether there is none for the file that SQLite maps beside a database, which fails like a disk."""
+        with suppress(OSError):
+            return shutil.disk_usage(self._path.parent).free < BESIDE_BYTES
+        return False
 
     def _damaged(self, problem: str) -> StorageError:
         what = problem if problem.isprintable() else ascii(problem)  # SQLite quotes what it found on disk

@@ -136,7 +136,7 @@ class SwarmRun:
 
     # -- waiting
 
-    def wait_round(self, name: str, round_: int, timeout: float = 40) -> dict[str, Any]:
+    def wait_round(self, name: str, round_: int, timeout: float = 90) -> dict[str, Any]:
         """Wait until a node has published a round."""
 
         def reached() -> dict[str, Any] | None:

@@ -70,7 +70,7 @@ def test_a_supervisor_killed_while_its_trainer_starts_leaves_no_orphan(tmp_path:
     with SwarmRun(tmp_path, nodes=1) as run:
         wait_for(lambda: run.find("node-1", "trainer"), 30, "a trainer process")
         run.supervisor("node-1").kill()
-        assert_all_gone(run.folder / "node-1", 8)
+        assert_all_gone(run.folder / "node-1", 30)  # it sees that as soon as torch is there
 
 
 def test_a_killed_swarm_takes_everything_with_it(tmp_path: Path) -> None:

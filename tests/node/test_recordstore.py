@@ -278,11 +278,16 @@ def test_a_database_that_another_program_holds_is_not_called_damaged(path: Path,
     store.close()
 
 
-def test_a_disk_that_fails_does_not_make_a_database_damaged(path: Path) -> None:
+def test_a_disk_that_fails_does_not_make_a_database_damaged(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = RecordStore(path, SMALL.swarm_id)
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
     assert "look after its disk" in str(store._broken(error))
+    usage = shutil.disk_usage(path.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=4096))
+    assert "the disk is full" in str(store._broken(error)), "as SQLite says it of a file that it maps"
     store.close()
 
 
