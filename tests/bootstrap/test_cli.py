@@ -492,7 +492,9 @@ def test_what_an_own_task_is_told(
 
 
 def test_init_tries_an_own_task_out_where_there_is_data(run: Run, task_folder: Path, tmp_path: Path) -> None:
-    text = write_task(task_folder, "numbers = stream.generator()", "numbers = open(self.data[0])")
+    text = write_task(
+        task_folder, "numbers = stream.generator(stream.skip_batches)", "numbers = open(self.data[0])"
+    )
     run("init", "my.toml", "--task", text).assert_user_error(
         "own_line.py:32, in batches: IndexError: tuple index out of range", "--data, or --no-trial"
     )
@@ -504,7 +506,7 @@ def test_init_tries_an_own_task_out_where_there_is_data(run: Run, task_folder: P
 
 def test_an_own_task_may_go_to_another_folder(run: Run, task_folder: Path, tmp_path: Path) -> None:
     """As scripts do that look for their data beside them."""
-    drawn = "numbers = stream.generator()"
+    drawn = "numbers = stream.generator(stream.skip_batches)"
     text = write_task(task_folder, drawn, f"import os; os.chdir('/'); open(self.data[0]).close(); {drawn}")
     (tmp_path / "x").touch()
     assert run("init", "my.toml", "--task", text, "--data", "x").status == 0

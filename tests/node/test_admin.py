@@ -20,6 +20,7 @@ from gossamer.node.dashboard import feed as feeds
 from gossamer.node.dashboard.admin import TOKEN_VARIABLE, AdminServer
 from gossamer.node.dashboard.admin_client import AdminClient, admin_of, find_admin
 from gossamer.node.monitoring.chronicle import OWN
+from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from tests.node.daemons import facts, founded, get, joining, publish, report, running, training
 from tests.node.recorded_swarm import Recorded
@@ -184,22 +185,27 @@ async def test_our_delta_is_not_void_while_it_is_written(
         assert [entry[5] for entry in line[6]] == [OWN]
 
 
+async def rounds_of(home: Home, tokens: list[int]) -> dict[str, Any]:
+    """What the page is told of rounds, once the swarm's tokens after each are these."""
+    async with asyncio.timeout(10):
+        while True:
+            found: dict[str, Any] = (await get(home, "/api/rounds"))[2]
+            if [line[4] for line in found["rounds"]] == tokens:
+                return found
+            await asyncio.sleep(0.05)
+
+
 async def test_closed_rounds_stay_as_they_were(tmp_path: Path) -> None:
     home = founded(tmp_path / "a")
     async with running(home) as daemon, training(home) as link:
         await publish(home, link, 1)
-        await until(lambda: daemon.merging.version)
-        before = (await get(home, "/api/rounds"))[2]
-        assert before["rounds"][0][4] == 100
+        before = await rounds_of(home, [100])
         daemon.core.ledger.close(1)
         await daemon.merging.close_up_to(1)
         daemon.merging.on_judged(1, (), None)
         assert (await get(home, "/api/rounds"))[2] == before
         await publish(home, link, 2)
-        after = before
-        while [line[4] for line in after["rounds"]] != [100, 200]:
-            await asyncio.sleep(0.05)
-            after = (await get(home, "/api/rounds"))[2]
+        after = await rounds_of(home, [100, 200])
         assert after["rounds"][0] == before["rounds"][0]
 
 
