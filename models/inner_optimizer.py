@@ -20,7 +20,7 @@ class InnerOptimizer:
     def scale_lr(self, factor: float) -> None:
         """Set every learning rate to this factor of its peak."""
         for part, peaks in zip(self.parts, self._peaks, strict=True):
-            for group, peak in zip(part.param_groups, peaks, strict=True):
+            for group, peak in zip(part.param_groups, peaks, strict=False):  # some may be added later
                 group["lr"] = peak * factor
 
     def step(self) -> None:

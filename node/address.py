@@ -51,6 +51,11 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def is_ip(host: str) -> bool:
+    """Whether this is an address, and no name that would have to be looked up."""
+    return _parsed(host) is not None
+
+
 def _parsed(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

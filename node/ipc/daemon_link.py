@@ -49,9 +49,9 @@ class DaemonLink:
     def __init__(self, path: str, manifest: Manifest) -> None:
         self._path = path
         self._manifest = manifest
-        # Reentrant, since a signal's handler may have the peer leave while the loop is anywhere in here.
+        # Reentrant, since a signal's handler may have the peer leave while the loop is anywhere in here; and
+        # one for all, as such a handler would take a second one in any order.
         self._lock = threading.RLock()
-        self._sending = threading.RLock()
         self._connection: socket.socket | None = None
         """The one that we were welcomed on; it is closed once nobody can find it here any more."""
         self._shared: SharedMemory | None = None
@@ -135,7 +135,7 @@ class DaemonLink:
     def send(self, message: control.ControlMessage) -> None:
         """Leave a message for the daemon, if there is one; one that has stopped listening is hung up on."""
         frame = control.encode(message)
-        with self._sending, suppress(OSError):
+        with self._lock, suppress(OSError):
             if self._connection is not None and not _leave(self._connection, frame):
                 self._connection.shutdown(socket.SHUT_RDWR)
 
@@ -156,7 +156,7 @@ class DaemonLink:
     def close(self) -> None:
         """Disconnect; what was sent still arrives."""
         self._closing.set()
-        with self._sending, suppress(OSError):
+        with self._lock, suppress(OSError):
             if self._connection is not None:
                 self._connection.shutdown(socket.SHUT_RDWR)
         self._thread.join(2.0)
@@ -189,13 +189,12 @@ class DaemonLink:
                     while not self._closing.is_set():
                         self._handle(control.receive(stream), shared)
                 finally:
-                    with self._sending:
+                    with self._lock:
                         self._connection = None
 
     def _begin(self, welcome: control.Welcome, shared: SharedMemory, connection: socket.socket) -> None:
         with self._lock:
-            with self._sending:
-                self._connection = connection
+            self._connection = connection
             self._offers.clear()
             self.node_id = welcome.node_id
             self.clock = welcome.clock

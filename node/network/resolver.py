@@ -13,6 +13,8 @@ from concurrent.futures import Future
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from gossamer.node.address import is_ip
+
 _AS_NUMBERS = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 
 
@@ -47,8 +49,12 @@ class Resolver(AbstractResolver):
 
 
 def _addresses(host: str, port: int, family: socket.AddressFamily) -> list[ResolveResult]:
-    """Raises OSError, or UnicodeError for what cannot be a name."""
+    """Raises OSError, or UnicodeError for what cannot be a name.
+
+    Of a name those that this machine has a way to; an address is taken as it is.
+    """
     numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    wanted = 0 if is_ip(host) else socket.AI_ADDRCONFIG
     return [
         ResolveResult(
             hostname=host,
@@ -59,6 +65,6 @@ def _addresses(host: str, port: int, family: socket.AddressFamily) -> list[Resol
             flags=numeric,
         )
         for kind, _, protocol, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, family=family, flags=socket.AI_ADDRCONFIG
+            host, port, type=socket.SOCK_STREAM, family=family, flags=wanted
         )
     ]

@@ -89,7 +89,7 @@ class Merger:
         self._usual: dict[int, dict[int, list[float]]] = {}
         """Per fragment and round merged, the usual rate of each tensor (see `clipping`)."""
         self.version = 0
-        self._tokens = self.base.tokens_with(self._merged)
+        self._tokens = self.base.tokens + sum(map(tokens_of, self._merged.values()))
         self.figures: RoundFigures | None = None
         """What the latest call of `merge` found in the round's deltas; None if it left none merged."""
 

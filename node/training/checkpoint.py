@@ -281,7 +281,7 @@ def _restore_inner(
     start = 0
     for optimizer, count in zip(optimizers, counts, strict=True):
         own = {index - start: state[index] for index in state if start <= index < start + count}
-        groups = optimizer.param_groups
+        groups = list(optimizer.param_groups)
         try:
             optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
         except Exception as error:  # somebody's own, and so it would be at every start
@@ -289,7 +289,8 @@ def _restore_inner(
             log.warning("%s takes up no state (%s: %s): it begins afresh", kind, type(error).__name__, error)
             return False
         finally:
-            # Copies of them are in their place: a schedule that holds the groups would have no effect.
-            optimizer.param_groups = groups
+            # Copies of them are in their place: a schedule that holds the groups would have no effect. The list
+            # stays, since optimizers around another one share it.
+            optimizer.param_groups[:] = groups
         start += count
     return True

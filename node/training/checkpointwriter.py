@@ -8,13 +8,14 @@ costs. The file is safetensors, by hand for the same reason: the library wants a
 
 import logging
 import os
+import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from math import inf
 from pathlib import Path
+from queue import SimpleQueue
 from typing import BinaryIO, NamedTuple
 
 import torch
@@ -39,11 +40,13 @@ BYTES_PER_S = 4 * 1024 * 1024
 """How much is written on average: a MiB costs a third of a millisecond, so this is about a thousandth of a
 core's time."""
 
+WAIT_POLL_S = 0.001
+
 INTERVAL_MIN_S = 5.0
 INTERVAL_MAX_S = 300.0
 """A crash costs no more of the inner optimizer's state than this, however large it is."""
 
-Submit = Callable[..., "Future[None]"]
+Submit = Callable[..., "_Work"]
 """``(function, *arguments)``: has it called, and tells when that is over."""
 
 log = logging.getLogger("gossamer.checkpoint")
@@ -54,7 +57,7 @@ class CheckpointWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._thread = _Thread()
         self._room = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._under_way: _Writing | None = None
         self._begun_at = -inf
@@ -68,14 +71,7 @@ class CheckpointWriter:
 
     def begin(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Begin a checkpoint."""
-        self._begin(outer, optimizers, self._hand_over)
-
-    def _hand_over(self, function: Callable[..., None], *arguments: object) -> "Future[None]":
-        """To the thread. Where the main thread has ended before the one that trains, none takes any work."""
-        try:
-            return self._thread.submit(function, *arguments)
-        except RuntimeError:
-            return _at_once(function, *arguments)
+        self._begin(outer, optimizers, self._thread.submit)
 
     def _begin(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], submit: Submit) -> None:
         state = State.of(outer, optimizers)
@@ -117,7 +113,7 @@ class CheckpointWriter:
     def close(self) -> None:
         """Give up what is under way."""
         self._give_up()
-        self._thread.shutdown()
+        self._thread.end()
 
     def _give_up(self) -> None:
         if self._under_way is not None:
@@ -167,7 +163,7 @@ class _Writing:
     @property
     def is_ready(self) -> bool:
         """Whether the last share is written."""
-        return self._written.done()
+        return self._written.is_done
 
     def advance(self, progress: Progress) -> bool:
         """Copy the next share; returns whether the file is there. Raises OSError."""
@@ -189,7 +185,7 @@ class _Writing:
 
     def give_up(self) -> None:
         """Leave nothing behind."""
-        wait([self._written])
+        self._written.wait()
         if self._file:
             with suppress(OSError):  # what could not be written is tried again
                 self._file.close()
@@ -254,12 +250,64 @@ class _Writing:
         self._file = None
 
 
-def _at_once(function: Callable[..., None], *arguments: object) -> "Future[None]":
-    done: Future[None] = Future()
-    try:
-        function(*arguments)
-    except OSError as error:
-        done.set_exception(error)
-    else:
-        done.set_result(None)
-    return done
+class _Work:
+    """A call that somebody has been asked for."""
+
+    def __init__(self, function: Callable[..., None], *arguments: object) -> None:
+        self._function = function
+        self._arguments = arguments
+        self._error: OSError | None = None
+        self.is_done = False
+
+    def run(self) -> None:
+        try:
+            self._function(*self._arguments)
+        except OSError as error:
+            self._error = error
+        finally:
+            self.is_done = True
+
+    def wait(self) -> None:
+        while not self.is_done:
+            time.sleep(WAIT_POLL_S)
+
+    def result(self) -> None:
+        """Wait for it, and raise the OSError that it came to, if any."""
+        self.wait()
+        if self._error is not None:
+            raise self._error
+
+
+class _Thread:
+    """Does one piece of work after another.
+
+    Without a lock that the training thread would take: a script's handler of a signal may have the peer leave,
+    and so wait for this thread, while that is anywhere in here. An executor has several, and takes no work
+    once the main thread has ended.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: SimpleQueue[_Work | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, function: Callable[..., None], *arguments: object) -> _Work:
+        work = _Work(function, *arguments)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+            self._thread.start()
+        self._waiting.put(work)
+        return work
+
+    def end(self) -> None:
+        """Once what it has been given is done."""
+        self._waiting.put(None)
+
+    def _run(self) -> None:
+        while (work := self._waiting.get()) is not None:
+            work.run()
+
+
+def _at_once(function: Callable[..., None], *arguments: object) -> _Work:
+    work = _Work(function, *arguments)
+    work.run()
+    return work

@@ -70,9 +70,10 @@ class Follower(Role):
     def _follow(self, tokens: int = 0, *, leaving: int = 0) -> Word:
         """Exchange one word, and take part in what it says."""
         said = Word(tokens=tokens, stop=int(self._is_told_to_stop()), leaving=leaving)
-        word = self._word = self.team.agree(said)
+        word = self.team.agree(said)
         with self.team.full(word.touched):
             pass
+        self._word = word  # not where the first rank could not do what it says
         self.version, self.taken, self.last_loss = word.version, word.taken, word.loss
         self.progress = Progress(word.steps, word.own_tokens)
         return word

@@ -113,7 +113,7 @@ class Leader(Role):
         left = timeout_s
         if self._steps_since > 0 and not self.finished:
             # What the window holds can be handed over once the last delta is acknowledged.
-            left -= self._link.wait_free(timeout_s)
+            left -= self._link.wait_free(timeout_s / 2)
         # Where the swarm is may not be known, after a sleep: then what the window holds is as late as it is.
         clock = self._link.clock if self._link.clock >= 0 else self._link.own_last
         round_ = max(self._link.own_last + 1, clock)
@@ -200,6 +200,7 @@ class Leader(Role):
         if offers:
             # They come in order; a daemon that was started again counts from 0.
             self.version, self.taken = offers[-1].version, self.taken + 1
+        before = self._word
         self._agree(frozenset(touched), tokens=tokens, round_=round_ or 0)
         with held_back() if touched else nullcontext():
             self.is_stepping = True
@@ -208,6 +209,7 @@ class Leader(Role):
                     yield
             except DivergedError:  # nothing is half done then: what a script puts right can be published
                 self.is_stepping, self._has_diverged = False, True
+                self._word = before
                 raise
             self.is_stepping = False
 

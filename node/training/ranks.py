@@ -198,21 +198,20 @@ class Ranks:
             yield
         except Exception as error:
             with suppress(UnreachableError):
-                self._say_how_it_went(DIVERGED if isinstance(error, DivergedError) else FAILED)
+                self._end(fragments, DIVERGED if isinstance(error, DivergedError) else FAILED)
             raise
-        self._say_how_it_went(CHANGED)
-        with self._patience.during(FOR_STEPS):
-            for fragment in sorted(fragments):
-                self._scatter(fragment)
+        self._end(fragments, CHANGED)
 
     def close(self) -> None:
         self._patience.close()
 
-    def _say_how_it_went(self, outcome: int) -> None:
-        """The first rank's outcome, on all ranks; the others raise what it comes to."""
+    def _end(self, fragments: frozenset[int], outcome: int) -> None:
+        """Give all ranks what the first has, and its outcome, which the others raise."""
         firsts = torch.tensor([outcome], device="cpu")
         with self._patience.during(FOR_STEPS):
             dist.broadcast(firsts, 0, group=self._cpu)
+            for fragment in sorted(fragments) if firsts != FAILED else ():
+                self._scatter(fragment)
         if self.rank > 0 and firsts == DIVERGED:
             raise DivergedError("the first rank found the model diverged: its error says where")
         if self.rank > 0 and firsts == FAILED:

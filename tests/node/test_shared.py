@@ -52,7 +52,7 @@ def test_nothing_is_left_open_where_there_is_no_memory(monkeypatch: pytest.Monke
     before = psutil.Process().num_fds()
     with pytest.raises(OSError, match="memory"):
         SharedMemory.create(SMALL)
-    assert psutil.Process().num_fds() == before
+    assert psutil.Process().num_fds() <= before
 
 
 def test_a_platform_without_anonymous_files(monkeypatch: pytest.MonkeyPatch) -> None:
