@@ -61,9 +61,9 @@ class Holdings:
         for delta in deltas:
             self._ledger.add(delta)
         result: list[Effect] = [Ready(delta) for delta in self._revoked]
-        for delta in self._ledger:
-            if not self._ledger.is_void(delta):
-                result += [Ready(delta)] if self.holds(delta.record_id) else self._want(delta, now)
+        for delta in self._ledger:  # of a void round Phi may hold the first, as the snapshot does
+            is_done = self._ledger.is_void(delta) or self.holds(delta.record_id)
+            result += [Ready(delta)] if is_done else self._want(delta, now)
         return result
 
     def add(self, delta: Delta, source: int, now: float) -> list[Effect]:

@@ -55,7 +55,7 @@ class Links:
         self._rng = rng
         self._links: dict[int, Link] = {}
         self._dialling: dict[str, float] = {}
-        self._tried: dict[str, float] = {}
+        self._tried: dict[tuple[str, bytes | None], float] = {}
         self._leads_to: dict[str, bytes] = {}
         self._group_of: dict[str, str] = {}
         """Network groups of addresses that were dialled."""
@@ -181,7 +181,6 @@ class Links:
 
     def dial_failed(self, address: str, now: float) -> None:
         self._dialling.pop(address, None)
-        self._tried[address] = now
 
     def wake(self, now: float) -> list[Effect]:
         """Dial somebody if links are short, and now and then somebody who is down even if they are not.
@@ -205,8 +204,10 @@ class Links:
         for address, node_id in chosen:
             if len(self._dialling) >= limits.DIALS_AT_ONCE_MAX:
                 break
+            if address in self._dialling:
+                continue
             self._dialling[address] = now + limits.REDIAL_INTERVAL_S * 2
-            self._tried[address] = now
+            self._tried[address, node_id] = now
             effects.append(Dial(address, node_id, self._fingerprint_of(node_id)))
         self._tried = {a: t for a, t in self._tried.items() if now - t < limits.REDIAL_DOWN_INTERVAL_S}
         return effects
@@ -229,11 +230,8 @@ class Links:
         linked = {self._own_id, *(link.node_id for link in self._links.values())}
         alive: list[tuple[str, bytes | None]] = []
         gone: list[tuple[str, bytes | None]] = []
-        living: set[str] = set()
         for member in self._roster.members():
             addresses = member.peer.body.addresses
-            if member.health is Health.ALIVE or member.peer.node_id in linked:
-                living.update(addresses)
             is_alive = member.health is Health.ALIVE
             if member.peer.node_id in linked or not (is_alive or self._is_missed(member)):
                 continue
@@ -243,14 +241,15 @@ class Links:
             due = [
                 address
                 for address in addresses
-                if self._is_due(address, wait, now) and not (is_alive and self._is_crowded(address))
+                if self._is_due(address, member.peer.node_id, wait, now)
+                and not (is_alive and self._is_crowded(address))
             ]
             if due:
                 address = due[self._rng.randrange(len(due))]
                 (alive if is_alive else gone).append((address, member.peer.node_id))
         self._shuffle(alive)
         self._shuffle(gone)
-        bootstrap = self._bootstrap_candidates(now, living, linked)
+        bootstrap = self._bootstrap_candidates(now, linked)
         return [*bootstrap[:1], *alive, *bootstrap[1:]], gone
 
     def _is_crowded(self, address: str) -> bool:
@@ -264,21 +263,18 @@ class Links:
             return member.health is not Health.ALIVE
         return any(address in self._bootstrap for address in member.peer.body.addresses)
 
-    def _is_due(self, address: str, wait: float, now: float) -> bool:
-        return address not in self._dialling and now - self._tried.get(address, -1e9) >= wait
+    def _is_due(self, address: str, node_id: bytes | None, wait: float, now: float) -> bool:
+        return address not in self._dialling and now - self._tried.get((address, node_id), -1e9) >= wait
 
-    def _bootstrap_candidates(
-        self, now: float, living: set[str], linked: set[bytes]
-    ) -> list[tuple[str, bytes | None]]:
+    def _bootstrap_candidates(self, now: float, linked: set[bytes]) -> list[tuple[str, bytes | None]]:
         """Bootstrap addresses that lead to nobody we are linked to, whatever name they go by."""
         if len(self._links) >= limits.LINKS_MIN:
             return []
         return [
             (address, self._pins.get(address))
             for address in self._bootstrap
-            if address not in living
-            and self._leads_to.get(address) not in linked
-            and self._is_due(address, limits.REDIAL_INTERVAL_S, now)
+            if self._leads_to.get(address) not in linked
+            and self._is_due(address, self._pins.get(address), limits.REDIAL_INTERVAL_S, now)
         ]
 
     def _shuffle(self, items: list[tuple[str, bytes | None]]) -> None:

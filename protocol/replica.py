@@ -169,7 +169,7 @@ class Replica:
     @property
     def clock_to_publish_by(self) -> int:
         """The same for our trainer: none at which anything is due while we do not know where the swarm is."""
-        away = self.sealing.begins_anew or self._clock.listens(self._now)
+        away = self.sealing.begins_anew or self.sealing.may_be_outlived or self._clock.listens(self._now)
         return BEFORE_ALL_ROUNDS if away else self.clock
 
     @property

@@ -87,6 +87,8 @@ class Sealing:
         self._company: frozenset[bytes] | None = None
         """Who was there then, None if that is not known."""
         self._returns_until = 0.0
+        self._outlived_since: float | None = None
+        """Since when those who are heard say so."""
         self._given_up: Claim | None = None
         """The newest snapshot that we held, while we begin anew from the swarm's."""
         self._ahead_at = 0.0
@@ -100,6 +102,11 @@ class Sealing:
     def begins_anew(self) -> bool:
         """Whether what we hold is given up, and the swarm's snapshot not here yet."""
         return self._given_up is not None
+
+    @property
+    def may_be_outlived(self) -> bool:
+        """Whether those who are heard say that the swarm went on without us, and it is not settled yet."""
+        return self._outlived_since is not None
 
     @property
     def is_in_a_hurry(self) -> bool:
@@ -123,6 +130,7 @@ class Sealing:
             return
         self._extent = max(extent, self.floor, *(claim.round for claim in self.claims))
         self._company = company
+        self._outlived_since = None
         self._returns_until = inf if self.claims else 0.0
 
     def sealed(self, claims: Claims) -> None:
@@ -139,7 +147,7 @@ class Sealing:
     def adopted(self, claim: Claim) -> None:
         """Phi is now that snapshot: our history begins there."""
         self.claims = (claim,)
-        self._given_up, self._returns_until = None, 0.0
+        self._given_up, self._returns_until, self._outlived_since = None, 0.0, None
         self._claimed = {claim.round: claim}
         self.floor = claim.round
         self.adopting = None
@@ -179,6 +187,8 @@ class Sealing:
             return self._join(members, now)
         if self._is_outlived(clock, members, now):
             return self._begin_anew(members, now)
+        if self.may_be_outlived:
+            return []
         return [
             *self._seal(clock, now),
             *self._close(clock, others),
@@ -199,15 +209,19 @@ class Sealing:
         who came back together could be most of the swarm.
         """
         if now >= self._returns_until:
-            self._returns_until = 0.0
+            self._returns_until, self._outlived_since = 0.0, None
             return False
         self._returns_until = min(self._returns_until, now + RETURN_S)
         while self._tells_of(self._extent + 1) and self._tells_of(self._extent + 1 + ROUNDS_UNDER_WAY):
             self._extent += 1  # by now we take part, or had not been gone for long
         ahead = self._who_went_on(members)
-        if not any(self._company is None or member.node_id in self._company for member in ahead):
+        known = any(self._company is None or member.node_id in self._company for member in ahead)
+        if not known or closable_round(clock, clock, self._section) <= self._extent:
+            self._outlived_since = None
             return False
-        return closable_round(clock, clock, self._section) > self._extent
+        if self._outlived_since is None:
+            self._outlived_since = now
+        return now - self._outlived_since >= limits.ROSTER_PATIENCE_S  # the first to be heard may be a liar
 
     def _who_went_on(self, members: Sequence[Witness]) -> list[Witness]:
         """Whose word about the past is newer than all that we knew."""

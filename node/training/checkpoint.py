@@ -289,8 +289,8 @@ def _restore_inner(
             log.warning("%s takes up no state (%s: %s): it begins afresh", kind, type(error).__name__, error)
             return False
         finally:
-            # Copies of them are in their place: a schedule that holds the groups would have no effect. The list
-            # stays, since optimizers around another one share it.
+            # Copies of them are in their place: a schedule that holds the groups would have no effect. The
+            # list stays, since optimizers around another one share it.
             optimizer.param_groups[:] = groups
         start += count
     return True

@@ -281,9 +281,9 @@ class _Work:
 class _Thread:
     """Does one piece of work after another.
 
-    Without a lock that the training thread would take: a script's handler of a signal may have the peer leave,
-    and so wait for this thread, while that is anywhere in here. An executor has several, and takes no work
-    once the main thread has ended.
+    Without a lock that the training thread would take: a script's handler of a signal may have the peer
+    leave, and so wait for this thread, while that is anywhere in here. An executor has several, and takes no
+    work once the main thread has ended.
     """
 
     def __init__(self) -> None:

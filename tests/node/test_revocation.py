@@ -76,8 +76,8 @@ class Folder:
         finally:
             store.close()
 
-    def add(self, author: Identity, round_: int) -> Delta:
-        rng = np.random.default_rng(round_ + author.node_id[0])
+    def add(self, author: Identity, round_: int, seed: int = 0) -> Delta:
+        rng = np.random.default_rng(round_ + author.node_id[0] + 1000 * seed)
         delta, payload = random_delta(rng, author, round_, of=self.manifest)
         for blob, chunk in zip(delta.body.chunks, split_payload(payload), strict=True):
             self.chunks.put(blob, bytes(chunk))
@@ -102,6 +102,23 @@ async def digests(daemon: Daemon) -> tuple[bytes, bytes]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path / "d", manifest("open"))
+
+
+async def test_a_delta_that_became_void_as_its_node_stopped_is_taken_out_at_the_next_start(
+    folder: Folder, tmp_path: Path
+) -> None:
+    """The newest snapshot holds it; the proof of equivocation came before that was written anew."""
+    kept, void = folder.add(FRIEND, 1), folder.add(OUTCAST, 2)
+    _, merger = replay(folder.home)
+    root = snapshots.store(merger.phi, folder.chunks)
+    with folder.records() as store:
+        claim = Claim(2, merger.tokens, merger.chain(), root)
+        store.add_snapshot(claim, [kept.record_id, void.record_id], ())
+    folder.add(OUTCAST, 2, seed=1)
+    expected = await without_the_outcast(folder, tmp_path / "other", 1)
+    assert replay(folder.home)[1].digest() == expected[1]
+    async with folder.running() as daemon:
+        assert await digests(daemon) == expected
 
 
 async def without_the_outcast(folder: Folder, path: Path, *rounds: int) -> tuple[bytes, bytes]:

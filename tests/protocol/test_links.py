@@ -421,6 +421,34 @@ def test_a_bootstrap_peer_known_by_another_name_is_not_dialled_again_and_again()
     assert len(bench.dials(6.0)) >= 1
 
 
+def test_a_bootstrap_address_is_tried_whoever_says_that_it_is_theirs():
+    bench = Bench("b:1")
+    bench.up(7)
+    bench.member(7, "b:1")
+    assert [address for _, address in bench.dials(60)].count("b:1") > 3
+
+
+def test_whoever_lists_the_address_of_one_that_is_down_does_not_keep_it_from_being_dialled():
+    bench = Bench()
+    bench.up(3, outbound=True, address="n3")
+    bench.member(3)
+    bench.member(2, "b:1", health=Health.DOWN)
+    bench.member(7, "b:1")
+    asked = []
+    while bench.now < 300:
+        for address, node_id in bench.look():
+            asked.append((address, node_id))
+            bench.links.dial_failed(address, bench.now)
+    assert asked.count(("b:1", _id(2))) > 3
+
+
+def test_an_address_is_dialled_once_at_a_time_whoever_is_looked_for_there():
+    bench = Bench()
+    for number in range(1, 6):
+        bench.member(number, "b:1")
+    assert [address for address, _ in bench.look()] == ["b:1"]
+
+
 def test_a_bootstrap_address_that_is_our_own_is_left_alone():
     bench = Bench("me:1")
     ((address, _),) = bench.look()

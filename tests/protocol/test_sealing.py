@@ -200,6 +200,26 @@ def slept(manifest, company):
     return sealing
 
 
+def finds_out(sealing, now, members):
+    """Look for long enough to be sure that the swarm went on to round 100."""
+    sealing.wake(now - limits.ROSTER_PATIENCE_S, 100, members)
+    assert sealing.may_be_outlived and not sealing.begins_anew
+    return sealing.wake(now, 100, members)
+
+
+def test_the_first_to_be_heard_after_a_return_is_not_believed_alone(manifest):
+    """It may be a liar, whose word about the clock is all there is for a moment."""
+    sealing = Sealing(manifest, is_first=False)
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    liar = Witness((claim(5_000_000),), b"liar")
+    assert not sealing.wake(0.0, 5_000_000, [liar])
+    assert sealing.may_be_outlived
+    others = [Witness((claim(16), claim(8)), b"friend %d" % number) for number in range(3)]
+    for tick in range(2 * int(RETURN_S)):
+        assert not kinds(sealing.wake(0.5 + tick / 2, 22, [liar, *others]), Adopt)
+        assert not sealing.begins_anew and not sealing.may_be_outlived
+
+
 @pytest.mark.parametrize("woke_in_between", [False, True])
 def test_who_slept_for_longer_than_rounds_are_kept_begins_anew(manifest, woke_in_between):
     sealing = slept(manifest, [b"friend"])
@@ -238,7 +258,7 @@ def test_who_begins_anew_goes_on_from_its_own_snapshot_if_those_who_went_on_are_
     sealing = slept(manifest, [b"friend"])
     away = Witness((), b"away", is_named)
     ahead = Witness((claim(96),), b"friend", is_named)
-    assert not kinds(sealing.wake(100.0, 100, [away, ahead]), Adopt)
+    assert not kinds(finds_out(sealing, 100.0, [away, ahead]), Adopt)
     assert sealing.begins_anew
     patience = int(limits.OUTLIVED_PATIENCE_S)
     effects = [effect for tick in range(patience - 5) for effect in sealing.wake(101.0 + tick, 100, [away])]
@@ -254,7 +274,7 @@ def test_who_begins_anew_and_falls_asleep_again_still_does(manifest):
     """Meanwhile it has heard of the rounds since, though not of all."""
     sealing = slept(manifest, [b"friend"])
     others = [Witness((claim(96),), b"friend")]
-    sealing.wake(100.0, 100, others)
+    finds_out(sealing, 100.0, others)
     sealing.came_back(98, frozenset([b"friend"]))
     effects = [effect for tick in range(20) for effect in sealing.wake(200 + tick / 2, 100, others)]
     assert kinds(effects, Adopt) == [Adopt(claim(96))]
@@ -263,7 +283,7 @@ def test_who_begins_anew_and_falls_asleep_again_still_does(manifest):
 def test_a_snapshot_that_was_being_written_does_not_bring_back_what_is_given_up(manifest):
     sealing = slept(manifest, [b"friend"])
     others = [Witness((claim(96),), b"friend")]
-    sealing.wake(100.0, 100, others)
+    finds_out(sealing, 100.0, others)
     sealing.sealed((claim(24), claim(16)))
     assert not sealing.joined
     effects = [effect for tick in range(20) for effect in sealing.wake(101 + tick / 2, 100, others)]
