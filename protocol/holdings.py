@@ -5,7 +5,7 @@ round is history). An equivocation or a revocation can void it at any point betw
 has to be merged anew.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gossamer.protocol import limits
 from gossamer.protocol.chunks import payload_chunk_sizes
@@ -93,6 +93,11 @@ class Holdings:
             self._offers.forget(delta.record_id)
         self._revoked += dropped
         return [Ready(delta) for delta in dropped]
+
+    @property
+    def revoked(self) -> Sequence[Delta]:
+        """Deltas that count no more, in which Phi may still be."""
+        return self._revoked
 
     def close(self, floor: int) -> Close:
         """Forget everything up to round `floor`, for good."""
@@ -187,6 +192,10 @@ class Holdings:
             delta = self._ledger.get(effect.key) if isinstance(effect, Fetched) else None
             if delta is None:
                 result.append(effect)
+                if isinstance(
+                    effect, Fetched
+                ):  # to take a delta that was revoked out again takes its payload
+                    result += [Ready(delta) for delta in self._revoked if delta.record_id == effect.key]
                 continue
             self._held.add(delta.record_id)
             result.append(Ready(delta))

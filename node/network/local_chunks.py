@@ -67,7 +67,7 @@ class LocalChunks:
     def refetch(self, blob: bytes) -> None:
         """A chunk on disk turned out damaged: fetch it again, if it is of a delta."""
         log.warning("chunk %s was damaged on disk; fetching it again", short(blob))
-        for delta in self._core.ledger:
+        for delta in (*self._core.ledger, *self._core.holdings.revoked):
             if blob in delta.body.chunks:
                 sizes = payload_chunk_sizes(delta.body.payload_bytes)
                 self._dispatch(fx.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))

@@ -121,6 +121,26 @@ async def test_a_delta_that_became_void_as_its_node_stopped_is_taken_out_at_the_
         assert await digests(daemon) == expected
 
 
+async def test_a_revoked_delta_whose_payload_was_damaged_on_disk_is_fetched_again_and_taken_out(
+    folder: Folder, tmp_path: Path
+) -> None:
+    folder.add(FRIEND, 1)
+    void = folder.add(OUTCAST, 2)
+    expected = await without_the_outcast(folder, tmp_path / "other", 1)
+    (blob,) = void.body.chunks
+    async with folder.running() as daemon:
+        await digests(daemon)
+        path = daemon.chunks._path(blob)
+        sound = path.read_bytes()
+        path.write_bytes(bytes(len(sound)))
+        daemon.merging._merger._payloads._in_memory.clear()  # type: ignore[union-attr]
+        daemon.dispatch(fx.Deliver(revocation(OUTCAST, folder.manifest)))
+        await until(lambda: void.record_id in daemon.core.fetcher.wants)
+        daemon.chunks.put(blob, sound)
+        daemon.dispatch(fx.ChunkArrived(blob))
+        assert await digests(daemon) == expected
+
+
 async def without_the_outcast(folder: Folder, path: Path, *rounds: int) -> tuple[bytes, bytes]:
     """Digests of a replica that never heard of it."""
     other = Folder(path, folder.manifest)
