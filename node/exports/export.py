@@ -4,6 +4,7 @@ Works beside a running node without its lock, and without `transformers`. Nodes 
 write the same bytes.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from gossamer.node.exports import tensorfile
 from gossamer.node.exports.pretrained import FOREIGN_WEIGHTS, card, files_beside, frozen_names
 from gossamer.node.phi.restore import manifest_of, replay
 from gossamer.node.storage.home import Home
-from gossamer.node.storage.placing import is_mount_point, placed, written
+from gossamer.node.storage.placing import is_mount_point, is_of_mount, placed, written
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.layout import Layout
@@ -79,7 +80,7 @@ def export(
         if files is None:
             _check_file(out, place, force)
         else:
-            _check_folder(out, force, {WEIGHTS, CARD, *(Path(name).parts[0] for name in files)})
+            _check_folder(out, place, force, {WEIGHTS, CARD, *(Path(name).parts[0] for name in files)})
         model = _read(home, dtype, sealed)
         with placed(place) as aside:
             size = _write_weights(aside, model) if files is None else _write_folder(aside, model, files)
@@ -104,7 +105,7 @@ def _check_file(out: Path, place: Path, force: bool) -> None:
         raise ConfigError(f"{out} is mounted as it is, and cannot be replaced; mount the folder around it")
 
 
-def _check_folder(out: Path, force: bool, names: set[str]) -> None:
+def _check_folder(out: Path, place: Path, force: bool, names: set[str]) -> None:
     """Nothing but an earlier export is replaced: a wrong name must not cost somebody's own files."""
     if out.suffix in FOREIGN_WEIGHTS:
         raise ConfigError(f"{out}: a file of weights has to end in {SUFFIX}; any other name is a folder's")
@@ -112,7 +113,7 @@ def _check_folder(out: Path, force: bool, names: set[str]) -> None:
         return
     if not out.is_dir():
         raise ConfigError(f"{out} is a file; choose a folder, or a name that ends in {SUFFIX}")
-    found = sorted(path.name for path in out.iterdir())
+    found = sorted(name for name in os.listdir(place) if not is_of_mount(place, name))
     if found and not force:
         raise ConfigError(f"{out} is not empty; choose another folder or replace it with --force")
     others = [name for name in found if name not in names]

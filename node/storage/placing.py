@@ -5,6 +5,7 @@ umask gives, and may be too large to be held in memory.
 """
 
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from psutil import disk_partitions
+
+LOST_AND_FOUND = "lost+found"
+"""In the root of every ext4 file system, and nobody's."""
 
 
 @contextmanager
@@ -78,10 +82,16 @@ def is_mount_point(path: Path) -> bool:
     return os.path.ismount(path) or str(path) in {part.mountpoint for part in disk_partitions(all=True)}
 
 
+def is_of_mount(folder: Path, name: str) -> bool:
+    """Whether what is so called in a mount point is its file system's, or was left by one that was killed."""
+    is_left = re.fullmatch(rf"\.{re.escape(folder.name)}-[0-9a-f]{{8}}", name)
+    return (name == LOST_AND_FOUND or is_left is not None) and is_mount_point(folder)
+
+
 def _refill(folder: Path, aside: Path) -> None:
     """Put what is in `aside`, a folder in `folder`, in the place of all else that is there."""
     old = _beside(aside)
-    there = [path for path in folder.iterdir() if path != aside]
+    there = [path for path in folder.iterdir() if path != aside and path.name != LOST_AND_FOUND]
     old.mkdir()
     moves = [(path, old / path.name) for path in there]
     moves += [(path, folder / path.name) for path in aside.iterdir()]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import BinaryIO, NamedTuple
 
 import torch
@@ -289,6 +289,7 @@ class _Thread:
     def __init__(self) -> None:
         self._waiting: SimpleQueue[_Work | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._is_to_end = False
 
     def submit(self, function: Callable[..., None], *arguments: object) -> _Work:
         work = _Work(function, *arguments)
@@ -296,11 +297,20 @@ class _Thread:
             self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
             self._thread.start()
         self._waiting.put(work)
+        if self._is_to_end:  # told so while this was being said
+            self._do_what_waits()
         return work
 
     def end(self) -> None:
         """Once what it has been given is done."""
+        self._is_to_end = True
         self._waiting.put(None)
+
+    def _do_what_waits(self) -> None:
+        with suppress(Empty):
+            while True:
+                if (work := self._waiting.get_nowait()) is not None:
+                    work.run()
 
     def _run(self) -> None:
         while (work := self._waiting.get()) is not None:

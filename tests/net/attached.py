@@ -61,6 +61,7 @@ def train(options: dict[str, Any]) -> None:
     folder = Path(options["folder"])
     stop = folder.parent / "stop"
     merged: list[int] = []
+    rounds: list[int | None] = []
     spoil_at, sound = options.get("diverges_at"), []
     peer = Peer.attach(
         model,
@@ -88,7 +89,7 @@ def train(options: dict[str, Any]) -> None:
                 spoil_at, sound = None, [tensor.detach().clone() for tensor in model.parameters()]
                 _set(model, [torch.full_like(tensor, torch.nan) for tensor in sound])
             try:
-                peer.step(tokens=len(inputs), loss=loss)
+                rounds.append(peer.step(tokens=len(inputs), loss=loss))
             except DivergedError:
                 _set(model, sound)
                 optimizer.state.clear()
@@ -108,6 +109,7 @@ def train(options: dict[str, Any]) -> None:
             "rests": rests,
             "digest": held,
             "merged": merged,
+            "rounds": rounds,
             "metrics": peer.metrics(),
             "node_id": peer.node_id.hex(),
         }

@@ -64,6 +64,7 @@ def test_a_model_that_diverged_is_known_on_all_ranks_which_may_go_on(tmp_path: P
         first, second = scripts.results("one", RANKS)
         assert all((tmp_path / f"one.{rank}.diverged").exists() for rank in range(RANKS))
         assert first["rests"] and first["digest"] == second["digest"]
+        assert first["rounds"] == second["rounds"]
 
 
 def test_ranks_that_exchange_no_gradients_are_told_at_the_first_delta(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -415,6 +416,56 @@ def test_a_state_that_does_not_say_its_options_is_taken_up(saved, tmp_path):
     old.write_bytes(save(tensors, {**changed, CHECKSUM: checksum(checksums_of(tensors), changed)}))
     _, again, fresh = make(seed=1)
     assert restore(old, again, [fresh]) == (Progress(8, 16), True)
+
+
+@pytest.mark.parametrize("told", ["before", "after"])
+def test_a_handler_may_close_it_while_work_is_being_handed_to_its_thread(tmp_path, told):
+    """A signal's, which finds the training thread anywhere."""
+
+    class Interrupted(SimpleQueue):
+        def put(self, item):
+            if told == "after" and item is not None:
+                super().put(item)
+            if item is not None and not closed:
+                closed.append(True)
+                writer.close()
+                writer._thread._thread.join(10)
+            if told == "before" or item is None:
+                super().put(item)
+
+    closed = []
+    _, outer, optimizer = trained()
+    writer = CheckpointWriter(tmp_path / "t")
+    writer._thread._waiting = Interrupted()
+    writer.begin(outer, [optimizer])
+    assert closed
+    writer.close()
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As some that work around another optimizer, and share its groups."""
+
+    def __init__(self, base):
+        self.base = base
+        super().__init__(base.param_groups, {})
+        self.param_groups = base.param_groups
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.base.param_groups = self.param_groups
+
+
+def test_a_wrapper_goes_on_with_the_groups_that_it_shares(tmp_path):
+    path = tmp_path / "t"
+    model, outer, _ = make()
+    optimizer = Wrapper(torch.optim.SGD(model.parameters(), lr=1.0))
+    CheckpointWriter(path).save(outer, [optimizer], Progress(1, 1))
+    model, outer, _ = make()
+    optimizer = Wrapper(torch.optim.SGD(model.parameters(), lr=1.0))
+    assert restore(path, outer, [optimizer]) == (Progress(1, 1), True)
+    optimizer.param_groups[0]["lr"] = 0.5
+    assert optimizer.base.param_groups[0]["lr"] == 0.5
 
 
 def test_a_schedule_goes_on_with_the_groups_that_it_holds(saved):

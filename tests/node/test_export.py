@@ -330,6 +330,17 @@ def test_a_mounted_folder_is_filled_and_filled_anew(folder: Folder, volume: Path
     assert facts(volume / "model.safetensors") == before and volume.stat().st_ino == whose
 
 
+def test_what_a_file_system_or_a_killed_export_left_in_a_mounted_folder_is_in_nobodys_way(
+    folder: Folder, volume: Path
+) -> None:
+    (volume / "lost+found").mkdir()
+    (volume / f".{volume.name}-0123abcd").mkdir()
+    export(folder.home, volume)
+    assert sorted(os.listdir(volume)) == ["README.md", "config.json", "lost+found", "model.safetensors"]
+    export(folder.home, volume, force=True)
+    assert (volume / "lost+found").is_dir()
+
+
 @pytest.mark.parametrize("failing", [1, 2, 4, 6])
 def test_a_mounted_folder_is_as_it_was_after_a_failure(
     folder: Folder, volume: Path, monkeypatch: pytest.MonkeyPatch, failing: int

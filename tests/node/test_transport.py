@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from hashlib import sha256
+from typing import Any
 
 import aiohttp
 import pytest
@@ -400,6 +401,23 @@ async def test_names_that_nobody_can_look_up_hold_neither_the_disk_up_nor_the_en
 async def test_what_cannot_be_a_name_is_an_error_like_others(name: str) -> None:
     with pytest.raises(OSError, match="is no name"):
         await asyncio.wait_for(Resolver().resolve(name), 10)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+async def test_an_address_is_no_name_that_this_machine_has_to_have_a_way_to(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its own interfaces are of the other family, as the system's lookups see it."""
+    look_up = socket.getaddrinfo
+
+    def of_the_other_family(*arguments: Any, flags: int, **options: Any) -> list[Any]:
+        if flags & socket.AI_ADDRCONFIG:
+            raise socket.gaierror(socket.EAI_FAMILY, "Address family for hostname not supported")
+        return look_up(*arguments, flags=flags, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", of_the_other_family)
+    (found,) = await Resolver().resolve(address, 7700, socket.AF_UNSPEC)
+    assert found["host"] == address
 
 
 async def test_where_no_thread_can_be_started_a_lookup_is_an_error_like_others(
