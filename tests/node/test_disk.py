@@ -148,7 +148,7 @@ class Setup:
     def __init__(self, chunks: ChunkStore, line: Line) -> None:
         self.chunks = chunks
         self.line = line
-        self.core: Any = SimpleNamespace(ledger=[])
+        self.core: Any = SimpleNamespace(ledger=[], holdings=SimpleNamespace(revoked=()))
         self.events: list[fx.Event] = []
         self.blamed: list[tuple[bytes, Offence]] = []
         self.link = FakeLink()
