@@ -192,9 +192,7 @@ class Holdings:
             delta = self._ledger.get(effect.key) if isinstance(effect, Fetched) else None
             if delta is None:
                 result.append(effect)
-                if isinstance(
-                    effect, Fetched
-                ):  # to take a delta that was revoked out again takes its payload
+                if isinstance(effect, Fetched):  # of a revoked delta: it is taken out with its payload
                     result += [Ready(delta) for delta in self._revoked if delta.record_id == effect.key]
                 continue
             self._held.add(delta.record_id)

@@ -256,13 +256,13 @@ class _Work:
     def __init__(self, function: Callable[..., None], *arguments: object) -> None:
         self._function = function
         self._arguments = arguments
-        self._error: OSError | None = None
+        self._error: BaseException | None = None
         self.is_done = False
 
     def run(self) -> None:
         try:
             self._function(*self._arguments)
-        except OSError as error:
+        except BaseException as error:  # told to whom it was done for, and the thread goes on
             self._error = error
         finally:
             self.is_done = True
@@ -272,7 +272,7 @@ class _Work:
             time.sleep(WAIT_POLL_S)
 
     def result(self) -> None:
-        """Wait for it, and raise the OSError that it came to, if any."""
+        """Wait for it, and raise what it came to, if anything."""
         self.wait()
         if self._error is not None:
             raise self._error
@@ -292,10 +292,14 @@ class _Thread:
         self._is_to_end = False
 
     def submit(self, function: Callable[..., None], *arguments: object) -> _Work:
-        work = _Work(function, *arguments)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more of them just now, or the interpreter ends
+                return _at_once(function, *arguments)
+            self._thread = thread
+        work = _Work(function, *arguments)
         self._waiting.put(work)
         if self._is_to_end:  # told so while this was being said
             self._do_what_waits()

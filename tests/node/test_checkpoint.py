@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from queue import SimpleQueue
@@ -441,6 +442,41 @@ def test_a_handler_may_close_it_while_work_is_being_handed_to_its_thread(tmp_pat
     assert closed
     writer.close()
     assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_an_unforeseen_error_in_the_thread_reaches_training_and_holds_nobody_up(tmp_path, monkeypatch):
+    def fails(*_):
+        raise MemoryError
+
+    _, outer, optimizer = trained()
+    writer = CheckpointWriter(tmp_path / "t")
+    with monkeypatch.context() as patch:
+        patch.setattr("gossamer.node.training.checkpointwriter.open_aside", fails)
+        writer.begin(outer, [optimizer])
+        with pytest.raises(MemoryError):
+            writer.advance(Progress(), wait=True)
+    writer.save(outer, [optimizer], Progress(8, 16))
+    writer.begin(outer, [optimizer])
+    while writer._under_way:
+        writer.advance(Progress(9, 17), wait=True)
+    writer.close()
+    _, outer, optimizer = make(seed=1)
+    assert restore(tmp_path / "t", outer, [optimizer]) == (Progress(9, 17), True)
+
+
+def test_it_is_written_where_no_thread_can_be_started(tmp_path, monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    _, outer, optimizer = trained()
+    writer = CheckpointWriter(tmp_path / "t")
+    writer.begin(outer, [optimizer])
+    while writer._under_way:
+        writer.advance(Progress(8, 16), wait=True)
+    writer.close()
+    _, outer, optimizer = make(seed=1)
+    assert restore(tmp_path / "t", outer, [optimizer]) == (Progress(8, 16), True)
 
 
 class Wrapper(torch.optim.Optimizer):
