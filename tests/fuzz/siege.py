@@ -68,7 +68,8 @@ BOUNDS: dict[str, Callable[[], int]] = {
     "membership._vouching": lambda: limits.MEMBERS_MAX,
     "fetcher._links": lambda: limits.LINKS_MAX,
     "fetcher._flights": lambda: limits.FETCHES_MAX,
-    "fetcher._guesses": lambda: limits.LINKS_MAX,
+    "fetcher._guesses._places": lambda: limits.LINKS_MAX,
+    "fetcher._guesses._again": lambda: limits.LINKS_MAX,
     "fetcher._spared": lambda: limits.LINKS_MAX,
     "sealing.claims": lambda: limits.CLAIMS_MAX,
 }
