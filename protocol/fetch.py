@@ -12,12 +12,13 @@ neighbours have different ones to give to each other.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import chain
+from itertools import islice
 from math import inf
 from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Fetched, Get, RandomSource, Send
+from gossamer.protocol.guesses import Guesses
 from gossamer.protocol.messages import Ask
 from gossamer.protocol.wants import Want, Wants
 
@@ -66,8 +67,7 @@ class Fetcher:
         self._failed: dict[tuple[int, bytes, int], _Failure] = {}
         self._retries: list[float] = []
         """A heap of when those that we go on believing may be asked again for what they failed."""
-        self._guesses: dict[int, list[tuple[float, bytes, int]]] = {}
-        """Of each link a heap of when it may be asked again for what it is not believed to hold."""
+        self._guesses = Guesses(self.wants, self._free_at)
         self._swept_at = 0.0
         self._spared: dict[int, float] = {}
         self._due = inf
@@ -78,14 +78,17 @@ class Fetcher:
 
     def link_up(self, link: int, outbound: bool) -> None:
         self._links[link] = outbound
+        self._guesses.link_up(link)
         self._changed = True
 
     def link_down(self, link: int) -> None:
         self._links.pop(link, None)
         self.wants.link_down(link)
-        self._flights = {blob: flight for blob, flight in self._flights.items() if flight.link != link}
+        for blob in [blob for blob, flight in self._flights.items() if flight.link == link]:
+            del self._flights[blob]
+            self._guesses.ended(blob)
         self._failed = {pair: failure for pair, failure in self._failed.items() if pair[0] != link}
-        self._guesses.pop(link, None)
+        self._guesses.link_down(link)
         self._spared.pop(link, None)
         self._changed = True
 
@@ -93,7 +96,7 @@ class Fetcher:
         """Note that the peer of a link holds all chunks of `key`."""
         want = self.wants.get(key)
         if want is not None and link in self._links and link not in want.holders:
-            want.holders.add(link)
+            self.wants.held_by(link, key)
             for blob, size in want.missing.items():
                 self._ask_again(link, blob, size)
             self._changed = self._changed or not self._flights.keys() >= want.missing.keys()
@@ -102,9 +105,8 @@ class Fetcher:
         """Note that the peer of a link holds one chunk of `key`."""
         want = self.wants.get(key)
         if want is not None and link in self._links and blob in want.missing:
-            part = want.parts.setdefault(blob, set())
-            if link not in part:
-                part.add(link)
+            if link not in want.parts.get(blob, ()):
+                self.wants.held_by(link, key, blob)
                 want.is_told_of_since = self._now
                 self._ask_again(link, blob, want.missing[blob])
             self._changed = self._changed or blob not in self._flights
@@ -134,6 +136,7 @@ class Fetcher:
     def arrived(self, blob: bytes) -> list[Effect]:
         """Note a stored chunk; tell which keys are complete with it."""
         flight = self._flights.pop(blob, None)
+        self._guesses.ended(blob)
         self._changed = True
         guessed = flight.link if flight is not None and flight.is_guess else None
         return [Fetched(key) for key in self.wants.arrived(blob, guessed, self._now)]
@@ -151,9 +154,8 @@ class Fetcher:
         if before is not None and before.forgotten_at > now:
             wait = min(max(wait, 2 * before.wait), self._wait_max(blob, now))
         self._failed[pair] = _Failure(now + wait, wait)
-        if flight.is_guess or wait >= limits.FETCH_RETRY_S:
-            heappush(self._guesses.setdefault(flight.link, []), (now + wait, blob, flight.size))
-        else:
+        self._guesses.failed(flight.link, blob, now + wait)
+        if not flight.is_guess and wait < limits.FETCH_RETRY_S:
             heappush(self._retries, now + wait)
         self._spared[flight.link] = now + limits.FETCH_RETRY_S
         self._changed = True
@@ -188,36 +190,44 @@ class Fetcher:
         most = min(limits.FETCHES_MAX, limits.FETCHES_PER_LINK_MAX * len(self._links))
         if len(self._flights) >= most:
             return [], inf  # whatever ends a transfer brings us back here
-        effects = self._fill(now, most)
-        if len(self._flights) >= most or not self._is_any_waiting:
-            return effects, inf
-        return effects, min(self._next_turn(now), now + limits.FETCH_RETRY_S)
-
-    def _fill(self, now: float, most: int) -> list[Effect]:
-        """Start transfers until `most` are under way, or nobody is free for any other."""
         self._spared = {link: until for link, until in self._spared.items() if until > now}
         load = dict.fromkeys(self._links, 0)
         for flight in self._flights.values():
             load[flight.link] += 1
-        held: list[Want] = []
-        others: list[Want] = []
-        for want in self.wants:
-            (held if want.is_held else others).append(want)
+        effects = self._fill(load, now, most)
+        if len(self._flights) >= most or not self._is_any_waiting:
+            return effects, inf
+        return effects, min(self._next_turn(load, now), now + limits.FETCH_RETRY_S)
+
+    def _fill(self, load: dict[int, int], now: float, most: int) -> list[Effect]:
+        """Start transfers until `most` are under way, or nobody is free for any other."""
+        effects = self._guess(load, now, min(most, self._without_guesses + limits.GUESSES_KEPT))
+        for key, want, blob in self._next(load, now, most):
+            link = self._choose(key, want, blob, load, now)
+            if link is not None:
+                effects.append(self._ask(link, key, blob, load, now))
+        return effects + self._guess(load, now, most)
+
+    def _guess(self, load: dict[int, int], now: float, most: int) -> list[Effect]:
+        """Ask the least busy links for what nobody is known to hold, until `most` transfers are under way."""
         effects: list[Effect] = []
-        for want, blob in chain(
-            self._next(others, load, now, min(most, self._without_guesses + limits.GUESSES_KEPT)),
-            self._next(held, load, now, most),
-            self._next(others, load, now, most),
-        ):
-            size = want.missing[blob]
-            link = self._choose(want, blob, load, now)
-            if link is None:
-                continue
-            load[link] += 1
-            deadline = now + self._patience(link, size)
-            self._flights[blob] = _Flight(link, size, deadline, is_guess=link not in want.holders_of(blob))
-            effects.append(Get(link, blob, size) if self._links[link] else Send(link, Ask(blob)))
+        links = self._guesses.open_to(self._open_to_guesses(load), now)
+        while links and len(self._flights) < most:
+            link = self._least_busy(links, load)
+            found = self._guesses.take(link, now)
+            if found is not None:
+                effects.append(self._ask(link, *found, load, now))
+            if found is None or load[link] >= limits.FETCHES_PER_LINK_MAX:
+                links.remove(link)
         return effects
+
+    def _ask(self, link: int, key: bytes, blob: bytes, load: dict[int, int], now: float) -> Effect:
+        want = self.wants.of_key(key)
+        size = want.missing[blob]
+        deadline = now + self._patience(link, size)
+        self._flights[blob] = _Flight(link, size, deadline, is_guess=link not in want.holders_of(blob))
+        load[link] += 1
+        return Get(link, blob, size) if self._links[link] else Send(link, Ask(blob))
 
     @property
     def _is_any_waiting(self) -> bool:
@@ -229,29 +239,34 @@ class Fetcher:
     def _without_guesses(self) -> int:
         return sum(not flight.is_guess for flight in self._flights.values())
 
-    def _next(
-        self, wants: list[Want], load: dict[int, int], now: float, most: int
-    ) -> Iterator[tuple[Want, bytes]]:
-        """What to fetch of these, in order, while fewer than `most` transfers are under way.
+    def _next(self, load: dict[int, int], now: float, most: int) -> Iterator[tuple[bytes, Want, bytes]]:
+        """What to fetch of that which somebody holds, while fewer than `most` transfers are under way.
 
         There may be thousands of them, and this is looked at anew with every message: so what all links have
-        room for is found out once, and again when that may have changed.
+        room for is found out once, and again when that has changed; and of those whose holders are all busy
+        so many are looked at, and the others the next time.
         """
         room = self._room(load)
-        for want in wants:
+        some = list(islice(self.wants.held.items(), limits.WANTS_LOOKED_AT_MAX))
+        for key, want in some:
             if len(self._flights) >= most:
                 return
-            if not want.holders.isdisjoint(room.for_all) or (room.for_guesses and self._may_guess(want, now)):
+            may_guess = room.for_guesses and want.may_be_guessed_at <= now
+            if may_guess or not want.holders.isdisjoint(room.for_all):
                 blobs: Iterable[bytes] = want.missing
             elif want.parts and room.for_parts:
                 blobs = [blob for blob, part in want.parts.items() if not part.isdisjoint(room.for_parts)]
             else:
                 continue
             for blob in self._rarest_first(want, blobs):
-                if len(self._flights) >= most:
+                under_way = len(self._flights)
+                if under_way >= most:
                     return
-                yield want, blob
-                room = self._room(load)
+                yield key, want, blob
+                if len(self._flights) > under_way:
+                    room = self._room(load)
+        if len(some) < len(self.wants.held):
+            self.wants.put_last(key for key, _ in some)
 
     def _room(self, load: dict[int, int]) -> _Room:
         free = {link for link, under_way in load.items() if under_way < limits.FETCHES_PER_LINK_MAX}
@@ -268,31 +283,18 @@ class Fetcher:
         self._swept_at = now
         self._failed = {pair: f for pair, f in self._failed.items() if f.forgotten_at > now}
         self._retries = sorted(at for at in self._retries if at > now)
-        for link, waits in self._guesses.items():
-            self._guesses[link] = sorted(wait for wait in waits if not self._is_void(link, *wait))
+        self._guesses.sweep()
 
-    def _next_turn(self, now: float) -> float:
+    def _next_turn(self, load: dict[int, int], now: float) -> float:
         """When the next link may be asked again for what it failed."""
         while self._retries and self._retries[0] <= now:
             heappop(self._retries)
-        guesses = (self._next_guess(link, now) for link in self._guesses)
-        return min(chain(self._retries[:1], guesses), default=inf)
-
-    def _next_guess(self, link: int, now: float) -> float:
-        """A link that is spared may be asked only then for what it may be asked for by now."""
-        heap, spared_until = self._guesses[link], self._spared.get(link, now)
-        while heap and (max(heap[0][0], spared_until) <= now or self._is_void(link, *heap[0])):
-            heappop(heap)
-        return max(heap[0][0], spared_until) if heap else inf
-
-    def _is_void(self, link: int, until: float, blob: bytes, size: int) -> bool:
-        """Whether a wait does not count any more: the chunk has come, or was failed again since."""
-        failure = self._failed.get((link, blob, size))
-        return failure is None or failure.until != until or not self.wants.of(blob)
-
-    @staticmethod
-    def _may_guess(want: Want, now: float) -> bool:
-        return now >= max(want.since, want.is_told_of_since) + limits.FETCH_RETRY_S
+        guesses = (
+            max(self._guesses.next_turn(link), self._spared.get(link, now))
+            for link, under_way in load.items()
+            if under_way < limits.FETCHES_PER_LINK_MAX
+        )
+        return min(self._guesses.next_entry(), *self._retries[:1], *guesses)
 
     def _rarest_first(self, want: Want, blobs: Iterable[bytes]) -> Iterable[bytes]:
         """Those that are not under way; those that equally many have in a random order.
@@ -314,29 +316,33 @@ class Fetcher:
         per_chunk = limits.FETCH_TIMEOUT_S - limits.FETCH_PATIENCE_S
         return limits.FETCH_PATIENCE_S + per_chunk * queued / limits.CHUNK_BYTES_MAX
 
-    def _choose(self, want: Want, blob: bytes, load: dict[int, int], now: float) -> int | None:
+    def _choose(self, key: bytes, want: Want, blob: bytes, load: dict[int, int], now: float) -> int | None:
         """The least busy holder; if none is free, after a moment, any link that has not just failed."""
         size = want.missing[blob]
-        resting = (
-            {link for link in self._links if self._rests(link, blob, size, now)} if self._failed else set()
-        )
+        holders = want.holders_of(blob)
+        resting = {link for link in holders if self._free_at(link, want, blob) > now}
         doubted = {link for link in resting if self._failed[link, blob, size].wait >= limits.FETCH_RETRY_S}
-        want.no_longer_hold(blob, doubted)
-        most = limits.FETCHES_PER_LINK_MAX
-        free = self._free(want.holders - resting, load, most)
+        if doubted:
+            self.wants.not_held_by(doubted, key, blob)
+        free = self._free(want.holders - resting, load, limits.FETCHES_PER_LINK_MAX)
         if blob in want.parts:
             free += self._free(want.parts[blob] - want.holders - resting, load, limits.PARTS_PER_LINK_MAX)
-        if not free and self._may_guess(want, now):
-            guesses = [link for link in self._links if link not in self._spared]
-            free = [link for link in self._free(guesses, load, most) if link not in resting]
-        if not free:
-            return None
-        offset = self._rng.randrange(len(free))
-        return min(free[offset:] + free[:offset], key=lambda link: load[link])
+        if not free and want.may_be_guessed_at <= now:
+            free = [link for link in self._open_to_guesses(load) if self._free_at(link, want, blob) <= now]
+        return self._least_busy(free, load) if free else None
 
-    def _rests(self, link: int, blob: bytes, size: int, now: float) -> bool:
-        failure = self._failed.get((link, blob, size))
-        return failure is not None and failure.until > now
+    def _least_busy(self, links: list[int], load: dict[int, int]) -> int:
+        offset = self._rng.randrange(len(links))
+        return min(links[offset:] + links[:offset], key=lambda link: load[link])
+
+    def _open_to_guesses(self, load: dict[int, int]) -> list[int]:
+        candidates = (link for link in self._links if link not in self._spared)
+        return self._free(candidates, load, limits.FETCHES_PER_LINK_MAX)
+
+    def _free_at(self, link: int, want: Want, blob: bytes) -> float:
+        """From when on a link may be asked for a chunk, which may be under way, or failed not long ago."""
+        failure = self._failed.get((link, blob, want.missing[blob]))
+        return inf if blob in self._flights else failure.until if failure is not None else -inf
 
     @staticmethod
     def _free(candidates: Iterable[int], load: dict[int, int], most: int) -> list[int]:

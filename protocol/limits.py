@@ -239,6 +239,10 @@ GUESSES_KEPT = 2
 """Of those, for payloads that nobody is known to hold, however many there are that somebody holds: on a line
 that is never idle they would not get their turn."""
 
+WANTS_LOOKED_AT_MAX = 512
+"""Payloads whose holders may be busy that are looked at for one to begin with: with every message, so that a
+peer that claims to hold thousands, and sends none, costs others no time."""
+
 FETCH_TIMEOUT_S = 60.0
 """A megabyte within a minute: about 140 kbit/s, the slowest holder worth waiting for."""
 

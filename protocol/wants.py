@@ -4,7 +4,7 @@ A key is a delta's record id, or a snapshot's root. Peers say what they hold, al
 a hint may be missing or wrong.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
@@ -31,6 +31,11 @@ class Want:
         """Whether somebody is known to hold some of it."""
         return bool(self.holders or (self.parts and any(self.parts.values())))
 
+    @property
+    def may_be_guessed_at(self) -> float:
+        """From when on others may be asked for it than those who said that they hold it."""
+        return max(self.since, self.is_told_of_since) + limits.FETCH_RETRY_S
+
     def is_orphan(self, now: float) -> bool:
         """Whether nobody is known to hold any of it, and nothing of it was found for long."""
         return not self.is_held and max(self.since, self.got_at) <= now - limits.ORPHAN_PATIENCE_S
@@ -38,12 +43,6 @@ class Want:
     def holders_of(self, blob: bytes) -> set[int]:
         part = self.parts.get(blob)
         return self.holders | part if part else self.holders
-
-    def no_longer_hold(self, blob: bytes, links: Collection[int]) -> None:
-        """Links that did not bring a chunk are not believed any more, neither of it nor of everything."""
-        self.holders.difference_update(links)
-        if blob in self.parts:
-            self.parts[blob].difference_update(links)
 
 
 class Wants:
@@ -55,6 +54,10 @@ class Wants:
         self._wants: dict[bytes, Want] = {}
         self._keys: dict[bytes, set[bytes]] = {}
         """Of each missing chunk, the keys that it is wanted under."""
+        self._held: dict[bytes, Want] = {}
+        """Those of them that somebody is known to hold some of."""
+        self._unheld: list[bytes] = []
+        """Chunks of the others, until they are taken."""
 
     # -- what is wanted
 
@@ -79,11 +82,14 @@ class Wants:
             self._wants.setdefault(key, Want({}, now)).missing |= missing
         for blob in missing:
             self._keys.setdefault(blob, set()).add(key)
+        if key not in self._held:
+            self._unheld += missing
         return bool(missing)
 
     def forget(self, key: bytes) -> None:
         """Stop wanting a key (its record became void, or describes what cannot be)."""
         want = self._wants.pop(key, None)
+        self._held.pop(key, None)
         for blob in want.missing if want else ():
             keys = self._keys[blob]
             keys.discard(key)
@@ -110,15 +116,51 @@ class Wants:
             del want.missing[blob]
             want.parts.pop(blob, None)
             if not want.missing:
-                del self._wants[key]
+                self.forget(key)
                 done.append(key)
+            else:
+                self._file(key, want)
         return done
 
+    # -- who has it
+
+    def held_by(self, link: int, key: bytes, blob: bytes | None = None) -> None:
+        """A link's peer holds one chunk of a key, or all of them."""
+        want = self._wants[key]
+        (want.holders if blob is None else want.parts.setdefault(blob, set())).add(link)
+        self._file(key, want)
+
+    def not_held_by(self, links: Collection[int], key: bytes, blob: bytes) -> None:
+        """Links that did not bring a chunk are not believed any more, neither of it nor of everything."""
+        want = self._wants[key]
+        want.holders.difference_update(links)
+        if blob in want.parts:
+            want.parts[blob].difference_update(links)
+        self._file(key, want)
+
     def link_down(self, link: int) -> None:
-        for want in self._wants.values():
+        for key, want in list(self._held.items()):
             want.holders.discard(link)
             for part in want.parts.values():
                 part.discard(link)
+            self._file(key, want)
+
+    def take_unheld(self) -> list[bytes]:
+        """Chunks that have come to be looked for, since the last call, where nobody is known to hold any."""
+        taken, self._unheld = self._unheld, []
+        return taken
+
+    def put_last(self, keys: Iterable[bytes]) -> None:
+        """Of what somebody is known to hold these come last from now on."""
+        for key in keys:
+            if key in self._held:
+                self._held[key] = self._held.pop(key)
+
+    def _file(self, key: bytes, want: Want) -> None:
+        if want.is_held:
+            self._held[key] = want
+        elif self._held.pop(key, None):
+            self._unheld += want.missing
 
     # -- what others ask
 
@@ -134,6 +176,10 @@ class Wants:
 
     def get(self, key: bytes) -> Want | None:
         return self._wants.get(key)
+
+    def of_key(self, key: bytes) -> Want:
+        """What is wanted under a key that chunks are missing of."""
+        return self._wants[key]
 
     def missing(self, key: bytes) -> Collection[bytes]:
         """The chunks of a key that are still to come."""
@@ -165,9 +211,14 @@ class Wants:
         return sum(len(want.missing) for want in self._wants.values() if want.since <= by)
 
     @property
+    def held(self) -> Mapping[bytes, Want]:
+        """What somebody is known to hold some of, in the order in which it is to be fetched."""
+        return self._held
+
+    @property
     def are_held(self) -> bool:
         """Whether somebody is known to hold something of what is missing."""
-        return any(want.is_held for want in self._wants.values())
+        return bool(self._held)
 
     def is_stalled(self, key: bytes, now: float) -> bool:
         """Whether chunks of a key are missing, and none has come for as long as the slowest may take."""

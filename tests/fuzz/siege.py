@@ -68,7 +68,8 @@ BOUNDS: dict[str, Callable[[], int]] = {
     "membership._vouching": lambda: limits.MEMBERS_MAX,
     "fetcher._links": lambda: limits.LINKS_MAX,
     "fetcher._flights": lambda: limits.FETCHES_MAX,
-    "fetcher._guesses": lambda: limits.LINKS_MAX,
+    "fetcher._guesses._places": lambda: limits.LINKS_MAX,
+    "fetcher._guesses._again": lambda: limits.LINKS_MAX,
     "fetcher._spared": lambda: limits.LINKS_MAX,
     "sealing.claims": lambda: limits.CLAIMS_MAX,
 }
@@ -427,12 +428,21 @@ def record_seeds_once() -> list[bytes]:
 
 
 def tables(core: Replica) -> Iterator[tuple[str, int]]:
-    """Every container that a machine of the core has, by name, and how much is in it."""
-    for part, machine in vars(core).items():
-        if type(machine).__module__.startswith("gossamer.protocol") and hasattr(machine, "__dict__"):
-            for name, value in vars(machine).items():
-                if isinstance(value, dict | list | set | deque | tuple):
-                    yield f"{part}.{name}", len(value)
+    """Every container that a machine of the core has, or a part of one, by name, and how much is in it."""
+    machines: list[tuple[str, Any]] = [("", core)]
+    seen = {id(core)}
+    for prefix, machine in machines:
+        for name, value in vars(machine).items():
+            if isinstance(value, dict | list | set | deque | tuple):
+                if machine is not core:
+                    yield prefix + name, len(value)
+            elif (
+                type(value).__module__.startswith("gossamer.protocol")
+                and hasattr(value, "__dict__")
+                and id(value) not in seen
+            ):
+                seen.add(id(value))
+                machines.append((f"{prefix}{name}.", value))
 
 
 def _siege(data: bytes) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from hashlib import sha256
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -495,6 +496,76 @@ def test_payloads_that_nobody_has_do_not_delay_those_that_somebody_has():
     assert tries <= 10 * 2 * (limits.FETCHES_PER_LINK_MAX + 1), "a few guesses a second and link, not a flood"
 
 
+def _ask_all_day(
+    net: Net, until: float, holder: tuple[int, bytes] | None = None
+) -> dict[tuple[int, bytes], list[float]]:
+    """Nobody has anything, but for one link perhaps that has one chunk: when each was asked for what."""
+    asked: dict[tuple[int, bytes], list[float]] = {}
+    while net.now < until and not net.fetched:
+        started = net.plan()
+        for link, blob in started:
+            asked.setdefault((link, blob), []).append(net.now)
+            if (link, blob) == holder:
+                net.arrive(blob)
+            else:
+                net.fail(blob)
+        net.now = net.now + 0.01 if started else net.fetcher.deadline()
+    return asked
+
+
+def test_however_many_payloads_nobody_has_each_is_asked_of_everybody():
+    """Those that have waited longest do not have all the turns for ever."""
+    net = Net(links=dict.fromkeys(range(1, 7), True))
+    for number in range(600):
+        net.want(number, number)
+        net.now += 0.001
+    asked = _ask_all_day(net, 900.0, holder=(4, _blob(599)))
+    assert net.fetched == [_key(599)]
+    assert len(asked) > 6 * 300
+
+
+def test_of_what_nobody_has_each_link_is_asked_again_each_minute():
+    """Whatever was under way from somebody else when its turn came."""
+    net = Net(links=dict.fromkeys(range(1, 16), True))
+    net.want(1, *range(5))
+    asked = _ask_all_day(net, 400.0)
+    assert len(asked) == 15 * 5
+    for times in asked.values():
+        assert 400.0 - times[-1] < limits.ORPHAN_RETRY_MAX_S + 2.0
+        assert max(b - a for a, b in pairwise(times)) < limits.ORPHAN_RETRY_MAX_S + 2.0
+
+
+def test_who_is_linked_later_is_asked_for_all_of_it():
+    """Also for what all the others have been asked for, and what is under way when it comes."""
+    net = Net(links={1: True})
+    for number in range(1_200):
+        net.want(number, number)
+    asked = _ask_all_day(net, 150.0)
+    assert {link for link, _ in asked} == {1}
+    net.links[2] = True
+    net.fetcher.link_up(2, True)
+    asked = _ask_all_day(net, 150.0 + 2 * 1_200)
+    assert sum(link == 2 for link, _ in asked) == 1_200
+
+
+def test_what_its_holders_lose_is_looked_for_everywhere():
+    """A holder goes, or does not bring it: others may have it without having said so."""
+    net = Net(links={1: True, 2: True, 3: True})
+    for key in (1, 2):
+        net.want(key, 10 * key, 10 * key + 1)
+    net.fetcher.hint(1, _key(1))
+    net.fetcher.hint(2, _key(2))
+    net.plan()
+    net.drop(1)
+    while net.now < 40.0 and len(net.fetched) < 2:
+        net.plan()
+        for blob, link in list(net.flights.items()):
+            if link == 3:
+                net.arrive(blob)
+        net.pass_time(0.5)
+    assert sorted(net.fetched) == sorted([_key(1), _key(2)])
+
+
 def test_payloads_that_somebody_has_do_not_keep_those_away_that_nobody_speaks_of():
     """There is always another payload that is known to be held: the line is never idle."""
     net = Net(links=dict.fromkeys(range(1, 7), True))
@@ -629,6 +700,26 @@ def test_payloads_that_wait_for_busy_links_cost_little_to_look_at():
     assert len(net.flights) == 2 * limits.FETCHES_PER_LINK_MAX
     net.arrive(next(iter(net.flights)))
     assert _calls(net.plan) < 3 * 1000
+
+
+def test_who_claims_to_hold_thousands_and_sends_none_costs_little():
+    """Nor does it keep anyone from those that others hold, however late they came."""
+    net = Net(links=dict.fromkeys(range(1, 7), True))
+    for number in range(20_000):
+        net.want(number, number)
+        net.fetcher.hint(1, _key(number))
+    net.now += 0.5
+    net.plan()
+    net.want(30_000, 30_000)
+    net.fetcher.hint(2, _key(30_000))
+    looks = 0
+    while _blob(30_000) not in net.flights:
+        looks += 1
+        assert _calls(net.plan) < 3_000
+        net.fetcher.hint(3, _key(30_000 + looks))
+        net.fetcher._changed = True
+        net.now += 0.001
+        assert looks <= 1 + 20_000 / limits.WANTS_LOOKED_AT_MAX
 
 
 def test_payloads_that_nobody_has_cost_little_to_look_for():
