@@ -64,19 +64,26 @@ class SwarmClock:
 
         Who does not train just now, or has not published since it started, woke or trains again, has no say
         in it, but counts: of three nodes the one that goes on while two are away or hang neither waits for
-        them nor has to be caught up with round by round. A claim of the far future is nobody's: to follow it
-        would be to sign what all others refuse. Where nobody has a say, we go on where those who are gone
-        left off: we have just come back then, and what we last knew is no word against theirs.
+        them nor has to be caught up with round by round. Yet what they are known to have published keeps the
+        few who have a say from taking the swarm back to where they are: those who are ahead would publish
+        nothing then, and so never have a say again. A claim of the far future is nobody's: to follow it would
+        be to sign what all others refuse. Where nobody has a say, we go on where those who are gone left off:
+        we have just come back then, and what we last knew is no word against theirs.
         """
-        rounds = self._rounds_of_others(now)
-        said = [round_ for round_ in rounds if round_ > 0]
+        own = self._author.last_round
+        known, said = self._rounds_of_others(now)
+        members = len(known) + self._trains
         if self.published_round and not self._own(now).is_idle(now):
-            said.append(self._author.last_round)
-        if said and not self.allows(max(said), now):
+            said.append(own)
+        if self._trains:
+            known.append(own)
+        if said and not self.allows(max(known), now):
             said = [round_ for round_ in said if self.allows(round_, now)]
+            known = [round_ for round_ in known if self.allows(round_, now)]
         if not said:
-            return max(self._author.last_round, self._ledger.reached(but=self._author.node_id))
-        return max(self._ledger.floor, round_clock(said, members=len(rounds) + self._trains))
+            return max(own, self._ledger.reached(but=self._author.node_id))
+        clock = max(self._ledger.floor, round_clock(said, members))
+        return clock if len(said) == len(known) else max(clock, round_clock(known, members))
 
     def somebody_trains(self, now: float) -> bool:
         """Whether a live member, or we, went on while we looked, and not long ago."""
@@ -127,13 +134,16 @@ class SwarmClock:
         for member in self._roster.live():
             yield member.activity
 
-    def _rounds_of_others(self, now: float) -> list[int]:
-        """The latest round of every live member that may train, 0 for one that has no say."""
+    def _rounds_of_others(self, now: float) -> tuple[list[int], list[int]]:
+        """The latest round of every live member that may train, and of those that have a say."""
         last_round, role_of = self._ledger.last_round, self._charter.role_of
-        return [
-            max(row.round, last_round(member.peer.node_id))
-            if row.round and not member.activity.is_idle(now)
-            else 0
-            for member in self._roster.live()
-            if (row := member.peer.body).trains and role_of(member.peer.node_id) is Role.TRAIN
-        ]
+        known, said = [], []
+        for member in self._roster.live():
+            row = member.peer.body
+            if not row.trains or role_of(member.peer.node_id) is not Role.TRAIN:
+                continue
+            round_ = max(row.round, last_round(member.peer.node_id))
+            known.append(round_)
+            if row.round and not member.activity.is_idle(now):
+                said.append(round_)
+        return known, said

@@ -79,19 +79,25 @@ def contest(own: Claim, others: Iterable[Claims]) -> Claim | None:
 
     What most of those say who claim anything for our round wins. Where no claim has most behind it the
     greatest does that has `WITNESSES`, or as many as the most common one where that is fewer (two halves of
-    a small swarm).
+    a small swarm). Who claims other rounds only may well claim ours next: fewer than those and ourselves,
+    and than `WITNESSES`, do not win, or one liar would about a round that no one else has come to yet.
     """
-    members = [[claim for claim in claims if claim.round == own.round] for claims in others]
+    everyone = [claims for claims in others if claims]
+    members = [[claim for claim in claims if claim.round == own.round] for claims in everyone]
     said = [claims for claims in members if claims]
     counts = Counter([own, *(claim for claims in said for claim in claims)])
     if 2 * counts[own] > 1 + len(said):
         return None
     by_most = [claim for claim, count in counts.items() if 2 * count > 1 + len(said)]
     if by_most:
-        return max(by_most)
-    needed = min(WITNESSES, max(counts.values()))
-    winner = max(claim for claim, count in counts.items() if count >= needed)
-    return winner if winner > own else None
+        winner = max(by_most)
+    else:
+        needed = min(WITNESSES, max(counts.values()))
+        winner = max(claim for claim, count in counts.items() if count >= needed)
+        if winner <= own:
+            return None
+    silent = len(everyone) - len(said)
+    return winner if counts[winner] >= min(WITNESSES, counts[own] + silent) else None
 
 
 def chain(before: bytes, round_: int, digest: bytes) -> bytes:

@@ -5,7 +5,7 @@ ever. The proof is the two records themselves; a third adds nothing and is not k
 cover what the set *means* (a record, or "void"), so that nodes holding different pairs of proof agree.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum, auto
 from hashlib import sha256
 
@@ -160,9 +160,9 @@ class Ledger:
         """Record id of an author's latest delta, or NO_RECORD."""
         return self._last.get(author, _NONE)[1]
 
-    def tells_of(self, round_: int) -> bool:
-        """Whether there is a record of a round."""
-        return round_ in self._rounds
+    def tells_of(self, round_: int, but: Collection[bytes] = ()) -> bool:
+        """Whether there is a record of a round by another author than some."""
+        return any(author not in but for author in self._rounds.get(round_, ()))
 
     def rounds(self) -> list[int]:
         """All rounds with a record, ascending."""

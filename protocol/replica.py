@@ -80,7 +80,10 @@ class Replica:
         self.holdings = Holdings(self.ledger, self.links, self.fetcher, self.offers, rng)
         self.gossip = Gossip(self.ledger, self.holdings.holds, rng, self.offers.promise)
         self.sealing = Sealing(
-            manifest, is_first=not info.bootstrap, trusted=info.trusted, tells_of=self.ledger.tells_of
+            manifest,
+            is_first=not info.bootstrap,
+            trusted=info.trusted,
+            tells_of=lambda round_, but: self.ledger.tells_of(round_, {identity.node_id, *but}),
         )
         self._snapshots = Snapshots(
             self.sealing, self.ledger, self.roster, self.links, self.fetcher, self.holdings

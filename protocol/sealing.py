@@ -58,12 +58,13 @@ class Sealing:
         manifest: Manifest,
         is_first: bool,
         trusted: Collection[bytes] = (),
-        tells_of: Callable[[int], bool] = lambda round_: False,
+        tells_of: Callable[[int, Collection[bytes]], bool] = lambda round_, but: False,
     ) -> None:
         """`is_first`: there is nobody to join, so history begins here, with genesis. `trusted`: see
-        `Joining`. `tells_of`: whether our ledger has a record of a round."""
+        `Joining`. `tells_of`: whether our ledger has a record of a round by anybody but ourselves and
+        some others."""
         self._section = manifest.history
-        self._genesis = genesis_claim(manifest.genesis.root)
+        self.genesis = genesis_claim(manifest.genesis.root)
         self._is_first = is_first
         self._trusted = trusted
         self._tells_of = tells_of
@@ -212,7 +213,11 @@ class Sealing:
             self._returns_until, self._outlived_since = 0.0, None
             return False
         self._returns_until = min(self._returns_until, now + RETURN_S)
-        while self._tells_of(self._extent + 1) and self._tells_of(self._extent + 1 + ROUNDS_UNDER_WAY):
+        # What others who were away publish now, late, tells nothing of those rounds.
+        away = {member.node_id for member in members}.difference(
+            member.node_id for member in self._who_went_on(members)
+        )
+        while all(self._tells_of(self._extent + 1 + after, away) for after in (0, ROUNDS_UNDER_WAY)):
             self._extent += 1  # by now we take part, or had not been gone for long
         ahead = self._who_went_on(members)
         known = any(self._company is None or member.node_id in self._company for member in ahead)
@@ -245,7 +250,7 @@ class Sealing:
 
     def _join(self, members: Sequence[Witness], now: float) -> list[Effect]:
         if self._is_first:
-            return self._adopt(self._genesis, now)
+            return self._adopt(self.genesis, now)
         if self._given_up is not None:
             members = self._who_went_on(members)
             if members:

@@ -12,6 +12,7 @@ from gossamer.protocol.holdings import Holdings
 from gossamer.protocol.joining import Witness
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.links import Links
+from gossamer.protocol.records import Peer
 from gossamer.protocol.roster import Roster
 from gossamer.protocol.sealing import Sealing
 
@@ -79,9 +80,14 @@ class Snapshots:
     def _witnesses(self) -> list[Witness]:
         told_of = self._links.told_of()
         peers = [member.peer for member in self._roster.live()]
-        return [Witness(peer.body.claims, peer.node_id, peer.node_id in told_of) for peer in peers]
+        return [Witness(self._claims_of(peer), peer.node_id, peer.node_id in told_of) for peer in peers]
 
     def _claims_of_contributors(self) -> list[Claims]:
         authors = {delta.author for delta in self._ledger if self._holdings.holds(delta.record_id)}
         peers = [member.peer for member in self._roster.live()]
-        return [peer.body.claims for peer in peers if peer.node_id in authors]
+        return [self._claims_of(peer) for peer in peers if peer.node_id in authors]
+
+    def _claims_of(self, peer: Peer) -> Claims:
+        """What a member claims; of round 0 nobody needs its word, since the manifest tells."""
+        genesis = self._sealing.genesis
+        return tuple(claim for claim in peer.body.claims if claim.round > 0 or claim == genesis)

@@ -113,6 +113,35 @@ def test_claims_of_other_rounds_take_no_part():
     assert contest(claim(16, tokens=1), members(*[claim(32, tokens=9, mark=3)] * 5)) is None
 
 
+def test_a_liar_about_a_round_that_no_one_else_claims_yet_wins_no_contest():
+    """Just after we sealed it, say: those who still claim the round before have not spoken against us."""
+    own, lie = claim(18, tokens=100), claim(18, tokens=2**59, mark=7)
+    before = claim(16, tokens=90)
+    assert contest(own, members(lie, before)) is None
+    assert contest(own, members(lie, *[before] * 6)) is None
+    assert contest(own, members(lie, lie, *[before] * 6)) is None
+    assert contest(own, [(lie, claim(16, tokens=2**59, mark=7)), (before, claim(14))]) is None
+
+
+def test_who_has_nothing_to_claim_yet_holds_up_no_contest():
+    ours, theirs = claim(16, tokens=100, mark=1), claim(16, tokens=200, mark=2)
+    assert contest(ours, [(theirs,), (), ()]) == theirs
+
+
+def test_three_that_stand_behind_a_claim_win_over_one_whatever_others_claim():
+    ours, theirs = claim(16, tokens=100, mark=1), claim(16, tokens=90, mark=2)
+    assert contest(ours, members(*[theirs] * 3, *[claim(14)] * 9)) == theirs
+
+
+@given(st.integers(1, 9), st.integers(0, 9), st.integers(1, 9), st.sampled_from((1, 2**59)))
+def test_fewer_than_half_of_a_small_swarm_win_no_contest_by_their_tokens(own, silent, liars, tokens):
+    """Against those who claim as we do, ourselves among them, and those who may yet."""
+    ours, lie = claim(16, tokens=100, mark=1), claim(16, tokens=tokens, mark=2)
+    winner = contest(ours, members(*[ours] * (own - 1), *[claim(14)] * silent, *[lie] * liars))
+    if liars < min(3, own + silent):
+        assert winner is None
+
+
 @given(st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=6, unique=True), st.randoms())
 def test_round_digest_is_of_a_set(ids, random):
     shuffled = list(ids)

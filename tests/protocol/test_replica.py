@@ -225,6 +225,19 @@ def test_a_joiner_soon_fetches_the_model_from_all_who_claim_it(seed):
     assert joiner.core.fetcher.wants.holders_of(claim.root, chunk) == set(joiner.links)
 
 
+def test_nobody_is_believed_about_round_0_which_the_manifest_tells():
+    """A node that has sealed nothing yet claims just that round, and so would stand alone against a liar."""
+    world = swarm(6, 3)
+    here, liar, other = world.running()
+    world.publish(liar)
+    world.handle(other, fx.Sealed((other.core.sealing.genesis,)))
+    world.handle(liar, fx.Sealed((Claim(0, 2**59, b"d" * 32, b"r" * 32),)))
+    world.run(2 * limits.HEARTBEAT_INTERVAL_S)
+    assert here.core.roster.get(liar.core.identity.node_id).peer.body.claims == liar.core.sealing.claims
+    assert here.core._snapshots._claims_of_contributors() == [()]
+    assert sorted(len(witness.claims) for witness in here.core._snapshots._witnesses()) == [0, 1]
+
+
 def test_only_those_whose_deltas_are_here_have_a_voice_about_our_history():
     world = swarm(5, 3)
     here, author, _ = world.running()

@@ -175,7 +175,7 @@ def test_who_comes_back_and_goes_on_by_itself_has_missed_nothing(manifest, other
 
 def test_who_is_told_of_every_round_since_it_came_back_has_missed_none(manifest):
     ledger = set(range(1, 21))
-    sealing = Sealing(manifest, is_first=False, tells_of=ledger.__contains__)
+    sealing = Sealing(manifest, is_first=False, tells_of=lambda round_, but: round_ in ledger)
     sealing.restore((claim(16), claim(8)), 0, extent=20)
     for clock in range(21, 100):
         ledger.add(clock)
@@ -186,10 +186,24 @@ def test_who_is_told_of_every_round_since_it_came_back_has_missed_none(manifest)
 
 def test_who_is_told_of_new_rounds_only_has_missed_those_between(manifest):
     ledger = {*range(1, 21), *range(42, 60)}
-    sealing = Sealing(manifest, is_first=False, tells_of=ledger.__contains__)
+    sealing = Sealing(manifest, is_first=False, tells_of=lambda round_, but: round_ in ledger)
     sealing.restore((claim(16), claim(8)), 0, extent=20)
     drive(sealing, 0.0, 5, clock=59, others=[(claim(56), claim(48))] * 2)
     assert sealing.begins_anew
+
+
+def test_what_others_who_were_away_publish_late_tells_nothing_of_the_rounds_since(manifest):
+    """They wake as we do, and hand out deltas of the round of then: of those after it nobody tells us."""
+    ledger = {round_: {b"away"} for round_ in range(21, 25)} | {round_: {b"on"} for round_ in range(42, 60)}
+    sealing = Sealing(
+        manifest, is_first=False, tells_of=lambda round_, but: bool(ledger.get(round_, set()) - set(but))
+    )
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    others = [Witness((claim(56), claim(48)), b"on"), Witness((claim(16), claim(8)), b"away")]
+    for tick in range(40):
+        sealing.wake(tick / 4, 59, others)
+    assert sealing.begins_anew
+    assert sealing._extent == 20
 
 
 def slept(manifest, company):

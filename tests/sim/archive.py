@@ -133,7 +133,8 @@ class Archive:
         self._adopting, self._seal_round, self._late = None, claim.round, 0
         self.claims = (claim,)
         node.disk.begin_at(claim, node.core.own_last)
-        node.begin(self._fold(phi, base, {}, node.stage.audit.history(claim.digest)))
+        below = node.stage.audit.adopted(node, claim, node.stage.manifest.genesis.root)
+        node.begin(self._fold(phi, base, {}, below))
         node.dispatch(fx.Adopted(claim))
 
     # -- sealing

@@ -130,6 +130,12 @@ class Audit:
         """A node closed its past; whoever starts from there wants to know what is in it."""
         self._histories.setdefault(fold.base.chain, dict(fold.below))
 
+    def adopted(self, node: "Node", claim: Claim, genesis: bytes) -> Rounds:
+        """A node starts from a snapshot, which somebody wrote in good faith; returns what is in it."""
+        if claim.root != genesis and claim.digest not in self._histories and not node.traits.is_liar:
+            self.fail(node, f"starts from a past up to round {claim.round} that never was")
+        return self.history(claim.digest)
+
     def history(self, digest: bytes) -> Rounds:
         """What a chain of digests stands for."""
         return self._histories.get(digest, {})

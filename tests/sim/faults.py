@@ -3,7 +3,8 @@
 A storm leaves its mess behind; the calm after it heals everything. Each kind stresses what its name says:
 splits of all shapes and FoundationDB's swizzle (links closed one by one and reopened in another order),
 crashes with and without the page cache, lost disks, stopped and starved processes, trainers that hang,
-machines that sleep, members that come and go, and a network that does what TCP would never do.
+machines that sleep, one that is stuck while the others restart, members that come and go, and a network that
+does what TCP would never do.
 """
 
 import random
@@ -171,6 +172,23 @@ def _wake(world: "World", node: "Node") -> None:
     world.wake(node)
 
 
+def _stuck(world: "World", begin: float, end: float, rng: random.Random) -> None:
+    """One trains on and cannot publish; late in the storm all but one of the others start again."""
+    stuck, *others = rng.sample(
+        [host for host in world.hosts() if host != world.watch], len(world.hosts()) - 1
+    )
+    world.loop.at(begin, world.block, world.nodes[stuck])
+    for host in others:
+        time = end - rng.uniform(5.0, 15.0)
+        world.loop.at(time, _restart, world, world.nodes[host])
+        world.loop.at(time + rng.uniform(1.0, 4.0), world.revive, world.nodes[host])
+
+
+def _restart(world: "World", node: "Node") -> None:
+    if node.running:
+        world.crash(node, with_trainer=True)
+
+
 def _churn(world: "World", begin: float, end: float, rng: random.Random) -> None:
     """Members leave, for ever or not, and new ones join."""
     for host in rng.sample(world.hosts(), rng.randrange(1, 4)):
@@ -196,6 +214,7 @@ STORMS: dict[str, Brew] = {
     "starved": _starved,
     "hangs": _away(_hang, _go_on),
     "sleep": _away(_fall_asleep, _wake),
+    "stuck": _stuck,
     "churn": _churn,
 }
 """Every kind of storm by its name."""

@@ -3,10 +3,11 @@
 It has a key and is admitted, so what it signs verifies. It equivocates (two and three records for one
 round, to different peers), forges others' records, sends garbage, withholds payloads or parts of them or
 publishes ones that do not decode, claims to hold what it has not, once or all the time, and does not send
-what it has, claims rounds of the far future and a past that never was, races the clock, and spreads rumours
-about the living.
+what it has, claims rounds of the far future and a past that never was, races the clock or lags behind it, and
+spreads rumours about the living.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -48,6 +49,8 @@ class Liar:
             self._claim_to_hold,
             self._claim_parts,
             self._claim_another_past,
+            self._claim_what_few_do,
+            self._lag_behind,
             self._withhold_and_insist,
         )
 
@@ -205,6 +208,12 @@ class Liar:
         identity, swarm_id = self._node.traits.identity, self._node.stage.manifest.swarm_id
         self._to_some(msg.Records(((seal(identity, Kind.PEER, swarm_id, claim.pack()).data, False),)))
 
+    def _lag_behind(self) -> None:
+        """Train on, and stay at the first round."""
+        node, presence = self._node, self._node.core.presence
+        presence._standing = lambda: (1, node.core.sealing.claims)
+        node.stage.loop.after(20.0 + 60.0 * self._rng.random(), self._tell_the_truth, presence, node.core)
+
     def _spread_rumours(self) -> None:
         """That the living do not answer."""
         for member in self._node.core.roster.members():
@@ -224,19 +233,31 @@ class Liar:
             self._to_some(msg.Parts(record_id, tuple(sorted(places))))
 
     def _claim_another_past(self) -> None:
-        """A snapshot of far more tokens than the swarm's, and newer ones too, which we even hand out."""
+        """A snapshot of far more tokens than the swarm's, and newer ones too."""
+        claims = self._node.core.sealing.claims
+        if claims:
+            step = self._node.stage.manifest.history.snapshot_every
+            self._claim([claims[0].round + ahead * step for ahead in (2, 1, 0)])
+
+    def _claim_what_few_do(self) -> None:
+        """The same for those rounds only that hardly anybody else claims just now."""
+        members = self._node.core.roster.live()
+        newest = Counter(claim.round for member in members for claim in member.peer.body.claims[:1])
+        rounds = sorted((round_ for round_ in newest if round_), key=lambda round_: (newest[round_], round_))
+        self._claim(sorted(rounds[:3], reverse=True))
+
+    def _claim(self, rounds: list[int]) -> None:
+        """Stand for a past of these rounds, newest first, for a while, and hand it out."""
         node = self._node
-        presence = node.core.presence
-        if node.fold is None or not node.core.sealing.claims:
+        if node.fold is None or not rounds:
             return
         data = (node.fold.phi + 1).tobytes()
         hashes = chunk_hashes(data)
         root = root_of(hashes)
         node.disk.put(hashes[0], data, node.stage.loop.now)
         node.disk.put(root, b"".join(hashes), node.stage.loop.now)
-        newest, digest = node.core.sealing.claims[0], self._rng.randbytes(32)
-        step = node.stage.manifest.history.snapshot_every
-        claims = tuple(Claim(newest.round + ahead * step, 2**59, digest, root) for ahead in (2, 1, 0))
+        digest, presence = self._rng.randbytes(32), node.core.presence
+        claims = tuple(Claim(round_, 2**59, digest, root) for round_ in rounds)
         presence._standing = lambda: (node.core.own_last, claims)
         node.stage.loop.after(20.0 + 30.0 * self._rng.random(), self._tell_the_truth, presence, node.core)
 

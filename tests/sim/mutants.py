@@ -174,6 +174,17 @@ def _who_comes_back_keeps_its_say() -> list[Patch]:
     return [(clock.SwarmClock, "progress", progress)]
 
 
+def _who_is_behind_takes_all_back() -> list[Patch]:
+    """What those who came back have published before counts for nothing."""
+    original = clock.SwarmClock._rounds_of_others
+
+    def rounds(self: clock.SwarmClock, now: float) -> tuple[list[int], list[int]]:
+        known, said = original(self, now)
+        return [*said, *[0] * (len(known) - len(said))], said
+
+    return [(clock.SwarmClock, "_rounds_of_others", rounds)]
+
+
 def _sleep_unnoticed() -> list[Patch]:
     """Two that slept put a history with a hole in place of the third's."""
     return [(replica.Replica, "_woke", lambda self, now: [])]
@@ -274,6 +285,7 @@ MUTANTS = {
         Mutant("speak before it is stored", _speak_before_it_is_stored, "power"),
         Mutant("forget own rounds", _forget_own_rounds, "diskloss", minutes=8.0),
         Mutant("who comes back keeps its say", _who_comes_back_keeps_its_say, "hangs", nodes=3, minutes=10.0),
+        Mutant("who is behind takes all back", _who_is_behind_takes_all_back, "stuck", minutes=10.0),
         Mutant("sleep unnoticed", _sleep_unnoticed, "nights", nodes=4, minutes=8.0),
         Mutant("no anti-entropy", _no_anti_entropy, "halves"),
         Mutant("never give up a fetch", _never_give_up_a_fetch, "parts", minutes=3.0),

@@ -59,6 +59,8 @@ class Node(Process):
         self._dirty: set[int] = set()
         self._catch_up_to: int | None = None
         self._merge_is_due = False
+        self.cannot_publish = False
+        """Another program holds its files, say. Its trainer goes on."""
 
     def __repr__(self) -> str:
         return f"n{self.index}"
@@ -299,6 +301,9 @@ class Node(Process):
 
     def publish(self, window: Window, payload: bytes) -> None:
         """Take over a delta of the trainer: its payload first, then have the core sign for it."""
+        if self.cannot_publish:
+            self.soon(1.0, self.publish, window, payload)
+            return
         self.keep(payload, durable=True)
         self.soon(self.traits.sync_s, self._sign, window.body(self.stage.manifest, payload))
 

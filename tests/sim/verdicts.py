@@ -118,6 +118,9 @@ class Verdicts:
             self._fail(None, f"no round since {calm.begin:.0f} s, though nothing is wrong")
         if calm.name in ("hangs", "sleep"):
             self._check_nobody_waits(training)
+        for node in training:
+            if node.core.clock < calm.round:
+                self._fail(node, f"takes round {node.core.clock} for the swarm's, which was at {calm.round}")
 
     def _check_nobody_waits(self, training: list[Node]) -> None:
         """Whoever went on while others were away is where the swarm is, and not far ahead of it, waiting."""

@@ -133,7 +133,7 @@ class World:
 
     def _rest(self) -> None:
         self.say("all trainers rest")
-        self.verdicts.calm_ends()
+        self._calm_ends()
         for node in self.nodes:
             node.trainer.resting = True
 
@@ -174,12 +174,17 @@ class World:
     # -- storms
 
     def _storm_begins(self, storm: Storm) -> None:
-        self.verdicts.calm_ends()
+        self._calm_ends()
         self.say(f"storm: {' and '.join(storm.names)} until {storm.end:.0f} s")
         for name in storm.names:
             STORMS[name](self, storm.begin, storm.end, self.stage.dice(f"{name} {storm.begin}"))
         if len(storm.names) == 1 and storm.names[0] in SHAPES:
             self.verdicts.watch_sides(storm.end)
+
+    def _calm_ends(self) -> None:
+        self.verdicts.calm_ends()
+        for node in self.nodes:
+            node.cannot_publish = False
 
     def _storm_ends(self, storm: Storm) -> None:
         """Heal everything."""
@@ -303,6 +308,11 @@ class World:
         if node.trainer.hangs:
             self.say(f"{node.name}: its trainer goes on")
             node.trainer.go_on()
+
+    def block(self, node: Node) -> None:
+        """It trains on, and publishes nothing until the calm after the storm is over: nobody needs it."""
+        self.say(f"{node.name}: cannot publish")
+        node.cannot_publish = True
 
     def sleep(self, node: Node, *, suspended: bool) -> None:
         """All of a machine stops. `suspended`: its monotonic clock too, and nothing reaches it."""

@@ -1,0 +1,95 @@
+"""The clock as one node reads it: neither those who are gone nor those who are behind hold the swarm back."""
+
+from types import SimpleNamespace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.protocol.admission import Role
+from gossamer.protocol.clock import SwarmClock
+from gossamer.protocol.unix_time import UnixTime
+from tests.protocol import builders
+
+NOW = 1_000.0
+
+
+def reads(
+    own: int,
+    others: list[tuple[int, bool]],
+    *,
+    has_say: bool = False,
+    idle: tuple[int, ...] = (),
+    floor: int = 0,
+    trains: bool = True,
+) -> int:
+    """What a node reads that published `own` last; of the others, their last rounds and who has a say.
+
+    Who has none has published nothing since it came back, and its row says 0; `idle` are places among them.
+    """
+    members = [
+        SimpleNamespace(
+            peer=SimpleNamespace(
+                node_id=bytes([place]), body=SimpleNamespace(trains=True, round=round_ if says else 0)
+            ),
+            activity=SimpleNamespace(is_idle=lambda now, place=place: place in idle),
+        )
+        for place, (round_, says) in enumerate(others)
+    ]
+    last = {bytes([place]): round_ for place, (round_, _) in enumerate(others)}
+    clock = SwarmClock(
+        builders.SMALL,
+        SimpleNamespace(role_of=lambda node_id: Role.TRAIN),  # type: ignore[arg-type]
+        SimpleNamespace(live=lambda: members),  # type: ignore[arg-type]
+        SimpleNamespace(  # type: ignore[arg-type]
+            last_round=last.__getitem__, floor=floor, reached=lambda but: max([floor, *last.values()])
+        ),
+        author=SimpleNamespace(last_round=own, node_id=b"own"),  # type: ignore[arg-type]
+        trains=trains,
+        unix_time=UnixTime(builders.CREATED + 10**6),
+    )
+    clock.progress(1, NOW)
+    clock.published_round = own if has_say else 0
+    return clock.read(NOW)
+
+
+def test_one_that_is_behind_does_not_take_back_those_who_restarted():
+    """Of three, one could not publish for long (a full disk), and the two others start again."""
+    assert reads(53, [(52, False), (32, True)]) == 52
+    assert reads(52, [(53, False), (32, True)]) == 52
+    assert reads(32, [(53, False), (52, False)], has_say=True) == 52
+
+
+def test_one_that_is_behind_does_not_hold_up_who_goes_on_while_another_idles():
+    assert reads(52, [(53, True), (32, True)], has_say=True, idle=(0,)) == 52
+
+
+def test_who_goes_on_while_others_are_away_or_hang_waits_for_nobody():
+    assert reads(80, [(52, False), (53, False)], has_say=True) == 80
+    assert reads(80, [(52, True), (53, True)], has_say=True, idle=(0, 1)) == 80
+    assert reads(53, [(80, True), (52, False)]) == 80
+
+
+def test_who_joins_has_no_say_and_drags_nobody():
+    assert reads(0, [(52, True), (52, True), (51, True)], floor=48) == 52
+    assert reads(52, [(52, True), (51, True), (0, False), (0, False)], has_say=True) >= 51
+
+
+def test_who_only_looks_on_reads_the_same():
+    assert reads(0, [(53, False), (52, False), (32, True)], trains=False) == 52
+
+
+@given(st.data())
+def test_a_third_of_liars_neither_race_nor_hold_up_those_who_come_back(data):
+    """Whichever of the honest have restarted or idle, if one of them has a say, and we are honest."""
+    count = data.draw(st.integers(2, 15), label="honest")
+    round_ = data.draw(st.integers(10, 10_000), label="round")
+    honest = [round_ - data.draw(st.integers(0, 1)) for _ in range(count)]
+    lies = data.draw(st.lists(st.sampled_from((1, round_ + 500)), max_size=(count + 1) // 2), label="lies")
+    lies = lies[: (count + len(lies)) // 3]
+    says = [data.draw(st.booleans()) for _ in range(count - 1)]
+    has_say = data.draw(st.booleans())
+    others = [*zip(honest[1:], says, strict=True), *((lie, True) for lie in lies)]
+    read = reads(honest[0], others, has_say=has_say)
+    assert read >= round_ - 1, "held up"
+    if sum(says) + has_say > len(lies):
+        assert read <= round_, "raced"
