@@ -82,7 +82,7 @@ class Daemon:
         fingerprint = certificate.fingerprint if certificate else b""
         self.chunks = ChunkStore(self.home.chunks_path)
         self.records = RecordStore(self.home.ledger_path, manifest.swarm_id)
-        self.writer = RecordWriter(self.records, self._own_stored)
+        self.writer = RecordWriter(self.records, self._own_stored, lambda: self.dispatch(fx.Paused()))
 
         # What decides, and its time.
         self.core = Replica(

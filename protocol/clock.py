@@ -106,6 +106,10 @@ class SwarmClock:
             self.published_round = round_
         self._own(now).note(self._inner_steps, round_, now)
 
+    def paused(self) -> None:
+        """We cannot publish: the others need not wait until we can, even if most of them could not."""
+        self.published_round = 0
+
     def woke(self, now: float) -> None:
         """This machine slept: we do not know what the others have done meanwhile."""
         self._listens_until = now + limits.WAKE_PATIENCE_S

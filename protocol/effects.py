@@ -78,6 +78,11 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """Nothing can be stored, as on a full disk: until the next `Stored` we have no say in the clock."""
+
+
+@dataclass(frozen=True, slots=True)
 class Need:
     """Fetch these chunks (hash, size) under one key; `Fetched` tells when all are here."""
 
@@ -156,6 +161,7 @@ Event = (
     | Received
     | Publish
     | Stored
+    | Paused
     | Need
     | ChunkArrived
     | ChunkFailed

@@ -272,6 +272,10 @@ class Replica:
                 return self._author.publish(event.body)
             case fx.Stored():
                 return self._stored(event.delta, now)
+            case fx.Paused():
+                self._clock.paused()
+                self.presence.changed()
+                return []
             case fx.ChunkArrived():
                 return self._arrived(event.blob, now)
             case fx.ChunkFailed():

@@ -36,6 +36,7 @@ class Publisher:
                 break
             except OSError as error:
                 until = "there is space" if error.errno in _FULL else "the folder can be written to"
+                self._dispatch(fx.Paused())
                 log.error("cannot store our own delta: %s; publishing pauses until %s", error.strerror, until)
                 await asyncio.sleep(DISK_RETRY_S)
         body = DeltaBody(

@@ -19,9 +19,13 @@ log = logging.getLogger("gossamer.records")
 class RecordWriter:
     """Keeps the records that come in; the archive notes in the same store what became of them."""
 
-    def __init__(self, store: RecordStore, on_own_stored: Callable[[Delta], None]) -> None:
+    def __init__(
+        self, store: RecordStore, on_own_stored: Callable[[Delta], None], on_failed: Callable[[], object]
+    ) -> None:
+        """`on_failed` is called each time that nothing can be written, before it is tried again."""
         self._store = store
         self._on_own_stored = on_own_stored
+        self._on_failed = on_failed
         self._waiting: list[tuple[Delta, bool]] = []
         self._news = asyncio.Event()
         self._idle = asyncio.Event()
@@ -65,5 +69,6 @@ class RecordWriter:
                 await asyncio.to_thread(self._store.add, deltas, durable=durable)
                 return
             except StorageError as error:
+                self._on_failed()
                 log.error("%s; trying again in %.0f s", error, RETRY_S)
                 await asyncio.sleep(RETRY_S)

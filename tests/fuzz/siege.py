@@ -387,6 +387,9 @@ class Siege:
             loss = dice.choice((2.5, math.nan, math.inf))
             self.handle(fx.Publish(builders.body_of(dice.randbytes(9), "int8", round_, 2, loss=loss)))
 
+    def pause(self, dice: Random) -> None:
+        self.handle(fx.Paused())
+
     def need(self, dice: Random) -> None:
         self.handle(
             fx.Need(dice.choice(list(self.known))[:32], ((dice.randbytes(32), 100), (self.known[-1][:32], 7)))
@@ -412,7 +415,7 @@ MOVES = (
         Siege.reflect,
     ),
     *(Siege.reflect, Siege.repeat, Siege.pass_time, Siege.wake, Siege.wake, Siege.duty, Siege.duty),
-    *(Siege.chunk, Siege.chunk, Siege.publish, Siege.need, Siege.progress, Siege.leave),
+    *(Siege.chunk, Siege.chunk, Siege.publish, Siege.pause, Siege.need, Siege.progress, Siege.leave),
 )
 
 TOTALS: Counter[str] = Counter()

@@ -203,3 +203,37 @@ def test_two_whose_trainers_hung_go_on_where_the_third_is(seed):
     assert len(_published(alone, reached)) > 15, "it does not wait for them"
     for node in hung:
         assert min(_published(node, last[node.number])) >= reached - 2
+
+
+def test_two_that_cannot_publish_do_not_hold_up_the_third(seed, monkeypatch):
+    """Their disks are full, and they train on: what they do is published when there is room again."""
+    world = swarm(seed, 3, of=BRISK)
+    alone, *stuck = world.running()
+    steps = {node.number: 0 for node in world.running()}
+    full: set[int] = set()
+
+    def report(node: Node) -> None:
+        steps[node.number] += 1
+        world.handle(node, fx.Progress(steps[node.number], 0, 0.0, 0.0, ""))
+        world.after(0.5, lambda: report(node))
+
+    publish = world.publish
+    monkeypatch.setattr(
+        world,
+        "publish",
+        lambda node, round_: (
+            world.handle(node, fx.Paused()) if node.number in full else publish(node, round_)
+        ),
+    )
+    for node in world.running():
+        report(node)
+        world.train(node, 0.5, math.inf)
+    world.run(20.0)
+    full.update(node.number for node in stuck)
+    before = alone.core.own_last
+    world.run(60.0)
+    assert alone.core.own_last > before + 40
+    assert all(node.core.own_row.round == 0 for node in stuck)
+    full.clear()
+    world.run(20.0)
+    assert all(node.core.own_last > before + 40 and node.core.own_row.round for node in stuck)
