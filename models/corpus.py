@@ -5,8 +5,8 @@ machine with Gossamer on it already has. Its tests are left out, since many syst
 
 Held-out rule: a file is held out when SHA-256 of its path, relative to the folder named and with
 forward slashes, is 0 modulo 20. So no text stands in both parts, and two machines whose files differ a
-little agree about all they share. Where that is no sensible split (fewer than 20 files, or 1 % to 20 %
-of the bytes missed) the last 5 % of the bytes are held out instead, at least one window.
+little agree about all they share. Where that is no sensible split of the text there is (fewer than 20 files,
+or 1 % to 20 % of the bytes missed) the last 5 % of the bytes are held out instead, at least one window.
 """
 
 from __future__ import annotations
@@ -50,29 +50,33 @@ class _File(NamedTuple):
     size: int
     named: bool
     """Named by the user, so that skipping it silently would be wrong."""
+    identity: tuple[int, int, int] = (0, 0, 0)
+    """Device, inode, and the size, for some network file systems give several files one inode."""
 
 
 def load_corpus(paths: Sequence[Path], context: int) -> Corpus:
     """Read the files, and the text files under the folders, or the standard library when `paths` is empty.
 
     In folders, hidden entries, files that are empty, unreadable or hold a NUL byte, and links to folders
-    are passed over. Files follow one another in the order of their relative paths. Memory: their size.
+    are passed over. A file that several paths or links lead to is taken once, by the longest of its relative
+    paths. Files follow one another in the order of these. Memory: their size.
 
     Args:
         paths: files and folders.
         context: both parts will have at least `context + 1` bytes, one window with its target.
 
     Raises:
-        TaskError: a path does not exist, a file named is not readable text, there is no text, too
-            little of it, or more than `CORPUS_BYTES_MAX`.
+        TaskError: a path does not exist or may not be read, a file named is not readable text, there is no
+            text, too little of it, or more than `CORPUS_BYTES_MAX`.
     """
     files = _list_files(paths)
     by_file = _splits_by_file(files)
-    if by_file:  # held-out files last: then both parts are views of one buffer
-        files.sort(key=lambda file: (is_held_out(file.relative), file.relative))
-    else:
-        files.sort(key=lambda file: file.relative)
-    text, held_out_bytes = _read(files)
+    text, kept = _read(_ordered(files, by_file))
+    if _splits_by_file(kept) != by_file:  # what is not text has counted, too
+        by_file = not by_file
+        del text
+        text, kept = _read(_ordered(kept, by_file))
+    held_out_bytes = sum(file.size for file in kept if is_held_out(file.relative))
     where = ", ".join(map(str, paths)) or f"the standard library ({_stdlib()})"
     if not text.size:
         raise TaskError(f"no text in {where}: name files or folders that hold some")
@@ -100,16 +104,24 @@ def _splits_by_file(files: Sequence[_File]) -> bool:
     return len(files) >= HELD_OUT_ONE_IN and 0.01 * total <= held_out <= 0.20 * total
 
 
+def _ordered(files: Sequence[_File], by_file: bool) -> list[_File]:
+    """By relative path; held-out files last, so that both parts are views of one buffer."""
+    return sorted(files, key=lambda file: (by_file and is_held_out(file.relative), file.relative))
+
+
 def _stdlib() -> Path:
     return Path(sysconfig.get_path("stdlib"))
 
 
 def _list_files(paths: Sequence[Path]) -> list[_File]:
-    files: list[_File] = []
+    files: dict[object, _File] = {}
     total = 0
     for file in _walk_all(paths):
-        files.append(file)
-        total += file.size
+        # Of the library all is taken: how its files are linked is a matter of the machine.
+        key = file.identity if paths else file.relative
+        known = files.get(key)
+        files[key] = file if known is None else _outer(known, file)
+        total += file.size if known is None else 0
         if total > CORPUS_BYTES_MAX:
             raise TaskError(
                 f"more than {CORPUS_BYTES_MAX >> 30} GiB of data: the corpus is held in memory; "
@@ -117,7 +129,13 @@ def _list_files(paths: Sequence[Path]) -> list[_File]:
             )
         if len(files) > CORPUS_FILES_MAX:
             raise TaskError(f"more than {CORPUS_FILES_MAX} files of data: name a smaller folder")
-    return files
+    return list(files.values())
+
+
+def _outer(one: _File, other: _File) -> _File:
+    """The same file as it is called in the outer of two folders, whichever of them is walked first."""
+    longest = max(one, other, key=lambda file: (len(file.relative), file.relative))
+    return longest._replace(named=one.named or other.named)
 
 
 def _walk_all(paths: Sequence[Path]) -> Iterator[_File]:
@@ -136,14 +154,18 @@ def _walk_all(paths: Sequence[Path]) -> Iterator[_File]:
         if stat.S_ISDIR(status.st_mode):
             yield from _walk(path)
         elif stat.S_ISREG(status.st_mode):
-            yield _File(path.name, path, status.st_size, True)
+            yield _File(path.name, path, status.st_size, True, _identity(status))
         else:
             raise TaskError(f"data path {path} is neither a file nor a folder: name text files or folders")
 
 
 def _walk(root: Path, skipped: frozenset[str] = frozenset()) -> Iterator[_File]:
+    def refuse_root(error: OSError) -> None:
+        if error.filename == os.fspath(root):
+            raise TaskError(f"cannot read data path {root}: {error.strerror}") from error
+
     # os.walk does not descend into links to folders, so there are no loops.
-    for folder, subfolders, names in os.walk(root):
+    for folder, subfolders, names in os.walk(root, onerror=refuse_root):
         subfolders[:] = [name for name in subfolders if name not in skipped and not name.startswith(".")]
         for name in names:
             path = Path(folder, name)
@@ -153,13 +175,19 @@ def _walk(root: Path, skipped: frozenset[str] = frozenset()) -> Iterator[_File]:
                 continue
             # Only regular files: opening a pipe would wait for ever.
             if not name.startswith(".") and stat.S_ISREG(status.st_mode) and status.st_size:
-                yield _File(path.relative_to(root).as_posix(), path, status.st_size, False)
+                relative = path.relative_to(root).as_posix()
+                yield _File(relative, path, status.st_size, False, _identity(status))
 
 
-def _read(files: Sequence[_File]) -> tuple[npt.NDArray[np.uint8], int]:
-    """All text in one array, and how many bytes at its end come from files that the rule holds out."""
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size
+
+
+def _read(files: Sequence[_File]) -> tuple[npt.NDArray[np.uint8], list[_File]]:
+    """All text in one array, and the files that it comes from, in the sizes that they have there."""
+    kept: list[_File] = []
     text = np.empty(sum(file.size for file in files), dtype=np.uint8)
-    filled = held_out_bytes = 0
+    filled = 0
     for file in files:
         part = text[filled : filled + file.size]
         try:
@@ -173,8 +201,8 @@ def _read(files: Sequence[_File]) -> tuple[npt.NDArray[np.uint8], int]:
                 raise TaskError(f"data file {file.path} is not text (it holds NUL bytes): name text files")
             continue
         filled += part.size
-        held_out_bytes += part.size if is_held_out(file.relative) else 0
-    return text[:filled], held_out_bytes
+        kept.append(file._replace(size=part.size))
+    return text[:filled], kept
 
 
 def _read_into(path: Path, buffer: memoryview) -> int:

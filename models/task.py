@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -163,7 +163,8 @@ class Task(abc.ABC):
         """What a Hugging Face folder of the model holds beside its weights: files by name.
 
         The weights are written under the names of `named_tensors`; `config.json` has to describe a model
-        whose parameters are called so.
+        whose parameters are called so. Where `local_names` finds more than them, no folder is written: it
+        would not be the whole model.
 
         Raises:
             TaskError: when no model of `transformers` is like this one.
@@ -184,7 +185,8 @@ def _unwrapped(model: nn.Module) -> nn.Module:
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module
         # From torch.compile. Not by getattr: many a model hands that on to a part, which may be compiled.
-        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
+        # By its children: a scripted model has no `_modules` to ask.
+        elif isinstance(inner := dict(model.named_children()).get("_orig_mod"), nn.Module):
             model = inner
         else:
             return model
@@ -203,6 +205,23 @@ def named_tensors(model: nn.Module, *, frozen: bool = False) -> list[tuple[str, 
         for name, parameter in model.named_parameters()
         if parameter.requires_grad or frozen
     ]
+
+
+def local_names(model: nn.Module, shared: Collection[str]) -> list[str]:
+    """What belongs to a model besides the parameters that a swarm shares, by name: each node has its own.
+
+    Frozen parameters, and those buffers of floating-point numbers that its state_dict holds. Whatever else a
+    model needs, it computes when it is made.
+    """
+    model = _unwrapped(model)
+    frozen = [name for name, parameter in named_tensors(model, frozen=True) if not parameter.requires_grad]
+    kept = model.state_dict().keys()
+    buffers = [
+        name.replace("_orig_mod.", "")
+        for name, buffer in model.named_buffers()
+        if buffer.is_floating_point() and name in kept
+    ]
+    return [name for name in frozen + buffers if name not in shared]
 
 
 @contextlib.contextmanager

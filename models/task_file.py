@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import sysconfig
@@ -76,7 +77,8 @@ def parse_task_file(text: str) -> TaskFile:
     name, colon, class_name = text.rpartition(":")
     if not colon:
         name, class_name = text, ""
-    path = Path(name).expanduser().absolute()
+    # Not by Path.expanduser, which raises where nobody knows the folder.
+    path = Path(os.path.expanduser(name)).absolute()
     if path.suffix != ".py":
         raise TaskError(f"a task of your own is FILE.py:CLASS, for example my_task.py:MyTask, not {text!r}")
     if not path.is_file():

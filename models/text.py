@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +110,9 @@ class ByteTextTask(Task):
 
     def __init__(self, options: TextOptions | None = None, data: Sequence[Path] = ()) -> None:
         """`data`: this node's files and folders; empty for the source of Python's standard library."""
-        super().__init__((options or TextOptions()).resolved(), [path.expanduser() for path in data])
+        # Not by Path.expanduser, which raises where nobody knows the folder.
+        expanded = [Path(os.path.expanduser(path)) for path in data]
+        super().__init__((options or TextOptions()).resolved(), expanded)
         self.config: GPTConfig = dataclasses.replace(
             PRESETS[self.options.preset], context=self.options.context
         )

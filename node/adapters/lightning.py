@@ -6,7 +6,7 @@
     Trainer(max_epochs=-1, callbacks=[swarm]).fit(module, loader)
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from gossamer.protocol.errors import ConfigError
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.callbacks import StochasticWeightAveraging
 except ImportError as error:
     raise ConfigError(f"{error}: the adapter needs it; run: pip install 'gossamer[lightning]'") from None
 
@@ -29,12 +30,24 @@ class GossamerCallback(Membership, Callback):
     when `stop_round` is published, but no sooner than its `min_steps` and `min_epochs`. With several devices
     (strategy "ddp"), all ranks are one node. `Peer.metrics` are logged under ``gossamer/``.
 
+    It leaves before any other callback hears that training ends, wherever in the list it stands: one that
+    averages the weights may write the averages into the module then, over the swarm's own model.
+
     `tokens` is given the batch. `schedule` sets the learning rate before each step, by the rate that each
     parameter group began with; the module must have no scheduler of its own then.
     """
 
     _steps = 0
     """Steps of the optimizers, as the trainer counted them last."""
+    _loss: float | Tensor = float("nan")
+    """Of the last step that had one."""
+
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Have the trainer say first here that training ends. Otherwise this callback keeps its place: what
+        those before it do to the module when training begins, or with every batch, is done when it looks."""
+        if stage == "fit":
+            others = [callback for callback in trainer.callbacks if not isinstance(callback, _LeavesFirst)]
+            trainer.callbacks = [_LeavesFirst(self._leave), *others]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Become a node. Raises what `Peer.attach` does."""
@@ -43,6 +56,7 @@ class GossamerCallback(Membership, Callback):
                 "the module has a learning-rate scheduler: leave it out, or leave out schedule="
             )
         self._steps = trainer.global_step
+        self._loss = float("nan")
         self._attach(pl_module, trainer.optimizers)
 
     def on_before_optimizer_step(
@@ -60,13 +74,18 @@ class GossamerCallback(Membership, Callback):
     ) -> None:
         """After a micro-batch: where the optimizer has stepped on it, after a step."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if pl_module.automatic_optimization and isinstance(loss, Tensor):
+        if not isinstance(loss, Tensor):
+            loss = None
+        elif pl_module.automatic_optimization:
             loss = loss * trainer.accumulate_grad_batches  # which the trainer has divided it by
-        self._count(batch, loss if isinstance(loss, Tensor) else float("nan"))
-        if trainer.global_step == self._steps:
+        if loss is not None or not pl_module.automatic_optimization:  # else the module has passed it over
+            self._count(batch, float("nan") if loss is None else loss)
+        if trainer.global_step == self._steps or self._has_left:
             return
         self._steps = trainer.global_step
-        if self._step(self._since.loss / self._since.batches):
+        if self._since.batches:
+            self._loss = self._since.loss / self._since.batches
+        if self._step(self._loss):
             trainer.should_stop = True
         pl_module.log_dict({name: float(value) for name, value in self._metrics().items()})
 
@@ -77,3 +96,24 @@ class GossamerCallback(Membership, Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave as a `with` would: in good order if it was an interrupt or SIGTERM."""
         self.__exit__(type(exception), exception, exception.__traceback__)
+
+
+class _LeavesFirst(Callback):
+    """At the front of a trainer's callbacks, and leaves the swarm when training ends.
+
+    Callbacks that average the weights write the averages into the module then, which are no progress of the
+    open window.
+    """
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        self._leave = leave
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Training is over where an epoch without steps follows, for the averages' batch norm statistics."""
+        averaging = [one for one in trainer.callbacks if isinstance(one, StochasticWeightAveraging)]
+        if any(trainer.current_epoch == one.swa_end + 1 for one in averaging):
+            self._leave()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave, with the swarm's own model."""
+        self._leave()

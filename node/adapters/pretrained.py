@@ -1,7 +1,7 @@
 """What a Hugging Face model needs besides its weights, kept in the node's folder for `gossamer export`.
 
 ``pretrained/`` holds config.json, generation_config.json and the tokenizer's or processor's files, as
-`from_pretrained` wants them beside the weights; frozen.json the names of parameters that the swarm lacks.
+`from_pretrained` wants them beside the weights; frozen.json names what the model has besides the swarm's.
 """
 
 import copy
@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import nn
 
+from gossamer.models.errors import in_one_line
+from gossamer.models.task import local_names
 from gossamer.node.exports.pretrained import FROZEN
 from gossamer.node.storage.home import Home, write_atomically
 
@@ -28,24 +30,27 @@ def keep_pretrained(home: Home, model: nn.Module, processor: Any = None) -> None
     configuration: Any = getattr(model, "config", None)
     if not hasattr(configuration, "save_pretrained"):
         return
-    configuration = copy.deepcopy(configuration)
+    try:
+        _keep(home, model, copy.deepcopy(configuration), processor)
+    except Exception as error:  # somebody's own configurations and tokenizers raise what they like
+        log.warning(
+            "cannot keep the model's configuration in %s: %s", home.pretrained_path, in_one_line(error)
+        )
+
+
+def _keep(home: Home, model: nn.Module, configuration: Any, processor: Any) -> None:
     # As the model's own `save_pretrained` would say. torch.compile wraps it, FSDP2 renames its class.
     architecture = type(getattr(model, "_orig_mod", model)).__name__
     configuration.architectures = [architecture.removeprefix("FSDP")]
     manifest = home.manifest()
     shared = {spec.name for spec in manifest.layout.tensors} if manifest else set()
-    names = {name.replace("_orig_mod.", ""): p.requires_grad for name, p in model.named_parameters()}
-    frozen = [name for name, trains in names.items() if not trains and name not in shared]
     parts = [configuration, getattr(model, "generation_config", None), processor]
-    try:
-        with TemporaryDirectory(dir=home.root, prefix=".pretrained-") as aside:
-            for part in parts:
-                if hasattr(part, "save_pretrained"):
-                    part.save_pretrained(aside)
-            Path(aside, FROZEN).write_text(json.dumps(frozen))
-            for file in sorted(path for path in Path(aside).rglob("*") if path.is_file()):
-                target = home.pretrained_path / file.relative_to(aside)
-                target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                write_atomically(target, file.read_bytes())
-    except (OSError, ValueError) as error:  # a generation_config that contradicts itself is a ValueError
-        log.warning("cannot keep the model's configuration in %s: %s", home.pretrained_path, error)
+    with TemporaryDirectory(dir=home.root, prefix=".pretrained-") as aside:
+        for part in parts:
+            if hasattr(part, "save_pretrained"):
+                part.save_pretrained(aside)
+        Path(aside, FROZEN).write_text(json.dumps(local_names(model, shared)))
+        for file in sorted(path for path in Path(aside).rglob("*") if path.is_file()):
+            target = home.pretrained_path / file.relative_to(aside)
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomically(target, file.read_bytes())

@@ -6,9 +6,12 @@
     trainer = Trainer(model, args, train_dataset=dataset, callbacks=[swarm])
     trainer.train()
 
-A callback is shown neither batches nor losses, so a hook on the model's forward pass counts them.
+A callback is shown neither batches nor losses, so a hook on the model's forward pass counts them. A trainer
+may go around that, and call the model's base and then its head itself, to compute the loss in chunks: then
+the hook is moved to the base.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +34,8 @@ try:
 except ImportError as error:
     raise ConfigError(f"{error}: the adapter needs it; run: pip install 'gossamer[hf]'") from None
 
+log = logging.getLogger("gossamer.peer")
+
 
 class GossamerCallback(Membership, TrainerCallback):
     """Trains a `Trainer`'s model in a swarm. The arguments are `Membership`'s and those of `Peer.attach`.
@@ -45,6 +50,9 @@ class GossamerCallback(Membership, TrainerCallback):
     """
 
     _hook: RemovableHandle | None = None
+    _watched: nn.Module | None = None
+    """What has the hook: the model, or its base."""
+    _has_warned = False
     _ranks = 1
     _is_share = False
     """Whether the losses counted are shares of the step's, and not means of their own micro-batches."""
@@ -67,14 +75,15 @@ class GossamerCallback(Membership, TrainerCallback):
             _steer(rates, peer, self._schedule)
         if peer.folder is not None:
             keep_pretrained(Home(peer.folder), model, kwargs.get("processing_class"))
-        self._unhook()
-        # Not compiled with the model: the sums would be constants of the graph, each compiled anew.
-        self._hook = model.register_forward_hook(torch.compiler.disable(self._saw), with_kwargs=True)
+        self._watch(model)
+        self._has_warned = False
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
         """After a step of the optimizer, before the trainer logs, evaluates or saves."""
+        if not self._since.batches:
+            self._look_further()
         if self._step(self._mean_loss()):
             control.should_training_stop = True
         return self._left_if_over(control)
@@ -125,6 +134,27 @@ class GossamerCallback(Membership, TrainerCallback):
         """Of the step just done, as the trainer means it."""
         since = self._since
         return since.loss * self._ranks if self._is_share else since.loss / max(1, since.batches)
+
+    def _watch(self, model: nn.Module) -> None:
+        self._unhook()
+        self._watched = model
+        # Not compiled with the model: the sums would be constants of the graph, each compiled anew.
+        self._hook = model.register_forward_hook(torch.compiler.disable(self._saw), with_kwargs=True)
+
+    def _look_further(self) -> None:
+        """After a step in which what is watched was not called: watch its base instead from now on."""
+        base = getattr(self._watched, "base_model", None)
+        if isinstance(base, nn.Module) and base is not self._watched:
+            self._watch(base)
+            return
+        if self._has_warned:
+            return
+        self._has_warned = True
+        log.warning(
+            "the trainer calls neither the model nor its base_model in train mode, so that nothing can be"
+            " counted: each step goes for one token, and weighs next to nothing beside those of other nodes."
+            " Let compute_loss call model(...)"
+        )
 
     def _unhook(self) -> None:
         if self._hook is not None:

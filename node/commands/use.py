@@ -92,7 +92,7 @@ def export(
         typer.echo(done.explain())
     if done.frozen:
         typer.echo(
-            f"gossamer: {len(done.frozen)} frozen parameters, such as {done.frozen[0]!r}, are not in it: the"
-            " swarm does not train them",
+            f"gossamer: {len(done.frozen)} frozen parameters or buffers, such as {done.frozen[0]!r}, are not"
+            " in it: the swarm does not hold them",
             err=True,
         )

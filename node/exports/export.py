@@ -37,7 +37,7 @@ class Exported:
     facts: Mapping[str, str]
     """Which model it is; also in the file's metadata."""
     frozen: tuple[str, ...]
-    """Names of parameters that the model has besides, and that the swarm did not train."""
+    """Names of parameters and buffers that the model has besides, as far as a script has noted them."""
 
     def explain(self) -> str:
         """One line."""

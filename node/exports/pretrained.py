@@ -7,7 +7,7 @@ it has left it in `Home.pretrained_path`, as `save_pretrained` writes it.
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import task_names
@@ -16,9 +16,12 @@ from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.manifest import Manifest
 
+if TYPE_CHECKING:
+    from gossamer.models.task import Task
+
 CONFIG = "config.json"
 FROZEN = "frozen.json"
-"""In `Home.pretrained_path`: a list of names, of the parameters that the swarm does not train."""
+"""In `Home.pretrained_path`: a list of names, of what the model has besides what the swarm trains."""
 
 FOREIGN_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".index.json")
 """How files of weights end, and the index of several. Ours are in one file."""
@@ -26,18 +29,12 @@ FOREIGN_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".in
 
 def files_beside(home: Home, manifest: Manifest, dtype: str) -> dict[str, bytes]:
     """By name, all but the card; `dtype` is that of the weights. Raises ConfigError or StorageError."""
-    frozen = frozen_names(home)
-    if frozen:
-        raise ConfigError(
-            f"the swarm does not train all of this model, {frozen[0]!r} for one is frozen: export to a"
-            " .safetensors file, and load that into the model that training began with (load_state_dict with"
-            " strict=False)"
-        )
     if home.pretrained_path.is_dir():
+        local = frozen_names(home)
         files = _kept_files(home.pretrained_path)
     elif manifest.task.name in task_names() or home.task() is not None:
         try:
-            files = own_task.build(home, manifest).pretrained_files()
+            files, local = _of_task(own_task.build(home, manifest), manifest)
         except TaskError as error:
             raise ConfigError(str(error)) from None
     else:
@@ -45,11 +42,28 @@ def files_beside(home: Home, manifest: Manifest, dtype: str) -> dict[str, bytes]
             f"swarm {manifest.swarm.name!r} trains {manifest.task.name!r}, and {home.root} holds no"
             " configuration of a Hugging Face model; export to a .safetensors file"
         )
+    if local:
+        raise ConfigError(
+            f"the swarm does not hold all of this model: {local[0]!r} for one is frozen, or a buffer, and"
+            " each node has its own. Export to a .safetensors file, and load that into the model that"
+            " training began with (load_state_dict with strict=False)"
+        )
     return {**files, CONFIG: _with_dtype(files[CONFIG], dtype)}
 
 
+def _of_task(task: "Task", manifest: Manifest) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """A task's files, and what its model has besides Phi. Raises TaskError."""
+    from gossamer.models.task import local_names
+
+    files = task.pretrained_files()
+    if manifest.task.name in task_names():
+        return files, ()  # those that come with Gossamer have nothing else, and may take long to build
+    shared = {spec.name for spec in manifest.layout.tensors}
+    return files, tuple(local_names(task.build_model(manifest.task.seed), shared))
+
+
 def frozen_names(home: Home) -> tuple[str, ...]:
-    """Parameters that are not in Phi, as far as a script has noted them. Raises StorageError."""
+    """What is not in Phi, as far as a script has noted it. Raises StorageError."""
     path = home.pretrained_path / FROZEN
     try:
         names = json.loads(path.read_bytes())

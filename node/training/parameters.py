@@ -1,7 +1,7 @@
 """A model's parameters as a swarm shares them: what they may be, and whether training still uses them."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,11 @@ def check_shareable(tensors: Mapping[str, Tensor]) -> None:
             )
         if is_sharded(tensor):
             continue
+        if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            raise ConfigError(
+                f"tensor {name!r} is a {type(tensor).__name__}, whose values only that class can read; what"
+                " can be trained is ordinary tensors"
+            )
         if _overlaps_itself(tensor):
             raise ConfigError(f"tensor {name!r} is expanded, so that elements share memory: clone() it")
         whole[name] = tensor
@@ -57,28 +62,68 @@ def check_shareable(tensors: Mapping[str, Tensor]) -> None:
 
 def _overlaps_itself(tensor: Tensor) -> bool:
     """Whether elements share memory, as after `expand` and in the windows of `unfold`."""
-    places = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
-    reach = 1 + sum((size - 1) * stride for size, stride in places)
-    return reach < tensor.numel() or any(stride == 0 for _, stride in places)
+    steps = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+    return _reach(tensor) < tensor.numel() or 0 in steps
+
+
+def _reach(tensor: Tensor) -> int:
+    """Elements from a tensor's first to its last in memory, both counted."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _check_apart(tensors: Mapping[str, Tensor]) -> None:
     """Raise ConfigError if two tensors share memory."""
-    spans = sorted(_span(name, tensor) for name, tensor in tensors.items())
-    for (device, _, end, name), (other_device, other, _, other_name) in pairwise(spans):
-        if device == other_device and other < end:
-            raise ConfigError(
-                f"tensors {name!r} and {other_name!r} are two parameters with the same memory: tie them, so"
-                " that both are one Parameter, or clone() one"
-            )
+    for names in _side_by_side(tensors):
+        index = _first_shared([tensors[name] for name in names])
+        if index is None:
+            continue
+        name, before = names[index], names[:index]
+        other = next(one for one in before if _first_shared([tensors[one], tensors[name]]) is not None)
+        raise ConfigError(
+            f"tensors {other!r} and {name!r} are two parameters with the same memory: tie them, so that both"
+            " are one Parameter, or clone() one"
+        )
 
 
-def _span(name: str, tensor: Tensor) -> tuple[int, int, int, str]:
-    """A tensor's device, -1 for the CPU, its first address, the one behind its last, and its name."""
+def _side_by_side(tensors: Mapping[str, Tensor]) -> list[list[str]]:
+    """The names of those that lie between one another's first and last elements."""
+    spans = sorted((*_span(tensor), name) for name, tensor in tensors.items())
+    groups: list[list[str]] = []
+    last_device, reach = 0, 0
+    for device, begin, end, name in spans:
+        if groups and device == last_device and begin < reach:
+            groups[-1].append(name)
+            reach = max(reach, end)
+        else:
+            groups.append([name])
+            last_device, reach = device, end
+    return [names for names in groups if len(names) > 1]
+
+
+def _span(tensor: Tensor) -> tuple[int, int, int]:
+    """A tensor's device, -1 for the CPU, its first address, and the one behind its last."""
     begin = tensor.data_ptr()
-    # Those that are not contiguous may be woven into one another, and share nothing.
-    length = tensor.nbytes if tensor.is_contiguous() else 1
-    return tensor.get_device(), begin, begin + length, name
+    return tensor.get_device(), begin, begin + _reach(tensor) * tensor.itemsize
+
+
+def _first_shared(tensors: Sequence[Tensor]) -> int | None:
+    """The index of the first that shares an element with one before it. They lie side by side.
+
+    Such as are not contiguous may be woven into one another, and share nothing.
+    """
+    spans = [_span(tensor) for tensor in tensors]
+    start, stop = min(begin for _, begin, _ in spans), max(end for _, _, end in spans)
+    # Bytes that are all in the same elements.
+    unit = math.gcd(*(tensor.itemsize for tensor in tensors), *(begin - start for _, begin, _ in spans))
+    taken = torch.zeros((stop - start) // unit, dtype=torch.bool, device="cpu")
+    for index, (tensor, (_, begin, _)) in enumerate(zip(tensors, spans, strict=True)):
+        width = tensor.itemsize // unit
+        strides = [stride * width for stride in tensor.stride()]
+        own = taken.as_strided((*tensor.shape, width), (*strides, 1), (begin - start) // unit)
+        if own.any():
+            return index
+        own.fill_(True)
+    return None
 
 
 def _check_kind(name: str, tensor: Tensor) -> None:
@@ -87,6 +132,8 @@ def _check_kind(name: str, tensor: Tensor) -> None:
         raise ConfigError(
             f"tensor {name!r} was made in torch.inference_mode(), so nothing can train it: make it outside"
         )
+    if tensor.is_neg():
+        raise ConfigError(f"tensor {name!r} is the negative of other memory, and has none: resolve_neg() it")
     if tensor.dtype not in DTYPES:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise ConfigError(f"tensor {name!r} is {tensor.dtype}; what can be trained is {names}")
@@ -156,6 +203,8 @@ class Binding:
         self._shared = {name: (p, p.shape, p.device) for name, p in shared.items()}
         # A sharded model shows its parameters whole while it computes.
         self._is_checked = not any(map(is_sharded, shared.values()))
+        self._places: list[object] = []
+        """Where the parameters lay when they were last seen to share nothing."""
 
     def check(self) -> None:
         """Raise ConfigError if the model trains others by now.
@@ -173,7 +222,10 @@ class Binding:
                     " before (and load_state_dict without assign=True), or leave and attach again"
                 )
             _check_kind(name, parameter)
-        _check_apart({name: parameter for name, (parameter, _, _) in self._shared.items()})
+        places: list[object] = [(p.data_ptr(), p.stride(), p.dtype) for p, _, _ in self._shared.values()]
+        if places != self._places:
+            _check_apart({name: parameter for name, (parameter, _, _) in self._shared.items()})
+            self._places = places
         for name, parameter in own.items():
             if parameter.requires_grad and name not in self._shared:
                 raise ConfigError(

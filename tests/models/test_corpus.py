@@ -6,6 +6,7 @@ import hashlib
 import os
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,6 +94,54 @@ def test_a_lopsided_split_by_file_falls_back_to_the_cut(tmp_path: Path) -> None:
     files[heavy] = b"heavy " * 100_000
     train, held_out = load_corpus([write(tmp_path, files)], 8)
     assert held_out.size == (train.size + held_out.size) // 20
+
+
+def named(held_out: bool, count: int) -> list[str]:
+    """Names that the rule holds out, or does not."""
+    names = (f"file{i:03}.txt" for i in range(100_000))
+    return [name for name in names if is_held_out(name) == held_out][:count]
+
+
+def test_what_is_not_text_counts_nothing_in_how_it_is_split(tmp_path: Path) -> None:
+    heavy, *light = named(True, 2)
+    picture, *others = named(False, 30)
+    files = dict.fromkeys(others, b"x" * 1000) | {heavy: b"y" * 300_000}
+    train, held_out = load_corpus([write(tmp_path / "a", {**files, picture: b"\0" * 3_000_000})], 128)
+    assert held_out.size == (train.size + held_out.size) // 20, "of 329,000 bytes, 300,000 would be too much"
+    assert bytes(train) + bytes(held_out) == b"".join(files[name] for name in sorted(files))
+    files = dict.fromkeys(others, b"x" * 1000) | {light[0]: b"y" * 2000}
+    train, held_out = load_corpus([write(tmp_path / "b", {**files, heavy: b"\0" * 300_000})], 128)
+    assert bytes(held_out) == files[light[0]], "of 31,000 bytes, 2,000 are a sensible part"
+    few = dict.fromkeys(others[:16], b"x" * 1000) | {light[0]: b"y" * 1000}
+    train, held_out = load_corpus(
+        [write(tmp_path / "c", {**few, **dict.fromkeys(others[16:], b"\0\0\0")})], 128
+    )
+    assert held_out.size == 17_000 // 20, "seventeen files are few"
+
+
+def test_a_file_is_taken_once_however_many_paths_lead_to_it(tmp_path: Path) -> None:
+    files = many(200)
+    root = write(tmp_path / "d", files)
+    expected = [part.tobytes() for part in load_corpus([root], 8)]
+    os.link(root / "part0/file000.txt", root / "z.txt")
+    (root / "y.txt").symlink_to(root / "part1/file001.txt")
+    for paths in ([root, root / "part1"], [root / "part1", root, root], [root / "part2/file002.txt", root]):
+        assert [part.tobytes() for part in load_corpus(paths, 8)] == expected
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {"closed/a.txt": b"a" * 99, "open/b.txt": b"b" * 99})
+    scan = os.scandir
+
+    def refuse(path: str) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert np.concatenate(load_corpus([tmp_path], 8)).tobytes() == b"b" * 99, "one below it is passed over"
+    with pytest.raises(TaskError, match=r"^cannot read data path .*closed: Permission denied$"):
+        load_corpus([tmp_path / "closed"], 8)
 
 
 def test_what_is_not_text_is_passed_over_in_folders(tmp_path: Path) -> None:

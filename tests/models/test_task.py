@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gossamer.models.errors import TaskError
-from gossamer.models.task import Batch, DataStream, Task, evaluating, named_tensors
+from gossamer.models.task import Batch, DataStream, Task, evaluating, local_names, named_tensors
 
 
 class Regression(Task):
@@ -102,6 +102,24 @@ def test_named_tensors_has_trainable_parameters_once_in_order_of_registration() 
     model = Tied()
     assert [name for name, _ in named_tensors(model)] == ["head.weight", "head.bias", "projection.weight"]
     assert named_tensors(model)[0][1] is model.embedding.weight
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is")
+def test_named_tensors_of_a_scripted_model_are_those_of_the_plain_one() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    scripted = named_tensors(torch.jit.script(model))
+    assert [name for name, _ in scripted] == [name for name, _ in named_tensors(model)]
+
+
+def test_what_is_local_is_frozen_or_a_buffer_that_is_kept() -> None:
+    model = nn.ModuleDict({"net": Tied(), "norm": nn.BatchNorm1d(2)})
+    model["net"].register_buffer("frequencies", torch.ones(2), persistent=False)
+    model["net"].register_buffer("positions", torch.arange(2))
+    expected = ["net.frozen", "net.table", "norm.running_mean", "norm.running_var"]
+    assert local_names(model, ["net.head.weight"]) == expected
+    assert local_names(model, ["net.frozen"]) == expected[1:], "what is frozen for a while is shared"
+    model["net"] = torch.compile(model["net"], backend="eager")
+    assert local_names(torch.compile(model, backend="eager"), []) == expected
 
 
 def test_named_tensors_are_those_that_a_model_shows() -> None:

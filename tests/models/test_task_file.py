@@ -11,6 +11,7 @@ import pytest
 
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import TaskKind, build_task
+from gossamer.models.task import DataStream
 from gossamer.models.task_file import is_own_name, kind_of, names_file, parse_task_file
 from gossamer.models.text import TextOptions
 from tests.models.own_tasks import GOOD, write_task
@@ -32,6 +33,14 @@ def test_the_source_is_the_same_whatever_ends_its_lines(task_folder: Path) -> No
     assert file.source() == source
     file.path.write_text(GOOD + "# more\n")
     assert file.source() != source
+
+
+def test_a_home_that_nobody_knows_is_a_folder_that_is_not_there() -> None:
+    with pytest.raises(TaskError, match=r"^there is no file ~nobody-at-all/x\.py: check its spelling$"):
+        parse_task_file("~nobody-at-all/x.py:X")
+    data = build_task("text", {}, [Path("~nobody-at-all/x")])
+    with pytest.raises(TaskError, match="data path ~nobody-at-all/x does not exist"):
+        next(data.batches(DataStream(seed=0, node_id=b"")))
 
 
 def test_files_beside_it_can_be_imported(task_folder: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from gossamer.bootstrap.manifests import create
 from gossamer.node.exports import tensorfile
 from gossamer.node.exports.export import export
 from gossamer.node.phi import restore, snapshots
@@ -28,6 +29,7 @@ from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints, to_float
 from gossamer.protocol.history import Claim
 from gossamer.protocol.manifest import Manifest
+from tests.models.own_tasks import write_task
 from tests.node.folders import Folder, some_deltas
 from tests.protocol import builders
 
@@ -410,10 +412,47 @@ def test_what_a_script_left_beside_the_weights_goes_along(folder: Folder, tmp_pa
 
 def test_a_model_with_frozen_parameters_is_no_whole_folder(folder: Folder, tmp_path: Path) -> None:
     as_pretrained(folder, **{"frozen.json": b'["lm_head.weight", "norm.weight"]'})
-    with pytest.raises(ConfigError, match=r"does not train all of this model.*\.safetensors"):
+    with pytest.raises(ConfigError, match=r"does not hold all of this model: 'lm_head.*\.safetensors"):
         export(folder.home, tmp_path / "out")
     done = export(folder.home, tmp_path / "out.safetensors")
     assert done.frozen == ("lm_head.weight", "norm.weight")
+
+
+@pytest.mark.parametrize(
+    ("layer", "local"),
+    [
+        ("nn.Linear(8, 8).requires_grad_(False)", "'0.weight'"),
+        ("nn.BatchNorm1d(8)", "'0.running_mean'"),
+        ("nn.LayerNorm(8)", None),
+    ],
+)
+def test_a_tasks_model_that_holds_more_than_the_swarm_is_no_whole_folder(
+    task_folder: Path, tmp_path: Path, layer: str, local: str | None
+) -> None:
+    text = write_task(
+        task_folder,
+        "def build_model(self, seed):\n        return nn.Sequential(",
+        "def pretrained_files(self):\n        return {'config.json': b'{}'}\n\n"
+        f"    def build_model(self, seed):\n        return nn.Sequential({layer}, ",
+    )
+    manifest, phi = create(
+        name="t",
+        task=text,
+        options={},
+        codec="int4",
+        every_steps=4,
+        every_seconds=0.0,
+        fragments=1,
+        seed=0,
+    )
+    home = Folder(tmp_path / "node", manifest, phi).home
+    home.keep_task(text)
+    if local is None:
+        export(home, tmp_path / "out")
+        assert sorted(files(tmp_path / "out")) == ["README.md", "config.json", "model.safetensors"]
+        return
+    with pytest.raises(ConfigError, match=f"does not hold all of this model: {local} for one is frozen, or"):
+        export(home, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

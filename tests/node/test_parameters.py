@@ -45,10 +45,44 @@ def overlapping() -> nn.Module:
 
 
 def woven() -> nn.Module:
-    """Parts of a flat buffer that share nothing."""
-    flat = torch.ones(12)
+    """Parts of a flat buffer, of columns, and of buffers of two dtypes, that share nothing."""
+    flat, columns, mixed = torch.ones(12), torch.ones(8, 8), torch.ones(8)
     model = holding(flat[:10:2])
     model.other, model.third = nn.Parameter(flat[1:10:2]), nn.Parameter(flat[10:])
+    model.left, model.right = nn.Parameter(columns[:, :4]), nn.Parameter(columns[:, 4:])
+    model.whole, model.short = nn.Parameter(mixed[::2]), nn.Parameter(mixed.view(torch.bfloat16)[2::4])
+    model.last = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+    return model
+
+
+class Wrapping(torch.Tensor):
+    """What holds its values in another tensor."""
+
+    @staticmethod
+    def __new__(cls, values: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=values.dtype)
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return cls(func(*(arg.values if isinstance(arg, cls) else arg for arg in args), **(kwargs or {})))
+
+
+def of_overlapping_columns() -> nn.Module:
+    """The third shares columns with the first, and lies within the second's memory, too."""
+    flat = torch.ones(8, 8)
+    model = holding(flat[:, 0:4])
+    model.other, model.third = nn.Parameter(flat[:, 6:8]), nn.Parameter(flat[:, 3:5])
+    return model
+
+
+def of_halves() -> nn.Module:
+    """bf16 in the memory of float32's second elements."""
+    flat = torch.ones(8)
+    model = holding(flat[::2])
+    model.other = nn.Parameter(flat.view(torch.bfloat16)[4::4])
     return model
 
 
@@ -83,6 +117,10 @@ def untied() -> nn.Module:
             "'extra' is nested; what can be trained is dense",
         ),
         (overlapping, "'extra' and 'other' are two parameters with the same memory"),
+        (of_overlapping_columns, "'extra' and 'third' are two parameters with the same memory"),
+        (of_halves, "'extra' and 'other' are two parameters with the same memory"),
+        (lambda: holding(torch._neg_view(torch.ones(2))), r"'extra' is the negative of other memory"),
+        (lambda: holding(Wrapping(torch.ones(2))), "'extra' is a Wrapping, whose values only that class"),
         (
             made_in_inference_mode,
             r"'0\.weight' was made in torch\.inference_mode\(\), .*: make it outside",

@@ -27,6 +27,8 @@ class FakePeer:
         self.rates: list[float] = []
         """The learning rate that each step was made with."""
         self.ends: list[str] = []
+        self.left_with: list[Tensor] = []
+        """The parameters as `finish` has found them."""
         self._stop_after = stop_after
 
     @property
@@ -51,6 +53,7 @@ class FakePeer:
     def finish(self) -> bool:
         """The swarm's own model is all ones."""
         self.ends.append("finish")
+        self.left_with = [parameter.detach().clone() for parameter in self.model.parameters()]
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.fill_(1.0)

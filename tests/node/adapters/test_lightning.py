@@ -78,7 +78,31 @@ class WithScheduler(Regression):
         return [optimizer], [torch.optim.lr_scheduler.ConstantLR(optimizer)]
 
 
-def fit(folder: Path, module: Any, swarm: GossamerCallback, **options: Any) -> Any:
+class Normed(Regression):
+    """Keeps its parameters as they are after each step, for as long as it is in the swarm."""
+
+    def __init__(self, fakes: Fakes, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.fakes = norm, fakes
+        self.trained: list[Tensor] = []
+
+    def loss(self, batch: list[Tensor]) -> Tensor:
+        inputs, targets = batch
+        return (self.layer(self.norm(inputs)) - targets).square().mean()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if not self.fakes.peer.ends:
+            self.trained = [parameter.detach().clone() for parameter in self.parameters()]
+
+
+class PassesOver(Regression):
+    """Has nothing to learn from in the second of three batches."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor | None:  # type: ignore[override]
+        return None if batch_idx % 3 == 1 else super().training_step(batch, batch_idx)
+
+
+def fit(folder: Path, module: Any, swarm: GossamerCallback, before: Any = (), **options: Any) -> Any:
     """Train on 10 samples, in batches of 4, 4 and 2."""
     inputs = torch.arange(30.0).view(10, 3) / 30
     loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=4)
@@ -86,7 +110,7 @@ def fit(folder: Path, module: Any, swarm: GossamerCallback, **options: Any) -> A
         default_root_dir=folder,
         accelerator="cpu",
         devices=1,
-        callbacks=[swarm],
+        callbacks=[*before, swarm],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -144,6 +168,39 @@ def test_an_error_ends_it_and_the_next_fit_is_a_new_peer(fakes: Fakes, tmp_path:
     first, second = fakes.made
     assert first.ends[0] == "RuntimeError" and len(first.steps) == 2
     assert len(second.steps) == 3 and second.ends == ["finish", "leave"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "norm"),
+    [
+        ("EMAWeightAveraging", nn.Identity()),
+        ("StochasticWeightAveraging", nn.Identity()),
+        ("StochasticWeightAveraging", nn.BatchNorm1d(3)),  # another epoch, without steps
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step")
+def test_averages_of_a_callback_listed_before_are_no_progress(
+    fakes: Fakes, tmp_path: Path, kind: str, norm: nn.Module
+) -> None:
+    options = {"swa_lrs": 1e-2, "swa_epoch_start": 1} if kind.startswith("S") else {"decay": 0.9}
+    if not hasattr(pl.callbacks, kind):
+        pytest.skip(f"this release of Lightning has no {kind}")
+    module, swarm = Normed(fakes, norm), GossamerCallback()
+    trainer = fit(tmp_path, module, swarm, [getattr(pl.callbacks, kind)(**options)], max_epochs=3)
+    assert len(fakes.peer.steps) == 9 and fakes.peer.ends == ["finish", "leave"]
+    assert all(map(torch.equal, fakes.peer.left_with, module.trained))
+    assert any((parameter != 1).any() for parameter in module.parameters()), "the averages, at the end"
+    count = len(trainer.callbacks)
+    swarm.setup(trainer, module, "fit")
+    assert len(trainer.callbacks) == count, "however often it trains"
+
+
+def test_a_batch_that_the_module_passes_over_counts_nothing(fakes: Fakes, tmp_path: Path) -> None:
+    module = PassesOver()
+    fit(tmp_path, module, GossamerCallback(), max_epochs=1)
+    first, second = module.losses
+    assert [tokens for tokens, _ in fakes.peer.steps] == [4, 1, 2], "a step is at least one"
+    assert [loss for _, loss in fakes.peer.steps] == pytest.approx([first, first, second])
 
 
 def test_sigterm_is_an_interrupt(fakes: Fakes, tmp_path: Path) -> None:

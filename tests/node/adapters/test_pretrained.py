@@ -71,7 +71,10 @@ def test_other_models_have_nothing_to_keep(home: Home, model: nn.Module) -> None
     assert not home.pretrained_path.exists()
 
 
-@pytest.mark.parametrize("error", [ValueError("contradicts itself"), OSError("disk full")])
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("contradicts itself"), OSError("disk full"), TypeError("not JSON"), NotImplementedError("x")],
+)
 def test_what_cannot_be_kept_is_only_said(
     home: Home, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
@@ -81,8 +84,22 @@ def test_what_cannot_be_kept_is_only_said(
     assert not home.pretrained_path.exists(), "nothing that is half of it"
 
 
-def test_the_names_of_frozen_parameters_are_kept(home: Home) -> None:
+class Uncopied(Part):
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("cannot be copied")
+
+
+def test_a_configuration_that_cannot_be_copied_is_only_said(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "gossamer.peer"):
+        keep_pretrained(home, Configured(config=Uncopied("config.json")))
+    assert "cannot be copied" in caplog.text
+
+
+def test_the_names_of_what_the_swarm_lacks_are_kept(home: Home) -> None:
     model = Configured(config=Part("config.json"))
     model.bias.requires_grad_(False)
+    model.norm = nn.BatchNorm1d(1)
     keep_pretrained(home, model)
-    assert frozen_names(home) == ("bias",)
+    assert frozen_names(home) == ("bias", "norm.running_mean", "norm.running_var")

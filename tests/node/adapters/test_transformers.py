@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import os
 import subprocess
@@ -74,6 +75,22 @@ class LowRank(nn.Module):
         return hidden + hidden @ self.down.T @ self.up.T
 
 
+class GoesAround(Trainer):
+    """Calls the base and the head itself, as those do that compute the loss in chunks."""
+
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
+        hidden = model.model(**{name: inputs[name] for name in ("input_ids", "attention_mask")})[0]
+        logits = model.lm_head(hidden)
+        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten())
+
+
+class GoesFurther(GoesAround):
+    """Calls no base either."""
+
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
+        return model.lm_head(model.model.embed_tokens(inputs["input_ids"])).square().mean()
+
+
 class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
     """Rows of one length, of which more and more is no padding: 2, 3, 4, ... tokens."""
 
@@ -90,7 +107,13 @@ class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
 
 
 def trainer_of(
-    folder: Path, swarm: GossamerCallback, *, model: Any = None, callbacks: Any = (), **options: Any
+    folder: Path,
+    swarm: GossamerCallback,
+    *,
+    model: Any = None,
+    callbacks: Any = (),
+    kind: type[Trainer] = Trainer,
+    **options: Any,
 ) -> Trainer:
     plan = {
         "output_dir": str(folder / "out"),
@@ -105,7 +128,7 @@ def trainer_of(
         "learning_rate": 1e-2,
         **options,
     }
-    return Trainer(
+    return kind(
         model or small_llama(),
         TrainingArguments(**plan),
         train_dataset=Rows(10),
@@ -159,6 +182,29 @@ def test_it_stops_with_the_node_and_does_not_mistake_the_best_model_for_progress
     assert any((parameter != 1).any() for parameter in trainer.model.parameters()), "the best one is back"
     rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
     assert rates == pytest.approx([1e-2, 1e-2, 0.9e-2]), "by the swarm's tokens as of the step before"
+
+
+def test_a_trainer_that_goes_around_the_model_is_counted_at_its_base(
+    fakes: Fakes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = trainer_of(tmp_path, GossamerCallback(), kind=GoesAround, max_steps=4)
+    with caplog.at_level(logging.WARNING, "gossamer.peer"):
+        trainer.train()
+    assert [tokens for tokens, _ in fakes.peer.steps] == [1, 6 + 7 + 8 + 2, 3 + 4, 2 + 3 + 4 + 5]
+    logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert [loss for _, loss in fakes.peer.steps[1:]] == pytest.approx(logged[:-1]), "the one last logged"
+    assert not caplog.records
+
+
+def test_a_trainer_that_calls_neither_is_told_once(
+    fakes: Fakes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = trainer_of(tmp_path, GossamerCallback(), kind=GoesFurther, max_steps=4)
+    with caplog.at_level(logging.WARNING, "gossamer.peer"):
+        trainer.train()
+    assert [tokens for tokens, _ in fakes.peer.steps] == [1] * 4
+    (record,) = caplog.records
+    assert "calls neither the model nor its base_model" in record.getMessage()
 
 
 @pytest.mark.slow
