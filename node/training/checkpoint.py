@@ -128,6 +128,8 @@ class Saved:
     tensor: Tensor
     fragment: int | None = None
     """The fragment whose residual or momentum it is."""
+    parameter: int | None = None
+    """The parameter whose inner state it is."""
 
 
 class State:
@@ -139,7 +141,9 @@ class State:
     def __init__(self, tensors: Sequence[Saved], metadata: Mapping[str, str]) -> None:
         # The widest numbers first: then all lie at multiples of their size, as readers like them.
         self.tensors = sorted(tensors, key=lambda saved: -saved.tensor.itemsize)
-        """Those of one fragment one after another."""
+        self.groups = _groups(tensors, self.tensors)
+        """Indices of the tensors whose elements are copied together, the widest first: what is kept of one
+        parameter's elements. Groups of one parameter or fragment stand one after another."""
         self._metadata = dict(metadata)
         ends = accumulate((saved.tensor.nbytes for saved in self.tensors), initial=0)
         self._offsets = list(ends)
@@ -148,7 +152,7 @@ class State:
     def of(cls, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]) -> "State":
         """The state as it is now; its tensors go on changing."""
         inner, plain = _optimizer_state(optimizers)
-        tensors = [Saved(name, tensor) for name, tensor in inner.items()]
+        tensors = [Saved(name, tensor, parameter=_parameter(name)) for name, tensor in inner.items()]
         for index, state in enumerate(outer.fragments):
             for i, slot in enumerate(state.fragment.slots):
                 tensors.append(Saved(f"residual/{slot.spec.name}", state.residual[i], index))
@@ -187,6 +191,21 @@ class State:
         metadata |= self._metadata
         metadata[CHECKSUM] = checksum(checksums, metadata)
         return json.dumps({"__metadata__": metadata, **header}).encode()
+
+
+def _parameter(name: str) -> int:
+    """Of which parameter an inner tensor is, counted through all optimizers."""
+    return int(name.split("/", 2)[1])
+
+
+def _groups(tensors: Sequence[Saved], in_file: Sequence[Saved]) -> list[list[int]]:
+    """Which tensors of a file to copy together, in the order of `tensors`."""
+    places = {saved.name: place for place, saved in enumerate(in_file)}
+    groups: dict[object, list[int]] = {}
+    for saved in tensors:
+        alike = (saved.parameter, saved.tensor.numel())
+        groups.setdefault(saved.name if saved.parameter is None else alike, []).append(places[saved.name])
+    return [sorted(group) for group in groups.values()]
 
 
 def checksum(found: Mapping[str, int], metadata: Mapping[str, str]) -> str:

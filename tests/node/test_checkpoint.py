@@ -96,6 +96,60 @@ def test_a_state_copied_in_shares_names_the_round_of_each_fragment(tmp_path, mon
         assert all(torch.equal(a, b) for a, b in zip(state.residual, residuals[last], strict=True))
 
 
+class Counting(torch.optim.Optimizer):
+    """Sets all that it keeps of a parameter, of several dtypes and orders, to its count of steps."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+        self.count = 0
+
+    def step(self, closure=None):
+        self.count += 1
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                rows, columns = parameter.shape
+                state["wide"] = torch.empty(rows, columns, dtype=torch.float64)
+                state["half"] = torch.empty(rows, columns, dtype=torch.bfloat16)
+                state["turned"] = torch.empty(columns, rows).T
+                state["whole"] = torch.empty(rows, columns, dtype=torch.uint8)
+            for value in state.values():
+                value.fill_(self.count)
+
+
+def test_what_is_kept_of_one_element_is_of_one_step(tmp_path, monkeypatch):
+    """A variance of before a large gradient, with the momentum of after it, is a huge step."""
+    monkeypatch.setattr(checkpointwriter, "SHARE_BYTES", 64)
+    _, outer, _ = make()
+    shapes = ((37, 3), (1, 5), (2, 41), (3, 1))
+    optimizer = Counting([nn.Parameter(torch.zeros(shape)) for shape in shapes])
+    optimizer.step()
+    path = tmp_path / "t"
+    writer = CheckpointWriter(path)
+    writer.begin(outer, [optimizer])
+    while not path.exists():
+        writer.advance(Progress(9, 18), wait=True)
+        optimizer.step()
+    writer.close()
+    found = load_file(path)
+    for index in range(len(shapes)):
+        wide = found[f"inner/{index}/wide"]
+        assert all(torch.equal(found[f"inner/{index}/{key}"], wide) for key in ("half", "turned", "whole"))
+    assert len(found["inner/0/wide"].unique()) > 3, "training went on in between"
+    assert restore(path, make()[1], []) is not None, "the checksum is right"
+
+
+def test_a_piece_that_does_not_lie_in_order_costs_no_copy_of_all():
+    tensor = torch.arange(4000.0).view(2, 20, 100)
+    for turned in (tensor.transpose(1, 2), tensor.permute(2, 1, 0), tensor[:, ::2], tensor[:, 3].T[None]):
+        whole = turned.reshape(-1)
+        for start, end in ((0, 1), (0, len(whole)), (7, 91), (95, 1803), (len(whole) - 3, len(whole))):
+            piece = checkpointwriter._elements(turned, start, end)
+            assert torch.equal(piece, whole[start:end])
+    rows = torch.empty(100, 1000).T
+    assert checkpointwriter._elements(rows, 250, 360).untyped_storage().nbytes() == 2 * 100 * 4
+
+
 def test_ctrl_c_waits_until_a_share_is_handed_on(tmp_path, monkeypatch):
     """Whoever goes on after it would else get a file with a hole, in place of one that was whole."""
     _, outer, optimizer = trained()
