@@ -63,9 +63,9 @@ def _optimizer_state(
 ) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     """The inner optimizers' state as named tensors and plain values, their parameters counted through.
 
-    None for the values of a state that holds anything else (LBFGS keeps lists, FSDP2 on one rank sharded
-    tensors, 8-bit optimizers quantised ones, some a state that is of no parameter, or two states as wrappers
-    around another optimizer do): half of it would do harm.
+    None for the values of a state that holds anything else (LBFGS keeps lists, SGD with momentum sparse
+    tensors where gradients are, FSDP2 on one rank sharded ones, 8-bit optimizers quantised ones, some a state
+    that is of no parameter, or two states as wrappers around another optimizer do): half of it would do harm.
     """
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}
@@ -81,7 +81,7 @@ def _optimizer_state(
             if not (isinstance(index, int) and isinstance(state, dict)):
                 return {}, None
             for key, value in state.items():
-                if type(value) is Tensor and value.dtype in DTYPES:
+                if type(value) is Tensor and _can_be_saved(value):
                     tensors[f"inner/{start + index}/{key}"] = value
                 elif value is None or isinstance(value, bool | int | float | str):
                     plain[f"{start + index}/{key}"] = value
@@ -89,6 +89,11 @@ def _optimizer_state(
                     return {}, None
         start += _parameters(optimizer)
     return tensors, plain
+
+
+def _can_be_saved(tensor: Tensor) -> bool:
+    """Whether all its elements lie in memory; a sparse tensor's do not."""
+    return tensor.dtype in DTYPES and tensor.layout is torch.strided and not tensor.is_meta
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> int:

@@ -671,6 +671,28 @@ def test_an_inner_state_of_tensors_of_another_kind_is_left_out_and_the_rest_is_k
     assert restore(path, again, [fresh]) == (Progress(8, 16), False)
 
 
+@pytest.mark.parametrize("kind", ["sparse", "meta"])
+def test_an_inner_state_of_tensors_whose_elements_are_not_there_begins_afresh(tmp_path, kind):
+    """SGD with momentum keeps the sum of sparse gradients sparse."""
+    _, outer, _ = make()
+    table = nn.Embedding(9, 2, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1, momentum=0.9)
+    table(torch.tensor([1, 4])).sum().backward()
+    optimizer.step()
+    state = optimizer.state[table.weight]
+    assert state["momentum_buffer"].is_sparse
+    if kind == "meta":
+        state["momentum_buffer"] = torch.empty(9, 2, device="meta")
+    path = tmp_path / "t"
+    writer = CheckpointWriter(path)
+    writer.begin(outer, [optimizer])
+    while not path.exists():
+        writer.advance(Progress(1, 2), wait=True)
+    writer.close()
+    fresh = torch.optim.SGD(table.parameters(), lr=0.1, momentum=0.9)
+    assert restore(path, make()[1], [fresh]) == (Progress(1, 2), False)
+
+
 def test_what_killed_trainers_left_unfinished_is_removed(tmp_path):
     """As large as the checkpoint itself, and one for each time."""
     path = tmp_path / "trainer.safetensors"
