@@ -287,15 +287,14 @@ def _fits(outer: OuterLoop, tensors: dict[str, Tensor]) -> bool:
 def _restore_inner(
     optimizers: Sequence[torch.optim.Optimizer], tensors: dict[str, Tensor], plain: dict[str, Any]
 ) -> bool:
-    """Load what `_optimizer_state` took, with the groups that the optimizers have now.
+    """Load what `_optimizer_state` took, out of `tensors`, with the groups that the optimizers have now.
 
     Returns whether all of them took it up.
     """
     state: dict[int, dict[str, Any]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith("inner/"):
-            _, index, key = name.split("/", 2)
-            state.setdefault(int(index), {})[key] = tensor
+    for name in [name for name in tensors if name.startswith("inner/")]:
+        _, index, key = name.split("/", 2)
+        state.setdefault(int(index), {})[key] = tensors.pop(name)
     for name, value in plain.items():
         index, key = name.split("/", 1)
         state.setdefault(int(index), {})[key] = value
@@ -307,6 +306,7 @@ def _restore_inner(
         own = {index - start: state[index] for index in state if start <= index < start + count}
         groups = list(optimizer.param_groups)
         try:
+            _lay_out(own, [parameter for group in groups for parameter in group["params"]])
             optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
         except Exception as error:  # somebody's own, and so it would be at every start
             kind = type(optimizer).__name__
@@ -318,3 +318,19 @@ def _restore_inner(
             optimizer.param_groups[:] = groups
         start += count
     return True
+
+
+def _lay_out(state: dict[int, dict[str, Any]], parameters: Sequence[Tensor]) -> None:
+    """Have what is kept of each element lie in memory as the parameters' elements do, as it did.
+
+    Fused optimizers go through both in the order in which they lie there, and the file is row-major.
+    """
+    for index, values in state.items():
+        parameter = parameters[index]
+        if parameter.is_contiguous():
+            continue
+        for key, value in values.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                # One after another, for the memory: nobody else holds them any more.
+                laid_out = torch.empty_like(parameter, dtype=value.dtype, device=value.device)
+                values[key] = laid_out.copy_(value)

@@ -338,6 +338,35 @@ def test_it_is_saved_whatever_device_new_tensors_are_on(tmp_path):
     assert all(map(torch.equal, outer.fragments[0].momentum, other.fragments[0].momentum))
 
 
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+@pytest.mark.parametrize("laid_out", ["channels last", "transposed"])
+def test_a_fused_optimizer_goes_on_as_it_was_whatever_the_parameters_layout(tmp_path, kind, laid_out):
+    """It does not look at where its moments lie: a restart would permute them."""
+
+    def build():
+        values = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(7))
+        channels_last = values.to(memory_format=torch.channels_last)
+        parameter = nn.Parameter(values.transpose(0, 1) if laid_out == "transposed" else channels_last)
+        options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+        return parameter, kind([parameter], lr=0.1, fused=True, **options)
+
+    def step(parameter, optimizer):
+        (parameter * torch.arange(1.0, 1 + parameter.numel()).view(parameter.shape)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    _, outer, _ = make()
+    parameter, optimizer = build()
+    step(parameter, optimizer)
+    CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(1, 1))
+    again, fresh = build()
+    assert restore(tmp_path / "t", outer, [fresh]) == (Progress(1, 1), True)
+    again.data.copy_(parameter.data)
+    step(parameter, optimizer)
+    step(again, fresh)
+    assert torch.equal(again, parameter)
+
+
 def test_sgd_without_state_and_scalars_come_back(tmp_path):
     model, outer, _ = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
