@@ -465,6 +465,17 @@ def test_the_loss_may_be_a_tensor() -> None:
     assert isinstance(window.loss, float), "the graph behind it is let go"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("casts_to", [torch.bfloat16, torch.float16])
+def test_a_scripts_autocast_changes_nothing(casts_to: torch.dtype, dtype: torch.dtype) -> None:
+    """All of its loop may be in it, `step` too."""
+    model = many(6).to(dtype)
+    again = copy.deepcopy(model)
+    plainly = trajectory(model, "int4", 1)
+    with torch.autocast("cpu", casts_to):
+        assert all(map(torch.equal, trajectory(again, "int4", 1), plainly))
+
+
 @pytest.fixture
 def odd_defaults() -> Iterator[None]:
     """What tensors are where nobody says otherwise, as large models are often built."""
