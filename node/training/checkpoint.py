@@ -12,7 +12,9 @@ import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from itertools import accumulate
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -58,37 +60,90 @@ class Progress:
     tokens: int = 0
 
 
-def _optimizer_state(
-    optimizers: Sequence[torch.optim.Optimizer],
-) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    """The inner optimizers' state as named tensors and plain values, their parameters counted through.
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """What inner optimizers have learnt, their parameters and groups counted through."""
 
-    None for the values of a state that holds anything else (LBFGS keeps lists, SGD with momentum sparse
-    tensors where gradients are, FSDP2 on one rank sharded ones, 8-bit optimizers quantised ones, some a state
-    that is of no parameter, or two states as wrappers around another optimizer do): half of it would do harm.
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, Any]
+    """Plain ones of parameters."""
+    learnt: Sequence[Mapping[str, float]]
+    """Numbers of each group."""
+
+
+def _inner_state(optimizers: Sequence[torch.optim.Optimizer]) -> Inner | None:
+    """The inner optimizers' state as named tensors and plain values.
+
+    None for a state that holds anything else (LBFGS keeps lists, SGD with momentum sparse tensors where
+    gradients are, FSDP2 on one rank sharded ones, 8-bit optimizers quantised ones, some a state that is of no
+    parameter, or two states as wrappers around another optimizer do): half of it would do harm.
     """
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}
+    learnt: list[dict[str, float]] = []
     start = 0
     for optimizer in optimizers:
         try:
             saved = optimizer.state_dict().get("state")
+            numbers = _learnt(optimizer)
         except Exception:  # somebody's own, which was never meant to be saved
-            return {}, None
-        if not isinstance(saved, dict):
-            return {}, None
+            return None
+        if not isinstance(saved, dict) or numbers is None:
+            return None
+        learnt += numbers
         for index, state in saved.items():
             if not (isinstance(index, int) and isinstance(state, dict)):
-                return {}, None
+                return None
             for key, value in state.items():
                 if type(value) is Tensor and _can_be_saved(value):
                     tensors[f"inner/{start + index}/{key}"] = value
                 elif value is None or isinstance(value, bool | int | float | str):
                     plain[f"{start + index}/{key}"] = value
                 else:
-                    return {}, None
+                    return None
         start += _parameters(optimizer)
-    return tensors, plain
+    return Inner(tensors, plain, learnt)
+
+
+def _learnt(optimizer: torch.optim.Optimizer) -> list[dict[str, float]] | None:
+    """Numbers that an optimizer has learnt and keeps in its groups, as Prodigy's `d` and ScheduleFree's `k`.
+
+    They are among its defaults, are no arguments of it, and not what they began as; its switches are the
+    script's to set. Without them the tensors that go with them do harm: Prodigy would learn nothing more.
+    None if it keeps other things there.
+    """
+    own = _own(optimizer)
+    learnt: list[dict[str, float]] = []
+    for group in optimizer.param_groups:
+        numbers: dict[str, float] = {}
+        for key in own.intersection(group):
+            value = group[key]
+            if isinstance(value, Tensor):
+                return None
+            if isinstance(value, bool) or value == optimizer.defaults[key]:
+                continue
+            if not isinstance(value, int | float):
+                return None
+            numbers[key] = value
+        learnt.append(numbers)
+    return learnt
+
+
+def _own(optimizer: torch.optim.Optimizer) -> set[str]:
+    """Those of an optimizer's defaults that are no arguments of it; none where it takes any arguments.
+
+    None of a wrapper's, whose defaults are those of another one: it is not even made with a learning rate.
+    """
+    own = set(optimizer.defaults)
+    for kind in type(optimizer).__mro__:
+        if kind is torch.optim.Optimizer:
+            break
+        made = vars(kind).get("__init__")
+        for argument in signature(made).parameters.values() if made else ():
+            if argument.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
+                return set()
+            own.discard(argument.name)
+    return set() if "lr" in own else own
 
 
 def _can_be_saved(tensor: Tensor) -> bool:
@@ -156,16 +211,21 @@ class State:
     @classmethod
     def of(cls, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]) -> "State":
         """The state as it is now; its tensors go on changing."""
-        inner, plain = _optimizer_state(optimizers)
-        tensors = [Saved(name, tensor, parameter=_parameter(name)) for name, tensor in inner.items()]
+        inner = _inner_state(optimizers)
+        tensors = [
+            Saved(name, tensor, parameter=_parameter(name))
+            for name, tensor in (inner.tensors.items() if inner else ())
+        ]
         for index, state in enumerate(outer.fragments):
             for i, slot in enumerate(state.fragment.slots):
                 tensors.append(Saved(f"residual/{slot.spec.name}", state.residual[i], index))
                 tensors.append(Saved(f"momentum/{slot.spec.name}", state.momentum[i], index))
         metadata = {"version": VERSION}
-        if plain is not None and optimizers:
-            metadata |= {"inner": json.dumps(plain), "optimizers": _kinds(optimizers)}
+        if inner and optimizers:
+            metadata |= {"inner": json.dumps(inner.values), "optimizers": _kinds(optimizers)}
             metadata["options"] = _options(optimizers)
+            if any(inner.learnt):
+                metadata["learnt"] = json.dumps(inner.learnt)
         return cls(tensors, metadata)
 
     @property
@@ -251,12 +311,21 @@ def restore(
         if is_ours and metadata.get("options", now) != now:  # earlier releases do not say
             log.warning("the inner optimizer has other options than its saved state: it begins afresh")
             is_ours = False
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        learnt = json.loads(metadata.get("learnt", "[]"))
+        if is_ours and len(learnt) not in (0, len(groups)):
+            log.warning("the inner optimizer has other groups than its saved state: it begins afresh")
+            is_ours = False
         # A state that diverged since the last delta would make the model diverge again, at any learning rate.
         has_inner = is_ours and all(
             map(_is_finite, (t for n, t in tensors.items() if n.startswith("inner/")))
         )
+        has_inner = has_inner and all(isfinite(number) for numbers in learnt for number in numbers.values())
         if has_inner:
             has_inner = _restore_inner(optimizers, tensors, json.loads(metadata["inner"]))
+        if has_inner:
+            for group, numbers in zip(groups, learnt, strict=False):
+                group.update(numbers)
     except FileNotFoundError:
         return None
     except (OSError, SafetensorError, *_NOT_AS_WRITTEN) as error:
@@ -287,7 +356,7 @@ def _fits(outer: OuterLoop, tensors: dict[str, Tensor]) -> bool:
 def _restore_inner(
     optimizers: Sequence[torch.optim.Optimizer], tensors: dict[str, Tensor], plain: dict[str, Any]
 ) -> bool:
-    """Load what `_optimizer_state` took, out of `tensors`, with the groups that the optimizers have now.
+    """Load what `_inner_state` took, out of `tensors`, with the groups that the optimizers have now.
 
     Returns whether all of them took it up.
     """

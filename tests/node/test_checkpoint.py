@@ -619,6 +619,87 @@ def test_several_optimizers_come_back_each_with_its_own(tmp_path):
                 assert torch.equal(ours.state_dict()["state"][index][key], value)
 
 
+class FindsItsRate(torch.optim.Optimizer):
+    """Keeps what it learns in its groups, as Prodigy and ScheduleFree do."""
+
+    def __init__(self, params, lr=1.0, d0=0.125):
+        super().__init__(params, {"lr": lr, "d0": d0, "d": d0, "k": 0, "best": 1.0, "train_mode": False})
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["d"], group["k"], group["train_mode"] = group["d"] * 1.5, group["k"] + 1, True
+            for parameter in group["params"]:
+                self.state[parameter]["s"] = torch.ones_like(parameter)
+
+
+def in_groups(model, count=2, **options):
+    parameters = list(model.parameters())
+    share = len(parameters) // count
+    groups = [{"params": parameters[i : i + share]} for i in range(0, len(parameters), share)]
+    return FindsItsRate(groups, **options)
+
+
+def test_what_an_optimizer_learns_in_its_groups_comes_back_and_the_rest_is_as_the_script_says(tmp_path):
+    """With the tensors alone Prodigy would learn nothing more."""
+    model, outer, _ = make()
+    optimizer = in_groups(model)
+    train(model, outer, optimizer, 2)
+    optimizer.param_groups[1]["k"] = 7
+    optimizer.param_groups[0]["lr"] = 0.1
+    CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(2, 4))
+    model, outer, _ = make()
+    fresh = in_groups(model, lr=0.5, d0=0.25)
+    others = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    assert restore(tmp_path / "t", outer, [others, fresh]) == (Progress(2, 4), False)
+    assert restore(tmp_path / "t", outer, [fresh]) == (Progress(2, 4), True)
+    first, second = fresh.param_groups
+    assert [first["d"], first["k"], second["d"], second["k"]] == [0.28125, 2, 0.28125, 7]
+    assert [first["lr"], first["d0"], first["best"], first["train_mode"]] == [0.5, 0.25, 1.0, False]
+
+
+@pytest.mark.parametrize("problem", ["other groups", "no number", "a tensor", "a list"])
+def test_without_what_an_optimizer_learnt_in_its_groups_all_of_it_begins_afresh(tmp_path, problem):
+    model, outer, _ = make()
+    optimizer = in_groups(model)
+    train(model, outer, optimizer, 2)
+    bad = {"no number": float("nan"), "a tensor": torch.tensor(0.3), "a list": [0.3]}
+    optimizer.param_groups[0]["best"] = bad.get(problem, 1.0)
+    CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(2, 4))
+    model, outer, _ = make()
+    fresh = in_groups(model, 4 if problem == "other groups" else 2)
+    assert restore(tmp_path / "t", outer, [fresh]) == (Progress(2, 4), False)
+    assert not fresh.state and [group["d"] for group in fresh.param_groups][:2] == [0.125, 0.125]
+
+
+class OfAnyArguments(torch.optim.AdamW):
+    def __init__(self, params, **options):
+        super().__init__(params, **options)
+
+
+class Around(torch.optim.Optimizer):
+    """As accelerate wraps an optimizer: with its state, groups and defaults."""
+
+    def __init__(self, params, base=torch.optim.AdamW, scaler=None):
+        inner = base(params)
+        self.state, self.param_groups, self.defaults = inner.state, inner.param_groups, inner.defaults
+        self.step, self.state_dict, self.load_state_dict = inner.step, inner.state_dict, inner.load_state_dict
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, OfAnyArguments, Around])
+def test_arguments_of_an_optimizer_are_not_taken_for_what_it_has_learnt(tmp_path, kind):
+    model, outer, _ = make()
+    optimizer = kind(model.parameters())
+    train(model, outer, optimizer, 1)
+    optimizer.param_groups[0].update(lr=0.05, eps=1e-3, initial_lr=0.1)
+    CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(1, 2))
+    assert "learnt" not in metadata_of(tmp_path / "t")
+    fresh = kind(model.parameters())
+    fresh.param_groups[0]["lr"] = 0.2
+    assert restore(tmp_path / "t", outer, [fresh]) == (Progress(1, 2), True)
+    group = fresh.param_groups[0]
+    assert [group["lr"], group["eps"], "initial_lr" in group] == [0.2, 1e-8, False]
+
+
 class OfNoParameter(torch.optim.AdamW):
     """As some keep a count of their own."""
 
