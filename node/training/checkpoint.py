@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from gossamer.node.training.innerstate import DTYPES, inner_state, kinds, options, restore_inner
 from gossamer.node.training.outer import OuterLoop
 
 VERSION = "2"
@@ -28,25 +30,7 @@ CHECKSUM = "crc32"
 _NOT_AS_WRITTEN = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
 """What reading JSON, and using what it holds, comes to where something else was written."""
 
-_DECIDING = ("amsgrad", "beta1", "centered", "momentum")
-"""Options that decide what an optimizer keeps of a parameter, by being zero, false or None, or not: those of
-torch.optim, and of Adafactor. An optimizer that lacks what it should have kept ends training."""
-
 log = logging.getLogger("gossamer.checkpoint")
-
-DTYPES = {
-    torch.float64: "F64",
-    torch.int64: "I64",
-    torch.float32: "F32",
-    torch.int32: "I32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""What tensors can be saved, and what safetensors calls their numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,68 +42,6 @@ class Progress:
     tokens: int = 0
 
 
-def _optimizer_state(
-    optimizers: Sequence[torch.optim.Optimizer],
-) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    """The inner optimizers' state as named tensors and plain values, their parameters counted through.
-
-    None for the values of a state that holds anything else (LBFGS keeps lists, FSDP2 on one rank sharded
-    tensors, 8-bit optimizers quantised ones, some a state that is of no parameter, or two states as wrappers
-    around another optimizer do): half of it would do harm.
-    """
-    tensors: dict[str, Tensor] = {}
-    plain: dict[str, Any] = {}
-    start = 0
-    for optimizer in optimizers:
-        try:
-            saved = optimizer.state_dict().get("state")
-        except Exception:  # somebody's own, which was never meant to be saved
-            return {}, None
-        if not isinstance(saved, dict):
-            return {}, None
-        for index, state in saved.items():
-            if not (isinstance(index, int) and isinstance(state, dict)):
-                return {}, None
-            for key, value in state.items():
-                if type(value) is Tensor and value.dtype in DTYPES:
-                    tensors[f"inner/{start + index}/{key}"] = value
-                elif value is None or isinstance(value, bool | int | float | str):
-                    plain[f"{start + index}/{key}"] = value
-                else:
-                    return {}, None
-        start += _parameters(optimizer)
-    return tensors, plain
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> int:
-    return sum(len(group["params"]) for group in optimizer.param_groups)
-
-
-def _kinds(optimizers: Sequence[torch.optim.Optimizer]) -> str:
-    """What a state belongs to: the optimizers' classes and their parameters' shapes, as text."""
-    return json.dumps(
-        [
-            [
-                type(optimizer).__name__,
-                [list(p.shape) for group in optimizer.param_groups for p in group["params"]],
-            ]
-            for optimizer in optimizers
-        ]
-    )
-
-
-def _options(optimizers: Sequence[torch.optim.Optimizer]) -> str:
-    """Which of `_DECIDING` are on for each parameter, as text."""
-    return json.dumps(
-        [
-            [name for name in _DECIDING if group.get(name)]
-            for optimizer in optimizers
-            for group in optimizer.param_groups
-            for _ in group["params"]
-        ]
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Saved:
     """One tensor of a checkpoint."""
@@ -128,6 +50,8 @@ class Saved:
     tensor: Tensor
     fragment: int | None = None
     """The fragment whose residual or momentum it is."""
+    parameter: int | None = None
+    """The parameter whose inner state it is."""
 
 
 class State:
@@ -139,7 +63,9 @@ class State:
     def __init__(self, tensors: Sequence[Saved], metadata: Mapping[str, str]) -> None:
         # The widest numbers first: then all lie at multiples of their size, as readers like them.
         self.tensors = sorted(tensors, key=lambda saved: -saved.tensor.itemsize)
-        """Those of one fragment one after another."""
+        self.groups = _groups(tensors, self.tensors)
+        """Indices of the tensors whose elements are copied together, the widest first: what is kept of one
+        parameter's elements. Groups of one parameter or fragment stand one after another."""
         self._metadata = dict(metadata)
         ends = accumulate((saved.tensor.nbytes for saved in self.tensors), initial=0)
         self._offsets = list(ends)
@@ -147,16 +73,21 @@ class State:
     @classmethod
     def of(cls, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]) -> "State":
         """The state as it is now; its tensors go on changing."""
-        inner, plain = _optimizer_state(optimizers)
-        tensors = [Saved(name, tensor) for name, tensor in inner.items()]
+        inner = inner_state(optimizers)
+        tensors = [
+            Saved(name, tensor, parameter=_parameter(name))
+            for name, tensor in (inner.tensors.items() if inner else ())
+        ]
         for index, state in enumerate(outer.fragments):
             for i, slot in enumerate(state.fragment.slots):
                 tensors.append(Saved(f"residual/{slot.spec.name}", state.residual[i], index))
                 tensors.append(Saved(f"momentum/{slot.spec.name}", state.momentum[i], index))
         metadata = {"version": VERSION}
-        if plain is not None and optimizers:
-            metadata |= {"inner": json.dumps(plain), "optimizers": _kinds(optimizers)}
-            metadata["options"] = _options(optimizers)
+        if inner and optimizers:
+            metadata |= {"inner": json.dumps(inner.values), "optimizers": kinds(optimizers)}
+            metadata["options"] = options(optimizers)
+            if any(inner.learnt):
+                metadata["learnt"] = json.dumps(inner.learnt)
         return cls(tensors, metadata)
 
     @property
@@ -187,6 +118,21 @@ class State:
         metadata |= self._metadata
         metadata[CHECKSUM] = checksum(checksums, metadata)
         return json.dumps({"__metadata__": metadata, **header}).encode()
+
+
+def _parameter(name: str) -> int:
+    """Of which parameter an inner tensor is, counted through all optimizers."""
+    return int(name.split("/", 2)[1])
+
+
+def _groups(tensors: Sequence[Saved], in_file: Sequence[Saved]) -> list[list[int]]:
+    """Which tensors of a file to copy together, in the order of `tensors`."""
+    places = {saved.name: place for place, saved in enumerate(in_file)}
+    groups: dict[object, list[int]] = {}
+    for saved in tensors:
+        alike = (saved.parameter, saved.tensor.numel())
+        groups.setdefault(saved.name if saved.parameter is None else alike, []).append(places[saved.name])
+    return [sorted(group) for group in groups.values()]
 
 
 def checksum(found: Mapping[str, int], metadata: Mapping[str, str]) -> str:
@@ -222,17 +168,26 @@ def restore(
         progress = Progress(int(metadata["steps"]), int(metadata["tokens"]))
         if len(rounds) != len(outer.fragments) or not _fits(outer, tensors):
             raise ValueError("it is of another model")
-        is_ours = metadata.get("optimizers") == _kinds(optimizers) and bool(optimizers)
-        now = _options(optimizers)
+        is_ours = metadata.get("optimizers") == kinds(optimizers) and bool(optimizers)
+        now = options(optimizers)
         if is_ours and metadata.get("options", now) != now:  # earlier releases do not say
             log.warning("the inner optimizer has other options than its saved state: it begins afresh")
+            is_ours = False
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        learnt = json.loads(metadata.get("learnt", "[]"))
+        if is_ours and len(learnt) not in (0, len(groups)):
+            log.warning("the inner optimizer has other groups than its saved state: it begins afresh")
             is_ours = False
         # A state that diverged since the last delta would make the model diverge again, at any learning rate.
         has_inner = is_ours and all(
             map(_is_finite, (t for n, t in tensors.items() if n.startswith("inner/")))
         )
+        has_inner = has_inner and all(isfinite(number) for numbers in learnt for number in numbers.values())
         if has_inner:
-            has_inner = _restore_inner(optimizers, tensors, json.loads(metadata["inner"]))
+            has_inner = restore_inner(optimizers, tensors, json.loads(metadata["inner"]))
+        if has_inner:
+            for group, numbers in zip(groups, learnt, strict=False):
+                group.update(numbers)
     except FileNotFoundError:
         return None
     except (OSError, SafetensorError, *_NOT_AS_WRITTEN) as error:
@@ -258,39 +213,3 @@ def _fits(outer: OuterLoop, tensors: dict[str, Tensor]) -> bool:
         for i, slot in enumerate(state.fragment.slots)
         for kind in ("residual", "momentum")
     )
-
-
-def _restore_inner(
-    optimizers: Sequence[torch.optim.Optimizer], tensors: dict[str, Tensor], plain: dict[str, Any]
-) -> bool:
-    """Load what `_optimizer_state` took, with the groups that the optimizers have now.
-
-    Returns whether all of them took it up.
-    """
-    state: dict[int, dict[str, Any]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith("inner/"):
-            _, index, key = name.split("/", 2)
-            state.setdefault(int(index), {})[key] = tensor
-    for name, value in plain.items():
-        index, key = name.split("/", 1)
-        state.setdefault(int(index), {})[key] = value
-    counts = [_parameters(optimizer) for optimizer in optimizers]
-    if any(not 0 <= index < sum(counts) for index in state):
-        raise ValueError("state of more parameters than there are")
-    start = 0
-    for optimizer, count in zip(optimizers, counts, strict=True):
-        own = {index - start: state[index] for index in state if start <= index < start + count}
-        groups = list(optimizer.param_groups)
-        try:
-            optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
-        except Exception as error:  # somebody's own, and so it would be at every start
-            kind = type(optimizer).__name__
-            log.warning("%s takes up no state (%s: %s): it begins afresh", kind, type(error).__name__, error)
-            return False
-        finally:
-            # Copies of them are in their place: a schedule that holds the groups would have no effect. The
-            # list stays, since optimizers around another one share it.
-            optimizer.param_groups[:] = groups
-        start += count
-    return True

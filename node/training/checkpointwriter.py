@@ -126,6 +126,8 @@ class _Copied(NamedTuple):
 
     name: str
     bytes: Tensor
+    offset: int
+    """In bytes, counted from the first tensor."""
     is_first: bool
 
 
@@ -133,8 +135,9 @@ class _Writing:
     """One checkpoint under way.
 
     A fragment's residual and momentum are those of one time, with the round that they belong to: if it is
-    published before all of it has been copied, it is copied again. The inner optimizer's tensors may be some
-    steps apart from each other, which does no harm.
+    published before all of it has been copied, it is copied again. What the inner optimizer keeps of one
+    element is of one time, too: a variance without the momentum that came with it would make the next process
+    take a huge step. Elements may be some steps apart from each other, which does no harm.
     """
 
     def __init__(self, path: Path, state: State, outer: OuterLoop, room: Tensor, submit: Submit) -> None:
@@ -149,13 +152,11 @@ class _Writing:
         """Of what has been written of each tensor."""
         self._data_at = 0
         """Where the tensors begin in the file."""
-        self._index = 0
+        self._group = 0
         self._done = 0
-        """How much of which tensor has been copied, in elements."""
-        self._values = torch.empty(0, device="cpu")
-        """That tensor as a vector."""
+        """How much of each tensor of which group has been copied, in elements."""
         self._began = 0
-        """The first tensor of the fragment that it is of."""
+        """The first group of the fragment that it is of."""
         self._file: BinaryIO | None = None
         self._aside = ""
         self._written = submit(self._open)
@@ -168,19 +169,22 @@ class _Writing:
     def advance(self, progress: Progress) -> bool:
         """Copy the next share; returns whether the file is there. Raises OSError."""
         self._written.result()
-        if self._index == len(self._state.tensors):
+        if self._group == len(self._state.groups):
             if not self._file:
                 return True
             self._written = self._submit(self._finish, progress)
             return False
         self._begin_again_if_published()
-        start = self._state.offset(self._index, self._done)
         share: list[_Copied] = []
         room = self._room
-        while self._index < len(self._state.tensors) and room.numel() and len(share) < SHARE_TENSORS:
-            share.append(self._copy(room))
-            room = room[share[-1].bytes.numel() :]
-        self._written = self._submit(self._write, start, share)
+        while self._group < len(self._state.groups) and len(share) < SHARE_TENSORS:
+            pieces = self._copy(room)
+            if not pieces:
+                break
+            share += pieces
+            taken = sum(piece.bytes.numel() for piece in pieces)
+            room = room[-(-taken // WIDEST_BYTES) * WIDEST_BYTES :]
+        self._written = self._submit(self._write, share)
         return False
 
     def give_up(self) -> None:
@@ -193,32 +197,43 @@ class _Writing:
                 os.unlink(self._aside)
 
     def _begin_again_if_published(self) -> None:
-        fragment = self._state.tensors[self._index].fragment
-        if fragment is None or fragment != self._state.tensors[self._began].fragment:
+        fragment = self._fragment(self._group)
+        if fragment is None or fragment != self._fragment(self._began):
             return  # nothing of it has been copied
         if self._rounds[fragment] != self._outer.fragments[fragment].last_published:
-            self._index, self._done = self._began, 0
+            self._group, self._done = self._began, 0
 
-    def _copy(self, room: Tensor) -> "_Copied":
-        """Copy as much of the next tensor as there is room for."""
-        saved = self._state.tensors[self._index]
-        is_first = not self._done
-        if is_first:
-            self._values = saved.tensor.detach().reshape(-1)
-            self._note_round(saved.fragment)
-        values = self._values[self._done : self._done + room.numel() // saved.tensor.itemsize]
-        copied = room[: values.nbytes]
-        copied.view(values.dtype).copy_(values)
-        self._done += values.numel()
-        if self._done == saved.tensor.numel():
-            self._index, self._done = self._index + 1, 0
-        return _Copied(saved.name, copied, is_first)
+    def _copy(self, room: Tensor) -> list[_Copied]:
+        """Copy as many of the next group's elements as there is room for; nothing if there is for none."""
+        group = self._state.groups[self._group]
+        tensors = [self._state.tensors[index].tensor.detach() for index in group]
+        start, numel = self._done, tensors[0].numel()
+        end = min(numel, start + room.numel() // sum(tensor.itemsize for tensor in tensors))
+        if end == start < numel:
+            return []
+        if not start:
+            self._note_round()
+        pieces: list[_Copied] = []
+        for index, tensor in zip(group, tensors, strict=True):
+            copied = room[: (end - start) * tensor.itemsize]
+            copied.view(tensor.dtype).copy_(_elements(tensor, start, end))
+            name, offset = self._state.tensors[index].name, self._state.offset(index, start)
+            pieces.append(_Copied(name, copied, offset, is_first=not start))
+            room = room[copied.numel() :]
+        self._done = end
+        if end == numel:
+            self._group, self._done = self._group + 1, 0
+        return pieces
 
-    def _note_round(self, fragment: int | None) -> None:
-        before = self._state.tensors[self._index - 1].fragment if self._index else None
+    def _note_round(self) -> None:
+        fragment = self._fragment(self._group)
+        before = self._fragment(self._group - 1) if self._group else None
         if fragment is not None and fragment != before:
-            self._began = self._index
+            self._began = self._group
             self._rounds[fragment] = self._outer.fragments[fragment].last_published
+
+    def _fragment(self, group: int) -> int | None:
+        return self._state.tensors[self._state.groups[group][0]].fragment
 
     # -- in the thread
 
@@ -231,10 +246,13 @@ class _Writing:
         fd, self._aside = open_aside(self._path)
         self._file = os.fdopen(fd, "wb")
 
-    def _write(self, start: int, share: "Sequence[_Copied]") -> None:
+    def _write(self, share: "Sequence[_Copied]") -> None:
         assert self._file
-        self._file.seek(self._data_at + start)
-        for name, piece, is_first in share:
+        at = -1
+        for name, piece, offset, is_first in share:
+            if offset != at:
+                self._file.seek(self._data_at + offset)
+            at = offset + piece.numel()
             data = piece.numpy().data
             self._file.write(data)
             self._checksums[name] = zlib.crc32(data, 0 if is_first else self._checksums[name])
@@ -248,6 +266,18 @@ class _Writing:
         self._file.close()
         os.replace(self._aside, self._path)
         self._file = None
+
+
+def _elements(tensor: Tensor, start: int, end: int) -> Tensor:
+    """Those from `start` to `end` in row-major order; if a copy, one of little more than those."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)[start:end]
+    row = tensor[0].numel()
+    first, last = start // row, (end - 1) // row
+    start, end = start - first * row, end - first * row
+    if first == last:
+        return _elements(tensor[first], start, end)
+    return tensor[first : last + 1].reshape(-1)[start:end]
 
 
 class _Work:

@@ -65,10 +65,17 @@ class Part:
         return self.theta[0].device
 
     def values(self) -> Tensor:
-        """The parameters, one tensor after the other in row-major order; a copy where they do not lie so."""
+        """The parameters, one tensor after the other in row-major order; a copy where they do not lie so.
+
+        Of several dtypes, as some may have got while training ran, all are in the widest.
+        """
+        rows = [theta.detach().reshape(-1) for theta in self.theta]
         if self.bucket is None:
-            return self.theta[0].detach().reshape(-1)
-        return torch.cat([theta.detach().reshape(-1) for theta in self.theta])
+            return rows[0]
+        if len({row.dtype for row in rows}) > 1:
+            refs = self.pieces[0].ref.split(self.bucket.numels)  # a bucket is one piece
+            rows = [_widened(row, ref) for row, ref in zip(rows, refs, strict=True)]
+        return torch.cat(rows)
 
     def write_back(self, values: Tensor) -> None:
         """Finish what was done to `values`."""
@@ -123,6 +130,16 @@ class FragmentState:
             bucket = Bucket(codec, numels, image.device) if len(places) > 1 else None
             parts.append(Part(places, mine, _pieces(*rows, piece_numel(codec, image)), bucket))
         return cls(fragment, theta, ref, residual, momentum, parts, Window(base))
+
+
+def _widened(theta: Tensor, ref: Tensor) -> Tensor:
+    """A parameter as it would be in float32 at least: `ref` and the progress from its image in theta's dtype.
+
+    What bf16 cannot hold of `ref` is not progress.
+    """
+    if theta.dtype in (torch.float32, torch.float64):
+        return theta
+    return theta.float().sub_(ref.to(theta.dtype)).add_(ref)
 
 
 def _pieces(ref: Tensor, residual: Tensor, momentum: Tensor, size: int) -> list[Piece]:

@@ -14,8 +14,10 @@ Nothing here does I/O or waits. Both go through a fragment piece by piece, in me
 all of a piece's steps then find it in cache, and no page is touched for the first time in the training loop.
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import wraps
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +33,26 @@ from gossamer.protocol.manifest import Manifest
 FADED = 2.0**-60
 """Momentum that weighs nothing in fixed point. Where nothing trains any more, as in the rows of words that
 are never met, it would else fade until it is denormal and stay so: 30 times slower on Intel CPUs."""
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _as_written(method: "Callable[Concatenate[OuterLoop, P], T]") -> "Callable[Concatenate[OuterLoop, P], T]":
+    """Has torch compute what a method says, whatever the script's loop around it is in.
+
+    Nothing is differentiated, and autocast casts nothing: to bf16, it would refuse parameters of fp16.
+    """
+
+    @wraps(method)
+    def run(loop: "OuterLoop", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with torch.no_grad(), ExitStack() as modes:
+            for device in filter(torch.amp.is_autocast_available, loop.device_types):
+                modes.enter_context(torch.autocast(device, enabled=False))
+            return method(loop, *args, **kwargs)
+
+    return run
 
 
 class Scratch(NamedTuple):
@@ -63,6 +85,8 @@ class OuterLoop:
             FragmentState.of(fragment, tensors, self._outer.codec, base)
             for fragment, base in zip(layout.fragments, _first_bases(len(layout.fragments)), strict=True)
         ]
+        self.device_types = {"cpu", *(part.device.type for state in self.fragments for part in state.parts)}
+        """What it computes on."""
         self._scratch = Scratch.of(PIECE_CPU, torch.device("cpu"))
 
     def step(self, tokens: int, loss: float | Tensor) -> None:
@@ -73,7 +97,7 @@ class OuterLoop:
         for state in self.fragments:
             state.window.add(tokens, loss)
 
-    @torch.no_grad()
+    @_as_written
     def apply(self, index: int, phi: Ints, merged_round: int, *, keep_progress: bool = True) -> None:
         """Move a fragment to a newer Phi, int32[fragment.numel], keeping local progress unless told not."""
         state = self.fragments[index]
@@ -87,7 +111,7 @@ class OuterLoop:
         if not keep_progress or state.window.steps == 0:
             state.window.base = max(state.window.base, merged_round)
 
-    @torch.no_grad()
+    @_as_written
     def reset(self) -> None:
         """Set all parameters to the Phi last applied, and begin all windows anew."""
         for state in self.fragments:
@@ -95,7 +119,7 @@ class OuterLoop:
             for theta, ref in zip(state.theta, state.ref, strict=True):
                 theta.copy_(ref)
 
-    @torch.no_grad()
+    @_as_written
     def publish(self, index: int, round_: int, out: memoryview) -> tuple[int, Window]:
         """Close a fragment's window: write its payload to `out`; returns its length and the window.
 

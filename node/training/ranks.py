@@ -249,7 +249,11 @@ class Ranks:
             if is_sharded(tensor):
                 _deal_out(self._copies.get(name), tensor)
             else:
-                dist.broadcast(tensor, 0)
+                # What is sent is memory as it lies, which may have gaps, or another order on other ranks.
+                whole = tensor.contiguous()
+                dist.broadcast(whole, 0)
+                if whole is not tensor:
+                    tensor.copy_(whole)
 
 
 def is_sharded(tensor: Tensor) -> bool:

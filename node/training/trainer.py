@@ -7,8 +7,8 @@ A mistake in a task that shows before the first step is for a person to mend: ex
 stops. One that shows later may pass (a file out of reach, another process that took the memory), and so does
 what keeps a daemon from answering: exit status 1, and the trainer is started again, with pauses, for as long
 as it takes; the daemon goes on. So it is with training that diverges after it went well (a batch whose loss
-is no number, an overflow): the next process begins with the swarm's model, a fresh inner optimizer and the
-data that comes after.
+is no number, an overflow), also in an earlier process whose inner state this one took up: the next begins
+with the swarm's model, a fresh inner optimizer and the data that comes after.
 """
 
 import atexit
@@ -86,13 +86,18 @@ class Trainer:
         self._could_be_shown = True
         self.stepped = False
         """Whether this process has done an inner step, so that the task works in principle."""
-        self.published = False
-        """Whether it has published, so that training went well for a while."""
+        self._published = False
         self._asked_to_stop = False  # not an Event, whose lock the signal may find taken, by the wait for it
 
     @property
     def _must_stop(self) -> bool:
         return self._asked_to_stop or self.peer.should_stop
+
+    @property
+    def went_well(self) -> bool:
+        """Whether training went well for a while: this process has published, or goes on from another one's
+        inner state, which is to blame then, as may be."""
+        return self._published or self.peer.resumed
 
     def stop(self) -> None:
         """Ask the loop to end after the current step."""
@@ -122,7 +127,8 @@ class Trainer:
         self.peer.flush(LEAVE_S)
 
     def give_up_window(self) -> None:
-        """Go back to the swarm's model, and keep for the next process how far this one is with its data."""
+        """Go back to the swarm's model, and keep for the next process how far this one is with its data, but
+        no inner state, with which it might diverge at once."""
         self.peer.drop_progress()
         self.peer.flush(LEAVE_S)
         self.peer.close()
@@ -139,7 +145,7 @@ class Trainer:
         self.stepped = True
         before = self.peer.round
         published = self.peer.step(tokens, loss)
-        self.published = self.published or published is not None
+        self._published = self._published or published is not None
         every = self._options.evaluate_every
         if published is not None and every and published // every > before // every:  # some are skipped
             if not self.peer.finished:
@@ -220,13 +226,16 @@ def main() -> int:
         trainer.run()
         trainer.peer.close()
     except DivergedError as error:
-        if ending.trainer is None or not ending.trainer.published:
+        assert ending.trainer is not None, "it trained"
+        went_well = ending.trainer.went_well
+        if went_well:
+            on = "Back to the swarm's model, and on with the next data"
+            log.warning("%s, should it come again. %s", error, on)
+        else:
             log.error("%s", error, exc_info=error if options.debug else None)
-            return USER_ERROR
-        log.warning("%s, should it come again. Back to the swarm's model, and on with the next data", error)
         with suppress(LocalError):  # what would keep it from that, the next process will meet and say
             ending.trainer.give_up_window()
-        return FAILURE
+        return FAILURE if went_well else USER_ERROR
     except (LocalError, TaskError) as error:
         log.error("%s", error, exc_info=error if options.debug else None)
         has_worked = options.restarted or (ending.trainer is not None and ending.trainer.stepped)

@@ -96,6 +96,60 @@ def test_a_state_copied_in_shares_names_the_round_of_each_fragment(tmp_path, mon
         assert all(torch.equal(a, b) for a, b in zip(state.residual, residuals[last], strict=True))
 
 
+class Counting(torch.optim.Optimizer):
+    """Sets all that it keeps of a parameter, of several dtypes and orders, to its count of steps."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+        self.count = 0
+
+    def step(self, closure=None):
+        self.count += 1
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                rows, columns = parameter.shape
+                state["wide"] = torch.empty(rows, columns, dtype=torch.float64)
+                state["half"] = torch.empty(rows, columns, dtype=torch.bfloat16)
+                state["turned"] = torch.empty(columns, rows).T
+                state["whole"] = torch.empty(rows, columns, dtype=torch.uint8)
+            for value in state.values():
+                value.fill_(self.count)
+
+
+def test_what_is_kept_of_one_element_is_of_one_step(tmp_path, monkeypatch):
+    """A variance of before a large gradient, with the momentum of after it, is a huge step."""
+    monkeypatch.setattr(checkpointwriter, "SHARE_BYTES", 64)
+    _, outer, _ = make()
+    shapes = ((37, 3), (1, 5), (2, 41), (3, 1))
+    optimizer = Counting([nn.Parameter(torch.zeros(shape)) for shape in shapes])
+    optimizer.step()
+    path = tmp_path / "t"
+    writer = CheckpointWriter(path)
+    writer.begin(outer, [optimizer])
+    while not path.exists():
+        writer.advance(Progress(9, 18), wait=True)
+        optimizer.step()
+    writer.close()
+    found = load_file(path)
+    for index in range(len(shapes)):
+        wide = found[f"inner/{index}/wide"]
+        assert all(torch.equal(found[f"inner/{index}/{key}"], wide) for key in ("half", "turned", "whole"))
+    assert len(found["inner/0/wide"].unique()) > 3, "training went on in between"
+    assert restore(path, make()[1], []) is not None, "the checksum is right"
+
+
+def test_a_piece_that_does_not_lie_in_order_costs_no_copy_of_all():
+    tensor = torch.arange(4000.0).view(2, 20, 100)
+    for turned in (tensor.transpose(1, 2), tensor.permute(2, 1, 0), tensor[:, ::2], tensor[:, 3].T[None]):
+        whole = turned.reshape(-1)
+        for start, end in ((0, 1), (0, len(whole)), (7, 91), (95, 1803), (len(whole) - 3, len(whole))):
+            piece = checkpointwriter._elements(turned, start, end)
+            assert torch.equal(piece, whole[start:end])
+    rows = torch.empty(100, 1000).T
+    assert checkpointwriter._elements(rows, 250, 360).untyped_storage().nbytes() == 2 * 100 * 4
+
+
 def test_ctrl_c_waits_until_a_share_is_handed_on(tmp_path, monkeypatch):
     """Whoever goes on after it would else get a file with a hole, in place of one that was whole."""
     _, outer, optimizer = trained()
@@ -282,6 +336,35 @@ def test_it_is_saved_whatever_device_new_tensors_are_on(tmp_path):
         torch.set_default_device(None)
     assert restored == (Progress(8, 16), True)
     assert all(map(torch.equal, outer.fragments[0].momentum, other.fragments[0].momentum))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+@pytest.mark.parametrize("laid_out", ["channels last", "transposed"])
+def test_a_fused_optimizer_goes_on_as_it_was_whatever_the_parameters_layout(tmp_path, kind, laid_out):
+    """It does not look at where its moments lie: a restart would permute them."""
+
+    def build():
+        values = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(7))
+        channels_last = values.to(memory_format=torch.channels_last)
+        parameter = nn.Parameter(values.transpose(0, 1) if laid_out == "transposed" else channels_last)
+        options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+        return parameter, kind([parameter], lr=0.1, fused=True, **options)
+
+    def step(parameter, optimizer):
+        (parameter * torch.arange(1.0, 1 + parameter.numel()).view(parameter.shape)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    _, outer, _ = make()
+    parameter, optimizer = build()
+    step(parameter, optimizer)
+    CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(1, 1))
+    again, fresh = build()
+    assert restore(tmp_path / "t", outer, [fresh]) == (Progress(1, 1), True)
+    again.data.copy_(parameter.data)
+    step(parameter, optimizer)
+    step(again, fresh)
+    assert torch.equal(again, parameter)
 
 
 def test_sgd_without_state_and_scalars_come_back(tmp_path):
@@ -536,6 +619,87 @@ def test_several_optimizers_come_back_each_with_its_own(tmp_path):
                 assert torch.equal(ours.state_dict()["state"][index][key], value)
 
 
+class FindsItsRate(torch.optim.Optimizer):
+    """Keeps what it learns in its groups, as Prodigy and ScheduleFree do."""
+
+    def __init__(self, params, lr=1.0, d0=0.125):
+        super().__init__(params, {"lr": lr, "d0": d0, "d": d0, "k": 0, "best": 1.0, "train_mode": False})
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["d"], group["k"], group["train_mode"] = group["d"] * 1.5, group["k"] + 1, True
+            for parameter in group["params"]:
+                self.state[parameter]["s"] = torch.ones_like(parameter)
+
+
+def in_groups(model, count=2, **options):
+    parameters = list(model.parameters())
+    share = len(parameters) // count
+    groups = [{"params": parameters[i : i + share]} for i in range(0, len(parameters), share)]
+    return FindsItsRate(groups, **options)
+
+
+def test_what_an_optimizer_learns_in_its_groups_comes_back_and_the_rest_is_as_the_script_says(tmp_path):
+    """With the tensors alone Prodigy would learn nothing more."""
+    model, outer, _ = make()
+    optimizer = in_groups(model)
+    train(model, outer, optimizer, 2)
+    optimizer.param_groups[1]["k"] = 7
+    optimizer.param_groups[0]["lr"] = 0.1
+    CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(2, 4))
+    model, outer, _ = make()
+    fresh = in_groups(model, lr=0.5, d0=0.25)
+    others = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    assert restore(tmp_path / "t", outer, [others, fresh]) == (Progress(2, 4), False)
+    assert restore(tmp_path / "t", outer, [fresh]) == (Progress(2, 4), True)
+    first, second = fresh.param_groups
+    assert [first["d"], first["k"], second["d"], second["k"]] == [0.28125, 2, 0.28125, 7]
+    assert [first["lr"], first["d0"], first["best"], first["train_mode"]] == [0.5, 0.25, 1.0, False]
+
+
+@pytest.mark.parametrize("problem", ["other groups", "no number", "a tensor", "a list"])
+def test_without_what_an_optimizer_learnt_in_its_groups_all_of_it_begins_afresh(tmp_path, problem):
+    model, outer, _ = make()
+    optimizer = in_groups(model)
+    train(model, outer, optimizer, 2)
+    bad = {"no number": float("nan"), "a tensor": torch.tensor(0.3), "a list": [0.3]}
+    optimizer.param_groups[0]["best"] = bad.get(problem, 1.0)
+    CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(2, 4))
+    model, outer, _ = make()
+    fresh = in_groups(model, 4 if problem == "other groups" else 2)
+    assert restore(tmp_path / "t", outer, [fresh]) == (Progress(2, 4), False)
+    assert not fresh.state and [group["d"] for group in fresh.param_groups][:2] == [0.125, 0.125]
+
+
+class OfAnyArguments(torch.optim.AdamW):
+    def __init__(self, params, **options):
+        super().__init__(params, **options)
+
+
+class Around(torch.optim.Optimizer):
+    """As accelerate wraps an optimizer: with its state, groups and defaults."""
+
+    def __init__(self, params, base=torch.optim.AdamW, scaler=None):
+        inner = base(params)
+        self.state, self.param_groups, self.defaults = inner.state, inner.param_groups, inner.defaults
+        self.step, self.state_dict, self.load_state_dict = inner.step, inner.state_dict, inner.load_state_dict
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, OfAnyArguments, Around])
+def test_arguments_of_an_optimizer_are_not_taken_for_what_it_has_learnt(tmp_path, kind):
+    model, outer, _ = make()
+    optimizer = kind(model.parameters())
+    train(model, outer, optimizer, 1)
+    optimizer.param_groups[0].update(lr=0.05, eps=1e-3, initial_lr=0.1)
+    CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(1, 2))
+    assert "learnt" not in metadata_of(tmp_path / "t")
+    fresh = kind(model.parameters())
+    fresh.param_groups[0]["lr"] = 0.2
+    assert restore(tmp_path / "t", outer, [fresh]) == (Progress(1, 2), True)
+    group = fresh.param_groups[0]
+    assert [group["lr"], group["eps"], "initial_lr" in group] == [0.2, 1e-8, False]
+
+
 class OfNoParameter(torch.optim.AdamW):
     """As some keep a count of their own."""
 
@@ -615,6 +779,28 @@ def test_an_inner_state_of_tensors_of_another_kind_is_left_out_and_the_rest_is_k
     CheckpointWriter(path).save(outer, [optimizer], Progress(8, 16))
     _, again, fresh = make(seed=1)
     assert restore(path, again, [fresh]) == (Progress(8, 16), False)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "meta"])
+def test_an_inner_state_of_tensors_whose_elements_are_not_there_begins_afresh(tmp_path, kind):
+    """SGD with momentum keeps the sum of sparse gradients sparse."""
+    _, outer, _ = make()
+    table = nn.Embedding(9, 2, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1, momentum=0.9)
+    table(torch.tensor([1, 4])).sum().backward()
+    optimizer.step()
+    state = optimizer.state[table.weight]
+    assert state["momentum_buffer"].is_sparse
+    if kind == "meta":
+        state["momentum_buffer"] = torch.empty(9, 2, device="meta")
+    path = tmp_path / "t"
+    writer = CheckpointWriter(path)
+    writer.begin(outer, [optimizer])
+    while not path.exists():
+        writer.advance(Progress(1, 2), wait=True)
+    writer.close()
+    fresh = torch.optim.SGD(table.parameters(), lr=0.1, momentum=0.9)
+    assert restore(path, make()[1], [fresh]) == (Progress(1, 2), False)
 
 
 def test_what_killed_trainers_left_unfinished_is_removed(tmp_path):

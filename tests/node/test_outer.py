@@ -16,7 +16,7 @@ from gossamer.node.training import buckets, encoders
 from gossamer.node.training.outer import OuterLoop
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, DivergedError
-from gossamer.protocol.fixedpoint import ONE, Ints, to_fixed
+from gossamer.protocol.fixedpoint import ONE, Ints, to_fixed, to_float
 from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payload import Payload, payload_bytes_max
@@ -422,6 +422,37 @@ def test_bf16_training_is_sent_as_it_moved(rng: np.random.Generator) -> None:
         assert np.abs(flat(loop) - phi / ONE).max() < 0.02, "within bf16's resolution of Phi"
 
 
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16,), (torch.float16, torch.float64, torch.bfloat16)])
+def test_rounding_is_not_progress_where_some_layers_changed_their_dtype(
+    rng: np.random.Generator, dtypes: tuple[torch.dtype, ...]
+) -> None:
+    """Small tensors are worked through together, as one of the widest dtype."""
+    model = many(6)
+    manifest = manifest_for(model, codec="int8", momentum=0.0, learning_rate=1.0)
+    loop = loop_for(model, manifest)
+    phi = phi_of(loop)
+    loop.apply(0, phi, 0, keep_progress=False)
+    _, *small = model.parameters()
+    for parameter, dtype in zip(small, dtypes, strict=False):
+        parameter.data = parameter.data.to(dtype)
+    assert [part.theta for part in loop.fragments[0].parts if part.bucket] != []
+    for round_ in range(1, 9):
+        loop.step(10, 1.0)
+        sent, _ = publish(loop, manifest, round_)
+        assert not sent.any()
+        phi = phi + rng.integers(-(1 << 20), 1 << 20, phi.size).astype(np.int32)
+        loop.apply(0, phi, round_)
+        numels = [theta.numel() for theta in loop.fragments[0].theta]
+        images = torch.from_numpy(to_float(phi)).split(numels)
+        for theta, image in zip(loop.fragments[0].theta, images, strict=True):
+            assert torch.equal(theta.detach().reshape(-1), image.to(theta.dtype))
+    before = flat(loop)
+    train(loop, rng, size=0.1)
+    moved = before - flat(loop)
+    sent, _ = publish(loop, manifest, 9)
+    assert np.abs(sent / ONE - moved).max() < 0.01, "int8's resolution"
+
+
 def test_the_loss_may_be_a_tensor() -> None:
     model = Net()
     manifest = manifest_for(model)
@@ -432,6 +463,17 @@ def test_the_loss_may_be_a_tensor() -> None:
     _, window = loop.publish(0, 1, area(manifest))
     assert window.mean_loss == pytest.approx(float(loss.detach()))
     assert isinstance(window.loss, float), "the graph behind it is let go"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("casts_to", [torch.bfloat16, torch.float16])
+def test_a_scripts_autocast_changes_nothing(casts_to: torch.dtype, dtype: torch.dtype) -> None:
+    """All of its loop may be in it, `step` too."""
+    model = many(6).to(dtype)
+    again = copy.deepcopy(model)
+    plainly = trajectory(model, "int4", 1)
+    with torch.autocast("cpu", casts_to):
+        assert all(map(torch.equal, trajectory(again, "int4", 1), plainly))
 
 
 @pytest.fixture

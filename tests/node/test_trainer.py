@@ -6,13 +6,14 @@ import os
 import signal
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from gossamer.node.options import TrainerOptions
 from gossamer.node.training import trainer
 from gossamer.node.training.trainer import _Ending, choose_device
-from gossamer.protocol.errors import ConfigError, UnreachableError
+from gossamer.protocol.errors import ConfigError, DivergedError, UnreachableError
 from tests.node.daemons import founded
 
 
@@ -54,7 +55,35 @@ def test_a_daemon_that_does_not_answer_yet_does_not_stop_the_node(
             raise UnreachableError("no daemon has answered")
 
     monkeypatch.setattr(trainer, "Trainer", Waiting)
+    assert status_of(monkeypatch, tmp_path) == trainer.FAILURE
+
+
+def status_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int:
+    """The exit status of a trainer, in this process."""
     for module, name in ((trainer.logs, "configure"), (signal, "signal"), (trainer.atexit, "register")):
         monkeypatch.setattr(module, name, lambda *_, **__: None)
     monkeypatch.setattr(sys, "argv", ["trainer", TrainerOptions(folder=founded(tmp_path).root).to_json()])
-    assert trainer.main() == trainer.FAILURE
+    return trainer.main()
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+def test_divergence_before_the_first_delta_leaves_no_inner_state(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, resumed: bool
+) -> None:
+    """Where one was taken up, it may be to blame, and not the learning rate: the next begins afresh."""
+    left = []
+
+    class Diverging(trainer.Trainer):
+        def __init__(self, options: object, manifest: object) -> None:
+            self.peer = Mock(resumed=resumed)
+            self._published = False
+
+        def run(self) -> None:
+            raise DivergedError("lower the learning rate")
+
+        def give_up_window(self) -> None:
+            left.append(self)
+
+    monkeypatch.setattr(trainer, "Trainer", Diverging)
+    assert status_of(monkeypatch, tmp_path) == (trainer.FAILURE if resumed else trainer.USER_ERROR)
+    assert len(left) == 1

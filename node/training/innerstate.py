@@ -1,0 +1,203 @@
+"""The inner optimizers' state, as a checkpoint holds it: tensors, plain values, numbers of their groups."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from inspect import Parameter, signature
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_DECIDING = ("amsgrad", "beta1", "centered", "momentum")
+"""Options that decide what an optimizer keeps of a parameter, by being zero, false or None, or not: those of
+torch.optim, and of Adafactor. An optimizer that lacks what it should have kept ends training."""
+
+log = logging.getLogger("gossamer.checkpoint")
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What tensors can be saved, and what safetensors calls their numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """What inner optimizers have learnt, their parameters and groups counted through."""
+
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, Any]
+    """Plain ones of parameters."""
+    learnt: Sequence[Mapping[str, float]]
+    """Numbers of each group."""
+
+
+def inner_state(optimizers: Sequence[torch.optim.Optimizer]) -> Inner | None:
+    """The inner optimizers' state as named tensors and plain values.
+
+    None for a state that holds anything else (LBFGS keeps lists, SGD with momentum sparse tensors where
+    gradients are, FSDP2 on one rank sharded ones, 8-bit optimizers quantised ones, some a state that is of no
+    parameter, or two states as wrappers around another optimizer do): half of it would do harm.
+    """
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, Any] = {}
+    learnt: list[dict[str, float]] = []
+    start = 0
+    for optimizer in optimizers:
+        try:
+            saved = optimizer.state_dict().get("state")
+            numbers = _learnt(optimizer)
+        except Exception:  # somebody's own, which was never meant to be saved
+            return None
+        if not isinstance(saved, dict) or numbers is None:
+            return None
+        learnt += numbers
+        for index, state in saved.items():
+            if not (isinstance(index, int) and isinstance(state, dict)):
+                return None
+            for key, value in state.items():
+                if type(value) is Tensor and _can_be_saved(value):
+                    tensors[f"inner/{start + index}/{key}"] = value
+                elif value is None or isinstance(value, bool | int | float | str):
+                    plain[f"{start + index}/{key}"] = value
+                else:
+                    return None
+        start += _parameters(optimizer)
+    return Inner(tensors, plain, learnt)
+
+
+def _learnt(optimizer: torch.optim.Optimizer) -> list[dict[str, float]] | None:
+    """Numbers that an optimizer has learnt and keeps in its groups, as Prodigy's `d` and ScheduleFree's `k`.
+
+    They are among its defaults, are no arguments of it, and not what they began as; its switches are the
+    script's to set. Without them the tensors that go with them do harm: Prodigy would learn nothing more.
+    None if it keeps other things there.
+    """
+    own = _own(optimizer)
+    learnt: list[dict[str, float]] = []
+    for group in optimizer.param_groups:
+        numbers: dict[str, float] = {}
+        for key in own.intersection(group):
+            value = group[key]
+            if isinstance(value, Tensor):
+                return None
+            if isinstance(value, bool) or value == optimizer.defaults[key]:
+                continue
+            if not isinstance(value, int | float):
+                return None
+            numbers[key] = value
+        learnt.append(numbers)
+    return learnt
+
+
+def _own(optimizer: torch.optim.Optimizer) -> set[str]:
+    """Those of an optimizer's defaults that are no arguments of it; none where it takes any arguments.
+
+    None of a wrapper's, whose defaults are those of another one: it is not even made with a learning rate.
+    """
+    own = set(optimizer.defaults)
+    for kind in type(optimizer).__mro__:
+        if kind is torch.optim.Optimizer:
+            break
+        made = vars(kind).get("__init__")
+        for argument in signature(made).parameters.values() if made else ():
+            if argument.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
+                return set()
+            own.discard(argument.name)
+    return set() if "lr" in own else own
+
+
+def _can_be_saved(tensor: Tensor) -> bool:
+    """Whether all its elements lie in memory; a sparse tensor's do not."""
+    return tensor.dtype in DTYPES and tensor.layout is torch.strided and not tensor.is_meta
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)
+
+
+def kinds(optimizers: Sequence[torch.optim.Optimizer]) -> str:
+    """What a state belongs to: the optimizers' classes and their parameters' shapes, as text."""
+    return json.dumps(
+        [
+            [
+                type(optimizer).__name__,
+                [list(p.shape) for group in optimizer.param_groups for p in group["params"]],
+            ]
+            for optimizer in optimizers
+        ]
+    )
+
+
+def options(optimizers: Sequence[torch.optim.Optimizer]) -> str:
+    """Which of `_DECIDING` are on for each parameter, as text."""
+    return json.dumps(
+        [
+            [name for name in _DECIDING if group.get(name)]
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for _ in group["params"]
+        ]
+    )
+
+
+def restore_inner(
+    optimizers: Sequence[torch.optim.Optimizer], tensors: dict[str, Tensor], plain: dict[str, Any]
+) -> bool:
+    """Load what `inner_state` took, out of `tensors`, with the groups that the optimizers have now.
+
+    Returns whether all of them took it up.
+    """
+    state: dict[int, dict[str, Any]] = {}
+    for name in [name for name in tensors if name.startswith("inner/")]:
+        _, index, key = name.split("/", 2)
+        state.setdefault(int(index), {})[key] = tensors.pop(name)
+    for name, value in plain.items():
+        index, key = name.split("/", 1)
+        state.setdefault(int(index), {})[key] = value
+    counts = [_parameters(optimizer) for optimizer in optimizers]
+    if any(not 0 <= index < sum(counts) for index in state):
+        raise ValueError("state of more parameters than there are")
+    start = 0
+    for optimizer, count in zip(optimizers, counts, strict=True):
+        own = {index - start: state[index] for index in state if start <= index < start + count}
+        groups = list(optimizer.param_groups)
+        try:
+            _lay_out(own, [parameter for group in groups for parameter in group["params"]])
+            optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
+        except Exception as error:  # somebody's own, and so it would be at every start
+            kind = type(optimizer).__name__
+            log.warning("%s takes up no state (%s: %s): it begins afresh", kind, type(error).__name__, error)
+            return False
+        finally:
+            # Copies of them are in their place: a schedule that holds the groups would have no effect. The
+            # list stays, since optimizers around another one share it.
+            optimizer.param_groups[:] = groups
+        start += count
+    return True
+
+
+def _lay_out(state: dict[int, dict[str, Any]], parameters: Sequence[Tensor]) -> None:
+    """Have what is kept of each element lie in memory as the parameters' elements do, as it did.
+
+    Fused optimizers go through both in the order in which they lie there, and the file is row-major.
+    """
+    for index, values in state.items():
+        parameter = parameters[index]
+        if parameter.is_contiguous():
+            continue
+        for key, value in values.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                # One after another, for the memory: nobody else holds them any more.
+                laid_out = torch.empty_like(parameter, dtype=value.dtype, device=value.device)
+                values[key] = laid_out.copy_(value)

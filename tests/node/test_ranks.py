@@ -1,0 +1,82 @@
+"""What ranks hand to one another. Whole nodes of several ranks are in `tests/net/test_ranks.py`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from gossamer.node.training import ranks
+from gossamer.node.training.ranks import Ranks
+from gossamer.protocol.layout import Layout, TensorSpec, plan
+from tests.node.test_patience import two_ranks
+
+
+class Distributed:
+    """torch.distributed, as far as `Ranks` needs it, for two ranks that are threads of this process."""
+
+    def __init__(self) -> None:
+        self._ends = two_ranks(30.0)
+        self._mine = threading.local()
+
+    def run(self, work: Callable[[int], None]) -> None:
+        def as_rank(rank: int) -> None:
+            self._mine.rank = rank
+            work(rank)
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(as_rank, range(2)))
+
+    def get_rank(self) -> int:
+        return int(self._mine.rank)
+
+    def get_world_size(self) -> int:
+        return 2
+
+    def new_group(self, backend: str) -> None:
+        pass
+
+    def broadcast(self, tensor: Tensor, source: int, group: None = None) -> None:
+        self._ends[self._mine.rank].broadcast(tensor, root=source).wait()
+
+
+def layout_of(tensors: Sequence[Tensor]) -> Layout:
+    return plan([TensorSpec(str(i), tuple(tensor.shape), "mean") for i, tensor in enumerate(tensors)], 1)
+
+
+def laid_out(rank: int) -> list[Tensor]:
+    """What lies in memory in several ways, the last in another on each rank, and all that is around it."""
+    columns = torch.arange(40.0).view(4, 10) + 100 * rank
+    channels = torch.arange(24.0).view(2, 3, 2, 2) + 100 * rank
+    channels_last = channels.to(memory_format=torch.channels_last)
+    last = channels_last if rank else channels
+    return [columns[:, ::2], columns[:, 1:4:2], columns[:, 5::2].T, channels_last, last, columns]
+
+
+def test_all_ranks_get_the_firsts_parameters_however_they_lie_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    distributed = Distributed()
+    monkeypatch.setattr(ranks, "dist", distributed)
+    held = [laid_out(0), laid_out(1)]
+
+    def exchange(rank: int) -> None:
+        shared = held[rank][:-1]
+        team = Ranks({str(i): tensor for i, tensor in enumerate(shared)})
+        team.bind(layout_of(shared))
+        with team.full(frozenset([0])):
+            pass
+        team.close()
+
+    distributed.run(exchange)
+    for ours, firsts in zip(held[1][:-1], laid_out(0), strict=False):
+        assert torch.equal(ours, firsts)
+    assert all(map(torch.equal, held[0], laid_out(0)))
+    untouched = laid_out(1)[-1]
+    for columns in (held[1][-1], untouched):
+        columns[:, ::2], columns[:, 1:4:2], columns[:, 5::2] = 0, 0, 0
+    assert torch.equal(held[1][-1], untouched), "what lies between them is somebody else's"
