@@ -18,6 +18,7 @@ from rich.text import Text
 from gossamer.bootstrap.chaos import Happening, Storm
 from gossamer.bootstrap.processes import NodeProcess
 from gossamer.bootstrap.summary import SwarmSummary, amount
+from gossamer.node.commands.shown import harmless
 
 PLAIN_INTERVAL_S = 5.0
 NOTES_SHOWN = 5
@@ -102,6 +103,7 @@ class Display:
     def update(self, processes: list[NodeProcess], phase: str, storm: Storm | None = None) -> None:
         """Show the latest statuses, and what a storm does."""
         self._note(processes)
+        phase = self._doing(processes, phase)
         if self._live:
             self._live.update(self._frame(processes, phase, storm), refresh=True)
             return
@@ -116,13 +118,14 @@ class Display:
 
     def tell(self, text: str) -> None:
         """Say that something happened that nobody has planned."""
+        text = harmless(text)
         self._notes.append(f"{minutes(time.monotonic() - self._begun)}  {text}")
         if not self._live:
             self._print_event(text)
 
     def _print_event(self, text: str) -> None:
         now = minutes(time.monotonic() - self._begun)
-        self._console.print(f"{now}  * {text}", markup=False, highlight=False)
+        self._console.print(f"{now}  * {text}", markup=False, highlight=False, soft_wrap=True)
 
     # -- numbers
 
@@ -135,6 +138,16 @@ class Display:
             mean = sum(losses) / len(losses)
             if not self._losses or mean != self._losses[-1]:
                 self._losses.append(mean)
+
+    @staticmethod
+    def _doing(processes: list[NodeProcess], phase: str) -> str:
+        """The phase; while none of the nodes trains yet, or any more, what they do instead."""
+        states = {p.status["state"] for p in processes if p.status and p.status["trains"]}
+        if any(p.status is None and not p.ended and not p.killed for p in processes):
+            states.add("starting")
+        if phase != "training" or "training" in states:
+            return phase
+        return next((state for state in ("joining", "starting") if state in states), phase)
 
     @staticmethod
     def _round(processes: list[NodeProcess]) -> int:

@@ -60,6 +60,9 @@ class LocalSwarm:
         self._options = options
         self._manifest = manifest
         self._folder = folder
+        self._has_joined = False
+        """Whether a node has, or had, the model that the others need to begin."""
+        self._has_told_folder = False
         self._common = (["--insecure-plaintext"] if options.plaintext else []) + (
             ["--debug"] if options.debug else []
         )
@@ -172,10 +175,12 @@ class LocalSwarm:
         plaintext, storm = self._options.plaintext, self._storm
         while not is_over():
             self._check_running(display)
+            await self._tell_troubles(display)
             up_to = storm.up_to if storm is not None else None
             await asyncio.gather(
                 *(p.ask(digest=True, up_to=up_to, plaintext=plaintext) for p in self._everyone)
             )
+            self._has_joined |= any(p.status and p.status["state"] != "joining" for p in self._nodes)
             if storm is not None:
                 storm.look()
             display.update(self._everyone, phase, storm)
@@ -184,12 +189,27 @@ class LocalSwarm:
             await asyncio.sleep(REFRESH_S)
 
     def _check_running(self, display: Display) -> None:
-        """Tell who has ended. Raises LocalError if no node is left."""
+        """Tell who has ended. Raises LocalError if nobody is left who could train."""
         for process in self._everyone:
             if process.has_ended():
+                if self._boot.ended and not self._has_joined:
+                    raise LocalError(f"bootstrap ended before anybody had the model: {self._boot.ended}")
                 if not self._left:
                     raise LocalError(f"{process.name} ended, and no node is left: {process.ended}")
-                display.tell(f"{process.name} ended: {process.ended}. The others go on.")
+                display.tell(f"{process.name} ended, and the others go on: {process.ended}")
+
+    async def _tell_troubles(self, display: Display) -> None:
+        """Tell what the logs say went wrong. Raises LocalError for a trainer that will not get on."""
+        running = [process for process in self._everyone if not process.ended]
+        found = await asyncio.to_thread(lambda: [process.read_log() for process in running])
+        for process, lines in zip(running, found, strict=True):
+            for line in lines:
+                display.tell(f"{process.name}: {line}")
+            if lines and not self._has_told_folder:
+                self._has_told_folder = True
+                display.tell(f"the nodes' logs are in {self._folder}")
+            if process.troubles.hopeless:
+                raise LocalError(f"{process.name}: {process.troubles.hopeless}")
 
     @property
     def _left(self) -> list[NodeProcess]:

@@ -81,6 +81,27 @@ def test_it_renders_with_whatever_is_missing(terminal: bool, count: int) -> None
             assert part in text, part
 
 
+@pytest.mark.parametrize(
+    ("states", "shown"),
+    [
+        ([None, None], "starting"),
+        (["joining", None], "joining"),
+        (["starting", "finished"], "starting"),
+        (["training", "starting"], "training"),
+        (["finished", "finished"], "training"),
+    ],
+)
+@pytest.mark.parametrize("terminal", [True, False])
+def test_it_says_training_only_while_a_node_trains(
+    terminal: bool, states: list[str | None], shown: str
+) -> None:
+    out = io.StringIO()
+    nodes = [process(f"node-{i}", minimal(state=s) if s else None) for i, s in enumerate(states)]
+    with Display(Console(file=out, force_terminal=terminal, width=120), 10, "t") as display:
+        display.update([process("bootstrap", minimal(trains=False, state="serving")), *nodes], "training")
+    assert (f"t · {shown} ─" if terminal else f"{shown}: round") in out.getvalue()
+
+
 @pytest.mark.parametrize("width", [40, 44, 53, 60, 69, 78, 80, 84, 300])
 def test_a_narrow_terminal_has_fewer_columns_and_none_cut_short(width: int) -> None:
     out = io.StringIO()
