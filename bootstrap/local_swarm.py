@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 from gossamer.bootstrap.chaos import Storm
 from gossamer.bootstrap.display import Display, Output
 from gossamer.bootstrap.processes import NodeProcess, stop_all, threads_each
@@ -56,10 +58,13 @@ class SwarmOptions:
 class LocalSwarm:
     """A bootstrap peer, its nodes, and what they are put through."""
 
-    def __init__(self, options: SwarmOptions, manifest: Manifest, folder: Path) -> None:
+    def __init__(
+        self, options: SwarmOptions, manifest: Manifest, folder: Path, console: Console | None = None
+    ) -> None:
         self._options = options
         self._manifest = manifest
         self._folder = folder
+        self._console = console or Output()
         self._has_joined = False
         """Whether a node has, or had, the model that the others need to begin."""
         self._has_told_folder = False
@@ -127,7 +132,7 @@ class LocalSwarm:
             f"gossamer swarm {self._manifest.swarm_id.hex()[:12]}: {len(self._nodes)} nodes,"
             f" {self._parameters / 1e6:.2f} M parameters, {self._options.codec}"
         )
-        with Display(Output(), self._options.rounds, title) as display:
+        with Display(self._console, self._options.rounds, title) as display:
             display.update(self._everyone, "starting", self._storm)
             await self._start()
             await self._watch(display, "training", self._all_finished, None)

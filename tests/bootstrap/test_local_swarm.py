@@ -30,7 +30,7 @@ class Ended:
         pass
 
 
-def options(folder: Path) -> SwarmOptions:
+def options(folder: Path, json_path: Path | None = None) -> SwarmOptions:
     return SwarmOptions(
         nodes=2,
         rounds=3,
@@ -43,7 +43,7 @@ def options(folder: Path) -> SwarmOptions:
         fragments=1,
         seed=0,
         folder=folder,
-        json_path=None,
+        json_path=json_path,
         plaintext=False,
         debug=False,
     )
