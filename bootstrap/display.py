@@ -286,4 +286,5 @@ def show_summary(console: Console, summary: SwarmSummary) -> None:
         )
     console.print(Panel(table, title=f"swarm {summary.swarm_id[:12]}", title_align="left"))
     if summary.sample:
-        console.print(Panel(Text(summary.sample), title="what it writes", title_align="left"))
+        sample = Text(harmless(summary.sample).expandtabs())
+        console.print(Panel(sample, title="what it writes", title_align="left"))

@@ -717,3 +717,24 @@ def _answering(monkeypatch: pytest.MonkeyPatch, status: dict[str, object]) -> li
     monkeypatch.setattr("gossamer.node.network.client.fetch_status", fetch_status)
     monkeypatch.setattr("gossamer.node.network.client.deliver", deliver)
     return delivered
+
+
+@pytest.mark.parametrize(
+    "part",
+    [{"trainer": [1]}, {"members": [{"health": 5}]}, {"members": 5}, {"conduct": {}}, {"agreement": 10**400}],
+)
+@pytest.mark.parametrize("command", ["status", "peers"])
+def test_an_answer_of_the_wrong_shape_is_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch, part: dict[str, object], command: str
+) -> None:
+    whole = {"swarm": "s", "swarm_id": "ab", "node_id": "cd", "name": "", "state": "x\x1b", "round": 1}
+    whole |= {"clock": 1, "records": 1, "members": [], "links": [], "agreement": None}
+
+    async def fetch_status(*_: object, **__: object) -> dict[str, object]:
+        return whole | {"conduct": {"verdict": None}} | part
+
+    monkeypatch.setattr("gossamer.node.network.client.fetch_status", fetch_status)
+    outcome = run(command, "127.0.0.1:1", "--insecure-plaintext")
+    assert "a bug" not in outcome.err and "\x1b" not in outcome.out + outcome.err
+    if (command, *part) not in {("status", "conduct"), ("status", "agreement")}:
+        outcome.assert_user_error("gossamer: 127.0.0.1:1 ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,7 @@ def test_a_terminal_on_which_nothing_can_be_drawn_gets_lines(monkeypatch: pytest
     "val_loss": None, "val_loss_start": None}, payload_bytes_sent=0)]])  # fmt: skip
 def test_the_summary_renders(statuses: list[dict[str, Any]]) -> None:
     out = io.StringIO()
-    found = summary(*statuses)
+    found = replace(summary(*statuses), sample="a\t\x1b[2Jb")
     show_summary(Console(file=out, width=100), found)
+    assert "\x1b" not in out.getvalue() and "a       \N{REPLACEMENT CHARACTER}[2Jb" in out.getvalue()
     assert ("bit-identical" if found.identical else "NOT identical") in out.getvalue()
