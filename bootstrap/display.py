@@ -245,15 +245,21 @@ def _events(events: list[Happening], now_s: float) -> RenderableType:
     return table if events else Text("calm so far", style="dim")
 
 
+def _plural(number: int, one: str) -> str:
+    return f"{number} {one}" if number == 1 else f"{number} {one}s"
+
+
 def show_summary(console: Console, summary: SwarmSummary) -> None:
     """The end of the run, at a glance."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
-    table.add_column()
+    table.add_column(overflow="fold")
     nodes = len(summary.nodes)
     start, end = summary.val_loss_start, summary.val_loss_end
     if start is not None and end is not None:
-        table.add_row("validation loss", Text(f"{start:.3f} → {end:.3f} nats per byte", style="bold"))
+        table.add_row(
+            "validation loss", Text(f"{start:.3f} → {end:.3f} {summary.loss_unit}".rstrip(), style="bold")
+        )
     digests = sorted({node.digest[:16] for node in summary.nodes})
     table.add_row(
         "replicas",
@@ -263,12 +269,11 @@ def show_summary(console: Console, summary: SwarmSummary) -> None:
     )
     payload = sum(node.payload_bytes_sent for node in summary.nodes)
     sent = sum(node.bytes_sent for node in summary.nodes)
-    ratio = f", {summary.data_parallel_bytes / payload:,.0f} times as much" if payload else ""
-    table.add_row(
-        "bytes sent",
-        f"{amount(payload)} of deltas ({amount(sent)} in all, by {nodes} nodes);"
-        f" data-parallel training: {amount(summary.data_parallel_bytes)}{ratio}",
-    )
+    told = f"{amount(payload)} of deltas ({amount(sent)} in all, by {_plural(nodes, 'node')})"
+    if nodes > 1:  # one alone has nobody to send gradients to
+        ratio = f", {summary.data_parallel_bytes / payload:,.0f} times as much" if payload else ""
+        told += f"; data-parallel training: {amount(summary.data_parallel_bytes)}{ratio}"
+    table.add_row("bytes sent", told)
     worst = max(node.wait_fraction for node in summary.nodes)
     table.add_row(
         "away from training", f"{worst:.2%} of the slowest node's wall time went to publishing and merging"
@@ -284,6 +289,8 @@ def show_summary(console: Console, summary: SwarmSummary) -> None:
             if recovered is not None
             else Text(f"{event['text']}; NOT recovered", style="bold red"),
         )
+    for reason in summary.reasons:
+        table.add_row("not well", Text(reason, style="bold red"))
     console.print(Panel(table, title=f"swarm {summary.swarm_id[:12]}", title_align="left"))
     if summary.sample:
         sample = Text(harmless(summary.sample).expandtabs())

@@ -30,6 +30,8 @@ EXCHANGE_DEADLINE_S = 60.0
 SAMPLE_PROMPT = "def "
 SAMPLE_CHARACTERS = 300
 EVALUATIONS = 16
+TEXT_LOSS_UNIT = "nats per byte"
+"""Of a task of somebody's own we do not know it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +124,7 @@ class LocalSwarm:
             rounds=self._options.rounds,
             parameters=self._parameters,
             codec=self._options.codec,
+            loss_unit=TEXT_LOSS_UNIT if self._options.task == "text" else "",
             sample=await asyncio.to_thread(self._sample),
             events=[event.to_json() for event in self._storm.events] if self._storm else [],
         )

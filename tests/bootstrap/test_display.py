@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from gossamer.bootstrap.display import Display, minutes, show_summary, sparkline
 from gossamer.bootstrap.processes import NodeProcess
+from gossamer.bootstrap.summary import SwarmSummary
 from tests.bootstrap.test_summary import status as ended
 from tests.bootstrap.test_summary import summary
 
@@ -137,3 +139,34 @@ def test_the_summary_renders(statuses: list[dict[str, Any]]) -> None:
     show_summary(Console(file=out, width=100), found)
     assert "\x1b" not in out.getvalue() and "a       \N{REPLACEMENT CHARACTER}[2Jb" in out.getvalue()
     assert ("bit-identical" if found.identical else "NOT identical") in out.getvalue()
+
+
+def written(found: SwarmSummary, width: int = 100) -> str:
+    out = io.StringIO()
+    show_summary(Console(file=out, width=width), found)
+    return out.getvalue()
+
+
+def test_the_summary_says_why_all_is_not_well() -> None:
+    well, flat = summary(ended(0), ended(1)), summary(ended(0), ended(1, trainer={"val_loss": 9.0}))
+    assert "not well" not in written(well)
+    assert "not well            the validation loss did not fall" in written(flat)
+
+
+def test_the_unit_of_a_loss_is_said_where_it_is_known() -> None:
+    found = summary(ended(0))
+    assert "5.000 → 2.000  " in written(found)
+    assert "5.000 → 2.000 nats per byte  " in written(replace(found, loss_unit="nats per byte"))
+
+
+def test_one_node_alone_is_not_compared_with_data_parallel_training() -> None:
+    assert "by 1 node) " in written(summary(ended(0)))
+    assert "data-parallel" not in written(summary(ended(0)))
+    assert "data-parallel training: 800.0 kB, 80,000 times" in written(summary(ended(0), ended(1)), width=200)
+
+
+def test_a_narrow_terminal_cuts_nothing_off() -> None:
+    text = written(summary(ended(0), ended(1), events=()), width=30)
+    assert "…" not in text
+    told = "".join(re.findall(r"│ .{20}(.*?) *│", text))
+    assert "bit-identical" in told and "data-parallel" in told
