@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import socket
 import ssl
 import time
@@ -41,7 +42,8 @@ NEXT_ADDRESS_S = 0.25
 """Of a name's addresses the next is tried as well when one has not answered for so long (RFC 8305)."""
 
 _HASHES = frozenset({"swarm_id", "node_id", "ledger_digest", "merged_digest", "phi_digest"})
-"""What a status names things by: in no case anything but letters and digits."""
+_HASH = re.compile("[0-9A-Za-z]*")
+"""What a status names things by: in no case anything that a terminal would obey."""
 
 STATUS_BYTES_MAX = 16 * 1024 * 1024
 
@@ -250,7 +252,7 @@ def parse_status(address: str, body: bytes) -> dict[str, Any]:
     if not isinstance(status, dict) or not {"swarm_id", "node_id"} <= status.keys():
         raise UnreachableError(f"{address} sent a status that cannot be read")
     for name in _HASHES & status.keys():
-        if not isinstance(status[name], str) or not (status[name].isascii() and status[name].isalnum()):
+        if not isinstance(status[name], str) or not _HASH.fullmatch(status[name]):
             raise UnreachableError(f"{address} sent a status that cannot be read: {name} is none")
     return status
 

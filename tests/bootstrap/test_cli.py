@@ -791,3 +791,10 @@ def test_an_answer_of_the_wrong_shape_is_one_line(
     assert "a bug" not in outcome.err and "\x1b" not in outcome.out + outcome.err
     if (command, *part) not in {("status", "conduct"), ("status", "agreement")}:
         outcome.assert_user_error("gossamer: 127.0.0.1:1 ")
+
+
+def test_no_mistake_commands_a_terminal(run: Run) -> None:
+    run("init", "m.toml", "--from", "gone\x1b[2J").assert_user_error(
+        "--from gone\N{REPLACEMENT CHARACTER}[2J"
+    )
+    assert "\x1b" not in run("swarm", "--\x1b[2J").err
