@@ -251,9 +251,9 @@ def parse_status(address: str, body: bytes) -> dict[str, Any]:
         status = None
     if not isinstance(status, dict) or not {"swarm_id", "node_id"} <= status.keys():
         raise UnreachableError(f"{address} sent a status that cannot be read")
-    for name in _HASHES & status.keys():
+    for name in sorted(_HASHES & status.keys()):
         if not isinstance(status[name], str) or not _HASH.fullmatch(status[name]):
-            raise UnreachableError(f"{address} sent a status that cannot be read: {name} is none")
+            raise UnreachableError(f"{address} sent a status that cannot be read: its {name} is no hash")
     return status
 
 
