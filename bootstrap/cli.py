@@ -19,6 +19,7 @@ from gossamer.bootstrap.commands.swarm import swarm
 from gossamer.node import __version__
 from gossamer.node.commands import config
 from gossamer.node.commands.node import node, show_id
+from gossamer.node.commands.shown import harmless
 from gossamer.node.commands.use import export, generate
 from gossamer.node.commands.watch import peers, status, top, verify
 from gossamer.node.config.command import App
@@ -95,14 +96,14 @@ def main() -> None:
         status = app(standalone_mode=False, prog_name="gossamer")
     except typer.TyperException as error:
         if error.format_message():  # empty where nothing was asked, and help has been printed
-            print(f"gossamer: {_usage_error(error)}", file=sys.stderr)
+            print(f"gossamer: {harmless(_usage_error(error))}", file=sys.stderr)
         status = USER_ERROR
     except (typer.Abort, KeyboardInterrupt):
         status = 130
     except Exception as error:
         if "--debug" in sys.argv or logging.getLogger().isEnabledFor(logging.DEBUG):
             traceback.print_exc()
-        print(f"gossamer: {_in_words(error)}", file=sys.stderr)
+        print(f"gossamer: {harmless(_in_words(error))}", file=sys.stderr)
         status = USER_ERROR if isinstance(error, LocalError | OSError | MemoryError) else BUG
     sys.exit(status if isinstance(status, int) else 0)
 

@@ -18,6 +18,7 @@ from rich.text import Text
 from gossamer.bootstrap.chaos import Happening, Storm
 from gossamer.bootstrap.processes import NodeProcess
 from gossamer.bootstrap.summary import SwarmSummary, amount
+from gossamer.node.commands.shown import harmless
 
 PLAIN_INTERVAL_S = 5.0
 NOTES_SHOWN = 5
@@ -102,6 +103,7 @@ class Display:
     def update(self, processes: list[NodeProcess], phase: str, storm: Storm | None = None) -> None:
         """Show the latest statuses, and what a storm does."""
         self._note(processes)
+        phase = self._doing(processes, phase)
         if self._live:
             self._live.update(self._frame(processes, phase, storm), refresh=True)
             return
@@ -116,13 +118,14 @@ class Display:
 
     def tell(self, text: str) -> None:
         """Say that something happened that nobody has planned."""
+        text = harmless(text)
         self._notes.append(f"{minutes(time.monotonic() - self._begun)}  {text}")
         if not self._live:
             self._print_event(text)
 
     def _print_event(self, text: str) -> None:
         now = minutes(time.monotonic() - self._begun)
-        self._console.print(f"{now}  * {text}", markup=False, highlight=False)
+        self._console.print(f"{now}  * {text}", markup=False, highlight=False, soft_wrap=True)
 
     # -- numbers
 
@@ -135,6 +138,16 @@ class Display:
             mean = sum(losses) / len(losses)
             if not self._losses or mean != self._losses[-1]:
                 self._losses.append(mean)
+
+    @staticmethod
+    def _doing(processes: list[NodeProcess], phase: str) -> str:
+        """The phase; while none of the nodes trains yet, or any more, what they do instead."""
+        states = {p.status["state"] for p in processes if p.status and p.status["trains"]}
+        if any(p.status is None and not p.ended and not p.killed for p in processes):
+            states.add("starting")
+        if phase != "training" or "training" in states:
+            return phase
+        return next((state for state in ("joining", "starting") if state in states), phase)
 
     @staticmethod
     def _round(processes: list[NodeProcess]) -> int:
@@ -232,15 +245,21 @@ def _events(events: list[Happening], now_s: float) -> RenderableType:
     return table if events else Text("calm so far", style="dim")
 
 
+def _plural(number: int, one: str) -> str:
+    return f"{number} {one}" if number == 1 else f"{number} {one}s"
+
+
 def show_summary(console: Console, summary: SwarmSummary) -> None:
     """The end of the run, at a glance."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
-    table.add_column()
+    table.add_column(overflow="fold")
     nodes = len(summary.nodes)
     start, end = summary.val_loss_start, summary.val_loss_end
     if start is not None and end is not None:
-        table.add_row("validation loss", Text(f"{start:.3f} → {end:.3f} nats per byte", style="bold"))
+        table.add_row(
+            "validation loss", Text(f"{start:.3f} → {end:.3f} {summary.loss_unit}".rstrip(), style="bold")
+        )
     digests = sorted({node.digest[:16] for node in summary.nodes})
     table.add_row(
         "replicas",
@@ -250,12 +269,11 @@ def show_summary(console: Console, summary: SwarmSummary) -> None:
     )
     payload = sum(node.payload_bytes_sent for node in summary.nodes)
     sent = sum(node.bytes_sent for node in summary.nodes)
-    ratio = f", {summary.data_parallel_bytes / payload:,.0f} times as much" if payload else ""
-    table.add_row(
-        "bytes sent",
-        f"{amount(payload)} of deltas ({amount(sent)} in all, by {nodes} nodes);"
-        f" data-parallel training: {amount(summary.data_parallel_bytes)}{ratio}",
-    )
+    told = f"{amount(payload)} of deltas ({amount(sent)} in all, by {_plural(nodes, 'node')})"
+    if nodes > 1:  # one alone has nobody to send gradients to
+        ratio = f", {summary.data_parallel_bytes / payload:,.0f} times as much" if payload else ""
+        told += f"; data-parallel training: {amount(summary.data_parallel_bytes)}{ratio}"
+    table.add_row("bytes sent", told)
     worst = max(node.wait_fraction for node in summary.nodes)
     table.add_row(
         "away from training", f"{worst:.2%} of the slowest node's wall time went to publishing and merging"
@@ -271,6 +289,9 @@ def show_summary(console: Console, summary: SwarmSummary) -> None:
             if recovered is not None
             else Text(f"{event['text']}; NOT recovered", style="bold red"),
         )
+    for reason in summary.reasons:
+        table.add_row("not well", Text(reason, style="bold red"))
     console.print(Panel(table, title=f"swarm {summary.swarm_id[:12]}", title_align="left"))
     if summary.sample:
-        console.print(Panel(Text(summary.sample), title="what it writes", title_align="left"))
+        sample = Text(harmless(summary.sample).expandtabs())
+        console.print(Panel(sample, title="what it writes", title_align="left"))

@@ -6,6 +6,8 @@ too. That image is exact: Phi_0 was rounded from float32, whose 24 significant b
 of 2**-24 below 1 can have; and from 1 on a float32 is such a multiple. The manifest's digest checks it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from gossamer.node.phi import snapshots
-from gossamer.node.storage.placing import put
+from gossamer.node.storage.placing import placed, written
 from gossamer.protocol.errors import ConfigError, DivergedError, StorageError
 from gossamer.protocol.fixedpoint import Ints, to_fixed, to_float
 from gossamer.protocol.manifest import Manifest
@@ -28,13 +30,23 @@ def beside(manifest_path: Path) -> Path:
 
 def write(manifest: Manifest, phi: Ints, path: Path) -> None:
     """Write Phi_0, int32[numel] in snapshot order. Raises StorageError."""
+    with writing(manifest, phi, path):
+        pass
+
+
+@contextmanager
+def writing(manifest: Manifest, phi: Ints, path: Path) -> Iterator[None]:
+    """That, in its place once the block has succeeded, which writes the manifest: they belong together."""
     tensors = {
         slot.spec.name: to_float(phi[fragment.offset :][slot.span]).reshape(slot.spec.shape)
         for fragment in manifest.plan().fragments
         for slot in fragment.slots
     }
     try:
-        put(path, save(tensors, {"format": "pt"}))
+        with placed(path) as aside:
+            with written(aside) as file:
+                file.write(save(tensors, {"format": "pt"}))
+            yield
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}") from None
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 from gossamer.bootstrap.chaos import Storm
 from gossamer.bootstrap.display import Display, Output
 from gossamer.bootstrap.processes import NodeProcess, stop_all, threads_each
@@ -28,6 +30,8 @@ EXCHANGE_DEADLINE_S = 60.0
 SAMPLE_PROMPT = "def "
 SAMPLE_CHARACTERS = 300
 EVALUATIONS = 16
+TEXT_LOSS_UNIT = "nats per byte"
+"""Of a task of somebody's own we do not know it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +60,16 @@ class SwarmOptions:
 class LocalSwarm:
     """A bootstrap peer, its nodes, and what they are put through."""
 
-    def __init__(self, options: SwarmOptions, manifest: Manifest, folder: Path) -> None:
+    def __init__(
+        self, options: SwarmOptions, manifest: Manifest, folder: Path, console: Console | None = None
+    ) -> None:
         self._options = options
         self._manifest = manifest
         self._folder = folder
+        self._console = console or Output()
+        self._has_joined = False
+        """Whether a node has, or had, the model that the others need to begin."""
+        self._has_told_folder = False
         self._common = (["--insecure-plaintext"] if options.plaintext else []) + (
             ["--debug"] if options.debug else []
         )
@@ -114,6 +124,7 @@ class LocalSwarm:
             rounds=self._options.rounds,
             parameters=self._parameters,
             codec=self._options.codec,
+            loss_unit=TEXT_LOSS_UNIT if self._options.task == "text" else "",
             sample=await asyncio.to_thread(self._sample),
             events=[event.to_json() for event in self._storm.events] if self._storm else [],
         )
@@ -124,7 +135,7 @@ class LocalSwarm:
             f"gossamer swarm {self._manifest.swarm_id.hex()[:12]}: {len(self._nodes)} nodes,"
             f" {self._parameters / 1e6:.2f} M parameters, {self._options.codec}"
         )
-        with Display(Output(), self._options.rounds, title) as display:
+        with Display(self._console, self._options.rounds, title) as display:
             display.update(self._everyone, "starting", self._storm)
             await self._start()
             await self._watch(display, "training", self._all_finished, None)
@@ -172,10 +183,12 @@ class LocalSwarm:
         plaintext, storm = self._options.plaintext, self._storm
         while not is_over():
             self._check_running(display)
+            await self._tell_troubles(display)
             up_to = storm.up_to if storm is not None else None
             await asyncio.gather(
                 *(p.ask(digest=True, up_to=up_to, plaintext=plaintext) for p in self._everyone)
             )
+            self._has_joined |= any(p.status and p.status["state"] != "joining" for p in self._nodes)
             if storm is not None:
                 storm.look()
             display.update(self._everyone, phase, storm)
@@ -184,12 +197,27 @@ class LocalSwarm:
             await asyncio.sleep(REFRESH_S)
 
     def _check_running(self, display: Display) -> None:
-        """Tell who has ended. Raises LocalError if no node is left."""
+        """Tell who has ended. Raises LocalError if nobody is left who could train."""
         for process in self._everyone:
             if process.has_ended():
+                if self._boot.ended and not self._has_joined:
+                    raise LocalError(f"bootstrap ended before anybody had the model: {self._boot.ended}")
                 if not self._left:
                     raise LocalError(f"{process.name} ended, and no node is left: {process.ended}")
-                display.tell(f"{process.name} ended: {process.ended}. The others go on.")
+                display.tell(f"{process.name} ended, and the others go on: {process.ended}")
+
+    async def _tell_troubles(self, display: Display) -> None:
+        """Tell what the logs say went wrong. Raises LocalError for a trainer that will not get on."""
+        running = [process for process in self._everyone if not process.ended]
+        found = await asyncio.to_thread(lambda: [process.read_log() for process in running])
+        for process, lines in zip(running, found, strict=True):
+            for line in lines:
+                display.tell(f"{process.name}: {line}")
+            if lines and not self._has_told_folder:
+                self._has_told_folder = True
+                display.tell(f"the nodes' logs are in {self._folder}")
+            if process.troubles.hopeless:
+                raise LocalError(f"{process.name}: {process.troubles.hopeless}")
 
     @property
     def _left(self) -> list[NodeProcess]:

@@ -5,12 +5,13 @@ import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from gossamer.bootstrap.troubles import LINE, Troubles
 from gossamer.node.config.settings import CONFIG_VARIABLE
 from gossamer.node.lifeline import Child
 from gossamer.node.network.client import fetch_status
@@ -43,6 +44,10 @@ class NodeProcess:
     """Whether we have killed it, and it has not come back."""
     ended: str = ""
     """How it ended of itself or by another's hand; empty while it runs."""
+    troubles: Troubles = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.troubles = Troubles(self.log_path)
 
     def start(self) -> None:
         """Run the command; its log goes to a file beside its folder."""
@@ -64,7 +69,10 @@ class NodeProcess:
         lines = (
             self.log_path.read_text("utf-8", "replace").strip().splitlines() if self.log_path.exists() else []
         )
-        return lines[-1] if lines else "it said nothing"
+        if not lines:
+            return "it said nothing"
+        logged = LINE.fullmatch(lines[-1])
+        return logged["text"] if logged else lines[-1].removeprefix("gossamer: ")
 
     async def address(self) -> str:
         """Where it answers, once it does. Raises LocalError if it ends or takes too long."""
@@ -121,6 +129,10 @@ class NodeProcess:
                     self.status = status
         except (UnreachableError, TimeoutError):
             pass
+
+    def read_log(self) -> list[str]:
+        """What has newly gone wrong, by its log."""
+        return self.troubles.read(self.status["round"] if self.status else 0)
 
     @property
     def trainer(self) -> dict[str, Any]:

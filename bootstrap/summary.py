@@ -44,21 +44,34 @@ class SwarmSummary:
     nodes: list[NodeSummary]
     ended: list[str] = field(default_factory=list)
     """Who was killed or ended on the way, and how; the others went on."""
+    loss_unit: str = ""
 
     @property
     def ok(self) -> bool:
         """Whether all is well: identical replicas, all who are left done, a loss that fell."""
-        done = all(node.round >= self.rounds for node in self.nodes)
-        fell = (
-            self.val_loss_start is not None
-            and self.val_loss_end is not None
-            and self.val_loss_end < self.val_loss_start
-        )
-        recovered = all(event["recovered_s"] is not None for event in self.events)
-        return self.identical and done and fell and recovered
+        return not self.reasons
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why all is not well; empty if it is."""
+        start, end = self.val_loss_start, self.val_loss_end
+        found = []
+        if not self.identical:
+            found.append("the replicas are not identical")
+        found += [
+            f"{node.name} published {node.round} of {self.rounds} rounds"
+            for node in self.nodes
+            if node.round < self.rounds
+        ]
+        if start is None or end is None:
+            found.append("the validation loss was not measured")
+        elif not end < start:
+            found.append("the validation loss did not fall")
+        found += [f"{event['text']}: not recovered" for event in self.events if event["recovered_s"] is None]
+        return found
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "ok": self.ok}
+        return {**asdict(self), "ok": self.ok, "reasons": self.reasons}
 
 
 def data_parallel_bytes(parameters: int, steps: list[int]) -> int:

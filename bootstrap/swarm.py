@@ -5,7 +5,6 @@ A bootstrap peer and N nodes with their own keys, folders and ports, joined exac
 
 import asyncio
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,13 +12,13 @@ from pathlib import Path
 from gossamer.bootstrap import manifests
 from gossamer.bootstrap.display import Output, show_summary
 from gossamer.bootstrap.local_swarm import LocalSwarm, SwarmOptions
+from gossamer.bootstrap.result_file import ResultFile
 from gossamer.models.corpus import load_corpus
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import OptionValue, find_kind
 from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
-from gossamer.node.storage.placing import put
 from gossamer.protocol.errors import ConfigError, LocalError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
@@ -29,8 +28,8 @@ FAILURE = 1
 
 def run_swarm(options: SwarmOptions) -> int:
     """Run it and show it; returns 0 only if all is well. Raises LocalError for what a person can mend."""
-    if options.json_path is not None:
-        _check_writable(options.json_path.absolute())
+    result = ResultFile(options.json_path) if options.json_path is not None else None
+    console = Output(stderr=result is not None and result.is_stdout)
     manifest, phi = _plan(options)
     folder, is_temporary = _folder(options)
     try:
@@ -39,13 +38,12 @@ def run_swarm(options: SwarmOptions) -> int:
         boot.adopt(manifest)
         snapshots.store(phi, ChunkStore(boot.chunks_path))
         manifests.write(manifest, folder / "swarm.toml")
-        summary = asyncio.run(LocalSwarm(options, manifest, folder).run())
-        if options.json_path is not None:
-            put(options.json_path, json.dumps(summary.to_json(), indent=2).encode())
-        console = Output()
+        summary = asyncio.run(LocalSwarm(options, manifest, folder, console).run())
         show_summary(console, summary)
         if not is_temporary:
             console.print(f"The nodes' folders are in {folder}", highlight=False, markup=False)
+        if result is not None:
+            result.write(json.dumps(summary.to_json(), indent=2).encode() + b"\n")
         return 0 if summary.ok else FAILURE
     except LocalError:
         is_temporary &= not any(folder.glob("*.log"))  # the message may point to one in there
@@ -53,16 +51,6 @@ def run_swarm(options: SwarmOptions) -> int:
     finally:
         if is_temporary:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _check_writable(path: Path) -> None:
-    """Better now than after the run. Raises ConfigError."""
-    if not path.parent.is_dir():
-        raise ConfigError(f"--json {path}: there is no folder {path.parent}")
-    if path.is_dir():
-        raise ConfigError(f"--json {path}: that is a folder; name a file")
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"--json {path}: {path.parent} cannot be written to")
 
 
 def _plan(options: SwarmOptions) -> tuple[Manifest, Ints]:

@@ -14,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from gossamer.models.task import named_tensors
-from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.errors import ConfigError, DivergedError
+from gossamer.protocol.fixedpoint import to_fixed
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -49,6 +50,10 @@ def load_weights(model: nn.Module, path: Path) -> None:
                 f"{path}: {' and '.join(present)} differ, and are one tensor of the model: say which counts"
                 " by leaving the other out"
             )
+        try:
+            to_fixed(values.numpy())
+        except DivergedError as error:
+            raise ConfigError(f"{path}: tensor {present[0]!r}: {error}; scale or freeze it") from None
         with torch.no_grad():
             parameter.copy_(values)
         used.update(present)

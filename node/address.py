@@ -112,9 +112,10 @@ class Contact:
 
 def parse_node_id(text: str) -> bytes:
     """A node id as `gossamer id` prints it. Raises ConfigError."""
-    if not _NODE_ID.fullmatch(text.strip().lower()):
+    digits = text.strip().lower()
+    if not _NODE_ID.fullmatch(digits):
         raise ConfigError(f"{text!r} is no node id: that has 64 hex digits, as gossamer id prints them")
-    return bytes.fromhex(text)
+    return bytes.fromhex(digits)
 
 
 def check_swarm_id(text: str) -> None:

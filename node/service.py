@@ -44,7 +44,7 @@ class Service:
         if status in (0, USER_ERROR):
             return status
         self.failures = 0 if now - self.started > STEADY_AFTER_S else self.failures
-        self._try_later(now, f"the {self.name} ended (status {status}); starting it again")
+        self._try_later(now, f"{_ended(self.name)}{status}); starting it again")
         return None
 
     def _try_to_start(self, now: float) -> None:
@@ -59,6 +59,15 @@ class Service:
         pause = min(BACKOFF_MAX_S, 0.5 * 2 ** (self.failures - 1))
         self.restart_at = now + pause
         log.warning("%s in %.1f s", text, pause)
+
+
+def says_it_ended(text: str, name: str) -> bool:
+    """Whether this is what the log says of a child that has ended, and is started again."""
+    return text.startswith(_ended(name))
+
+
+def _ended(name: str) -> str:
+    return f"the {name} ended (status "
 
 
 def daemon_service(options: DaemonOptions) -> Service:

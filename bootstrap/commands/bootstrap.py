@@ -20,7 +20,6 @@ from gossamer.node.commands.flags import (
     Name,
     Plaintext,
 )
-from gossamer.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from gossamer.node.storage.home import Home
@@ -70,9 +69,9 @@ def bootstrap(
     if not addresses:
         try:
             ensure_genesis(home, manifest, path)
-        except ConfigError:
+        except BaseException:  # Ctrl-C, too
             if is_new:  # or the folder would refuse the manifest once it has been put right
-                home.manifest_path.unlink()
+                home.manifest_path.unlink(missing_ok=True)
             raise
     _let_in(home, manifest, path, given_invitation(invite))
     _tell_how_to_join(home, manifest, advertise or [listen])

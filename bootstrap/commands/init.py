@@ -1,6 +1,7 @@
 """`gossamer init`: a new swarm's manifest."""
 
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -92,6 +93,10 @@ def init(
     """
     from gossamer.bootstrap import genesis_file, manifests, owners
 
+    if not path.name or path.is_dir():
+        raise ConfigError(f"{path} is a folder; name a file, for example {path / 'my.toml'}")
+    if path.suffix == owners.SUFFIX:
+        raise ConfigError(f"{path}: *{owners.SUFFIX} are owners' keys; give the manifest another name")
     first = genesis_file.beside(path)
 
     def check_free() -> None:
@@ -126,9 +131,8 @@ def init(
         )
         check_free()  # building a model takes a while, in which another init may have been done
         has_first = weights is not None or bool(manifest.task.source)
-        if has_first:
-            genesis_file.write(manifest, phi, first)
-        manifests.write(manifest, path)
+        with genesis_file.writing(manifest, phi, first) if has_first else nullcontext():
+            manifests.write(manifest, path)
     except BaseException:  # Ctrl-C, too
         if new_key is not None:  # it owns nothing, and would be in the way of the next try
             new_key.unlink()

@@ -34,7 +34,10 @@ def swarm(
     folder: Annotated[
         Path | None, typer.Option("--dir", help="Keep the nodes' folders here; default: a temporary one.")
     ] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the summary here as JSON.")] = None,
+    json_path: Annotated[
+        Path | None,
+        typer.Option("--json", help="Write the summary here as JSON; /dev/stdout has nothing else then."),
+    ] = None,
     chaos: Annotated[
         bool,
         typer.Option(

@@ -260,7 +260,10 @@ class AdminServer:
         return _json(to_json({"healthy": healthy, "reason": reason}), status=200 if healthy else 503)
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        try:
+            encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        except (TypeError, ValueError):  # it compares versions that are none
+            encode, content_type = choose_encoder("")
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 
 

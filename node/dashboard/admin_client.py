@@ -107,7 +107,7 @@ class AdminClient:
                     yield event
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise UnreachableError(f"no answer from {self._url} ({type(error).__name__})") from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UnreachableError(f"what answers at {self._url} is no admin server") from None
 
 

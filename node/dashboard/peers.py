@@ -3,8 +3,10 @@
 from typing import Any
 
 from rich import box
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
+
+from gossamer.node.commands.shown import harmless, harmless_line
 
 
 def peers_table(status: dict[str, Any]) -> Table:
@@ -16,11 +18,11 @@ def peers_table(status: dict[str, Any]) -> Table:
     members = [_itself(status), *status["members"]]
     verdicts = [f"{_name(m)}: {m['conduct']['verdict']}" for m in members if m["conduct"]["verdict"]]
     table = Table(
-        title=escape(title),
+        title=Text(harmless_line(title), style="table.title"),
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
-        caption=escape("\n".join(verdicts)) or None,
+        caption=Text(harmless("\n".join(verdicts)), style="table.caption") if verdicts else None,
         caption_justify="left",
     )
     for column in ("member", "health"):
@@ -51,19 +53,20 @@ def _name(member: dict[str, Any]) -> str:
     return str(member["name"] or member["node_id"][:8])
 
 
-def _row(member: dict[str, Any]) -> list[str]:
+def _row(member: dict[str, Any]) -> list[Text]:
     conduct = member["conduct"]
     agrees = conduct["agreement"]
-    return [
-        escape(_name(member)),
-        member["health"],
+    cells = [
+        _name(member),
+        str(member["health"]),
         str(member["round"]),
         _compact(member["tokens"]),
         f"{member['tokens_per_s']:,.0f}",
         str(conduct["judged"]),
         f"{agrees:+.2f}" if agrees is not None else "-",
-        f"[red]{_faults(conduct)}[/]" if conduct["verdict"] else _faults(conduct),
     ]
+    style = "red" if conduct["verdict"] else ""
+    return [*map(Text, map(harmless_line, cells)), Text(harmless_line(_faults(conduct)), style=style)]
 
 
 def _faults(conduct: dict[str, Any]) -> str:

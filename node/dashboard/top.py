@@ -12,6 +12,7 @@ from contextlib import suppress
 from rich.console import Console
 from rich.live import Live
 
+from gossamer.node.commands.shown import WRONG_SHAPE, harmless_line
 from gossamer.node.dashboard.admin_client import AdminClient
 from gossamer.node.dashboard.top_view import ROUNDS_SHOWN, SORTS, Board, Choices, screen
 from gossamer.protocol.errors import ConfigError, UnreachableError
@@ -101,14 +102,21 @@ class Top:
         while True:
             try:
                 async with AdminClient(self._board.address) as client:
-                    await self._follow(client)
-                self._board.problem = "the node went away"
+                    await self._hear(client)
             except UnreachableError as error:
                 self._board.problem = str(error)
             self._draw()
             await asyncio.sleep(RECONNECT_S)
             with suppress(ConfigError):  # it may have come back elsewhere
                 self._board.address = self._where()
+
+    async def _hear(self, client: AdminClient) -> None:
+        """Until it goes, or says what no node would."""
+        try:
+            await self._follow(client)
+            self._board.problem = self._board.problem or "the node went away"
+        except WRONG_SHAPE as error:
+            self._board.forget(_no_admin_server(self._board.address, error))
 
     async def _follow(self, client: AdminClient) -> None:
         self._board.notices.clear()
@@ -123,10 +131,21 @@ class Top:
                 self._draw()
 
     def _draw(self) -> None:
-        if self._live is not None:
-            width, height = self._console.size
-            board = self._paused or self._board
-            self._live.update(screen(board, self._choices, width, height), refresh=True)
+        if self._live is None:
+            return
+        width, height = self._console.size
+        board = self._paused or self._board
+        try:
+            drawn = screen(board, self._choices, width, height)
+        except (*WRONG_SHAPE, OSError) as error:
+            board.forget(_no_admin_server(board.address, error))
+            drawn = screen(board, self._choices, width, height)
+        self._live.update(drawn, refresh=True)
+
+
+def _no_admin_server(address: str, error: Exception) -> str:
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"no Gossamer admin server of this release answers at {address} ({harmless_line(said)})"
 
 
 def show_top(where: Callable[[], str]) -> None:

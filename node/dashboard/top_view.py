@@ -10,9 +10,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gossamer.node.commands.shown import harmless_line
+
 BLOCKS = " ▁▂▃▄▅▆▇█"
 CHART_ROWS_MAX = 16
 ROUNDS_SHOWN = 400
+ROUNDS_KEPT = 2 * ROUNDS_SHOWN
 NOTICES_KEPT = 100
 WIDE = 120
 """Columns from which on there is room for links beside the members, and for more of each."""
@@ -48,10 +51,22 @@ class Board:
             self.state, self.problem = data, ""
         elif name == "rounds":
             self.losses.update({row[0]: row[2] for row in data["rounds"] if row[2] is not None})
-            for round_ in sorted(self.losses)[:-ROUNDS_SHOWN]:
+            for round_ in sorted(self.losses)[:-ROUNDS_KEPT]:
                 del self.losses[round_]
         elif name == "notice":
             self.notices.append(data)
+
+    def curve(self) -> list[float]:
+        """Losses of the latest rounds. What somebody says of rounds that the swarm has not reached waits."""
+        assert self.state is not None
+        rounds = [round_ for round_ in sorted(self.losses) if round_ <= self.state["now"]["clock"] + 1]
+        return [self.losses[round_] for round_ in rounds[-ROUNDS_SHOWN:]]
+
+    def forget(self, problem: str) -> None:
+        """What has been heard cannot be shown."""
+        self.state, self.problem = None, problem
+        self.losses.clear()
+        self.notices.clear()
 
     def copy(self) -> "Board":
         """As it is now, to look at while it goes on."""
@@ -119,9 +134,9 @@ def _selected(members: list[dict[str, Any]], choices: Choices) -> int:
 def _head(board: Board, choices: Choices) -> list[Text]:
     assert board.state is not None
     swarm, node, now = board.state["swarm"], board.state["node"], board.state["now"]
-    name = clean(node["name"]) or node["id"][:8]
+    name = node["name"] or node["id"][:8]
     first = _line(
-        (f"{clean(swarm['name'])} ", "bold"),
+        (f"{swarm['name']} ", "bold"),
         (f"{swarm['id'][:12]}  ", "dim"),
         (f"{count(swarm['parameters'])} parameters, {swarm['codec']}, ", ""),
         (_plural(swarm["fragments"], "fragment"), ""),
@@ -133,7 +148,7 @@ def _head(board: Board, choices: Choices) -> list[Text]:
         (f"{board.problem}  " if board.problem else "", "red"),
         ("PAUSED  " if choices.paused else "", "reverse"),
         (f"{node['state']}{doing}", "green" if node["state"] in ("training", "serving") else "yellow"),
-        (f"  up {duration(node['uptime_s'])}{reach}  {clean(node['device'])}", ""),
+        (f"  up {duration(node['uptime_s'])}{reach}  {node['device']}", ""),
     )
     agree = now["agree"]
     same = f"  model same as {agree['same']} of {agree['of']}" if agree["of"] else ""
@@ -185,21 +200,21 @@ def _member_cells(member: dict[str, Any]) -> list[Text]:
     mark = "*" if member["self"] else "!" if accused else ""
     health = "observes" if member["health"] == "alive" and not member["trains"] else member["health"]
     return [
-        Text(mark + (clean(member["name"]) or member["id"][:8]), style="red" if accused else ""),
-        Text(health, style=HEALTH_STYLES.get(member["health"], "")),
+        Text(harmless_line(mark + (member["name"] or member["id"][:8])), style="red" if accused else ""),
+        Text(harmless_line(health), style=HEALTH_STYLES.get(health, "")),
         Text("" if member["self"] else f"{duration(member['heard_s'])}"),
-        Text(str(member["round"])),
+        Text(harmless_line(str(member["round"]))),
         Text(count(member["tokens"])),
         Text(count(member["tokens_per_s"])),
         Text(_loss(member["loss"] or None)),
         Text(MODEL_WORDS.get(member["claim"], ""), style="red" if member["claim"] == "other" else ""),
-        Text(clean(member["device"])),
+        Text(harmless_line(member["device"])),
         Text(f"{agrees:+.2f}" if agrees is not None else ""),
     ]
 
 
 def _links(links: list[dict[str, Any]], members: list[dict[str, Any]], rows: int) -> Table:
-    names = {member["id"]: clean(member["name"]) for member in members}
+    names = {member["id"]: member["name"] for member in members}
     table = _table()
     table.add_column("link", no_wrap=True, overflow="ellipsis", ratio=1, min_width=8)
     for heading in ("up/s", "down/s", "up", "down"):
@@ -209,7 +224,7 @@ def _links(links: list[dict[str, Any]], members: list[dict[str, Any]], rows: int
         arrow = "→" if link["outbound"] else "←"
         sent, received = link["sent"] + link["payload_sent"], link["received"] + link["payload_received"]
         table.add_row(
-            Text(f"{arrow} {names.get(link['id']) or link['id'][:8]}"),
+            Text(harmless_line(f"{arrow} {names.get(link['id']) or link['id'][:8]}")),
             size(link["sent_per_s"]),
             size(link["received_per_s"]),
             size(sent),
@@ -228,17 +243,17 @@ def _side_by_side(left: Table, right: Table, width: int) -> Table:
 
 def _detail(member: dict[str, Any]) -> list[Text]:
     """More of the selected member, in one line; and what is held against it, if anything is."""
-    where = " ".join(clean(address) for address in member["addresses"]) or "dials only"
-    said = f"{member['id'][:16]}  {member['role']}  {clean(member['version'])}  {where}"
+    where = " ".join(member["addresses"]) or "dials only"
+    said = f"{member['id'][:16]}  {member['role']}  {member['version']}  {where}"
     lines = [_line((said, "dim"))]
     conduct = member["conduct"]
     if conduct and conduct["verdict"]:
-        lines.append(_line((clean(conduct["verdict"]), "red")))
+        lines.append(_line((conduct["verdict"], "red")))
     return lines
 
 
 def _chart(board: Board, width: int, rows: int) -> list[Text]:
-    values = [board.losses[round_] for round_ in sorted(board.losses)]
+    values = board.curve()
     if len(values) < 2 or rows < 1:
         return []
     labels = [f"{max(values):9.3f} "] + [" " * 10] * (rows - 1)
@@ -255,9 +270,7 @@ def _notices(board: Board, rows: int) -> list[Text]:
     lines = []
     for notice in list(board.notices)[-rows:] if rows > 0 else ():
         clock = time.strftime("%H:%M:%S", time.localtime(notice["time"]))
-        lines.append(
-            _line((f"{clock} ", "dim"), (clean(notice["text"]), LEVEL_STYLES.get(notice["level"], "")))
-        )
+        lines.append(_line((f"{clock} ", "dim"), (notice["text"], LEVEL_STYLES.get(notice["level"], ""))))
     return lines
 
 
@@ -289,7 +302,7 @@ def _help(height: int) -> Group:
 
 def sorted_members(members: list[dict[str, Any]], by: str) -> list[dict[str, Any]]:
     """Ourselves first, those that are gone last unless sorted by something else."""
-    names = {member["id"]: _natural(clean(member["name"]).lower() or member["id"]) for member in members}
+    names = {member["id"]: _natural(member["name"].lower() or member["id"]) for member in members}
     keys: dict[str, Any] = {
         "name": lambda m: (not m["self"], names[m["id"]]),
         "round": lambda m: (-m["round"], names[m["id"]]),
@@ -328,11 +341,6 @@ def chart(values: list[float], width: int, rows: int) -> list[str]:
     ]
 
 
-def clean(text: str) -> str:
-    """What others call themselves is not to move the cursor."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
 def count(number: float) -> str:
     """ "950", "12.3k", "4.56M"."""
     for unit, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -366,7 +374,9 @@ def _loss(value: float | None) -> str:
 
 
 def _line(*parts: tuple[str, str]) -> Text:
-    return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
+    return Text.assemble(
+        *((harmless_line(text), style) for text, style in parts), no_wrap=True, overflow="ellipsis"
+    )
 
 
 def _table() -> Table:

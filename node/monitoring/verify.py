@@ -30,8 +30,8 @@ class Verdict:
         if self.agreed:
             answer = next(iter(self.answers.values()))
             return (
-                f"identical: {len(self.answers)} replicas, {answer['records']} records,"
-                f" round {answer['clock']}, model {answer['phi_digest'][:16]}"
+                f"identical: {len(self.answers)} replicas, {answer.get('records', '?')} records,"
+                f" round {answer.get('clock', '?')}, model {answer['phi_digest'][:16]}"
             )
         return "not comparable: the nodes never held the same records at once; ask again with a longer --wait"
 
@@ -53,13 +53,13 @@ async def verify(
         if len(swarms) > 1:
             raise ConfigError("these nodes belong to different swarms; verify one swarm at a time")
         for address, answer in answers.items():
-            if "merged_digest" not in answer:
+            if not {"merged_digest", "phi_digest"} <= answer.keys():
                 continue
             known = seen.setdefault(answer["merged_digest"], (address, answer["phi_digest"]))
             if known[1] != answer["phi_digest"]:
                 return Verdict(False, (known[0], address), answers)
-        merged = {answer.get("merged_digest") for answer in found}
-        if len(merged) == 1 and None not in merged:
+        merged = {(answer.get("merged_digest"), answer.get("phi_digest")) for answer in found}
+        if len(merged) == 1 and None not in next(iter(merged)):
             return Verdict(True, None, answers)
         if time.monotonic() > deadline:
             return Verdict(False, None, answers)

@@ -3,10 +3,12 @@
 import asyncio
 import json
 import os
+import re
 import socket
 import ssl
 import time
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -38,6 +40,10 @@ if TYPE_CHECKING:
 ASK_TIMEOUT_S = 10.0
 NEXT_ADDRESS_S = 0.25
 """Of a name's addresses the next is tried as well when one has not answered for so long (RFC 8305)."""
+
+_HASHES = frozenset({"swarm_id", "node_id", "ledger_digest", "merged_digest", "phi_digest"})
+_HASH = re.compile("[0-9A-Za-z]*")
+"""What a status names things by: in no case anything that a terminal would obey."""
 
 STATUS_BYTES_MAX = 16 * 1024 * 1024
 
@@ -240,9 +246,20 @@ async def deliver(address: str, credential: bytes, *, plaintext: bool = False) -
 def parse_status(address: str, body: bytes) -> dict[str, Any]:
     """Read a status answer. Raises UnreachableError."""
     try:
-        status = json.loads(body)
+        status = json.loads(body, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError):
         status = None
     if not isinstance(status, dict) or not {"swarm_id", "node_id"} <= status.keys():
         raise UnreachableError(f"{address} sent a status that cannot be read")
+    for name in sorted(_HASHES & status.keys()):
+        if not isinstance(status[name], str) or not _HASH.fullmatch(status[name]):
+            raise UnreachableError(f"{address} sent a status that cannot be read: its {name} is no hash")
     return status
+
+
+def _finite(text: str) -> float:
+    """A number of JSON, which has no word for others. Raises ValueError."""
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError(text)
+    return value

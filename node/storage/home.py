@@ -372,7 +372,13 @@ class Home:
             ) from None
         if found.st_uid != os.getuid() or found.st_mode & 0o077 or not stat.S_ISDIR(found.st_mode):
             raise StorageError(f"{folder} is open to somebody else; set TMPDIR to a folder of your own")
-        return str(folder / f"{sha256(os.fsencode(path)).hexdigest()[:16]}.sock")
+        short = str(folder / f"{sha256(os.fsencode(path)).hexdigest()[:16]}.sock")
+        if len(os.fsencode(short)) > _SOCKET_PATH_MAX:
+            raise StorageError(
+                f"the paths of {self.root} and of {folder} are both too long for a socket; set TMPDIR to a"
+                " shorter one"
+            )
+        return short
 
     def next_incarnation(self) -> int:
         """A number greater than at every earlier start, also if the clock was set back."""

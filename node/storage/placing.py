@@ -4,6 +4,7 @@ Unlike what a node keeps for itself (`home.write_atomically`), they have the per
 umask gives, and may be too large to be held in memory.
 """
 
+import errno
 import os
 import re
 import secrets
@@ -26,6 +27,7 @@ def placed(path: Path) -> Iterator[Path]:
     If the block fails, what is at `path` stays as it was, and nothing is left beside it. A folder that is
     a mount point stays: the place is inside, and its files change one after the other. Raises OSError.
     """
+    path = _end_of_links(path)
     mounted = path.is_dir() and is_mount_point(path)
     aside = _beside(path / path.name if mounted else path)
     try:
@@ -43,6 +45,7 @@ def placed(path: Path) -> Iterator[Path]:
 
 def put(path: Path, data: bytes) -> None:
     """Write a file, instead of one that is there. Raises OSError."""
+    path = _end_of_links(path)
     aside = _beside(path)
     try:
         with written(aside) as file:
@@ -60,6 +63,13 @@ def written(path: Path) -> Iterator[BinaryIO]:
         yield file
         file.flush()
         os.fsync(file.fileno())
+
+
+def _end_of_links(path: Path) -> Path:
+    """What a path leads to, so that no link is replaced. Raises OSError where no file is to be put either."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is a device, a pipe or a socket, and no file", str(path))
+    return Path(os.path.realpath(path))
 
 
 def _swap(aside: Path, path: Path) -> None:

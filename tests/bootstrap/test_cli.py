@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import save_model
 
 from gossamer.bootstrap import cli, genesis_file, manifests
@@ -26,7 +27,7 @@ from gossamer.node.phi import genesis
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Charter, Revocation, Role
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.errors import NobodyThereError
+from gossamer.protocol.errors import NobodyThereError, StorageError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import read_invitation
 from gossamer.protocol.rules import RULES
@@ -426,11 +427,63 @@ def test_init_with_existing_weights(run: Run, tmp_path: Path) -> None:
     model = build_task("text", {}).build_model(5)
     save_model(model, str(tmp_path / "w.safetensors"))
     run("init", "two.toml", "--from", "gone").assert_user_error("--from gone: there is no such file")
+    with torch.no_grad():
+        next(iter(model.parameters()))[0] = torch.nan
+    save_model(model, str(tmp_path / "nan.safetensors"))
+    run("init", "two.toml", "--from", "nan.safetensors").assert_user_error(
+        "nan.safetensors: tensor 'model.embed_tokens.weight': a value is not finite"
+    )
+    model = build_task("text", {}).build_model(5)
     assert run("init", "two.toml", "--from", "w.safetensors").status == 0
     two = read(tmp_path / "two.toml")
     assert two.genesis != read(tmp_path / "one.toml").genesis
     phi = genesis_file.read(two, tmp_path / "two.genesis.safetensors")
     assert (phi == genesis.parameters(model, two.plan())).all()
+
+
+def test_a_manifest_that_cannot_be_written_leaves_the_first_parameters_of_the_old_one(
+    run: Run, task_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They belong together."""
+    text = write_task(task_folder)
+    assert run("init", "my.toml", "--task", text).status == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("my.*")}
+
+    def full(*_: object) -> None:
+        raise StorageError("cannot write my.toml: No space left on device")
+
+    monkeypatch.setattr(manifests, "write", full)
+    run("init", "my.toml", "--task", text, "--seed", 7, "--force").assert_user_error("No space left")
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("my.*")} == before
+    assert not list(tmp_path.glob(".my*"))
+
+
+@pytest.mark.parametrize("path", [".", "..", "/", "home"])
+def test_init_wants_a_file(run: Run, tmp_path: Path, path: str) -> None:
+    (tmp_path / "home").mkdir()
+    run("init", path, "--invited", "--force").assert_user_error("is a folder; name a file")
+    assert entries(tmp_path) == {"home"}
+
+
+def test_no_manifest_takes_the_place_of_an_owners_key(run: Run, tmp_path: Path) -> None:
+    assert run("init", "my.toml", "--preset", "tiny", "--invited").status == 0
+    key = (tmp_path / "my.owner").read_bytes()
+    for more in ([], ["--invited"]):
+        run("init", "my.owner", "--force", *more).assert_user_error("my.owner: *.owner are owners' keys")
+    assert (tmp_path / "my.owner").read_bytes() == key
+
+
+@pytest.mark.parametrize("problem", [KeyboardInterrupt(), StorageError("the disk is full")])
+def test_a_bootstrap_peer_that_did_not_get_to_its_model_may_have_another_manifest(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: BaseException
+) -> None:
+    def ensure_genesis(*_: object) -> None:
+        raise problem
+
+    assert run("init", "my.toml", "--preset", "tiny").status == 0
+    monkeypatch.setattr("gossamer.bootstrap.genesis.ensure_genesis", ensure_genesis)
+    assert run("bootstrap", "my.toml", "--dir", "d").status in (2, 130)
+    assert Home(tmp_path / "d").manifest() is None
 
 
 def test_what_init_writes_may_be_read_by_whom_the_umask_lets(
@@ -717,3 +770,31 @@ def _answering(monkeypatch: pytest.MonkeyPatch, status: dict[str, object]) -> li
     monkeypatch.setattr("gossamer.node.network.client.fetch_status", fetch_status)
     monkeypatch.setattr("gossamer.node.network.client.deliver", deliver)
     return delivered
+
+
+@pytest.mark.parametrize(
+    "part",
+    [{"trainer": [1]}, {"members": [{"health": 5}]}, {"members": 5}, {"conduct": {}}, {"agreement": 10**400}],
+)
+@pytest.mark.parametrize("command", ["status", "peers"])
+def test_an_answer_of_the_wrong_shape_is_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch, part: dict[str, object], command: str
+) -> None:
+    whole = {"swarm": "s", "swarm_id": "ab", "node_id": "cd", "name": "", "state": "x\x1b", "round": 1}
+    whole |= {"clock": 1, "records": 1, "members": [], "links": [], "agreement": None}
+
+    async def fetch_status(*_: object, **__: object) -> dict[str, object]:
+        return whole | {"conduct": {"verdict": None}} | part
+
+    monkeypatch.setattr("gossamer.node.network.client.fetch_status", fetch_status)
+    outcome = run(command, "127.0.0.1:1", "--insecure-plaintext")
+    assert "a bug" not in outcome.err and "\x1b" not in outcome.out + outcome.err
+    if (command, *part) not in {("status", "conduct"), ("status", "agreement")}:
+        outcome.assert_user_error("gossamer: 127.0.0.1:1 ")
+
+
+def test_no_mistake_commands_a_terminal(run: Run) -> None:
+    run("init", "m.toml", "--from", "gone\x1b[2J").assert_user_error(
+        "--from gone\N{REPLACEMENT CHARACTER}[2J"
+    )
+    assert "\x1b" not in run("swarm", "--\x1b[2J").err

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from rich.console import Console
 
 from gossamer.bootstrap.display import Display, minutes, show_summary, sparkline
 from gossamer.bootstrap.processes import NodeProcess
+from gossamer.bootstrap.summary import SwarmSummary
 from tests.bootstrap.test_summary import status as ended
 from tests.bootstrap.test_summary import summary
 
@@ -81,6 +84,27 @@ def test_it_renders_with_whatever_is_missing(terminal: bool, count: int) -> None
             assert part in text, part
 
 
+@pytest.mark.parametrize(
+    ("states", "shown"),
+    [
+        ([None, None], "starting"),
+        (["joining", None], "joining"),
+        (["starting", "finished"], "starting"),
+        (["training", "starting"], "training"),
+        (["finished", "finished"], "training"),
+    ],
+)
+@pytest.mark.parametrize("terminal", [True, False])
+def test_it_says_training_only_while_a_node_trains(
+    terminal: bool, states: list[str | None], shown: str
+) -> None:
+    out = io.StringIO()
+    nodes = [process(f"node-{i}", minimal(state=s) if s else None) for i, s in enumerate(states)]
+    with Display(Console(file=out, force_terminal=terminal, width=120), 10, "t") as display:
+        display.update([process("bootstrap", minimal(trains=False, state="serving")), *nodes], "training")
+    assert (f"t · {shown} ─" if terminal else f"{shown}: round") in out.getvalue()
+
+
 @pytest.mark.parametrize("width", [40, 44, 53, 60, 69, 78, 80, 84, 300])
 def test_a_narrow_terminal_has_fewer_columns_and_none_cut_short(width: int) -> None:
     out = io.StringIO()
@@ -111,6 +135,38 @@ def test_a_terminal_on_which_nothing_can_be_drawn_gets_lines(monkeypatch: pytest
     "val_loss": None, "val_loss_start": None}, payload_bytes_sent=0)]])  # fmt: skip
 def test_the_summary_renders(statuses: list[dict[str, Any]]) -> None:
     out = io.StringIO()
-    found = summary(*statuses)
+    found = replace(summary(*statuses), sample="a\t\x1b[2Jb")
     show_summary(Console(file=out, width=100), found)
+    assert "\x1b" not in out.getvalue() and "a       \N{REPLACEMENT CHARACTER}[2Jb" in out.getvalue()
     assert ("bit-identical" if found.identical else "NOT identical") in out.getvalue()
+
+
+def written(found: SwarmSummary, width: int = 100) -> str:
+    out = io.StringIO()
+    show_summary(Console(file=out, width=width), found)
+    return out.getvalue()
+
+
+def test_the_summary_says_why_all_is_not_well() -> None:
+    well, flat = summary(ended(0), ended(1)), summary(ended(0), ended(1, trainer={"val_loss": 9.0}))
+    assert "not well" not in written(well)
+    assert "not well            the validation loss did not fall" in written(flat)
+
+
+def test_the_unit_of_a_loss_is_said_where_it_is_known() -> None:
+    found = summary(ended(0))
+    assert "5.000 → 2.000  " in written(found)
+    assert "5.000 → 2.000 nats per byte  " in written(replace(found, loss_unit="nats per byte"))
+
+
+def test_one_node_alone_is_not_compared_with_data_parallel_training() -> None:
+    assert "by 1 node) " in written(summary(ended(0)))
+    assert "data-parallel" not in written(summary(ended(0)))
+    assert "data-parallel training: 800.0 kB, 80,000 times" in written(summary(ended(0), ended(1)), width=200)
+
+
+def test_a_narrow_terminal_cuts_nothing_off() -> None:
+    text = written(summary(ended(0), ended(1), events=()), width=30)
+    assert "…" not in text
+    told = "".join(re.findall(r"│ .{20}(.*?) *│", text))
+    assert "bit-identical" in told and "data-parallel" in told

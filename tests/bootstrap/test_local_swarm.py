@@ -30,7 +30,7 @@ class Ended:
         pass
 
 
-def options(folder: Path) -> SwarmOptions:
+def options(folder: Path, json_path: Path | None = None) -> SwarmOptions:
     return SwarmOptions(
         nodes=2,
         rounds=3,
@@ -43,7 +43,7 @@ def options(folder: Path) -> SwarmOptions:
         fragments=1,
         seed=0,
         folder=folder,
-        json_path=None,
+        json_path=json_path,
         plaintext=False,
         debug=False,
     )
@@ -59,10 +59,11 @@ def options(folder: Path) -> SwarmOptions:
         (1, "no text in x"),
     ],
 )
-def test_how_a_process_ended(tmp_path: Path, status: int, said: str) -> None:
+@pytest.mark.parametrize("before", ["", "gossamer: ", "12:00:01 error   "])
+def test_how_a_process_ended(tmp_path: Path, status: int, said: str, before: str) -> None:
     process = NodeProcess("node-1", tmp_path / "node-1", [], {})
     assert not process.has_ended(), "it was never started"
-    process.log_path.write_text("12:00:00 info    up\nno text in x\n")
+    process.log_path.write_text(f"12:00:00 info    up\n{before}no text in x\n")
     process.child = Ended(status)  # type: ignore[assignment]
     process.status = {"round": 3}
     assert process.has_ended()
@@ -76,16 +77,45 @@ def test_the_others_go_on_until_nobody_is_left(tmp_path: Path) -> None:
     shown = io.StringIO()
     display = Display(Console(file=shown, width=200), 3, "a swarm")
     boot, one, two = swarm._everyone
+    swarm._has_joined = True
     one.status = two.status = {"state": "finished", "trains": True, "round": 3}
     one.child = Ended(-9)  # type: ignore[assignment]
     boot.child = Ended(-15)  # type: ignore[assignment]
     swarm._check_running(display)
-    assert "bootstrap ended: killed by SIGTERM. The others go on." in shown.getvalue()
-    assert "node-1 ended: killed by SIGKILL. The others go on." in shown.getvalue()
+    assert "bootstrap ended, and the others go on: killed by SIGTERM" in shown.getvalue()
+    assert "node-1 ended, and the others go on: killed by SIGKILL" in shown.getvalue()
     assert swarm._all_finished(), "nobody waits for who is gone"
     two.child = Ended(2)  # type: ignore[assignment]
     with pytest.raises(LocalError, match="node-2 ended, and no node is left: it said nothing"):
         swarm._check_running(display)
+
+
+def test_nobody_waits_for_the_model_of_a_bootstrap_peer_that_has_ended(tmp_path: Path) -> None:
+    swarm = LocalSwarm(options(tmp_path), SMALL, tmp_path)
+    boot = swarm._boot
+    boot.log_path.write_text("12:00:00 error   cannot listen\n")
+    boot.child = Ended(2)  # type: ignore[assignment]
+    with pytest.raises(LocalError, match="^bootstrap ended before anybody had the model: cannot listen$"):
+        swarm._check_running(Display(Console(file=io.StringIO()), 3, "a swarm"))
+
+
+async def test_what_goes_wrong_is_told_once_and_a_trainer_that_never_gets_on_ends_it(tmp_path: Path) -> None:
+    swarm = LocalSwarm(options(tmp_path), SMALL, tmp_path)
+    shown = io.StringIO()
+    display = Display(Console(file=shown, width=80), 3, "a swarm")
+    wrong = (
+        "12:00:00 error   my bug\n12:00:00 warning the trainer ended (status 1); starting it again in 0.5 s\n"
+    )
+    for _ in range(2):
+        with open(swarm._nodes[1].log_path, "a") as log:
+            log.write(wrong)
+        await swarm._tell_troubles(display)
+    assert shown.getvalue().count("node-2: my bug\n") == 1
+    assert shown.getvalue().count(f"the nodes' logs are in {tmp_path}\n") == 1
+    with open(swarm._nodes[1].log_path, "a") as log:
+        log.write(wrong)
+    with pytest.raises(LocalError, match="^node-2: my bug .its trainer has ended 3 times in one round"):
+        await swarm._tell_troubles(display)
 
 
 def test_a_reader_that_is_gone_is_an_error_that_can_be_cleaned_up_after(

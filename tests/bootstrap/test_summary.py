@@ -58,25 +58,27 @@ def test_all_is_well() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "identical"),
+    ("change", "identical", "reason"),
     [
-        ({"phi_digest": "q"}, False),
-        ({"merged_digest": "n"}, False),
-        ({"round": 9}, True),
-        ({"trainer": {"val_loss": 6.0}}, True),
-        ({"trainer": {"val_loss": 5.0}}, True),
+        ({"phi_digest": "q"}, False, "the replicas are not identical"),
+        ({"merged_digest": "n"}, False, "the replicas are not identical"),
+        ({"round": 9}, True, "node-1 published 9 of 10 rounds"),
+        ({"trainer": {"val_loss": 6.0}}, True, "the validation loss did not fall"),
+        ({"trainer": {"val_loss": 5.0}}, True, "the validation loss did not fall"),
     ],
 )
-def test_anything_amiss_is_not_well(change: dict[str, Any], identical: bool) -> None:
+def test_anything_amiss_is_not_well(change: dict[str, Any], identical: bool, reason: str) -> None:
     found = summary(status(0), status(1, **change))
     assert not found.ok
     assert found.identical is identical
+    assert found.reasons == [reason] == found.to_json()["reasons"]
 
 
 def test_an_event_that_was_not_got_over_is_not_well() -> None:
-    over, going_on = {"recovered_s": 1.5}, {"recovered_s": None}
+    over, going_on = ({"recovered_s": s, "text": "a split"} for s in (1.5, None))
     assert summary(status(0), status(1), events=[over, over]).ok
     assert not summary(status(0), status(1), events=[over, going_on]).ok
+    assert summary(status(0), status(1), events=[going_on]).reasons == ["a split: not recovered"]
 
 
 def test_missing_fields() -> None:
@@ -85,7 +87,8 @@ def test_missing_fields() -> None:
     assert not found.ok and not found.identical
     assert found.val_loss_start is None and found.val_loss_end is None
     assert found.nodes[0].digest == "" and found.nodes[0].inner_steps == 0
-    assert not summary(status(0, trainer={"val_loss_start": None})).ok
+    missing = summary(status(0, trainer={"val_loss_start": None}))
+    assert missing.reasons == ["the validation loss was not measured"]
 
 
 @pytest.mark.parametrize(

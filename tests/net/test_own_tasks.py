@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,6 +111,20 @@ def test_a_mistake_later_is_said_each_time_and_tried_again(base: Path, address: 
     node.wait_published(node.status()["round"] + 2)
     assert node.stop() == 0
     node.errors()
+
+
+def test_a_local_swarm_says_what_is_wrong_with_a_task_and_ends(base: Path) -> None:
+    count = "Line.calls = getattr(Line, 'calls', 0) + 1; assert Line.calls < 5, 'my bug'"
+    task = write_task(base, LOSS, f"{count}; {LOSS}")
+    done = gossamer("swarm", "--nodes", 1, "--rounds", 3, "--every-steps", 50, "--task", task, timeout=120)
+    assert done.returncode == 2
+    assert done.stdout.count("AssertionError: my bug") == 1
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("gossamer: node-1: own_line.py:39, in ")
+    (log,) = re.findall("; see (.*/node-1.log)", said)
+    assert "my bug" in Path(log).read_text()
+    shutil.rmtree(Path(log).parent)
+    assert_all_gone(Path(log).parent, 8)
 
 
 def test_a_batch_that_makes_training_diverge_costs_a_window(base: Path, address: str) -> None:

@@ -125,4 +125,4 @@ def test_the_port_of_an_address_that_a_file_keeps(kept: object, port: int) -> No
 def test_what_is_no_node_id(text: str) -> None:
     with pytest.raises(ConfigError, match="64 hex digits"):
         parse_node_id(text)
-    assert parse_node_id("AB" * 32) == b"\xab" * 32
+    assert parse_node_id("\N{NO-BREAK SPACE}" + "AB" * 32 + "\n") == b"\xab" * 32

@@ -131,7 +131,7 @@ class Replica:
         return json.dumps(status).encode()
 
 
-async def verdict(*replicas: Replica, wait_s: float = 5.0) -> verify.Verdict:
+async def verdict(*replicas: Answer, wait_s: float = 5.0) -> verify.Verdict:
     async with contextlib.AsyncExitStack() as stack:
         addresses = [await stack.enter_async_context(answering("status", replica)) for replica in replicas]
         return await verify.verify(tuple(addresses), wait_s=wait_s, plaintext=True)
@@ -164,6 +164,12 @@ async def test_the_proof_counts_even_if_they_held_the_records_at_different_times
     first = Replica("a", ("r1", "p1"), ("r2", "p2"))
     second = Replica("b", ("r0", "p0"), ("r1", "WRONG"), ("r5", "p5"))
     assert (await verdict(first, second)).differing is not None
+
+
+async def test_half_an_answer_is_not_comparable() -> None:
+    half = '{"swarm_id": "s", "node_id": "%s", "merged_digest": "r"}'
+    found = await verdict((half % "a").encode, (half % "b").encode, wait_s=0.1)
+    assert not found.agreed and found.differing is None
 
 
 async def test_never_the_same_records_is_not_comparable() -> None:

@@ -43,7 +43,28 @@ def test_a_status() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"\xff", b'{"swarm_id": 1}', b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000]
+    "body",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b'{"swarm_id": 1}',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"9" * 5000,
+        *(
+            b'{"swarm_id": "a", "node_id": "b", ' + more + b"}"
+            for more in (
+                b'"x": NaN',
+                b'"x": [-Infinity]',
+                b'"x": 1e999',
+                b'"merged_digest": 7',
+                b'"phi_digest": [1]',
+                b'"node_id": "\\u001b[2J"',
+                b'"swarm_id": null',
+            )
+        ),
+    ],
 )
 def test_what_is_no_status(body: bytes) -> None:
     with pytest.raises(UnreachableError, match="host:1 sent a status that cannot be read"):

@@ -266,3 +266,11 @@ def test_a_folder_in_tmp_that_others_can_enter_is_not_trusted(
     folder.chmod(0o777)
     with pytest.raises(StorageError, match="TMPDIR"):
         Home(tmp_path / ("d" * 150)).socket_path()
+
+
+def test_a_socket_path_is_never_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with pytest.raises(StorageError, match="set TMPDIR to a shorter one"):
+        Home(deep / "d").socket_path()

@@ -29,6 +29,9 @@ async def scraped(tmp_path: Path) -> tuple[dict[str, Metric], str]:
         await until(lambda: daemon.port.report and daemon.merging.seconds)
         status, headers, text = await get(home, "/metrics")
         assert status == 200 and headers["Content-Type"].startswith("text/plain; version=")
+        odd = {"Accept": "application/openmetrics-text; version=abc"}
+        status, headers, _ = await get(home, "/metrics", headers=odd)
+        assert status == 200 and headers["Content-Type"].startswith("text/plain; version=")
         accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
         return {family.name: family for family in text_string_to_metric_families(text)}, (
             await get(home, "/metrics", headers=accept)

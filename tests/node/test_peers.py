@@ -74,6 +74,17 @@ def test_the_table_fits_a_terminal_and_says_what_was_bad() -> None:
     assert "clipped 1" in line and "by 9.8x" in "\n".join(lines)
 
 
+def test_what_others_say_is_shown_as_it_is_and_commands_no_terminal() -> None:
+    said = "\x1b]0;owned\x07[/nope]"
+    told = status(swarm=said, name=said, round=said)
+    told["members"][0].update(name=said, health=said, round=said)
+    told["members"][0]["conduct"].update(verdict=said, judged=said, void=said)
+    told["members"][1]["health"] = 5
+    text = shown(told)
+    assert "\x1b" not in text and "\x07" not in text
+    assert text.count("\N{REPLACEMENT CHARACTER}]0;owned\N{REPLACEMENT CHARACTER}[/nope]") >= 8
+
+
 def test_a_node_that_has_merged_nothing() -> None:
     text = shown(status(agreement=None, members=[], trainer=None))
     assert "agreement of" not in text and "itself" in text

@@ -10,21 +10,22 @@ import re
 import signal
 import sys
 import termios
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from rich.console import Console
+from rich.live import Live
 
+from gossamer.node.commands.shown import harmless_line
 from gossamer.node.dashboard.top import Top, keys_in, show_top
 from gossamer.node.dashboard.top_view import (
     SORTS,
     Board,
     Choices,
     chart,
-    clean,
     count,
     duration,
     screen,
@@ -233,9 +234,70 @@ def test_words_and_numbers() -> None:
     ]  # fmt: skip
     assert [size(n) for n in (5, 12_345)] == ["5 B", "12.3 kB"]
     assert [duration(s) for s in (5, 65, 3700, 90_000)] == ["5s", "1m", "1h01m", "1d1h"]
-    assert clean("a\x1b[31m\u202eb") == "a\ufffd[31m\ufffdb"
+    assert harmless_line("a\x1b[31m\u202eb") == "a\ufffd[31m\ufffdb"
     assert [window(100, selected, 10) for selected in (0, 3, 50, 99)] == [0, 0, 45, 90]
     assert window(5, 2, 10) == 0
+
+
+# -- what no node of ours would say
+
+ESC = "\x1b]0;owned\x07"
+
+
+def test_nothing_that_others_say_moves_the_cursor() -> None:
+    shown = board(2)
+    state = shown.state
+    assert state is not None
+    state["node"].update(state=ESC, name=ESC, id=ESC)
+    state["swarm"].update(id=ESC, codec=ESC)
+    state["members"][1].update(
+        dict.fromkeys(("id", "name", "health", "round", "device", "role", "version"), ESC), addresses=[ESC]
+    )
+    state["links"][0]["id"] = ESC
+    state["now"].update(round=ESC, inner_steps=ESC, sealed_round=ESC)
+    for width in (80, 160):
+        for selected in range(2):
+            assert "\x1b" not in "".join(drawn(shown, width, 40, Choices(step=selected)))
+
+
+def test_rounds_that_the_swarm_has_not_reached_are_no_part_of_the_curve() -> None:
+    shown = board(2, clock=500)
+    rows = [[r, 1.0, 2.0, 100, 100 * r, 0.5, []] for r in range(1, 501)]
+    ahead = [[r, 1.0, 1e6, 100, 100 * r, 0.5, []] for r in range(502, 566)]
+    shown.take("rounds", {"authors": [], "rounds": [*rows, *ahead]})
+    assert shown.curve() == [2.0] * 400
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ("state", {}),
+        ("state", {"now": {"clock": 1}}),
+        ("state", []),
+        ("rounds", {"rounds": [[1]]}),
+        ("rounds", {"rounds": [[1, 1.0, "x", 1, 1, 1, []], [2, 1.0, 1.0, 1, 1, 1, []]]}),
+        ("notice", "x"),
+        ("notice", {"time": 1e300, "text": "x", "level": "info"}),
+    ],
+)
+async def test_a_server_that_is_no_node_is_one_line(said: tuple[str, Any]) -> None:
+    out = io.StringIO()
+    top = Top(lambda: "127.0.0.1:7780", Console(file=out, width=120, height=40), lambda: None)
+
+    class Server:
+        async def events(self) -> AsyncIterator[tuple[str, Any]]:
+            yield "state", board(2).state
+            yield said
+            yield "state", said[1] if said[0] == "state" else board(2).state
+
+        async def rounds(self, _: int) -> dict[str, Any]:
+            return {"rounds": []}
+
+    with Live(console=top._console, auto_refresh=False) as top._live:
+        await top._hear(Server())  # type: ignore[arg-type]
+        assert top._board.state is None
+        top._draw()
+    assert "no Gossamer admin server of this release answers at 127.0.0.1:7780 (" in out.getvalue()
 
 
 # -- keys

@@ -37,7 +37,7 @@ class Header {
     this.#set("round", "Round", at[0], at[1] + behind);
     this.#set("tokens", "Tokens", amount(heard(now.swarm_tokens)), ownTokens(node, now));
     this.#set("speed", "Tokens per second", amount(now.swarm_tokens_per_s), node.trains ? speedInWords(now) : "of the whole swarm");
-    const newest = rounds.list.at(-1);
+    const newest = rounds.newestRound;
     const own = known(now.loss);
     this.#set("loss", own ? "Loss" : "Loss of the swarm", lossText(own ? now.loss : newest?.loss),
       known(now.val_loss) ? `held-out ${lossText(now.val_loss)}` : "held-out not measured here");

@@ -46,7 +46,7 @@ function showRounds({ fresh, from, to }) {
   setHidden(byId("rounds-empty"), !none);
   for (const part of ["strips", "tools", "readout"]) setHidden(byId(part), none);
   setText(byId("rounds-empty"), stream.complete ? "No round has a delta yet. The first appears when a node has finished its first window of inner steps." : "");
-  setText(byId("rounds-summary"), none ? "" : `${whole(rounds.first)} to ${whole(rounds.last)}, ${plural(rounds.deltas, "delta")}${stream.complete ? "" : ", older ones are loading …"}`);
+  setText(byId("rounds-summary"), none ? "" : `${whole(rounds.first)} to ${whole(rounds.newest)}, ${plural(rounds.deltas, "delta")}${stream.complete ? "" : ", older ones are loading …"}`);
   matrix.forget(from, to);
   if (stream.state) {
     matrix.update(stream.state);

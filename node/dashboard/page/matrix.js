@@ -29,7 +29,7 @@ class Matrix extends Strip {
 
   update(state) {
     const members = [...state.members].sort(memberOrder).filter((m) => m.trains || this.timeline.rounds.indexOf.has(m.id));
-    const gone = this.timeline.rounds.authors.filter((id) => !state.members.some((m) => m.id === id));
+    const gone = [...this.timeline.rounds.indexOf.keys()].filter((id) => !state.members.some((m) => m.id === id));
     const order = [...members.map((m) => m.id), ...gone];
     const names = new Map(members.map((m) => [m.id, nameOf(m)]));
     const rowOf = new Map(order.map((id, row) => [id, row]));
@@ -170,7 +170,7 @@ class Matrix extends Strip {
       ArrowUp: () => this.#moveTo(cursor, row - 1),
       ArrowDown: () => this.#moveTo(cursor, row + 1),
       Home: () => this.#moveTo(timeline.rounds.first ?? 0, row),
-      End: () => this.#moveTo(timeline.rounds.last ?? 0, row),
+      End: () => this.#moveTo(timeline.rounds.newest ?? 0, row),
       "+": () => timeline.zoom(0.5, cursor),
       "-": () => timeline.zoom(2, cursor),
       Escape: () => timeline.point(null),
@@ -182,7 +182,7 @@ class Matrix extends Strip {
 
   #moveTo(round, row) {
     const { timeline } = this;
-    const to = Math.max(timeline.rounds.first ?? 0, Math.min(timeline.rounds.last ?? 0, round));
+    const to = Math.max(timeline.rounds.first ?? 0, Math.min(timeline.rounds.newest ?? 0, round));
     const [first, last] = timeline.range;
     if (to < first) timeline.pan(to - first);
     if (to > last) timeline.pan(to - last);

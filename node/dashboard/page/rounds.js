@@ -6,8 +6,11 @@ const ROUNDS_MAX = 20000;
 
 class Rounds {
   constructor() {
-    this.authors = []; // node ids; what a packed AUTHOR refers to
+    this.authors = []; // node ids; what a packed AUTHOR refers to. null: free, as no round here is theirs any more
     this.indexOf = new Map();
+    this.uses = []; // by author: how many deltas are here
+    this.free = [];
+    this.clock = Infinity; // the swarm's
     this.list = []; // by round, ascending
     this.deltas = 0;
   }
@@ -20,6 +23,15 @@ class Rounds {
     return this.list.length ? this.list[this.list.length - 1].round : null;
   }
 
+  /** The last one that the swarm can have reached: anybody may sign deltas of later rounds. */
+  get newestRound() {
+    return this.list[Math.max(0, this.position(this.clock + 2) - 1)];
+  }
+
+  get newest() {
+    return this.newestRound?.round ?? null;
+  }
+
   /** Takes in a message of the node; returns [author id, round, flags] of the deltas that were not known. */
   merge(message) {
     const map = message.authors.map((id) => this.#author(id));
@@ -29,14 +41,16 @@ class Rounds {
       const at = this.position(round.round);
       const old = this.list[at]?.round === round.round ? this.list[at] : null;
       this.#noteFresh(round, old, fresh);
-      this.deltas += round.count - (old ? old.count : 0);
+      this.#count(round, 1);
+      if (old) this.#count(old, -1);
       if (old) this.list[at] = round;
       else if (at === this.list.length) this.list.push(round);
       else this.list.splice(at, 0, round);
     }
     if (this.list.length > ROUNDS_MAX) {
-      for (const gone of this.list.splice(0, this.list.length - ROUNDS_MAX)) this.deltas -= gone.count;
+      for (const gone of this.list.splice(0, this.list.length - ROUNDS_MAX)) this.#count(gone, -1);
     }
+    this.#forget();
     return fresh;
   }
 
@@ -44,8 +58,9 @@ class Rounds {
   mergeOlder(message) {
     const map = message.authors.map((id) => this.#author(id));
     const older = message.rounds.filter(([round]) => !this.at(round)).map((row) => this.#packed(row, map));
-    for (const round of older) this.deltas += round.count;
+    for (const round of older) this.#count(round, 1);
     this.list = older.concat(this.list).sort((a, b) => a.round - b.round);
+    this.#forget();
   }
 
   /** Index of the first round that is not below `round`. */
@@ -73,10 +88,26 @@ class Rounds {
   #author(id) {
     let index = this.indexOf.get(id);
     if (index === undefined) {
-      this.indexOf.set(id, (index = this.authors.length));
-      this.authors.push(id);
+      this.indexOf.set(id, (index = this.free.pop() ?? this.authors.length));
+      this.authors[index] = id;
+      this.uses[index] = 0;
     }
     return index;
+  }
+
+  #count(round, by) {
+    this.deltas += by * round.count;
+    for (let i = 0; i < round.packed.length; i += WIDTH) this.uses[round.packed[i]] += by;
+  }
+
+  /** Authors of whom no delta is left make room. */
+  #forget() {
+    for (const [id, index] of this.indexOf) {
+      if (this.uses[index]) continue;
+      this.indexOf.delete(id);
+      this.authors[index] = null;
+      this.free.push(index);
+    }
   }
 
   #packed([round, time, loss, tokens, total, agreement, deltas], map) {

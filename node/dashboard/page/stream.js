@@ -17,10 +17,12 @@ class Stream extends EventTarget {
   complete = false; // all kept rounds are here
 
   #source = null;
+  #openedAt = 0;
   #failures = 0;
   #noticesBegin = false;
   #fetching = false;
   #again = false;
+  #newer = null; // rounds told of since the answer was asked for that is still to come
   #sureUntil = 0; // rounds up to here cannot have changed while we did not listen
 
   start() {
@@ -32,8 +34,8 @@ class Stream extends EventTarget {
 
   #open() {
     const source = (this.#source = new EventSource("api/events"));
+    this.#openedAt = performance.now();
     source.addEventListener("open", () => {
-      this.#failures = 0;
       this.#noticesBegin = true;
       this.#catchUp();
     });
@@ -41,13 +43,15 @@ class Stream extends EventTarget {
     source.addEventListener("evaluations", (event) => this.#takeEvaluations(JSON.parse(event.data)));
     source.addEventListener("rounds", (event) => this.#takeRounds(JSON.parse(event.data)));
     source.addEventListener("notice", (event) => this.#takeNotice(JSON.parse(event.data)));
-    source.addEventListener("error", () => {
-      this.#lost();
-      source.close(); // its own retrying stops for good at some errors
-      if (source !== this.#source) return;
-      this.#source = null;
-      setTimeout(() => this.#retry(), RETRY_MS[Math.min(this.#failures++, RETRY_MS.length - 1)]);
-    });
+    source.addEventListener("error", () => this.#giveUp(source));
+  }
+
+  #giveUp(source) {
+    this.#lost();
+    source.close(); // its own retrying stops for good at some errors
+    if (source !== this.#source) return;
+    this.#source = null;
+    setTimeout(() => this.#retry(), RETRY_MS[Math.min(this.#failures++, RETRY_MS.length - 1)]);
   }
 
   #retry() {
@@ -55,7 +59,8 @@ class Stream extends EventTarget {
   }
 
   #listen() {
-    if (this.connection === "live" && performance.now() - this.heardAt > SILENCE_MS) this.#lost();
+    const heardAt = Math.max(this.heardAt ?? 0, this.#openedAt);
+    if (this.#source && performance.now() - heardAt > SILENCE_MS) this.#giveUp(this.#source); // nobody told us of its end
     this.#tell("second");
   }
 
@@ -72,12 +77,17 @@ class Stream extends EventTarget {
     if (other) return location.reload(); // another node has this address now
     this.state = state;
     this.heardAt = performance.now();
+    this.#failures = 0;
+    const before = this.rounds.newest;
+    this.rounds.clock = state.now.clock ?? Infinity;
     this.#noteEvaluation(state.now);
     if (this.connection !== "live") {
       this.connection = "live";
       this.#tell("connection");
     }
     this.#tell("state");
+    const { newest } = this.rounds;
+    if (newest !== before) this.#tell("rounds", { fresh: [], from: Math.min(newest, before), to: Infinity });
   }
 
   /** All that the node has kept; `version` is that of the last one. */
@@ -93,6 +103,7 @@ class Stream extends EventTarget {
   }
 
   #takeRounds(message) {
+    for (const [round] of message.rounds) this.#newer?.add(round);
     const fresh = this.rounds.merge(message);
     this.#tell("rounds", { fresh, from: Math.min(...message.rounds.map((row) => row[0])), to: Infinity });
   }
@@ -141,8 +152,9 @@ class Stream extends EventTarget {
 
   /** Returns the oldest round that the node keeps. */
   async #fetchRecent(from) {
-    const message = await this.#get(`api/rounds?from=${from}`);
-    this.rounds.merge(message);
+    const newer = (this.#newer = new Set());
+    const message = await this.#get(`api/rounds?from=${from}`).finally(() => (this.#newer = null));
+    this.rounds.merge({ ...message, rounds: message.rounds.filter(([round]) => !newer.has(round)) });
     this.#tell("rounds", { fresh: [], from, to: Infinity });
     return message.oldest;
   }

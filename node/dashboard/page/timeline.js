@@ -18,7 +18,7 @@ class Timeline extends EventTarget {
 
   /** [first, last] round in view. The newest is at the right edge even when there are few. */
   get range() {
-    const newest = this.rounds.last ?? 0, oldest = this.rounds.first ?? 0;
+    const newest = this.rounds.newest ?? 0, oldest = this.rounds.first ?? 0;
     const span = Math.max(SPAN_MIN, Math.min(this.span, newest - oldest + 1));
     const last = Math.min(newest, Math.max(this.end ?? newest, oldest + span - 1));
     return [last - span + 1, last];
@@ -45,7 +45,7 @@ class Timeline extends EventTarget {
 
   show(span, end = null) {
     this.span = span;
-    this.end = end !== null && end >= (this.rounds.last ?? 0) ? null : end;
+    this.end = end !== null && end >= (this.rounds.newest ?? 0) ? null : end;
     this.#tell("range");
   }
 
@@ -53,7 +53,7 @@ class Timeline extends EventTarget {
     const [first, last] = this.range;
     const fixed = around ?? (this.end === null ? last : (first + last) / 2);
     const span = Math.max(SPAN_MIN, Math.round((last - first + 1) * factor));
-    const whole = (this.rounds.last ?? 0) - (this.rounds.first ?? 0) + 1;
+    const whole = (this.rounds.newest ?? 0) - (this.rounds.first ?? 0) + 1;
     if (span >= whole) return this.show(Infinity);
     const share = (last - fixed) / (last - first + 1);
     this.show(span, Math.round(fixed + share * span));

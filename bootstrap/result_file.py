@@ -1,0 +1,85 @@
+"""Where a local swarm's result is written: a file, or what is there already (a pipe, a terminal, a device).
+
+A file appears whole or not at all. What is no file is written into, as a shell's ``>`` does, never replaced.
+"""
+
+import fcntl
+import os
+import re
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from gossamer.node.storage.placing import put
+from gossamer.protocol.errors import ConfigError, StorageError
+
+STDOUT = 1
+
+_NAMED_FD = re.compile(r"/(?:dev|proc/self)/fd/([0-9]{1,6})")
+_STANDARD = {"/dev/stdout": STDOUT, "/dev/stderr": 2}
+
+
+class ResultFile:
+    """One path of ``--json``."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError if nothing can be written there: better now than after the run."""
+        self._path = path
+        self._place = path.absolute()
+        self._fd = _fd_named(self._place)
+        try:
+            self._check()
+        except OSError as error:
+            raise ConfigError(f"--json {path}: {error.strerror}") from None
+
+    @property
+    def is_stdout(self) -> bool:
+        """Whether it goes where the display would be; that is then better shown elsewhere."""
+        return self._fd == STDOUT
+
+    def write(self, data: bytes) -> None:
+        """Raises StorageError."""
+        try:
+            if self._fd is not None:
+                _write_all(self._fd, data)
+            elif self._is_stream():
+                with open(self._place, "wb") as stream:
+                    stream.write(data)
+            else:
+                put(self._place, data)
+        except OSError as error:
+            raise StorageError(f"cannot write {self._path}: {error.strerror}") from None
+
+    def _check(self) -> None:
+        path, folder = self._place, Path(os.path.realpath(self._place)).parent
+        if self._fd is not None:
+            if fcntl.fcntl(self._fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+                raise ConfigError(f"--json {self._path} is open for reading only")
+        elif path.is_dir():
+            raise ConfigError(f"--json {self._path}: that is a folder; name a file")
+        elif self._is_stream():
+            if not os.access(path, os.W_OK):
+                raise ConfigError(f"--json {self._path} cannot be written to")
+        elif path.exists() and not path.is_file():
+            raise ConfigError(f"--json {self._path} is neither a file nor a pipe; name a file")
+        elif not folder.is_dir():
+            raise ConfigError(f"--json {self._path}: there is no folder {folder}")
+        elif not os.access(folder, os.W_OK):
+            raise ConfigError(f"--json {self._path}: {folder} cannot be written to")
+
+    def _is_stream(self) -> bool:
+        with suppress(OSError):
+            mode = os.stat(self._place).st_mode
+            return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+        return False
+
+
+def _fd_named(path: Path) -> int | None:
+    """Which of our open files a path names, as a shell's ``>(...)`` is one."""
+    named = _NAMED_FD.fullmatch(str(path))
+    return int(named[1]) if named else _STANDARD.get(str(path))
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]

@@ -1,0 +1,141 @@
+// What the page's scripts do with what a node tells them, on a made-up clock, network and stream.
+// Usage: node page_in_node.js FOLDER CASE
+const assert = require("node:assert");
+const fs = require("node:fs");
+const path = require("node:path");
+const vm = require("node:vm");
+
+const [, , folder, name] = process.argv;
+
+const STATE = { node: { id: "a" }, swarm: { id: "s" }, now: { clock: 3, closed_round: 0, round: 3 }, members: [], links: [], edges: [] };
+const delta = (author, loss = 2) => [author, 10, 1, 0, loss, 0];
+const row = (round, deltas, loss = 2) => [round, 0, loss, 10, 10, null, deltas];
+
+/** A page without a document: its stream and timeline, and what they ask for. */
+function page() {
+  const world = { now: 0, timers: [], sources: [], answers: () => ({ oldest: 1, authors: [], rounds: [] }) };
+  class Source {
+    constructor() {
+      this.listeners = {};
+      this.closed = false;
+      world.sources.push(this);
+    }
+    addEventListener(type, listener) { this.listeners[type] = listener; }
+    close() { this.closed = true; }
+    tell(type, data) { this.listeners[type]({ data: JSON.stringify(data) }); }
+  }
+  const after = (every) => (run, ms) => void world.timers.push({ run, at: world.now + ms, every: every && ms });
+  const context = vm.createContext({
+    EventTarget, Event, CustomEvent, Intl, EventSource: Source,
+    performance: { now: () => world.now }, setInterval: after(true), setTimeout: after(false), addEventListener() {},
+    document: { addEventListener() {}, hidden: false, createElement: () => ({}), getElementById: () => ({ addEventListener() {}, style: {} }) },
+    fetch: async (url) => ({ ok: true, json: async () => world.answers(url) }),
+  });
+  const scripts = ["format.js", "dom.js", "rounds.js", "stream.js", "timeline.js"];
+  const text = scripts.map((file) => fs.readFileSync(path.join(folder, file), "utf8")).join("\n");
+  const limit = text.replace("const ROUNDS_MAX = 20000", "const ROUNDS_MAX = 100");
+  assert.notEqual(limit, text);
+  vm.runInContext(`${limit}\nglobalThis.made = { stream: new Stream() }; made.timeline = new Timeline(made.stream.rounds);`, context);
+  return Object.assign(world, context.made);
+}
+
+const settled = () => new Promise((done) => setImmediate(done));
+
+/** Lets time pass. */
+async function pass(world, ms) {
+  const end = world.now + ms;
+  for (;;) {
+    const next = world.timers.filter(({ at }) => at <= end).sort((a, b) => a.at - b.at)[0];
+    if (!next) break;
+    world.now = next.at;
+    if (next.every) next.at += next.every;
+    else world.timers.splice(world.timers.indexOf(next), 1);
+    next.run();
+    await settled();
+  }
+  world.now = end;
+  await settled();
+}
+
+const cases = {
+  /** A line that only falls silent is given up, and opened anew with growing pauses. */
+  async silence() {
+    const world = page();
+    world.stream.start();
+    world.sources[0].tell("open");
+    world.sources[0].tell("state", STATE);
+    await pass(world, 7000);
+    assert.equal(world.stream.connection, "live");
+    await pass(world, 3000);
+    assert.equal(world.stream.connection, "lost");
+    assert(world.sources[0].closed);
+    await pass(world, 1000);
+    assert.equal(world.sources.length, 2);
+    await pass(world, 600000);
+    assert(world.sources.length > 20 && world.sources.length < 60, `opened ${world.sources.length} times`);
+    assert(world.sources.slice(0, -1).every(({ closed }) => closed));
+    await pass(world, 15000); // one that has just been opened is not given up for the silence before
+    if (world.sources.at(-1).closed) await pass(world, 15000);
+    world.sources.at(-1).tell("open");
+    world.sources.at(-1).tell("state", STATE);
+    assert.equal(world.stream.connection, "live");
+  },
+
+  /** An answer that was asked for before a round changed says less of it. */
+  async race() {
+    const world = page();
+    let answer;
+    world.answers = () => new Promise((resolve) => (answer = resolve));
+    world.stream.start();
+    world.sources[0].tell("state", STATE);
+    world.sources[0].tell("open");
+    await settled();
+    world.sources[0].tell("rounds", { authors: ["x", "y"], rounds: [row(3, [delta(0), delta(1)], 5)] });
+    answer({ oldest: 2, authors: ["x"], rounds: [row(2, [delta(0)]), row(3, [delta(0)], 9)] });
+    await settled();
+    const { rounds } = world.stream;
+    assert.equal(rounds.at(3).count, 2);
+    assert.equal(rounds.at(3).loss, 5);
+    assert.equal(rounds.at(2).count, 1);
+    assert.equal(rounds.deltas, 3);
+  },
+
+  /** One liar's rounds of the future are neither in view nor the swarm's loss, until the swarm is there. */
+  async ahead() {
+    const { stream, timeline, sources } = page();
+    stream.start();
+    sources[0].tell("state", { ...STATE, now: { clock: 500 } });
+    const told = [];
+    for (let round = 401; round <= 500; round++) told.push(row(round, [delta(0), delta(1)]));
+    for (let round = 502; round < 566; round++) told.push(row(round, [delta(2)], 1e6));
+    sources[0].tell("rounds", { authors: ["x", "y", "liar"], rounds: told.slice(64) });
+    timeline.span = 32;
+    assert.deepEqual([...timeline.range], [469, 500]);
+    assert.equal(stream.rounds.newestRound.loss, 2);
+    timeline.show(32, 500);
+    assert.equal(timeline.end, null, "it follows the newest");
+    let changed = 0;
+    stream.addEventListener("rounds", () => changed++);
+    sources[0].tell("state", { ...STATE, now: { clock: 501 } });
+    assert.deepEqual([...timeline.range], [471, 502]);
+    assert.equal(changed, 1);
+  },
+
+  /** Authors of whom no delta is left are forgotten, and their places taken by others. */
+  async authors() {
+    const { rounds } = page().stream;
+    for (let round = 1; round <= 1000; round++) rounds.merge({ authors: [`author ${round}`, "idle"], rounds: [row(round, [delta(0)])] });
+    assert.equal(rounds.list.length, 100);
+    assert.equal(rounds.indexOf.size, 100);
+    assert(rounds.authors.length < 110);
+    for (const { round, packed } of rounds.list) assert.equal(rounds.authors[packed[0]], `author ${round}`);
+    rounds.merge({ authors: ["other"], rounds: [row(1000, [delta(0)])] });
+    assert(!rounds.indexOf.has("author 1000") && rounds.indexOf.has("other"));
+    assert.equal(rounds.deltas, 100);
+  },
+};
+
+cases[name]().catch((error) => {
+  console.error(error);
+  process.exit(1);
+});
