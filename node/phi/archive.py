@@ -164,8 +164,7 @@ class Archive:
             await self._seal(self._seal_round)
             return
         elif self._late_since is not None and time.monotonic() - self._late_since > LATE_SETTLE_S:
-            self._late_since = None
-            await self._seal(self._shelf.claims[0].round)
+            await self._seal_anew()
             return
         await self._wait()
 
@@ -245,15 +244,28 @@ class Archive:
             self._told_at = now
             log.info("fetching the model of round %d: %d of %d MiB", claim.round, total - lacking, total)
 
-    async def _seal(self, round_: int) -> None:
-        """Write the snapshot of everything merged up to a round, and claim it."""
+    async def _seal_anew(self) -> None:
+        """Write the newest snapshot with what came late for it. If that fails, it is still to be done."""
+        since, self._late_since = self._late_since, None  # what is merged from now on is late again
+        is_done = False
+        try:
+            is_done = await self._seal(self._shelf.claims[0].round)
+        finally:
+            if not is_done and self._late_since is None:
+                self._late_since = since
+
+    async def _seal(self, round_: int) -> bool:
+        """Write the snapshot of everything merged up to a round, and claim it; returns whether that is done.
+
+        Not if a payload turned out damaged. Raises StorageError or OSError.
+        """
         await self._merging.settled(round_)
         writer = snapshots.SnapshotWriter(self._chunks)
         self._sealing = round_
         try:
             claim, covered = await self._write(writer, round_)
             if claim == self._shelf.claims[0]:
-                return
+                return True
             keep = self._shelf.kept_beside(claim)
             await asyncio.to_thread(self._records.add_snapshot, claim, covered, [k.root for k in keep])
             self._shelf.claims = (claim, *keep)
@@ -261,7 +273,7 @@ class Archive:
             await asyncio.to_thread(writer.give_up)
             self._merging.chunk_lost(error.blob)
             await asyncio.sleep(RETRY_S)
-            return
+            return False
         except (OSError, StorageError):
             await asyncio.to_thread(writer.give_up)
             raise
@@ -269,6 +281,7 @@ class Archive:
             self._sealing = 0
         self._dispatch(fx.Sealed(self._shelf.claims))
         await self._drop_others()
+        return True
 
     async def _write(self, writer: snapshots.SnapshotWriter, round_: int) -> tuple[Claim, list[bytes]]:
         """Write a snapshot fragment by fragment; returns the claim, and the records above the base in it.

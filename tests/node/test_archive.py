@@ -6,6 +6,7 @@ import errno
 import threading
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from gossamer.node.phi.merger import Merger, Prefix
 from gossamer.node.phi.merging import Merging
 from gossamer.node.phi.snapshots import SnapshotShelf
 from gossamer.node.storage.base import GENESIS, Base
-from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.chunks import HASH_BYTES, chunk_hashes, root_of
 from gossamer.protocol.effects import Close, Event, Need
@@ -103,6 +104,8 @@ class Sealing:
         self.between: Callable[[Fragment], None] = lambda fragment: None
         """Called after each fragment that was asked for."""
         self.told: list[Event] = []
+        self.lost: list[bytes] = []
+        self.chunk_lost = self.lost.append
         self.covered: list[list[bytes]] = []
         self.shelf = SnapshotShelf(chunks, of.plan().snapshot_bytes)
         self.shelf.restore([Claim(0, 0, GENESIS.chain, snapshots.store(merger.phi, chunks))])
@@ -174,6 +177,34 @@ async def test_a_snapshot_is_of_the_set_that_its_claim_names_whatever_is_merged_
     assert anew.round == 4 and anew.digest == sealing.merger.chain(4)
     loaded = snapshots.load(anew.root, LAYOUT.numel, world.chunks)
     assert np.array_equal(loaded, world.fold([*prefix, first]))
+
+
+@pytest.mark.parametrize("error", [MissingChunkError(bytes(32)), StorageError("too many open files")])
+async def test_a_late_record_is_sealed_also_where_that_fails_at_first(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: StorageError
+) -> None:
+    """In a swarm that rests there is no next snapshot, and the claim to this one would stay wrong for ever."""
+    monkeypatch.setattr("gossamer.node.phi.archive.RETRY_S", 0.0)
+    sealing = Sealing(world.merger(), world.chunks)
+    merge_all(sealing.merger, [delta for delta in world.deltas if delta.round > 1])
+    await sealing.seal(4)
+    sealing.merger.merge(1, tuple(delta for delta in world.deltas if delta.round == 1))
+    sealing.archive._note_merged(1)
+    errors = [error]
+
+    def fail(fragment: Fragment) -> None:
+        if errors:
+            raise errors.pop()
+
+    sealing.between = fail
+    for _ in range(2):
+        sealing.archive._late_since = sealing.archive._late_since and -1e9  # it is quiet
+        sealing.archive._news.set()
+        with suppress(StorageError):
+            await sealing.archive._one_thing()
+    assert sealing.shelf.claims[0].digest == sealing.merger.chain(4)
+    assert sealing.archive._late_since is None, "and once is enough"
+    assert sealing.lost == ([bytes(32)] if isinstance(error, MissingChunkError) else [])
 
 
 async def test_sealing_takes_memory_for_a_fragment_and_not_for_phi(
