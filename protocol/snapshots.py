@@ -5,6 +5,7 @@ members claim, and what it decides is carried over to what is fetched: one snaps
 claim it.
 """
 
+from gossamer.protocol import limits
 from gossamer.protocol.effects import Adopt, Close, Effect, Need, Prefetch
 from gossamer.protocol.fetch import Fetcher
 from gossamer.protocol.history import Claim, Claims
@@ -12,6 +13,7 @@ from gossamer.protocol.holdings import Holdings
 from gossamer.protocol.joining import Witness
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.links import Links
+from gossamer.protocol.records import Peer
 from gossamer.protocol.roster import Roster
 from gossamer.protocol.sealing import Sealing
 
@@ -36,6 +38,8 @@ class Snapshots:
         self._holdings = holdings
         self._sought: Claim | None = None
         """The one being fetched, or the last that was."""
+        self._unusable: dict[bytes, None] = {}
+        """Roots of snapshots that cannot be, the oldest first: they do not count as claimed."""
 
     def wake(self, now: float, clock: int) -> list[Effect]:
         """Look at what members claim, when that is due. `clock`: the swarm's round."""
@@ -60,6 +64,14 @@ class Snapshots:
             self._fetcher.wants.forget(self._sought.root)
         self._sought = claim
 
+    def unusable(self, claim: Claim) -> None:
+        """What somebody claims is no snapshot of this model: it is not chosen again."""
+        self._unusable[claim.root] = None
+        if len(self._unusable) > limits.UNUSABLE_MAX:
+            del self._unusable[next(iter(self._unusable))]
+        self._fetcher.wants.forget(claim.root)
+        self._sealing.unusable(claim)
+
     def need(self, event: Need, now: float) -> list[Effect]:
         """Fetch chunks, those of the snapshot from everybody who claims it."""
         result = self._holdings.need(event.key, event.chunks, now)
@@ -79,9 +91,13 @@ class Snapshots:
     def _witnesses(self) -> list[Witness]:
         told_of = self._links.told_of()
         peers = [member.peer for member in self._roster.live()]
-        return [Witness(peer.body.claims, peer.node_id, peer.node_id in told_of) for peer in peers]
+        return [Witness(self._claims_of(peer), peer.node_id, peer.node_id in told_of) for peer in peers]
 
     def _claims_of_contributors(self) -> list[Claims]:
         authors = {delta.author for delta in self._ledger if self._holdings.holds(delta.record_id)}
         peers = [member.peer for member in self._roster.live()]
-        return [peer.body.claims for peer in peers if peer.node_id in authors]
+        return [self._claims_of(peer) for peer in peers if peer.node_id in authors]
+
+    def _claims_of(self, peer: Peer) -> Claims:
+        """What a member claims, as far as that can be."""
+        return tuple(claim for claim in peer.body.claims if claim.root not in self._unusable)

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.merger import Merger
@@ -206,8 +205,12 @@ class Archive:
         return reader.phi if is_read and not lacking else None
 
     async def _go_on_fetching(self, claim: Claim) -> None:
-        with suppress(MissingChunkError, PayloadError):  # should it be adopted, that is said then
+        try:
             await self._go_on_with(claim)
+        except MissingChunkError:
+            pass
+        except PayloadError as error:
+            self._give_up(claim, error)
 
     async def _try_to_adopt(self, claim: Claim) -> bool:
         """Start from a snapshot once all of it is here; returns whether it was."""
@@ -216,8 +219,7 @@ class Archive:
         except MissingChunkError:
             return False
         except PayloadError as error:
-            log.error("the snapshot of round %d cannot be used: %s", claim.round, error)
-            self._adopting = self._reader = None
+            self._give_up(claim, error)
             return False
         if phi is None:
             return False
@@ -236,6 +238,17 @@ class Archive:
         self._dispatch(fx.Adopted(claim))
         self._merging.look()  # it may have found before that we have not joined
         return True
+
+    def _give_up(self, claim: Claim, error: PayloadError) -> None:
+        """A snapshot cannot be used: the core chooses another one, or our own history goes on."""
+        log.error("the snapshot of round %d cannot be used: %s", claim.round, error)
+        if self._adopting is not None and self._adopting.root == claim.root:
+            self._adopting = None
+        if self._prefetching is not None and self._prefetching.root == claim.root:
+            self._prefetching = None
+        self._reader = None
+        self._dispatch(fx.Unusable(claim))
+        self._news.set()  # what had to wait for it is to be done now
 
     def _tell_progress(self, claim: Claim, lacking: int) -> None:
         now = time.monotonic()

@@ -103,8 +103,19 @@ def missing(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, i
     """
     if root not in chunks:
         return ((root, 32 * len(chunk_sizes(total))),)
-    sizes = zip(parse_index(chunks.get(root), total), chunk_sizes(total), strict=True)
-    return tuple((blob, size) for blob, size in sizes if blob not in chunks)
+    return tuple((blob, size) for blob, size in _listed(root, total, chunks) if blob not in chunks)
+
+
+def _listed(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, int], ...]:
+    """What the index of a snapshot of `total` bytes lists: (hash, size).
+
+    Raises MissingChunkError or PayloadError.
+    """
+    listed = tuple(zip(parse_index(chunks.get(root), total), chunk_sizes(total), strict=True))
+    sizes = dict(listed)
+    if any(sizes[blob] != size for blob, size in listed):  # nobody can have it, so it would never come
+        raise PayloadError("a snapshot's index lists one chunk with two sizes")
+    return listed
 
 
 def pieces(root: bytes, total: int, chunks: ChunkStore) -> Iterator[bytes]:
@@ -112,7 +123,7 @@ def pieces(root: bytes, total: int, chunks: ChunkStore) -> Iterator[bytes]:
 
     Raises MissingChunkError or PayloadError.
     """
-    for blob, size in zip(parse_index(chunks.get(root), total), chunk_sizes(total), strict=True):
+    for blob, size in _listed(root, total, chunks):
         yield _piece(blob, size, chunks)
 
 
@@ -159,8 +170,7 @@ class SnapshotReader:
         if self._unread is None:
             if self.root not in self._chunks:
                 return False
-            blobs = parse_index(self._chunks.get(self.root), self._total)
-            self._unread = dict(enumerate(zip(blobs, chunk_sizes(self._total), strict=True)))
+            self._unread = dict(enumerate(_listed(self.root, self._total, self._chunks)))
         view = memoryview(self._phi.data).cast("B")
         for place, (blob, size) in list(self._unread.items()):
             if blob in self._chunks:

@@ -24,7 +24,7 @@ from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.chunks import HASH_BYTES, chunk_hashes, root_of
-from gossamer.protocol.effects import Close, Event, Need
+from gossamer.protocol.effects import Close, Event, Need, Unusable
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.layout import Fragment, TensorSpec
@@ -183,7 +183,7 @@ async def test_a_snapshot_is_of_the_set_that_its_claim_names_whatever_is_merged_
 async def test_a_late_record_is_sealed_also_where_that_fails_at_first(
     world: World, monkeypatch: pytest.MonkeyPatch, error: StorageError
 ) -> None:
-    """In a swarm that rests there is no next snapshot, and the claim to this one would stay wrong for ever."""
+    """In a swarm that rests there is no next snapshot: the claim to this one would stay wrong for ever."""
     monkeypatch.setattr("gossamer.node.phi.archive.RETRY_S", 0.0)
     sealing = Sealing(world.merger(), world.chunks)
     merge_all(sealing.merger, [delta for delta in world.deltas if delta.round > 1])
@@ -286,6 +286,45 @@ async def test_what_the_core_no_longer_adopts_does_not_hold_up_sealing(world: Wo
     sealing.core.sealing.adopting = None
     await sealing.archive._one_thing()
     assert sealing.shelf.claims[0].round == 4 and sealing.archive.progress() is None
+
+
+@pytest.mark.parametrize("is_adopted", [True, False])
+async def test_a_snapshot_that_cannot_be_used_is_told_of_and_holds_nothing_up(
+    world: World, is_adopted: bool
+) -> None:
+    """A liar lists a chunk that all have, of another size."""
+    sealing = Sealing(world.merger(), world.chunks)
+    merge_all(sealing.merger, world.deltas)
+    short = sha256(b"short").digest()
+    world.chunks.put(short, b"short")
+    lie = Claim(8, 2**59, bytes(32), root_of([short]))
+    world.chunks.put(lie.root, short)
+    if is_adopted:
+        sealing.core.sealing.adopting = lie
+        sealing.archive.adopt(lie)
+    else:
+        sealing.archive.prefetch(lie)
+    sealing.archive.seal(4)
+    await sealing.archive._one_thing()
+    assert sealing.told == [Unusable(lie)] and sealing.archive.progress() is None
+    sealing.core.sealing.adopting = None
+    await sealing.archive._one_thing()
+    assert sealing.shelf.claims[0].round == 4
+
+
+async def test_another_snapshot_is_fetched_though_the_one_before_turns_out_unusable_meanwhile(
+    world: World,
+) -> None:
+    sealing = Sealing(world.merger(), world.chunks)
+    index = bytes(31)
+    lie, other = (Claim(8, 1, bytes(32), root) for root in (sha256(index).digest(), bytes(32)))
+    world.chunks.put(lie.root, index)
+    sealing.core.sealing.adopting = other
+    sealing.archive.adopt(other)
+    await sealing.archive._try_to_adopt(lie)
+    assert sealing.told == [Unusable(lie)]
+    await sealing.archive._one_thing()
+    assert sealing.told[1:] == [Need(other.root, ((other.root, HASH_BYTES),))]
 
 
 @pytest.mark.parametrize("what", ["seal", "close"])
