@@ -45,6 +45,7 @@ class Snapshots:
         """Look at what members claim, when that is due. `clock`: the swarm's round."""
         if now < self._sealing.deadline():
             return []
+        adopting = self._sealing.adopting
         result = self._sealing.wake(
             now,
             clock,
@@ -53,6 +54,8 @@ class Snapshots:
             self._claims_of_contributors,
             lambda claim: self._fetcher.wants.is_stalled(claim.root, now),
         )
+        if adopting is not None and self._sealing.adopting is None:
+            self._fetcher.wants.forget(adopting.root)
         for effect in result:
             if isinstance(effect, Prefetch | Adopt):
                 self.seek(effect.claim)

@@ -191,9 +191,14 @@ class SnapshotShelf:
         self._owner: dict[bytes, bytes] = {}
 
     def _blobs(self, root: bytes) -> tuple[bytes, ...]:
+        """What a snapshot consists of, as far as that is known. Raises StorageError."""
         if root not in self._chunks:
             return (root,)
-        return (root, *parse_index(self._chunks.get(root), self._total))
+        index = self._chunks.get(root)
+        try:
+            return (root, *parse_index(index, self._total))
+        except PayloadError:  # that of a liar
+            return (root,)
 
     def _learn_owners(self) -> None:
         self._owner = {
@@ -234,11 +239,17 @@ class SnapshotShelf:
         """Begin anew with one snapshot."""
         self.claims = (claim,)
 
-    def drop_others(self, open_records: Iterable[Delta]) -> None:
-        """Remove the chunks of snapshots that are kept no more, see `drop_unneeded`."""
-        before = self.blobs()
+    def drop_others(
+        self, open_records: Iterable[Delta], given_up: Iterable[bytes] = (), sought: Iterable[bytes] = ()
+    ) -> None:
+        """Remove the chunks of snapshots that are kept no more, see `drop_unneeded`.
+
+        And what has come of snapshots with the roots `given_up`, but for chunks of those that are `sought`.
+        Raises OSError or StorageError.
+        """
+        others = self.blobs().union(*map(self._blobs, given_up)).difference(*map(self._blobs, sought))
         self._learn_owners()
-        self.drop_unneeded(before, open_records)
+        self.drop_unneeded(others, open_records)
 
     def drop_unneeded(self, blobs: set[bytes], open_records: Iterable[Delta]) -> None:
         """Remove chunks, but for those that a kept snapshot or the payload of an open record needs, too.

@@ -29,6 +29,7 @@ from gossamer.protocol.errors import StorageError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.layout import Fragment, TensorSpec
 from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
 from tests.node.test_merger import OWN, World
 from tests.protocol.builders import LAYOUT, SMALL, manifest
@@ -36,6 +37,13 @@ from tests.protocol.builders import LAYOUT, SMALL, manifest
 
 def delta(*chunks: bytes) -> Any:
     return SimpleNamespace(body=SimpleNamespace(chunks=tuple(sha256(chunk).digest() for chunk in chunks)))
+
+
+NOTHING_ELSE: dict[str, Any] = {
+    "holdings": SimpleNamespace(revoked=[]),
+    "sealing": SimpleNamespace(adopting=None, joined=True),
+}
+"""Of a core that has joined."""
 
 
 async def test_chunks_that_an_open_round_shares_survive_the_closing_of_another(tmp_path: Path) -> None:
@@ -49,7 +57,7 @@ async def test_chunks_that_an_open_round_shares_survive_the_closing_of_another(t
         return Base(floor, bytes(32), 0)
 
     archive = Archive(
-        SimpleNamespace(ledger=[still_open], own_last=7, sealing=SimpleNamespace(adopting=None)),  # type: ignore[arg-type]
+        SimpleNamespace(ledger=[still_open], own_last=7, **NOTHING_ELSE),  # type: ignore[arg-type]
         SimpleNamespace(close_up_to=close_up_to, on_merged=None),  # type: ignore[arg-type]
         chunks,
         SimpleNamespace(close_up_to=lambda base, own_last: noted.append((base, own_last))),  # type: ignore[arg-type]
@@ -112,7 +120,11 @@ class Sealing:
         records = SimpleNamespace(add_snapshot=lambda claim, ids, keep: self.covered.append(sorted(ids)))
         records.close_up_to = lambda base, own_last: None
         self.core: Any = SimpleNamespace(
-            layout=of.plan(), ledger=Ledger(), own_last=0, sealing=SimpleNamespace(adopting=None)
+            layout=of.plan(),
+            ledger=Ledger(),
+            own_last=0,
+            holdings=SimpleNamespace(revoked=[]),
+            sealing=SimpleNamespace(adopting=None, joined=True),
         )
         self.archive = Archive(self.core, self, chunks, records, self.shelf, self.told.append)  # type: ignore[arg-type]
 
@@ -127,6 +139,12 @@ class Sealing:
     async def close_up_to(self, floor: int) -> Base:
         self.merger.close_up_to(floor)
         return self.merger.base
+
+    def adopt(self, claim: Claim | None) -> None:
+        """The core wants that snapshot, or none any more."""
+        self.core.sealing.adopting = claim
+        if claim is not None:
+            self.archive.adopt(claim)
 
     async def seal(self, round_: int) -> Claim:
         self.archive.seal(round_)
@@ -278,12 +296,11 @@ async def test_what_the_core_no_longer_adopts_does_not_hold_up_sealing(world: Wo
     sealing = Sealing(world.merger(), world.chunks)
     merge_all(sealing.merger, world.deltas)
     gone = Claim(4, 1, bytes(32), bytes(32))
-    sealing.core.sealing.adopting = gone
-    sealing.archive.adopt(gone)
+    sealing.adopt(gone)
     sealing.archive.seal(4)
     await sealing.archive._one_thing()
     assert sealing.told == [Need(gone.root, ((gone.root, HASH_BYTES),))]
-    sealing.core.sealing.adopting = None
+    sealing.adopt(None)
     await sealing.archive._one_thing()
     assert sealing.shelf.claims[0].round == 4 and sealing.archive.progress() is None
 
@@ -300,14 +317,13 @@ async def test_a_snapshot_that_cannot_be_used_is_told_of_and_holds_nothing_up(
     lie = Claim(8, 2**59, bytes(32), root_of([short]))
     world.chunks.put(lie.root, short)
     if is_adopted:
-        sealing.core.sealing.adopting = lie
-        sealing.archive.adopt(lie)
+        sealing.adopt(lie)
     else:
         sealing.archive.prefetch(lie)
     sealing.archive.seal(4)
     await sealing.archive._one_thing()
     assert sealing.told == [Unusable(lie)] and sealing.archive.progress() is None
-    sealing.core.sealing.adopting = None
+    sealing.adopt(None)
     await sealing.archive._one_thing()
     assert sealing.shelf.claims[0].round == 4
 
@@ -319,12 +335,126 @@ async def test_another_snapshot_is_fetched_though_the_one_before_turns_out_unusa
     index = bytes(31)
     lie, other = (Claim(8, 1, bytes(32), root) for root in (sha256(index).digest(), bytes(32)))
     world.chunks.put(lie.root, index)
-    sealing.core.sealing.adopting = other
-    sealing.archive.adopt(other)
+    sealing.adopt(other)
     await sealing.archive._try_to_adopt(lie)
     assert sealing.told == [Unusable(lie)]
     await sealing.archive._one_thing()
     assert sealing.told[1:] == [Need(other.root, ((other.root, HASH_BYTES),))]
+
+
+LARGE = manifest((TensorSpec("w", (3 * CHUNK_BYTES_MAX // 4,), "mean"),), fragments=1)
+"""Its snapshots have three chunks."""
+
+
+class Fetching(Sealing):
+    """Of a model whose snapshots are fetched chunk by chunk."""
+
+    def __init__(self, chunks: ChunkStore) -> None:
+        self.chunks = chunks
+        super().__init__(Merger(LARGE, np.zeros(LARGE.plan().numel, np.int32), chunks, OWN), chunks, LARGE)
+
+    def claim(self, *letters: bytes, index: bool = True) -> Claim:
+        """Of a snapshot of chunks of one letter each, of which those in upper case have come."""
+        pieces = [letter.lower() * CHUNK_BYTES_MAX for letter in letters]
+        hashes = [sha256(piece).digest() for piece in pieces]
+        for letter, blob, piece in zip(letters, hashes, pieces, strict=True):
+            if letter.isupper():
+                self.chunks.put(blob, piece)
+        if index:
+            self.chunks.put(root_of(hashes), b"".join(hashes))
+        return Claim(8, 1, bytes(32), root_of(hashes))
+
+    def here(self) -> str:
+        """The letters of the chunks on disk."""
+        return "".join(x for x in "abcdefg" if sha256(x.encode() * CHUNK_BYTES_MAX).digest() in self.chunks)
+
+    async def look(self) -> None:
+        self.archive._news.set()  # so that it does not wait for any
+        await self.archive._one_thing()
+
+
+async def test_what_came_of_a_snapshot_that_is_given_up_goes(tmp_path: Path) -> None:
+    """But for what open records need, or Phi may be rid of yet."""
+    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
+    kept = len(fetching.chunks)
+    claim = fetching.claim(b"A", b"B", b"C")
+    fetching.chunks.drop(sha256(b"c" * CHUNK_BYTES_MAX).digest())
+    fetching.core.ledger = [delta(b"a" * CHUNK_BYTES_MAX)]
+    fetching.core.holdings.revoked = [delta(b"b" * CHUNK_BYTES_MAX)]
+    fetching.adopt(claim)
+    await fetching.look()
+    assert fetching.here() == "ab"
+    fetching.adopt(None)
+    await fetching.look()
+    assert fetching.here() == "ab" and claim.root not in fetching.chunks
+    fetching.core.ledger, fetching.core.holdings.revoked = [], []
+    fetching.adopt(fetching.claim(b"A", b"B", b"c"))
+    await fetching.look()
+    fetching.adopt(None)
+    await fetching.look()
+    assert len(fetching.chunks) == kept, "and our own snapshot is whole"
+
+
+async def test_what_the_next_snapshot_shares_with_one_given_up_is_not_fetched_again(tmp_path: Path) -> None:
+    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
+    fetching.archive.prefetch(fetching.claim(b"A", b"B", b"c"))
+    await fetching.look()
+    later = fetching.claim(b"a", b"d", b"e", index=False)
+    fetching.adopt(later)
+    await fetching.look()
+    assert fetching.here() == "ab", "its index will tell"
+    fetching.claim(b"a", b"D", b"e")
+    await fetching.look()
+    assert fetching.here() == "ad"
+    assert isinstance(fetching.told[-1], Need)
+    assert fetching.told[-1].chunks == ((sha256(b"e" * CHUNK_BYTES_MAX).digest(), CHUNK_BYTES_MAX),)
+
+
+async def test_a_joiner_whose_network_fails_for_a_while_goes_on_with_what_it_has(tmp_path: Path) -> None:
+    """As long as it has no model, and seeks no other."""
+    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
+    fetching.core.sealing.joined = False
+    claim = fetching.claim(b"A", b"B", b"c")
+    fetching.adopt(claim)
+    await fetching.look()
+    fetching.adopt(None)
+    await fetching.look()
+    fetching.adopt(claim)
+    await fetching.look()
+    assert fetching.here() == "ab"
+    fetching.adopt(fetching.claim(b"D", b"e", b"f"))
+    await fetching.look()
+    assert fetching.here() == "d"
+
+
+async def test_what_is_given_up_is_removed_though_that_fails_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
+    fetching.adopt(fetching.claim(b"A", b"B", b"c"))
+    fetching.adopt(None)
+
+    def refuse(blob: bytes) -> bytes:
+        raise StorageError("too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fetching.chunks, "get", refuse)
+        with pytest.raises(StorageError):
+            await fetching.look()
+    await fetching.look()
+    assert fetching.here() == ""
+
+
+async def test_the_index_of_a_liar_is_removed_as_well(world: World) -> None:
+    sealing = Sealing(world.merger(), world.chunks)
+    lie = Claim(8, 1, bytes(32), sha256(bytes(31)).digest())
+    world.chunks.put(lie.root, bytes(31))
+    sealing.adopt(lie)
+    await sealing.archive._one_thing()
+    sealing.adopt(None)
+    sealing.archive._news.set()
+    await sealing.archive._one_thing()
+    assert lie.root not in world.chunks
 
 
 @pytest.mark.parametrize("what", ["seal", "close"])
@@ -361,7 +491,7 @@ async def test_a_closing_that_waited_does_not_lower_the_base_that_was_adopted_me
         own_last=0,
         identity=SimpleNamespace(node_id=OWN),
         fetcher=SimpleNamespace(wants=SimpleNamespace(are_held=0)),
-        sealing=SimpleNamespace(adopting=None),
+        **NOTHING_ELSE,
     )
     merging = Merging(core, SimpleNamespace(attached=False, attachments=0), lambda blob: None)  # type: ignore[arg-type]
     shelf = SnapshotShelf(chunks, LAYOUT.snapshot_bytes)

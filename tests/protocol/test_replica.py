@@ -242,6 +242,22 @@ def test_a_snapshot_that_cannot_be_is_not_chosen_again_whoever_claims_it(seed):
     assert joiner.core.sealing.adopting == claim
 
 
+def test_a_snapshot_that_is_given_up_is_not_fetched_on(seed):
+    world = swarm(seed, 3)
+    claim = Claim(8, 1000, bytes(32), b"root" * 8)
+    for node in world.running():
+        world.handle(node, fx.Sealed((claim,)))
+    world.run(2 * limits.HEARTBEAT_INTERVAL_S)
+    joiner = world.add(9, [0])
+    world.run(10.0, lambda: joiner.core.sealing.adopting is not None)
+    world.handle(joiner, fx.Need(claim.root, ((bytes(32), 100),)))
+    assert claim.root in joiner.core.fetcher.wants
+    for number in range(3):
+        world.crash(world.nodes[number])
+    world.run(300.0, lambda: joiner.core.sealing.adopting is None)
+    assert joiner.core.sealing.adopting is None and claim.root not in joiner.core.fetcher.wants
+
+
 def test_so_many_lies_about_the_past_are_remembered_and_no_more():
     (node,) = swarm(5, 1).running()
     lies = [Claim(8, 1, bytes(32), sha256(bytes([n % 256, n // 256])).digest()) for n in range(1500)]
