@@ -253,8 +253,8 @@ class Archive:
             return False
         self._reader = None
         base = Base(claim.round, claim.digest, claim.tokens)
-        self._shelf.replace(claim)
         await asyncio.to_thread(self._records.begin_at, claim, self._core.own_last)
+        self._shelf.replace(claim)
         merger = Merger(self._core.manifest, phi, self._chunks, self._core.identity.node_id, base=base)
         await self._merging.begin(merger, claim.round)
         await self._drop_others()

@@ -445,6 +445,25 @@ async def test_what_is_given_up_is_removed_though_that_fails_at_first(
     assert fetching.here() == ""
 
 
+async def test_our_snapshot_is_kept_until_it_is_noted_durably_that_another_took_its_place(
+    tmp_path: Path,
+) -> None:
+    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
+    own = fetching.shelf.claims[0]
+
+    def refuse(claim: Claim, own_last: int) -> None:
+        raise StorageError("the disk is full")
+
+    fetching.archive._records.begin_at = refuse  # type: ignore[method-assign]
+    fetching.adopt(fetching.claim(b"A", b"B", b"C"))
+    with pytest.raises(StorageError):
+        await fetching.look()
+    fetching.adopt(fetching.claim(b"D", b"e", b"f"))
+    await fetching.look()
+    assert fetching.here() == "d"
+    assert snapshots.missing(own.root, LARGE.plan().snapshot_bytes, fetching.chunks) == ()
+
+
 async def test_the_index_of_a_liar_is_removed_as_well(world: World) -> None:
     sealing = Sealing(world.merger(), world.chunks)
     lie = Claim(8, 1, bytes(32), sha256(bytes(31)).digest())
