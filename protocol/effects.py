@@ -131,6 +131,16 @@ class Adopted:
 
 
 @dataclass(frozen=True, slots=True)
+class Unusable:
+    """The snapshot that `Adopt` or `Prefetch` named cannot be: its index does not describe this model.
+
+    A root names its bytes, so whoever else claims it, it never can be.
+    """
+
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
 class Deliver:
     """Somebody handed us a grant or a revocation, which needs no trust but its owner's signature."""
 
@@ -168,6 +178,7 @@ Event = (
     | Progress
     | Sealed
     | Adopted
+    | Unusable
     | Deliver
     | TimeSet
     | Leave
@@ -275,14 +286,20 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Fetch this snapshot and start from it (from genesis, for round 0); answer with `Adopted`."""
+    """Fetch this snapshot and start from it (from genesis, for round 0).
+
+    Answer with `Adopted`, or with `Unusable` if it turns out so.
+    """
 
     claim: Claim
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Begin to fetch this snapshot, in place of any other: an `Adopt` of it may follow."""
+    """Begin to fetch this snapshot, in place of any other: an `Adopt` of it may follow.
+
+    Answer with `Unusable` if it turns out so.
+    """
 
     claim: Claim
 

@@ -194,6 +194,10 @@ DIALS_AT_ONCE_MAX = 4
 CLAIMS_MAX = 4
 """Snapshots that a node holds and tells of: those being downloaded must outlive the next ones."""
 
+UNUSABLE_MAX = MEMBERS_MAX
+"""Claimed snapshots that cannot be, remembered so that none is fetched twice: 32 KiB. Who makes up more has
+the oldest of them looked at again, which costs an index."""
+
 SEAL_SETTLE_S = 5.0
 """However fast rounds follow each other, payloads get this long to arrive before their round is sealed."""
 

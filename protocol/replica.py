@@ -302,6 +302,9 @@ class Replica:
                 self.sealing.adopted(event.claim)
                 self.presence.changed()
                 return [self.holdings.close(event.claim.round)]
+            case fx.Unusable():
+                self._snapshots.unusable(event.claim)
+                return []
             case fx.Deliver():
                 return self._credentials.received(event.data, None, now)
             case fx.TimeSet():

@@ -155,6 +155,12 @@ class Sealing:
         self._asked_to_seal = claim.round
         self._differs_since = None
 
+    def unusable(self, claim: Claim) -> None:
+        """That snapshot cannot be adopted by anybody: our own history goes on, or another one is chosen."""
+        if self.adopting is not None and self.adopting.root == claim.root:
+            self.adopting = None
+            self._differs_since = None  # what differs besides has to last as long
+
     def deadline(self) -> float:
         return self._next_look
 

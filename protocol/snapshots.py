@@ -5,6 +5,7 @@ members claim, and what it decides is carried over to what is fetched: one snaps
 claim it.
 """
 
+from gossamer.protocol import limits
 from gossamer.protocol.effects import Adopt, Close, Effect, Need, Prefetch
 from gossamer.protocol.fetch import Fetcher
 from gossamer.protocol.history import Claim, Claims
@@ -37,11 +38,14 @@ class Snapshots:
         self._holdings = holdings
         self._sought: Claim | None = None
         """The one being fetched, or the last that was."""
+        self._unusable: dict[bytes, None] = {}
+        """Roots of snapshots that cannot be, the oldest first: they do not count as claimed."""
 
     def wake(self, now: float, clock: int) -> list[Effect]:
         """Look at what members claim, when that is due. `clock`: the swarm's round."""
         if now < self._sealing.deadline():
             return []
+        adopting = self._sealing.adopting
         result = self._sealing.wake(
             now,
             clock,
@@ -50,6 +54,8 @@ class Snapshots:
             self._claims_of_contributors,
             lambda claim: self._fetcher.wants.is_stalled(claim.root, now),
         )
+        if adopting is not None and self._sealing.adopting is None:
+            self._fetcher.wants.forget(adopting.root)
         for effect in result:
             if isinstance(effect, Prefetch | Adopt):
                 self.seek(effect.claim)
@@ -60,6 +66,14 @@ class Snapshots:
         if self._sought is not None and self._sought.root != claim.root:
             self._fetcher.wants.forget(self._sought.root)
         self._sought = claim
+
+    def unusable(self, claim: Claim) -> None:
+        """What somebody claims is no snapshot of this model: it is not chosen again."""
+        self._unusable[claim.root] = None
+        if len(self._unusable) > limits.UNUSABLE_MAX:
+            del self._unusable[next(iter(self._unusable))]
+        self._fetcher.wants.forget(claim.root)
+        self._sealing.unusable(claim)
 
     def need(self, event: Need, now: float) -> list[Effect]:
         """Fetch chunks, those of the snapshot from everybody who claims it."""
@@ -88,6 +102,7 @@ class Snapshots:
         return [self._claims_of(peer) for peer in peers if peer.node_id in authors]
 
     def _claims_of(self, peer: Peer) -> Claims:
-        """What a member claims; of round 0 nobody needs its word, since the manifest tells."""
-        genesis = self._sealing.genesis
-        return tuple(claim for claim in peer.body.claims if claim.round > 0 or claim == genesis)
+        """What a member claims, as far as that can be; of round 0 the manifest tells, and nobody else."""
+        genesis, unusable = self._sealing.genesis, self._unusable
+        claims = (claim for claim in peer.body.claims if claim.root not in unusable)
+        return tuple(claim for claim in claims if claim.round > 0 or claim == genesis)

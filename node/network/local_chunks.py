@@ -51,9 +51,13 @@ class LocalChunks:
         return self._core.fetcher.expected_size(blob)
 
     async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
-        """Keep a chunk that we wanted, whose hash holds. Returns whether it is; else it is fetched again."""
+        """Keep a chunk that we wanted, whose hash holds. Returns whether it is; else it is fetched again.
+
+        One that is of no use any more, since what it belongs to was given up meanwhile, is let go.
+        """
         try:
-            await asyncio.to_thread(self._chunks.put, blob, data)
+            if self._core.fetcher.wants.keys_of(blob):
+                await asyncio.to_thread(self._chunks.put, blob, data)
         except OSError as error:
             log.error("cannot store a payload: %s; free some space, it will be fetched again", error.strerror)
             await asyncio.sleep(DISK_RETRY_S)

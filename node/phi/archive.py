@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.merger import Merger
@@ -58,6 +57,8 @@ class Archive:
         """What may have to be adopted soon."""
         self._reader: snapshots.SnapshotReader | None = None
         """Of the one of those that is being fetched."""
+        self._given_up: set[bytes] = set()
+        """Roots of those that were fetched and are not any more, until what came of them is removed."""
         self._seal_round = 0
         self._sealing = 0
         """The round whose snapshot is being written."""
@@ -104,13 +105,11 @@ class Archive:
 
     def adopt(self, claim: Claim) -> None:
         """Fetch a snapshot and start from it; a newer request replaces an older one."""
-        self._adopting, self._prefetching = claim, None
-        self._news.set()
+        self._seek(claim, None)
 
     def prefetch(self, claim: Claim) -> None:
         """Fetch a snapshot that is not to be adopted yet."""
-        self._prefetching = claim
-        self._news.set()
+        self._seek(self._adopting, claim)
 
     def seal(self, round_: int) -> None:
         """Snapshot everything up to a round."""
@@ -151,7 +150,10 @@ class Archive:
             await asyncio.to_thread(self._records.note_reach, self._reach)
             self._reach_noted = self._reach
         if self._adopting is not None and self._adopting != self._core.sealing.adopting:
-            self._adopting = self._reader = None  # nobody has it any more: our own history goes on
+            self._reader = None
+            self._seek(None, self._prefetching)  # nobody has it any more: our own history goes on
+        if self._given_up and self._may_clear_up:
+            await self._drop_others()
         if self._adopting is not None:
             if await self._try_to_adopt(self._adopting):
                 return
@@ -164,14 +166,35 @@ class Archive:
             await self._seal(self._seal_round)
             return
         elif self._late_since is not None and time.monotonic() - self._late_since > LATE_SETTLE_S:
-            self._late_since = None
-            await self._seal(self._shelf.claims[0].round)
+            await self._seal_anew()
             return
         await self._wait()
 
+    @property
+    def _sought(self) -> set[bytes]:
+        """Roots of the snapshots that are wanted."""
+        return {claim.root for claim in (self._adopting, self._prefetching) if claim is not None}
+
+    def _seek(self, adopting: Claim | None, prefetching: Claim | None) -> None:
+        """From now on these are wanted; any other is given up."""
+        before = self._sought
+        self._adopting, self._prefetching = adopting, prefetching
+        self._given_up = (self._given_up | before) - self._sought
+        self._news.set()  # what had to wait for them may be done now
+
+    @property
+    def _may_clear_up(self) -> bool:
+        """Whether what came of the snapshots that were given up is of no use any more.
+
+        The one that is wanted now may share chunks with them: its index tells. Where none is, and we have no
+        model yet, one of them may be wanted again: that goes on where it was.
+        """
+        if self._sought:
+            return all(root in self._chunks for root in self._sought)
+        return self._core.sealing.joined
+
     async def _wait(self) -> None:
-        fetching = self._adopting is not None or self._prefetching is not None
-        busy = fetching or self._late_since is not None
+        busy = bool(self._sought) or self._late_since is not None
         try:
             async with asyncio.timeout(0.5 if busy else None):
                 await self._news.wait()
@@ -196,7 +219,7 @@ class Archive:
         """
         total = self._core.layout.snapshot_bytes
         lacking = await asyncio.to_thread(snapshots.missing, claim.root, total, self._chunks)
-        if lacking and claim in (self._adopting, self._prefetching):  # else the core has thought better of it
+        if lacking and self._is_wanted(claim):  # else the core has thought better of it
             self._dispatch(fx.Need(claim.root, lacking))
             self._tell_progress(claim, len(lacking))
         if self._reader is None or self._reader.root != claim.root:
@@ -206,9 +229,16 @@ class Archive:
         is_read = await asyncio.to_thread(reader.read_on)
         return reader.phi if is_read and not lacking else None
 
+    def _is_wanted(self, claim: Claim) -> bool:
+        return claim == self._prefetching or claim == self._adopting == self._core.sealing.adopting
+
     async def _go_on_fetching(self, claim: Claim) -> None:
-        with suppress(MissingChunkError, PayloadError):  # should it be adopted, that is said then
+        try:
             await self._go_on_with(claim)
+        except MissingChunkError:
+            pass
+        except PayloadError as error:
+            self._give_up(claim, error)
 
     async def _try_to_adopt(self, claim: Claim) -> bool:
         """Start from a snapshot once all of it is here; returns whether it was."""
@@ -217,19 +247,19 @@ class Archive:
         except MissingChunkError:
             return False
         except PayloadError as error:
-            log.error("the snapshot of round %d cannot be used: %s", claim.round, error)
-            self._adopting = self._reader = None
+            self._give_up(claim, error)
             return False
         if phi is None:
             return False
         self._reader = None
         base = Base(claim.round, claim.digest, claim.tokens)
-        self._shelf.replace(claim)
         await asyncio.to_thread(self._records.begin_at, claim, self._core.own_last)
+        self._shelf.replace(claim)
         merger = Merger(self._core.manifest, phi, self._chunks, self._core.identity.node_id, base=base)
         await self._merging.begin(merger, claim.round)
         await self._drop_others()
-        self._adopting = None
+        self._seek(None, None)
+        self._given_up.discard(claim.root)
         self._seal_round = claim.round
         self._late_since = None
         if claim.round:
@@ -238,6 +268,14 @@ class Archive:
         self._merging.look()  # it may have found before that we have not joined
         return True
 
+    def _give_up(self, claim: Claim, error: PayloadError) -> None:
+        """A snapshot cannot be used: the core chooses another one, or our own history goes on."""
+        log.error("the snapshot of round %d cannot be used: %s", claim.round, error)
+        self._reader = None
+        wanted = (self._adopting, self._prefetching)
+        self._seek(*(None if other is None or other.root == claim.root else other for other in wanted))
+        self._dispatch(fx.Unusable(claim))
+
     def _tell_progress(self, claim: Claim, lacking: int) -> None:
         now = time.monotonic()
         total = len(chunk_sizes(self._core.layout.snapshot_bytes))
@@ -245,15 +283,28 @@ class Archive:
             self._told_at = now
             log.info("fetching the model of round %d: %d of %d MiB", claim.round, total - lacking, total)
 
-    async def _seal(self, round_: int) -> None:
-        """Write the snapshot of everything merged up to a round, and claim it."""
+    async def _seal_anew(self) -> None:
+        """Write the newest snapshot with what came late for it. If that fails, it is still to be done."""
+        since, self._late_since = self._late_since, None  # what is merged from now on is late again
+        is_done = False
+        try:
+            is_done = await self._seal(self._shelf.claims[0].round)
+        finally:
+            if not is_done and self._late_since is None:
+                self._late_since = since
+
+    async def _seal(self, round_: int) -> bool:
+        """Write the snapshot of everything merged up to a round, and claim it; returns whether that is done.
+
+        Not if a payload turned out damaged. Raises StorageError or OSError.
+        """
         await self._merging.settled(round_)
         writer = snapshots.SnapshotWriter(self._chunks)
         self._sealing = round_
         try:
             claim, covered = await self._write(writer, round_)
             if claim == self._shelf.claims[0]:
-                return
+                return True
             keep = self._shelf.kept_beside(claim)
             await asyncio.to_thread(self._records.add_snapshot, claim, covered, [k.root for k in keep])
             self._shelf.claims = (claim, *keep)
@@ -261,7 +312,7 @@ class Archive:
             await asyncio.to_thread(writer.give_up)
             self._merging.chunk_lost(error.blob)
             await asyncio.sleep(RETRY_S)
-            return
+            return False
         except (OSError, StorageError):
             await asyncio.to_thread(writer.give_up)
             raise
@@ -269,6 +320,7 @@ class Archive:
             self._sealing = 0
         self._dispatch(fx.Sealed(self._shelf.claims))
         await self._drop_others()
+        return True
 
     async def _write(self, writer: snapshots.SnapshotWriter, round_: int) -> tuple[Claim, list[bytes]]:
         """Write a snapshot fragment by fragment; returns the claim, and the records above the base in it.
@@ -292,7 +344,7 @@ class Archive:
         base = await self._merging.close_up_to(closing.round)
         if base is not None:
             await asyncio.to_thread(self._records.close_up_to, base, self._core.own_last)
-        await asyncio.to_thread(self._drop_closed, closing.deltas, list(self._core.ledger))
+        await asyncio.to_thread(self._drop_closed, closing.deltas, self._open_records())
         if self._closing is closing:
             self._closing = None
 
@@ -300,4 +352,14 @@ class Archive:
         self._shelf.drop_unneeded({blob for delta in closed for blob in delta.body.chunks}, open_records)
 
     async def _drop_others(self) -> None:
-        await asyncio.to_thread(self._shelf.drop_others, list(self._core.ledger))
+        """Remove what is left of snapshots that are not kept or wanted. Raises StorageError or OSError."""
+        given_up, self._given_up = self._given_up, set()
+        try:
+            await asyncio.to_thread(self._shelf.drop_others, self._open_records(), given_up, self._sought)
+        except (OSError, StorageError):
+            self._given_up |= given_up - self._sought
+            raise
+
+    def _open_records(self) -> list[Delta]:
+        """Those whose payloads Phi may need yet."""
+        return [*self._core.ledger, *self._core.holdings.revoked]

@@ -103,8 +103,19 @@ def missing(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, i
     """
     if root not in chunks:
         return ((root, 32 * len(chunk_sizes(total))),)
-    sizes = zip(parse_index(chunks.get(root), total), chunk_sizes(total), strict=True)
-    return tuple((blob, size) for blob, size in sizes if blob not in chunks)
+    return tuple((blob, size) for blob, size in _listed(root, total, chunks) if blob not in chunks)
+
+
+def _listed(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, int], ...]:
+    """What the index of a snapshot of `total` bytes lists: (hash, size).
+
+    Raises MissingChunkError or PayloadError.
+    """
+    listed = tuple(zip(parse_index(chunks.get(root), total), chunk_sizes(total), strict=True))
+    sizes = dict(listed)
+    if any(sizes[blob] != size for blob, size in listed):  # nobody can have it, so it would never come
+        raise PayloadError("a snapshot's index lists one chunk with two sizes")
+    return listed
 
 
 def pieces(root: bytes, total: int, chunks: ChunkStore) -> Iterator[bytes]:
@@ -112,7 +123,7 @@ def pieces(root: bytes, total: int, chunks: ChunkStore) -> Iterator[bytes]:
 
     Raises MissingChunkError or PayloadError.
     """
-    for blob, size in zip(parse_index(chunks.get(root), total), chunk_sizes(total), strict=True):
+    for blob, size in _listed(root, total, chunks):
         yield _piece(blob, size, chunks)
 
 
@@ -159,8 +170,7 @@ class SnapshotReader:
         if self._unread is None:
             if self.root not in self._chunks:
                 return False
-            blobs = parse_index(self._chunks.get(self.root), self._total)
-            self._unread = dict(enumerate(zip(blobs, chunk_sizes(self._total), strict=True)))
+            self._unread = dict(enumerate(_listed(self.root, self._total, self._chunks)))
         view = memoryview(self._phi.data).cast("B")
         for place, (blob, size) in list(self._unread.items()):
             if blob in self._chunks:
@@ -181,9 +191,14 @@ class SnapshotShelf:
         self._owner: dict[bytes, bytes] = {}
 
     def _blobs(self, root: bytes) -> tuple[bytes, ...]:
+        """What a snapshot consists of, as far as that is known. Raises StorageError."""
         if root not in self._chunks:
             return (root,)
-        return (root, *parse_index(self._chunks.get(root), self._total))
+        index = self._chunks.get(root)
+        try:
+            return (root, *parse_index(index, self._total))
+        except PayloadError:  # that of a liar
+            return (root,)
 
     def _learn_owners(self) -> None:
         self._owner = {
@@ -224,11 +239,17 @@ class SnapshotShelf:
         """Begin anew with one snapshot."""
         self.claims = (claim,)
 
-    def drop_others(self, open_records: Iterable[Delta]) -> None:
-        """Remove the chunks of snapshots that are kept no more, see `drop_unneeded`."""
-        before = self.blobs()
+    def drop_others(
+        self, open_records: Iterable[Delta], given_up: Iterable[bytes] = (), sought: Iterable[bytes] = ()
+    ) -> None:
+        """Remove the chunks of snapshots that are kept no more, see `drop_unneeded`.
+
+        And what has come of snapshots with the roots `given_up`, but for chunks of those that are `sought`.
+        Raises OSError or StorageError.
+        """
+        others = self.blobs().union(*map(self._blobs, given_up)).difference(*map(self._blobs, sought))
         self._learn_owners()
-        self.drop_unneeded(before, open_records)
+        self.drop_unneeded(others, open_records)
 
     def drop_unneeded(self, blobs: set[bytes], open_records: Iterable[Delta]) -> None:
         """Remove chunks, but for those that a kept snapshot or the payload of an open record needs, too.

@@ -51,6 +51,7 @@ TIGHT = {
     "COMPARED_PARENTS_MAX": 3,
     "FETCHES_MAX": 4,
     "FETCHES_PER_LINK_MAX": 2,
+    "UNUSABLE_MAX": 2,
 }
 """Bounds so low that a few moves reach them."""
 
@@ -72,6 +73,7 @@ BOUNDS: dict[str, Callable[[], int]] = {
     "fetcher._guesses._again": lambda: limits.LINKS_MAX,
     "fetcher._spared": lambda: limits.LINKS_MAX,
     "sealing.claims": lambda: limits.CLAIMS_MAX,
+    "_snapshots._unusable": lambda: limits.UNUSABLE_MAX,
 }
 """The tables of the core's machines with a bound of their own. Others must not outgrow what happened."""
 
@@ -107,6 +109,8 @@ class Siege:
         self.dials: deque[fx.Dial] = deque(maxlen=16)
         self.duties: deque[fx.Event] = deque()
         """What the adapter owes the core."""
+        self.fetched: deque[Claim] = deque(maxlen=4)
+        """Snapshots that the core asked for."""
         self.wanted: deque[tuple[int, bytes]] = deque(maxlen=64)
         self.sent: deque[bytes] = deque(maxlen=32)
         """What the core sent: hostile peers reflect and repeat it."""
@@ -146,7 +150,10 @@ class Siege:
                 case fx.Seal():
                     claim = Claim(effect.round, 1, bytes(32), bytes([effect.round % 256]) * 32)
                     self.duties.append(fx.Sealed((claim, *self.core.sealing.claims)[: limits.CLAIMS_MAX]))
+                case fx.Prefetch():
+                    self.fetched.append(effect.claim)
                 case fx.Adopt():
+                    self.fetched.append(effect.claim)
                     self.duties.append(fx.Adopted(effect.claim))
             if isinstance(effect, fx.Send) and isinstance(effect.message, msg.Ask):
                 self.wanted.append((effect.link, effect.message.blob))
@@ -222,8 +229,9 @@ class Siege:
         return mutate_bytes(data, dice) if dice.randrange(20) == 0 else data
 
     def _row(self, dice: Random) -> PeerBody:
+        root = bytes([dice.randrange(4)]) * 32
         claim = Claim(
-            dice.choice((0, 16, 32, limits.ROUND_MAX)), dice.choice((0, 1, 2**63 - 1)), bytes(32), bytes(32)
+            dice.choice((0, 16, 32, limits.ROUND_MAX)), dice.choice((0, 1, 2**63 - 1)), bytes(32), root
         )
         many = tuple(claim._replace(digest=bytes([number]) * 32) for number in range(limits.CLAIMS_MAX))
         return replace(
@@ -379,6 +387,13 @@ class Siege:
         else:
             self.handle(fx.ChunkFailed(link, blob))
 
+    def snapshot(self, dice: Random) -> None:
+        """One that the core asked for turns out to be none."""
+        if self.fetched:
+            lie = self.fetched.popleft()
+            self.duties = deque(duty for duty in self.duties if duty != fx.Adopted(lie))
+            self.handle(fx.Unusable(lie))
+
     def publish(self, dice: Random) -> None:
         if any(isinstance(duty, fx.Stored) for duty in self.duties):
             return  # nothing is due without an acknowledgement
@@ -415,7 +430,8 @@ MOVES = (
         Siege.reflect,
     ),
     *(Siege.reflect, Siege.repeat, Siege.pass_time, Siege.wake, Siege.wake, Siege.duty, Siege.duty),
-    *(Siege.chunk, Siege.chunk, Siege.publish, Siege.pause, Siege.need, Siege.progress, Siege.leave),
+    *(Siege.snapshot, Siege.chunk, Siege.chunk, Siege.publish, Siege.pause, Siege.need, Siege.progress),
+    Siege.leave,
 )
 
 TOTALS: Counter[str] = Counter()

@@ -6,6 +6,7 @@ import errno
 import threading
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,14 +21,15 @@ from gossamer.node.phi.merger import Merger, Prefix
 from gossamer.node.phi.merging import Merging
 from gossamer.node.phi.snapshots import SnapshotShelf
 from gossamer.node.storage.base import GENESIS, Base
-from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.chunks import HASH_BYTES, chunk_hashes, root_of
-from gossamer.protocol.effects import Close, Event, Need
+from gossamer.protocol.effects import Close, Event, Need, Unusable
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.layout import Fragment, TensorSpec
 from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
 from tests.node.test_merger import OWN, World
 from tests.protocol.builders import LAYOUT, SMALL, manifest
@@ -35,6 +37,13 @@ from tests.protocol.builders import LAYOUT, SMALL, manifest
 
 def delta(*chunks: bytes) -> Any:
     return SimpleNamespace(body=SimpleNamespace(chunks=tuple(sha256(chunk).digest() for chunk in chunks)))
+
+
+NOTHING_ELSE: dict[str, Any] = {
+    "holdings": SimpleNamespace(revoked=[]),
+    "sealing": SimpleNamespace(adopting=None, joined=True),
+}
+"""Of a core that has joined."""
 
 
 async def test_chunks_that_an_open_round_shares_survive_the_closing_of_another(tmp_path: Path) -> None:
@@ -48,7 +57,7 @@ async def test_chunks_that_an_open_round_shares_survive_the_closing_of_another(t
         return Base(floor, bytes(32), 0)
 
     archive = Archive(
-        SimpleNamespace(ledger=[still_open], own_last=7, sealing=SimpleNamespace(adopting=None)),  # type: ignore[arg-type]
+        SimpleNamespace(ledger=[still_open], own_last=7, **NOTHING_ELSE),  # type: ignore[arg-type]
         SimpleNamespace(close_up_to=close_up_to, on_merged=None),  # type: ignore[arg-type]
         chunks,
         SimpleNamespace(close_up_to=lambda base, own_last: noted.append((base, own_last))),  # type: ignore[arg-type]
@@ -103,13 +112,19 @@ class Sealing:
         self.between: Callable[[Fragment], None] = lambda fragment: None
         """Called after each fragment that was asked for."""
         self.told: list[Event] = []
+        self.lost: list[bytes] = []
+        self.chunk_lost = self.lost.append
         self.covered: list[list[bytes]] = []
         self.shelf = SnapshotShelf(chunks, of.plan().snapshot_bytes)
         self.shelf.restore([Claim(0, 0, GENESIS.chain, snapshots.store(merger.phi, chunks))])
         records = SimpleNamespace(add_snapshot=lambda claim, ids, keep: self.covered.append(sorted(ids)))
         records.close_up_to = lambda base, own_last: None
         self.core: Any = SimpleNamespace(
-            layout=of.plan(), ledger=Ledger(), own_last=0, sealing=SimpleNamespace(adopting=None)
+            layout=of.plan(),
+            ledger=Ledger(),
+            own_last=0,
+            holdings=SimpleNamespace(revoked=[]),
+            sealing=SimpleNamespace(adopting=None, joined=True),
         )
         self.archive = Archive(self.core, self, chunks, records, self.shelf, self.told.append)  # type: ignore[arg-type]
 
@@ -124,6 +139,12 @@ class Sealing:
     async def close_up_to(self, floor: int) -> Base:
         self.merger.close_up_to(floor)
         return self.merger.base
+
+    def adopt(self, claim: Claim | None) -> None:
+        """The core wants that snapshot, or none any more."""
+        self.core.sealing.adopting = claim
+        if claim is not None:
+            self.archive.adopt(claim)
 
     async def seal(self, round_: int) -> Claim:
         self.archive.seal(round_)
@@ -174,6 +195,34 @@ async def test_a_snapshot_is_of_the_set_that_its_claim_names_whatever_is_merged_
     assert anew.round == 4 and anew.digest == sealing.merger.chain(4)
     loaded = snapshots.load(anew.root, LAYOUT.numel, world.chunks)
     assert np.array_equal(loaded, world.fold([*prefix, first]))
+
+
+@pytest.mark.parametrize("error", [MissingChunkError(bytes(32)), StorageError("too many open files")])
+async def test_a_late_record_is_sealed_also_where_that_fails_at_first(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: StorageError
+) -> None:
+    """In a swarm that rests there is no next snapshot: the claim to this one would stay wrong for ever."""
+    monkeypatch.setattr("gossamer.node.phi.archive.RETRY_S", 0.0)
+    sealing = Sealing(world.merger(), world.chunks)
+    merge_all(sealing.merger, [delta for delta in world.deltas if delta.round > 1])
+    await sealing.seal(4)
+    sealing.merger.merge(1, tuple(delta for delta in world.deltas if delta.round == 1))
+    sealing.archive._note_merged(1)
+    errors = [error]
+
+    def fail(fragment: Fragment) -> None:
+        if errors:
+            raise errors.pop()
+
+    sealing.between = fail
+    for _ in range(2):
+        sealing.archive._late_since = sealing.archive._late_since and -1e9  # it is quiet
+        sealing.archive._news.set()
+        with suppress(StorageError):
+            await sealing.archive._one_thing()
+    assert sealing.shelf.claims[0].digest == sealing.merger.chain(4)
+    assert sealing.archive._late_since is None, "and once is enough"
+    assert sealing.lost == ([bytes(32)] if isinstance(error, MissingChunkError) else [])
 
 
 async def test_sealing_takes_memory_for_a_fragment_and_not_for_phi(
@@ -247,14 +296,184 @@ async def test_what_the_core_no_longer_adopts_does_not_hold_up_sealing(world: Wo
     sealing = Sealing(world.merger(), world.chunks)
     merge_all(sealing.merger, world.deltas)
     gone = Claim(4, 1, bytes(32), bytes(32))
-    sealing.core.sealing.adopting = gone
-    sealing.archive.adopt(gone)
+    sealing.adopt(gone)
     sealing.archive.seal(4)
     await sealing.archive._one_thing()
     assert sealing.told == [Need(gone.root, ((gone.root, HASH_BYTES),))]
-    sealing.core.sealing.adopting = None
+    sealing.adopt(None)
     await sealing.archive._one_thing()
     assert sealing.shelf.claims[0].round == 4 and sealing.archive.progress() is None
+
+
+@pytest.mark.parametrize("is_adopted", [True, False])
+async def test_a_snapshot_that_cannot_be_used_is_told_of_and_holds_nothing_up(
+    world: World, is_adopted: bool
+) -> None:
+    """A liar lists a chunk that all have, of another size."""
+    sealing = Sealing(world.merger(), world.chunks)
+    merge_all(sealing.merger, world.deltas)
+    short = sha256(b"short").digest()
+    world.chunks.put(short, b"short")
+    lie = Claim(8, 2**59, bytes(32), root_of([short]))
+    world.chunks.put(lie.root, short)
+    if is_adopted:
+        sealing.adopt(lie)
+    else:
+        sealing.archive.prefetch(lie)
+    sealing.archive.seal(4)
+    await sealing.archive._one_thing()
+    assert sealing.told == [Unusable(lie)] and sealing.archive.progress() is None
+    sealing.adopt(None)
+    await sealing.archive._one_thing()
+    assert sealing.shelf.claims[0].round == 4
+
+
+async def test_another_snapshot_is_fetched_though_the_one_before_turns_out_unusable_meanwhile(
+    world: World,
+) -> None:
+    sealing = Sealing(world.merger(), world.chunks)
+    index = bytes(31)
+    lie, other = (Claim(8, 1, bytes(32), root) for root in (sha256(index).digest(), bytes(32)))
+    world.chunks.put(lie.root, index)
+    sealing.adopt(other)
+    await sealing.archive._try_to_adopt(lie)
+    assert sealing.told == [Unusable(lie)]
+    await sealing.archive._one_thing()
+    assert sealing.told[1:] == [Need(other.root, ((other.root, HASH_BYTES),))]
+
+
+LARGE = manifest((TensorSpec("w", (3 * CHUNK_BYTES_MAX // 4,), "mean"),), fragments=1)
+"""Its snapshots have three chunks."""
+
+
+class Fetching(Sealing):
+    """Of a model whose snapshots are fetched chunk by chunk."""
+
+    def __init__(self, chunks: ChunkStore) -> None:
+        self.chunks = chunks
+        super().__init__(Merger(LARGE, np.zeros(LARGE.plan().numel, np.int32), chunks, OWN), chunks, LARGE)
+
+    def claim(self, *letters: bytes, index: bool = True) -> Claim:
+        """Of a snapshot of chunks of one letter each, of which those in upper case have come."""
+        pieces = [letter.lower() * CHUNK_BYTES_MAX for letter in letters]
+        hashes = [sha256(piece).digest() for piece in pieces]
+        for letter, blob, piece in zip(letters, hashes, pieces, strict=True):
+            if letter.isupper():
+                self.chunks.put(blob, piece)
+        if index:
+            self.chunks.put(root_of(hashes), b"".join(hashes))
+        return Claim(8, 1, bytes(32), root_of(hashes))
+
+    def here(self) -> str:
+        """The letters of the chunks on disk."""
+        return "".join(x for x in "abcdefg" if sha256(x.encode() * CHUNK_BYTES_MAX).digest() in self.chunks)
+
+    async def look(self) -> None:
+        self.archive._news.set()  # so that it does not wait for any
+        await self.archive._one_thing()
+
+
+async def test_what_came_of_a_snapshot_that_is_given_up_goes(tmp_path: Path) -> None:
+    """But for what open records need, or Phi may be rid of yet."""
+    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
+    kept = len(fetching.chunks)
+    claim = fetching.claim(b"A", b"B", b"C")
+    fetching.chunks.drop(sha256(b"c" * CHUNK_BYTES_MAX).digest())
+    fetching.core.ledger = [delta(b"a" * CHUNK_BYTES_MAX)]
+    fetching.core.holdings.revoked = [delta(b"b" * CHUNK_BYTES_MAX)]
+    fetching.adopt(claim)
+    await fetching.look()
+    assert fetching.here() == "ab"
+    fetching.adopt(None)
+    await fetching.look()
+    assert fetching.here() == "ab" and claim.root not in fetching.chunks
+    fetching.core.ledger, fetching.core.holdings.revoked = [], []
+    fetching.adopt(fetching.claim(b"A", b"B", b"c"))
+    await fetching.look()
+    fetching.adopt(None)
+    await fetching.look()
+    assert len(fetching.chunks) == kept, "and our own snapshot is whole"
+
+
+async def test_what_the_next_snapshot_shares_with_one_given_up_is_not_fetched_again(tmp_path: Path) -> None:
+    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
+    fetching.archive.prefetch(fetching.claim(b"A", b"B", b"c"))
+    await fetching.look()
+    later = fetching.claim(b"a", b"d", b"e", index=False)
+    fetching.adopt(later)
+    await fetching.look()
+    assert fetching.here() == "ab", "its index will tell"
+    fetching.claim(b"a", b"D", b"e")
+    await fetching.look()
+    assert fetching.here() == "ad"
+    assert isinstance(fetching.told[-1], Need)
+    assert fetching.told[-1].chunks == ((sha256(b"e" * CHUNK_BYTES_MAX).digest(), CHUNK_BYTES_MAX),)
+
+
+async def test_a_joiner_whose_network_fails_for_a_while_goes_on_with_what_it_has(tmp_path: Path) -> None:
+    """As long as it has no model, and seeks no other."""
+    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
+    fetching.core.sealing.joined = False
+    claim = fetching.claim(b"A", b"B", b"c")
+    fetching.adopt(claim)
+    await fetching.look()
+    fetching.adopt(None)
+    await fetching.look()
+    fetching.adopt(claim)
+    await fetching.look()
+    assert fetching.here() == "ab"
+    fetching.adopt(fetching.claim(b"D", b"e", b"f"))
+    await fetching.look()
+    assert fetching.here() == "d"
+
+
+async def test_what_is_given_up_is_removed_though_that_fails_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
+    fetching.adopt(fetching.claim(b"A", b"B", b"c"))
+    fetching.adopt(None)
+
+    def refuse(blob: bytes) -> bytes:
+        raise StorageError("too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fetching.chunks, "get", refuse)
+        with pytest.raises(StorageError):
+            await fetching.look()
+    await fetching.look()
+    assert fetching.here() == ""
+
+
+async def test_our_snapshot_is_kept_until_it_is_noted_durably_that_another_took_its_place(
+    tmp_path: Path,
+) -> None:
+    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
+    own = fetching.shelf.claims[0]
+
+    def refuse(claim: Claim, own_last: int) -> None:
+        raise StorageError("the disk is full")
+
+    fetching.archive._records.begin_at = refuse  # type: ignore[method-assign]
+    fetching.adopt(fetching.claim(b"A", b"B", b"C"))
+    with pytest.raises(StorageError):
+        await fetching.look()
+    fetching.adopt(fetching.claim(b"D", b"e", b"f"))
+    await fetching.look()
+    assert fetching.here() == "d"
+    assert snapshots.missing(own.root, LARGE.plan().snapshot_bytes, fetching.chunks) == ()
+
+
+async def test_the_index_of_a_liar_is_removed_as_well(world: World) -> None:
+    sealing = Sealing(world.merger(), world.chunks)
+    lie = Claim(8, 1, bytes(32), sha256(bytes(31)).digest())
+    world.chunks.put(lie.root, bytes(31))
+    sealing.adopt(lie)
+    await sealing.archive._one_thing()
+    sealing.adopt(None)
+    sealing.archive._news.set()
+    await sealing.archive._one_thing()
+    assert lie.root not in world.chunks
 
 
 @pytest.mark.parametrize("what", ["seal", "close"])
@@ -291,7 +510,7 @@ async def test_a_closing_that_waited_does_not_lower_the_base_that_was_adopted_me
         own_last=0,
         identity=SimpleNamespace(node_id=OWN),
         fetcher=SimpleNamespace(wants=SimpleNamespace(are_held=0)),
-        sealing=SimpleNamespace(adopting=None),
+        **NOTHING_ELSE,
     )
     merging = Merging(core, SimpleNamespace(attached=False, attachments=0), lambda blob: None)  # type: ignore[arg-type]
     shelf = SnapshotShelf(chunks, LAYOUT.snapshot_bytes)

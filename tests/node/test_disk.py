@@ -148,7 +148,12 @@ class Setup:
     def __init__(self, chunks: ChunkStore, line: Line) -> None:
         self.chunks = chunks
         self.line = line
-        self.core: Any = SimpleNamespace(ledger=[], holdings=SimpleNamespace(revoked=()))
+        self.wanted_by: tuple[bytes, ...] = (b"key",)
+        """Keys under which the core wants any chunk."""
+        wants = SimpleNamespace(keys_of=lambda blob: self.wanted_by)
+        self.core: Any = SimpleNamespace(
+            ledger=[], holdings=SimpleNamespace(revoked=()), fetcher=SimpleNamespace(wants=wants)
+        )
         self.events: list[fx.Event] = []
         self.blamed: list[tuple[bytes, Offence]] = []
         self.link = FakeLink()
@@ -176,6 +181,16 @@ async def test_getting_stores_and_tells(setup: Setup) -> None:
     blob = sha256(b"data").digest()
     assert setup.events[0] == fx.ChunkArrived(blob)
     assert setup.chunks.get(blob) == b"data"
+
+
+async def test_a_chunk_of_what_was_given_up_meanwhile_is_not_kept(setup: Setup) -> None:
+    """Nobody would ever remove it."""
+    setup.wanted_by = ()
+    setup.line.answer = b"data"
+    await setup.get(b"data")
+    blob = sha256(b"data").digest()
+    assert setup.events[0] == fx.ChunkArrived(blob), "it is under way no more"
+    assert blob not in setup.chunks
 
 
 @pytest.mark.parametrize(

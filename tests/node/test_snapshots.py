@@ -166,6 +166,21 @@ def test_an_index_of_chunks_of_other_sizes_is_refused(chunks, size):
         snapshots.load(sha256(index).digest(), NUMEL, chunks)
 
 
+def test_an_index_that_lists_one_chunk_with_two_sizes_is_refused(chunks):
+    """Nobody can have it, and it would be waited for."""
+    root = snapshots.store(values(1), chunks)
+    first, second = chunks.get(root)[:32], chunks.get(root)[32:64]
+    for index in (first + second + first, second + second + second):
+        chunks.put(sha256(index).digest(), index)
+    for blob in (first, second):
+        chunks.drop(blob)
+    for index in (first + second + first, second + second + second):
+        with pytest.raises(PayloadError, match="two sizes"):
+            snapshots.missing(sha256(index).digest(), TOTAL, chunks)
+        with pytest.raises(PayloadError, match="two sizes"):
+            SnapshotReader(sha256(index).digest(), TOTAL, chunks).read_on()
+
+
 def test_a_snapshot_that_is_given_up_leaves_only_what_was_there(chunks):
     """As where the disk is full before all of it is written."""
     same_beginning = values(1)

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -236,6 +237,46 @@ def test_nobody_is_believed_about_round_0_which_the_manifest_tells():
     assert here.core.roster.get(liar.core.identity.node_id).peer.body.claims == liar.core.sealing.claims
     assert here.core._snapshots._claims_of_contributors() == [()]
     assert sorted(len(witness.claims) for witness in here.core._snapshots._witnesses()) == [0, 1]
+
+
+def test_a_snapshot_that_cannot_be_is_not_chosen_again_whoever_claims_it(seed):
+    world = swarm(seed, 3)
+    claim, lie = (Claim(round_, 1000, bytes(32), bytes([round_]) * 32) for round_ in (8, 16))
+    for node in world.running():
+        world.handle(node, fx.Sealed((lie, claim)))
+    world.run(2 * limits.HEARTBEAT_INTERVAL_S)
+    joiner = world.add(9, [0])
+    world.run(10.0, lambda: joiner.core.sealing.adopting is not None)
+    assert joiner.core.sealing.adopting == lie
+    world.handle(joiner, fx.Need(lie.root, ((bytes(32), 100),)))
+    world.handle(joiner, fx.Unusable(lie._replace(round=24)))
+    assert joiner.core.sealing.adopting is None and lie.root not in joiner.core.fetcher.wants
+    world.run(10.0, lambda: joiner.core.sealing.adopting is not None)
+    assert joiner.core.sealing.adopting == claim
+
+
+def test_a_snapshot_that_is_given_up_is_not_fetched_on(seed):
+    world = swarm(seed, 3)
+    claim = Claim(8, 1000, bytes(32), b"root" * 8)
+    for node in world.running():
+        world.handle(node, fx.Sealed((claim,)))
+    world.run(2 * limits.HEARTBEAT_INTERVAL_S)
+    joiner = world.add(9, [0])
+    world.run(10.0, lambda: joiner.core.sealing.adopting is not None)
+    world.handle(joiner, fx.Need(claim.root, ((bytes(32), 100),)))
+    assert claim.root in joiner.core.fetcher.wants
+    for number in range(3):
+        world.crash(world.nodes[number])
+    world.run(300.0, lambda: joiner.core.sealing.adopting is None)
+    assert joiner.core.sealing.adopting is None and claim.root not in joiner.core.fetcher.wants
+
+
+def test_so_many_lies_about_the_past_are_remembered_and_no_more():
+    (node,) = swarm(5, 1).running()
+    lies = [Claim(8, 1, bytes(32), sha256(bytes([n % 256, n // 256])).digest()) for n in range(1500)]
+    for lie in lies:
+        node.core.handle(fx.Unusable(lie), 20.0)
+    assert list(node.core._snapshots._unusable) == [lie.root for lie in lies[-limits.UNUSABLE_MAX :]]
 
 
 def test_only_those_whose_deltas_are_here_have_a_voice_about_our_history():

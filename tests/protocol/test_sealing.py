@@ -113,6 +113,25 @@ def test_a_snapshot_that_nobody_claims_any_more_is_given_up(manifest):
     assert kinds(again, Adopt) == [Adopt(claim(16))]
 
 
+def test_a_snapshot_that_cannot_be_does_not_hold_our_own_history_up(manifest):
+    """Though those who claim it are most, and go on claiming it."""
+    sealing = joined(manifest, claim(8))
+    sealing._returns_until = 0.0
+    lie = claim(8, tokens=5, mark=9)
+    others = [(lie,)] * 3
+    assert kinds(drive(sealing, 0.0, 2 * limits.LINEAGE_PATIENCE_S, clock=10, others=others), Adopt) == [
+        Adopt(lie)
+    ]
+    sealing.unusable(claim(16))
+    assert sealing.adopting == lie, "that was another one"
+    sealing.unusable(lie._replace(tokens=6))
+    assert sealing.adopting is None
+    others = [(claim(8, tokens=5, mark=10),)] * 3
+    found = drive(sealing, 30.0, limits.LINEAGE_PATIENCE_S - 1, clock=20, others=others)
+    assert kinds(found, Seal) == [Seal(16)]
+    assert not kinds(found, Adopt), "what comes after it has to last as long"
+
+
 @pytest.mark.parametrize("is_stalled", [True, False])
 def test_a_snapshot_that_one_liar_claims_for_ever_holds_nobody_up(manifest, is_stalled):
     """But one that comes is not given up, however few claim it."""

@@ -96,6 +96,8 @@ class Archive:
 
     def look(self) -> None:
         """Go on with whatever can go on now."""
+        if self._adopting is not None and self._adopting != self._node.core.sealing.adopting:
+            self._adopting = None  # nobody has it any more: our own history goes on
         if self._adopting is not None:
             if self._is_here(self._adopting):
                 self._begin_at(self._adopting)
