@@ -17,6 +17,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, RandomSource, Send
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.messages import Compare, Inventory, Records, Request
+from gossamer.protocol.ranges import can_be
 from gossamer.protocol.records import Delta
 
 
@@ -192,7 +193,9 @@ class Gossip:
             )  # ours reaches further: start from our top and floor
         above = max(message.above, self._ledger.floor)
         differing = [
-            i for i, digest in message.ranges if digests.digest_above(message.level, i, above) != digest
+            i
+            for i, digest in message.ranges
+            if can_be(message.level, i) and digests.digest_above(message.level, i, above) != digest
         ]
         if not differing and message.whole:
             return self._conclude(link)

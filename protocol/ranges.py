@@ -14,6 +14,11 @@ FANOUT = 1 << RANGE_FANOUT_BITS
 LEVEL_MAX = -(-ROUND_MAX.bit_length() // RANGE_FANOUT_BITS) - 1
 
 
+def can_be(level: int, index: int) -> bool:
+    """Whether there are rounds in a range."""
+    return index << (RANGE_FANOUT_BITS * level) <= ROUND_MAX
+
+
 class RangeDigests:
     """A digest for every range ``[index * 16**level, (index + 1) * 16**level)`` of rounds."""
 

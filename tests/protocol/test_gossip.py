@@ -247,6 +247,16 @@ def _bytes(effects: list[Effect]) -> int:
     return sum(len(msg.encode(e.message)) for e in effects if isinstance(e, Send))
 
 
+@pytest.mark.parametrize("level", range(LEVEL_MAX + 1))
+def test_what_is_asked_of_rounds_that_cannot_be_has_an_answer_that_can_be_read(level):
+    side = Side((author, 7, 0) for author in range(3))
+    for index in (0, 8, limits.ROUND_MAX >> 4 * level, (limits.ROUND_MAX >> 4 * level) + 1, limits.ROUND_MAX):
+        if index <= limits.ROUND_MAX:
+            for effect in side.gossip.compare(1, msg.Compare(level, ((index, b"d" * 32),))):
+                assert isinstance(effect, Send)
+                assert msg.decode(msg.encode(effect.message)) == effect.message
+
+
 def test_repeating_a_question_in_one_message_does_not_repeat_the_answer():
     side = Side((author, 7, 0) for author in range(200))
     most = limits.COMPARED_PARENTS_MAX * FANOUT
