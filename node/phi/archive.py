@@ -28,6 +28,10 @@ from gossamer.protocol.replica import Replica
 LATE_SETTLE_S = 2.0
 """Late records come in bunches: a snapshot is written anew when none has come for this long."""
 
+LATE_PATIENCE_S = 6.0
+"""So long after the first of them it is, though they go on coming: our claim is not that of the others until
+then, and would soon pass for another lineage."""
+
 RETRY_S = 5.0
 PROGRESS_S = 2.0
 
@@ -64,6 +68,9 @@ class Archive:
         """The round whose snapshot is being written."""
         self._closing: fx.Close | None = None
         self._late_since: float | None = None
+        """When the first late record was merged that the newest snapshot lacks."""
+        self._late_at = 0.0
+        """When the last was."""
         self._news = asyncio.Event()
         self._told_at = 0.0
         self._reach = self._reach_noted = 0
@@ -165,7 +172,7 @@ class Archive:
         elif self._shelf.claims and self._seal_round > self._shelf.claims[0].round:
             await self._seal(self._seal_round)
             return
-        elif self._late_since is not None and time.monotonic() - self._late_since > LATE_SETTLE_S:
+        elif self._is_due_anew(time.monotonic()):
             await self._seal_anew()
             return
         await self._wait()
@@ -193,6 +200,12 @@ class Archive:
             return all(root in self._chunks for root in self._sought)
         return self._core.sealing.joined
 
+    def _is_due_anew(self, now: float) -> bool:
+        """Whether the newest snapshot is to be written anew."""
+        if self._late_since is None:
+            return False
+        return now - self._late_at > LATE_SETTLE_S or now - self._late_since > LATE_PATIENCE_S
+
     async def _wait(self) -> None:
         busy = bool(self._sought) or self._late_since is not None
         try:
@@ -209,7 +222,9 @@ class Archive:
             self._news.set()
         sealed = max(self._sealing, self._shelf.claims[0].round if self._shelf.claims else 0)
         if round_ <= sealed:
-            self._late_since = time.monotonic()
+            self._late_at = time.monotonic()
+            if self._late_since is None:
+                self._late_since = self._late_at
             self._news.set()
 
     async def _go_on_with(self, claim: Claim) -> Ints | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
@@ -195,6 +196,29 @@ async def test_a_snapshot_is_of_the_set_that_its_claim_names_whatever_is_merged_
     assert anew.round == 4 and anew.digest == sealing.merger.chain(4)
     loaded = snapshots.load(anew.root, LAYOUT.numel, world.chunks)
     assert np.array_equal(loaded, world.fold([*prefix, first]))
+
+
+async def test_late_records_that_go_on_coming_do_not_put_the_snapshot_off_for_ever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One each second and a half, from somebody who wants our claim to stay another than the others'."""
+    sealing = Sealing(world.merger(), world.chunks)
+    merge_all(sealing.merger, [delta for delta in world.deltas if delta.round > 1])
+    await sealing.seal(4)
+    sealing.merger.merge(1, tuple(delta for delta in world.deltas if delta.round == 1))
+    now = time.monotonic()
+    due = []
+    for tick in range(10):
+        at = now + 1.5 * tick
+        monkeypatch.setattr("gossamer.node.phi.archive.time.monotonic", lambda at=at: at)
+        sealing.archive._note_merged(1)
+        due.append(sealing.archive._is_due_anew(at))
+    assert due == [False] * 5 + [True] * 5
+    monkeypatch.undo()
+    sealing.archive._late_since = now - 10.0
+    await sealing.archive._one_thing()
+    assert sealing.shelf.claims[0].digest == sealing.merger.chain(4)
+    assert sealing.archive._late_since is None
 
 
 @pytest.mark.parametrize("error", [MissingChunkError(bytes(32)), StorageError("too many open files")])
