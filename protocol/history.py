@@ -39,6 +39,11 @@ class Claim(NamedTuple):
     root: bytes
     """Root of the snapshot's bytes, see `chunks`."""
 
+    @property
+    def key(self) -> bytes:
+        """What its chunks are wanted under: the id of no delta, whatever a liar gives for a root."""
+        return b"snapshot" + self.root
+
 
 Claims = tuple[Claim, ...]
 """Those of one member, newest first and all different."""

@@ -52,10 +52,10 @@ class Snapshots:
             self._witnesses(),
             lambda round_: self._holdings.share_lacking(round_, now),
             self._claims_of_contributors,
-            lambda claim: self._fetcher.wants.is_stalled(claim.root, now),
+            lambda claim: self._fetcher.wants.is_stalled(claim.key, now),
         )
         if adopting is not None and self._sealing.adopting is None:
-            self._fetcher.wants.forget(adopting.root)
+            self._fetcher.wants.forget(adopting.key)
         for effect in result:
             if isinstance(effect, Prefetch | Adopt):
                 self.seek(effect.claim)
@@ -64,7 +64,7 @@ class Snapshots:
     def seek(self, claim: Claim) -> None:
         """What is needed from now on is of this snapshot: another one is not fetched any more."""
         if self._sought is not None and self._sought.root != claim.root:
-            self._fetcher.wants.forget(self._sought.root)
+            self._fetcher.wants.forget(self._sought.key)
         self._sought = claim
 
     def unusable(self, claim: Claim) -> None:
@@ -72,7 +72,7 @@ class Snapshots:
         self._unusable[claim.root] = None
         if len(self._unusable) > limits.UNUSABLE_MAX:
             del self._unusable[next(iter(self._unusable))]
-        self._fetcher.wants.forget(claim.root)
+        self._fetcher.wants.forget(claim.key)
         self._sealing.unusable(claim)
 
     def need(self, event: Need, now: float) -> list[Effect]:
@@ -85,11 +85,11 @@ class Snapshots:
     def hint(self, number: int) -> None:
         """A link's peer has told its claims: if the snapshot that we fetch is one, it has all of it."""
         link = self._links.get(number)
-        if link is None or self._sought is None or self._sought.root not in self._fetcher.wants:
+        if link is None or self._sought is None or self._sought.key not in self._fetcher.wants:
             return
         member = self._roster.get(link.node_id)
         if member is not None and self._sought.root in (c.root for c in member.peer.body.claims):
-            self._fetcher.hint(number, self._sought.root)
+            self._fetcher.hint(number, self._sought.key)
 
     def _witnesses(self) -> list[Witness]:
         told_of = self._links.told_of()

@@ -139,7 +139,7 @@ class Archive:
         if claim is None:
             return None
         total = len(chunk_sizes(self._core.layout.snapshot_bytes))
-        return total - len(self._core.fetcher.wants.missing(claim.root)), total
+        return total - len(self._core.fetcher.wants.missing(claim.key)), total
 
     # -- the worker
 
@@ -235,7 +235,7 @@ class Archive:
         total = self._core.layout.snapshot_bytes
         lacking = await asyncio.to_thread(snapshots.missing, claim.root, total, self._chunks)
         if lacking and self._is_wanted(claim):  # else the core has thought better of it
-            self._dispatch(fx.Need(claim.root, lacking))
+            self._dispatch(fx.Need(claim.key, lacking))
             self._tell_progress(claim, len(lacking))
         if self._reader is None or self._reader.root != claim.root:
             self._reader = None  # before there is memory for another

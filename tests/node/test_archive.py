@@ -89,10 +89,10 @@ async def test_what_is_fetched_ahead_is_not_adopted(tmp_path: Path) -> None:
     )
     archive.prefetch(wanted)
     await archive._go_on_fetching(wanted)
-    assert asked == [Need(wanted.root, ((wanted.root, HASH_BYTES),))]
+    assert asked == [Need(wanted.key, ((wanted.root, HASH_BYTES),))]
     chunks.put(wanted.root, b"".join(hashes))
     await archive._go_on_fetching(wanted)
-    assert asked[1:] == [Need(wanted.root, ((hashes[0], 16),))]
+    assert asked[1:] == [Need(wanted.key, ((hashes[0], 16),))]
     chunks.put(hashes[0], b"\0" * 16)
     await archive._go_on_fetching(wanted)
     assert len(asked) == 2, "all of it is here, and only the core's word is missing"
@@ -323,7 +323,7 @@ async def test_what_the_core_no_longer_adopts_does_not_hold_up_sealing(world: Wo
     sealing.adopt(gone)
     sealing.archive.seal(4)
     await sealing.archive._one_thing()
-    assert sealing.told == [Need(gone.root, ((gone.root, HASH_BYTES),))]
+    assert sealing.told == [Need(gone.key, ((gone.root, HASH_BYTES),))]
     sealing.adopt(None)
     await sealing.archive._one_thing()
     assert sealing.shelf.claims[0].round == 4 and sealing.archive.progress() is None
@@ -363,7 +363,7 @@ async def test_another_snapshot_is_fetched_though_the_one_before_turns_out_unusa
     await sealing.archive._try_to_adopt(lie)
     assert sealing.told == [Unusable(lie)]
     await sealing.archive._one_thing()
-    assert sealing.told[1:] == [Need(other.root, ((other.root, HASH_BYTES),))]
+    assert sealing.told[1:] == [Need(other.key, ((other.root, HASH_BYTES),))]
 
 
 LARGE = manifest((TensorSpec("w", (3 * CHUNK_BYTES_MAX // 4,), "mean"),), fragments=1)

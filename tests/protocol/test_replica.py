@@ -220,10 +220,10 @@ def test_a_joiner_soon_fetches_the_model_from_all_who_claim_it(seed):
     world.run(0.5, lambda: len(joiner.core.links) == 1)
     joiner.core._snapshots.seek(claim)
     chunk = b"chunk" * 6 + b"--"
-    world.handle(joiner, fx.Need(claim.root, ((chunk, 100),)))
+    world.handle(joiner, fx.Need(claim.key, ((chunk, 100),)))
     world.run(0.5)
     assert len(joiner.core.links) == limits.LINKS_MIN
-    assert joiner.core.fetcher.wants.holders_of(claim.root, chunk) == set(joiner.links)
+    assert joiner.core.fetcher.wants.holders_of(claim.key, chunk) == set(joiner.links)
 
 
 def test_nobody_is_believed_about_round_0_which_the_manifest_tells():
@@ -248,9 +248,9 @@ def test_a_snapshot_that_cannot_be_is_not_chosen_again_whoever_claims_it(seed):
     joiner = world.add(9, [0])
     world.run(10.0, lambda: joiner.core.sealing.adopting is not None)
     assert joiner.core.sealing.adopting == lie
-    world.handle(joiner, fx.Need(lie.root, ((bytes(32), 100),)))
+    world.handle(joiner, fx.Need(lie.key, ((bytes(32), 100),)))
     world.handle(joiner, fx.Unusable(lie._replace(round=24)))
-    assert joiner.core.sealing.adopting is None and lie.root not in joiner.core.fetcher.wants
+    assert joiner.core.sealing.adopting is None and lie.key not in joiner.core.fetcher.wants
     world.run(10.0, lambda: joiner.core.sealing.adopting is not None)
     assert joiner.core.sealing.adopting == claim
 
@@ -263,12 +263,30 @@ def test_a_snapshot_that_is_given_up_is_not_fetched_on(seed):
     world.run(2 * limits.HEARTBEAT_INTERVAL_S)
     joiner = world.add(9, [0])
     world.run(10.0, lambda: joiner.core.sealing.adopting is not None)
-    world.handle(joiner, fx.Need(claim.root, ((bytes(32), 100),)))
-    assert claim.root in joiner.core.fetcher.wants
+    world.handle(joiner, fx.Need(claim.key, ((bytes(32), 100),)))
+    assert claim.key in joiner.core.fetcher.wants
     for number in range(3):
         world.crash(world.nodes[number])
     world.run(300.0, lambda: joiner.core.sealing.adopting is None)
-    assert joiner.core.sealing.adopting is None and claim.root not in joiner.core.fetcher.wants
+    assert joiner.core.sealing.adopting is None and claim.key not in joiner.core.fetcher.wants
+
+
+def test_a_snapshot_called_like_a_delta_does_not_keep_that_from_being_fetched(seed):
+    """A liar gives the id of somebody's delta for the root of its past, and is believed for a moment."""
+    world = swarm(seed, 2)
+    author, here = world.running()
+    world.partition([author.number], [here.number])
+    world.publish(author)
+    world.run(1.0)
+    record_id = author.core.ledger.last_record(author.identity.node_id)
+    lie, other = Claim(8, 1000, bytes(32), record_id), Claim(8, 1000, bytes(32), b"root" * 8)
+    here.core._snapshots.seek(lie)
+    world.handle(here, fx.Need(lie.key, ((record_id, 32),)))
+    world.heal()
+    world.run(60.0, lambda: record_id in here.core.ledger)
+    here.core._snapshots.seek(other)
+    world.run(20.0)
+    assert here.core.holds(record_id)
 
 
 def test_so_many_lies_about_the_past_are_remembered_and_no_more():

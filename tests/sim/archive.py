@@ -121,7 +121,7 @@ class Archive:
         except DamagedChunkError:
             pass
         node.soon(RETRY_S, self._retry, claim)
-        node.dispatch(fx.Need(claim.root, wanted))
+        node.dispatch(fx.Need(claim.key, wanted))
         return False
 
     def _retry(self, claim: Claim) -> None:
