@@ -12,7 +12,7 @@ neighbours have different ones to give to each other.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from typing import NamedTuple
 
@@ -294,7 +294,7 @@ class Fetcher:
             for link, under_way in load.items()
             if under_way < limits.FETCHES_PER_LINK_MAX
         )
-        return min(self._guesses.next_entry(), *self._retries[:1], *guesses)
+        return min(chain([self._guesses.next_entry()], self._retries[:1], guesses))
 
     def _rarest_first(self, want: Want, blobs: Iterable[bytes]) -> Iterable[bytes]:
         """Those that are not under way; those that equally many have in a random order.

@@ -64,9 +64,9 @@ class Guesses:
                 heappush(self._again[link], (-inf, blob))
 
     def sweep(self) -> None:
-        """Forget waits for what has come, or what somebody is known to hold."""
+        """Forget waits for what has come. What somebody holds may come to be looked for again."""
         for again in self._again.values():
-            again[:] = [(at, blob) for at, blob in again if any(self._unheld(blob))]
+            again[:] = [(at, blob) for at, blob in again if self._wants.keys_of(blob)]
             heapify(again)
 
     # -- what to do

@@ -40,6 +40,10 @@ RETURN_LOOK_S = 0.25
 ROUNDS_UNDER_WAY = 2
 """A member that is behind by one round skips the next at most; what is older has been published for."""
 
+SILENCE_S = 300.0
+"""So long members that claim other rounds than ours are waited for before a claim wins without them: they may
+be writing its snapshot, or may have no room to write any more."""
+
 DIFFERENCE_KEPT_S = 60.0
 """So long a difference is remembered while nobody claims the round that we do."""
 
@@ -80,6 +84,9 @@ class Sealing:
         self._claimed_at = 0.0
         self._differs_since: float | None = None
         self._differed_at = 0.0
+        self._unanswered_since: float | None = None
+        """Since when a claim would win but for those who claim other rounds."""
+        self._unanswered_at = 0.0
         self._lacked_much_at = 0.0
         """When payloads of more than a minority were last missing while claims differed."""
         self._next_look = 0.0
@@ -153,7 +160,7 @@ class Sealing:
         self.floor = claim.round
         self.adopting = None
         self._asked_to_seal = claim.round
-        self._differs_since = None
+        self._differs_since = self._unanswered_since = None
 
     def unusable(self, claim: Claim) -> None:
         """That snapshot cannot be adopted by anybody: our own history goes on, or another one is chosen."""
@@ -317,11 +324,13 @@ class Sealing:
 
         Names are free in an open swarm, so those who never contributed have no voice against our history.
         """
-        if self._differs_since is None and not self._is_disputed(others):
-            return []  # as nearly always, and found out at little cost
+        if self._differs_since is None and not self._is_disputed(others):  # as nearly always: it costs little
+            if self._unanswered_since is not None and any(self.claims[0] in claims for claims in others):
+                self._unanswered_since = None
+            return []
         claims = contributors()
-        winner = contest(self.claims[0], claims)
-        if winner is None:
+        winner = contest(self.claims[0], claims) or self._unanswered(claims, now)
+        if winner is None or not any(winner in claims for claims in others):
             # With fast rounds members seldom claim the very round that we do: silence proves nothing.
             if any(claim.round == self.claims[0].round for of_one in claims for claim in of_one):
                 self._differs_since = None
@@ -336,6 +345,20 @@ class Sealing:
             f" {self.claims[0].tokens}; starting again from the swarm's snapshot, keeping the open window"
         )
         return [Notice(text), *self._adopt(winner, now)]
+
+    def _unanswered(self, claims: Sequence[Claims], now: float) -> Claim | None:
+        """The claim that wins without those who claim other rounds, once they have been waited for."""
+        own = self.claims[0]
+        of_round = [of_one for of_one in claims if any(claim.round == own.round for claim in of_one)]
+        winner = contest(own, of_round)
+        if winner is None:
+            if of_round:
+                self._unanswered_since = None
+            return None
+        if self._unanswered_since is None or now - self._unanswered_at > DIFFERENCE_KEPT_S:
+            self._unanswered_since = now
+        self._unanswered_at = now
+        return winner if now - self._unanswered_since >= SILENCE_S else None
 
     def _may_be_explained(self, share_lacking: float, since: float, now: float) -> bool:
         """Whether a difference that shows `since` then may come of records or payloads on their way."""

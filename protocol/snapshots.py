@@ -97,8 +97,9 @@ class Snapshots:
         return [Witness(self._claims_of(peer), peer.node_id, peer.node_id in told_of) for peer in peers]
 
     def _claims_of_contributors(self) -> list[Claims]:
+        """Of those too who are not there just now: they have not spoken against us, and may have for us."""
         authors = {delta.author for delta in self._ledger if self._holdings.holds(delta.record_id)}
-        peers = [member.peer for member in self._roster.live()]
+        peers = [member.peer for member in self._roster.members()]
         return [self._claims_of(peer) for peer in peers if peer.node_id in authors]
 
     def _claims_of(self, peer: Peer) -> Claims:

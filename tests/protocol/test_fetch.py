@@ -548,6 +548,20 @@ def test_who_is_linked_later_is_asked_for_all_of_it():
     assert sum(link == 2 for link, _ in asked) == 1_200
 
 
+def test_a_link_that_rested_while_somebody_else_held_it_is_asked_again():
+    """The other one went before it brought anything: whom it was not asked of for that is asked again."""
+    net = Net(links={1: True, 2: True})
+    net.want(1, 0)
+    _ask_all_day(net, 100.0)
+    net.fetcher.hint(2, _key(1))
+    net.plan()
+    net.pass_time(2 * limits.FETCH_RETRY_MAX_S)
+    net.plan()
+    net.drop(2)
+    asked = _ask_all_day(net, net.now + 2 * limits.ORPHAN_RETRY_MAX_S)
+    assert (1, _blob(0)) in asked
+
+
 def test_what_its_holders_lose_is_looked_for_everywhere():
     """A holder goes, or does not bring it: others may have it without having said so."""
     net = Net(links={1: True, 2: True, 3: True})

@@ -6,7 +6,14 @@ from gossamer.protocol import limits
 from gossamer.protocol.effects import Adopt, Close, Notice, Prefetch, Seal
 from gossamer.protocol.history import Claim, genesis_claim
 from gossamer.protocol.joining import PREFETCHES_MAX, Witness
-from gossamer.protocol.sealing import DIFFERENCE_KEPT_S, GONE_AFTER_S, LOOK_INTERVAL_S, RETURN_S, Sealing
+from gossamer.protocol.sealing import (
+    DIFFERENCE_KEPT_S,
+    GONE_AFTER_S,
+    LOOK_INTERVAL_S,
+    RETURN_S,
+    SILENCE_S,
+    Sealing,
+)
 from tests.protocol import builders
 
 HISTORY = {"seal_after": 4, "snapshot_every": 8, "retain": 16}
@@ -350,6 +357,38 @@ def test_history_is_not_closed_while_members_disagree(manifest):
 def test_history_is_not_closed_because_others_agree_on_something_else(manifest):
     sealing = joined(manifest, claim(16, mark=1))
     assert kinds(drive(sealing, 0.0, 5, clock=100, others=[(claim(1000, mark=2),)] * 3), Close) == []
+
+
+def test_a_member_whose_snapshots_have_stopped_holds_up_no_contest_for_long(manifest):
+    """Its disk is full, say: it claims an old round for ever, which would keep two halves apart."""
+    ours, theirs, old = claim(16, tokens=5, mark=1), claim(16, tokens=9, mark=2), claim(8)
+    for friends in (0, 1):
+        sealing = joined(manifest, ours)
+        others = [(ours,)] * friends + [(theirs,)] * (1 + friends) + [(old,)]
+        before = drive(sealing, 0.0, SILENCE_S, clock=16, others=others)
+        assert not kinds(before, Adopt), "it may be writing the next one"
+        late = drive(sealing, SILENCE_S + 1, limits.LINEAGE_PATIENCE_S + 10, clock=16, others=others)
+        assert kinds(late, Adopt) == [Adopt(theirs)]
+
+
+def test_a_lone_liar_that_waits_for_its_moments_wins_no_contest(manifest):
+    """The others come to our round each time, or to the next, when the liar is silent."""
+    ours, lie, old = claim(16, tokens=5), claim(16, tokens=2**59, mark=7), claim(8)
+    sealing = joined(manifest, ours)
+    for start in range(0, 2 * int(SILENCE_S), 40):
+        assert not kinds(drive(sealing, start, 20.0, clock=16, others=[(lie,), (old,), (old,)]), Adopt)
+        assert not kinds(drive(sealing, start + 20, 20.0, clock=16, others=[(old,), (ours,), (ours,)]), Adopt)
+
+
+def test_a_claim_of_nobody_who_is_there_is_not_adopted(manifest):
+    """Those who made it are down: there is nobody to fetch it from."""
+    sealing = joined(manifest, claim(16, tokens=5))
+    gone = (claim(16, tokens=9, mark=2),)
+    for tick in range(200):
+        effects = sealing.wake(
+            2.5 * tick, 16, [Witness((claim(16, tokens=4, mark=3),))], contributors=lambda: [gone] * 3
+        )
+        assert not kinds(effects, Adopt)
 
 
 def test_the_lighter_lineage_yields_loudly_after_a_while(manifest):
