@@ -109,8 +109,9 @@ class Trainer:
         next(self._task.batches(stream))  # mistakes in the data come to light before anyone waits
         if not self.peer.begin(on_wait=self._report):
             return
-        if self.peer.resumed:
-            log.info("resumed after %d inner steps", self.peer.progress.steps)
+        if self.peer.progress.steps:
+            afresh = "" if self.peer.resumed else ", with a fresh inner optimizer"
+            log.info("resumed after %d inner steps%s", self.peer.progress.steps, afresh)
         steps = self.peer.progress.steps
         # A task that draws from torch's own generator draws others on each node, and after each restart.
         torch.manual_seed(stream.derived_seed(f"torch after {steps} steps"))
