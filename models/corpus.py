@@ -50,8 +50,8 @@ class _File(NamedTuple):
     size: int
     named: bool
     """Named by the user, so that skipping it silently would be wrong."""
-    identity: tuple[int, int, int] = (0, 0, 0)
-    """Device, inode, and the size, for some network file systems give several files one inode."""
+    identity: object = None
+    """Device, inode, and size (some network file systems give several files one inode), or the path."""
 
 
 def load_corpus(paths: Sequence[Path], context: int) -> Corpus:
@@ -154,7 +154,7 @@ def _walk_all(paths: Sequence[Path]) -> Iterator[_File]:
         if stat.S_ISDIR(status.st_mode):
             yield from _walk(path)
         elif stat.S_ISREG(status.st_mode):
-            yield _File(path.name, path, status.st_size, True, _identity(status))
+            yield _File(path.name, path, status.st_size, True, _identity(path, status))
         else:
             raise TaskError(f"data path {path} is neither a file nor a folder: name text files or folders")
 
@@ -176,11 +176,12 @@ def _walk(root: Path, skipped: frozenset[str] = frozenset()) -> Iterator[_File]:
             # Only regular files: opening a pipe would wait for ever.
             if not name.startswith(".") and stat.S_ISREG(status.st_mode) and status.st_size:
                 relative = path.relative_to(root).as_posix()
-                yield _File(relative, path, status.st_size, False, _identity(status))
+                yield _File(relative, path, status.st_size, False, _identity(path, status))
 
 
-def _identity(status: os.stat_result) -> tuple[int, int, int]:
-    return status.st_dev, status.st_ino, status.st_size
+def _identity(path: Path, status: os.stat_result) -> object:
+    """What two names of one file have in common. Some network file systems have no inodes."""
+    return (status.st_dev, status.st_ino, status.st_size) if status.st_ino else path
 
 
 def _read(files: Sequence[_File]) -> tuple[npt.NDArray[np.uint8], list[_File]]:

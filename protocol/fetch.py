@@ -283,7 +283,6 @@ class Fetcher:
         self._swept_at = now
         self._failed = {pair: f for pair, f in self._failed.items() if f.forgotten_at > now}
         self._retries = sorted(at for at in self._retries if at > now)
-        self._guesses.sweep()
 
     def _next_turn(self, load: dict[int, int], now: float) -> float:
         """When the next link may be asked again for what it failed."""

@@ -7,7 +7,7 @@ look at all the others.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from math import inf
 
 from gossamer.protocol.wants import Want, Wants
@@ -63,12 +63,6 @@ class Guesses:
             if link in self._again:
                 heappush(self._again[link], (-inf, blob))
 
-    def sweep(self) -> None:
-        """Forget waits for what has come. What somebody holds may come to be looked for again."""
-        for again in self._again.values():
-            again[:] = [(at, blob) for at, blob in again if self._wants.keys_of(blob)]
-            heapify(again)
-
     # -- what to do
 
     def open_to(self, links: Iterable[int], now: float) -> list[int]:
@@ -118,6 +112,8 @@ class Guesses:
 
     def _enter(self, now: float) -> None:
         """What nobody has been known to hold for a moment goes to the end of the line."""
+        if not len(self._wants):
+            self._forget()
         for blob in self._wants.take_unheld():
             heappush(self._young, (self._may_be_guessed_at(blob), blob))
         while self._young and self._young[0][0] <= now:
@@ -129,6 +125,12 @@ class Guesses:
                 heappush(self._young, (at, blob))
         if len(self._line) > self._longest:
             self._tidy()
+
+    def _forget(self) -> None:
+        """Nothing is looked for. Else what has come is forgotten when its turn comes."""
+        self._young, self._line = [], []
+        self._places = dict.fromkeys(self._places, 0)
+        self._again = {link: [] for link in self._again}
 
     def _may_be_guessed_at(self, blob: bytes) -> float:
         return min((want.may_be_guessed_at for _, want in self._unheld(blob)), default=inf)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, signature
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -93,9 +94,9 @@ def _learnt(optimizer: torch.optim.Optimizer) -> list[dict[str, float]] | None:
                 return None
             if isinstance(value, bool) or value == optimizer.defaults[key]:
                 continue
-            if not isinstance(value, int | float):
+            if not isinstance(value, Real):
                 return None
-            numbers[key] = value
+            numbers[key] = int(value) if isinstance(value, Integral) else float(value)  # NumPy's, too
         learnt.append(numbers)
     return learnt
 
