@@ -63,6 +63,9 @@ class Author:
             return [Notice(f"not signing round {body.round} again: {self.last_round} was our last")]
         if not self._charter.counts(self._identity.node_id, body.round):
             return [Notice("this node was invited to observe, not to train: its delta goes nowhere")]
+        if body.round <= self._ledger.floor:
+            self._signed = body.round  # the next one is of a later round
+            return [Notice(f"not publishing round {body.round}, which is closed: it was not stored in time")]
         body = replace(body, previous=self._ledger.last_record(self._identity.node_id))
         envelope = seal(self._identity, Kind.DELTA, self._swarm_id, body.pack())
         try:

@@ -7,6 +7,7 @@ with what they say; and what others say against them is believed only if the use
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from math import inf
 from typing import NamedTuple
 
 from gossamer.protocol import limits
@@ -30,6 +31,8 @@ class Witness(NamedTuple):
     node_id: bytes = b""
     is_named: bool = False
     """Whether we were told of it: it answers at one of our join addresses."""
+    told: float = inf
+    """When its word came, by the local clock, seconds."""
 
 
 class Joining:

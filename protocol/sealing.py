@@ -44,6 +44,9 @@ SILENCE_S = 300.0
 """So long members that claim other rounds than ours are waited for before a claim wins without them: they may
 be writing its snapshot, or may have no room to write any more."""
 
+WORD_S = 7.5
+"""A member's word is renewed each 4.5 s. What we published before it came has reached somebody by then."""
+
 DIFFERENCE_KEPT_S = 60.0
 """So long a difference is remembered while nobody claims the round that we do."""
 
@@ -206,7 +209,7 @@ class Sealing:
         return [
             *self._seal(clock, now),
             *self._close(clock, others),
-            *self._settle_difference(others, contributors or (lambda: others), share_lacking, now),
+            *self._settle_difference(members, contributors or (lambda: others), share_lacking, now),
         ]
 
     def _look_interval(self, now: float) -> float:
@@ -315,7 +318,7 @@ class Sealing:
 
     def _settle_difference(
         self,
-        others: Sequence[Claims],
+        members: Sequence[Witness],
         contributors: Callable[[], Sequence[Claims]],
         share_lacking: Callable[[int], float],
         now: float,
@@ -323,14 +326,18 @@ class Sealing:
         """Two lineages: ours yields if another claim for our round outweighs it and stays.
 
         Names are free in an open swarm, so those who never contributed have no voice against our history.
+        Nor has a word against it that was given before we lost sight of all who gave it: what we published
+        then, and they do not have, may be the difference.
         """
+        others = [member.claims for member in members]
         if self._differs_since is None and not self._is_disputed(others):  # as nearly always: it costs little
             if self._unanswered_since is not None and any(self.claims[0] in claims for claims in others):
                 self._unanswered_since = None
             return []
         claims = contributors()
         winner = contest(self.claims[0], claims) or self._unanswered(claims, now)
-        if winner is None or not any(winner in claims for claims in others):
+        fresh = [member.claims for member in members if now - member.told <= WORD_S]
+        if winner is None or not any(winner in claims for claims in fresh):
             # With fast rounds members seldom claim the very round that we do: silence proves nothing.
             if any(claim.round == self.claims[0].round for of_one in claims for claim in of_one):
                 self._differs_since = None

@@ -93,8 +93,11 @@ class Snapshots:
 
     def _witnesses(self) -> list[Witness]:
         told_of = self._links.told_of()
-        peers = [member.peer for member in self._roster.live()]
-        return [Witness(self._claims_of(peer), peer.node_id, peer.node_id in told_of) for peer in peers]
+        return [
+            Witness(self._claims_of(member.peer), node_id, node_id in told_of, member.told)
+            for member in self._roster.live()
+            for node_id in [member.peer.node_id]
+        ]
 
     def _claims_of_contributors(self) -> list[Claims]:
         """Of those too who are not there just now: they have not spoken against us, and may have for us."""

@@ -314,7 +314,7 @@ async def test_a_token_is_asked_for_everywhere(tmp_path: Path, monkeypatch: pyte
         address = {"Host": f"10.1.2.3:{port}", "Authorization": f"Bearer {TOKEN}"}
         assert (await get(home, "/status", headers=address))[0] == 200
         name = {"Host": "evil.example", "Authorization": f"Bearer {TOKEN}"}
-        assert (await get(home, "/healthz", headers=name))[0] == 200
+        assert (await get(home, "/status", headers=name))[0] == 200
         for wrong in ({}, {"Authorization": "Bearer wrong"}):
             assert (await get(home, "/healthz", headers={"Host": "evil.example", **wrong}))[0] == 421
 

@@ -64,6 +64,17 @@ def test_no_round_is_signed_twice_stored_or_not():
     assert isinstance(writer.author.publish(body(8))[0], Store)
 
 
+def test_nothing_is_signed_for_a_round_that_is_closed():
+    """A full disk kept it back for longer than rounds are: nobody would take it. The next one is signed."""
+    writer = Writer()
+    writer.ledger.close(8)
+    for round_ in (7, 8):
+        (notice,) = writer.author.publish(body(round_))
+        assert isinstance(notice, Notice) and "closed" in notice.text
+    assert writer.author.last_round == 8
+    assert isinstance(writer.author.publish(body(9))[0], Store)
+
+
 def test_a_copy_of_our_disk_need_not_know_all_that_we_signed():
     writer = Writer()
     writer.author.restore([3], is_copy=True)

@@ -380,6 +380,21 @@ def test_a_lone_liar_that_waits_for_its_moments_wins_no_contest(manifest):
         assert not kinds(drive(sealing, start + 20, 20.0, clock=16, others=[(old,), (ours,), (ours,)]), Adopt)
 
 
+def test_who_is_cut_off_does_not_yield_to_what_was_said_before(manifest):
+    """It alone has a delta that it published late, and the others' rows are from before they could know."""
+    sealing = joined(manifest, claim(16, tokens=5, mark=1))
+    winner = claim(16, tokens=9, mark=2)
+    for tick in range(100):
+        said = [Witness((winner,), told=min(tick / 2, 3.0))] * 3
+        assert not kinds(sealing.wake(tick / 2, 16, said), Adopt)
+    back = [
+        effect
+        for now in range(50, 70)
+        for effect in sealing.wake(float(now), 16, [Witness((winner,), told=float(now))] * 3)
+    ]
+    assert kinds(back, Adopt) == [Adopt(winner)]
+
+
 def test_a_claim_of_nobody_who_is_there_is_not_adopted(manifest):
     """Those who made it are down: there is nobody to fetch it from."""
     sealing = joined(manifest, claim(16, tokens=5))
