@@ -77,7 +77,7 @@ class SwarmClock:
             said.append(own)
         if self._trains:
             known.append(own)
-        if said and not self.allows(max(known), now):
+        if said and not self.allows(max(*said, *known, 0), now):
             said = [round_ for round_ in said if self.allows(round_, now)]
             known = [round_ for round_ in known if self.allows(round_, now)]
         if not said:

@@ -160,7 +160,7 @@ class Ledger:
         """Record id of an author's latest delta, or NO_RECORD."""
         return self._last.get(author, _NONE)[1]
 
-    def tells_of(self, round_: int, but: Collection[bytes] = ()) -> bool:
+    def tells_of(self, round_: int, but: Collection[bytes]) -> bool:
         """Whether there is a record of a round by another author than some."""
         return any(author not in but for author in self._rounds.get(round_, ()))
 

@@ -93,10 +93,9 @@ class Snapshots:
 
     def _witnesses(self) -> list[Witness]:
         told_of = self._links.told_of()
+        live = [(member.peer, member.told) for member in self._roster.live()]
         return [
-            Witness(self._claims_of(member.peer), node_id, node_id in told_of, member.told)
-            for member in self._roster.live()
-            for node_id in [member.peer.node_id]
+            Witness(self._claims_of(peer), peer.node_id, peer.node_id in told_of, told) for peer, told in live
         ]
 
     def _claims_of_contributors(self) -> list[Claims]:

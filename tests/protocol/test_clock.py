@@ -76,6 +76,7 @@ def test_who_joins_has_no_say_and_drags_nobody():
 
 def test_who_only_looks_on_reads_the_same():
     assert reads(0, [(53, False), (52, False), (32, True)], trains=False) == 52
+    assert reads(5, [], trains=False, has_say=True) == 5, "it published all the same, before"
 
 
 @given(st.data())
