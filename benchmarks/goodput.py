@@ -8,6 +8,9 @@ stragglers, no network, no chips that stay away, and every learner of the same s
 A group of chips that is interrupted needs `restart` (and to rejoin, `rejoin`) undisturbed seconds before it
 trains again; an interruption meanwhile begins them anew. The restart times are fitted: they reproduce the
 published figures at 2.4 M chips, and the elastic one is then used for ours.
+
+Goodput, as it is published, is the time in which chips train. What an interruption costs beside that, the
+work since a learner's last delta, is charged in a row of its own.
 """
 
 from math import exp
@@ -54,7 +57,8 @@ METHODS = (
     Method("data-parallel", PLAIN_RESTART_S, decoupled=False),
     Method("elastic data-parallel", ELASTIC_RESTART_S, decoupled=False),
     Method("Decoupled DiLoCo, fitted", ELASTIC_RESTART_S + REJOIN_S),
-    Method("Gossamer", ELASTIC_RESTART_S + OWN_REJOIN_S, window_s=OWN_WINDOW_S),
+    Method("Gossamer", ELASTIC_RESTART_S + OWN_REJOIN_S),
+    Method("Gossamer, open windows lost", ELASTIC_RESTART_S + OWN_REJOIN_S, window_s=OWN_WINDOW_S),
 )
 PUBLISHED = {
     ("data-parallel", 2): 0.27,
@@ -150,8 +154,8 @@ def _ours(learners: int, rows: list[dict[str, Any]]) -> float:
 
 
 _REASON = (
-    "the model charges us what it does not charge the published figures: the window that was open, up to"
-    f" {OWN_WINDOW_S:g} s of work, is lost with every interruption of a learner."
+    f"ours rejoins in {OWN_REJOIN_S:g} s, as measured of small nodes that are started anew; the published"
+    f" figures are fitted with {REJOIN_S:g} s"
 )
 GOALS = (
     Goal(

@@ -44,6 +44,10 @@ class SwarmClock:
         history = manifest.history
         self._ahead = limits.ROUND_SLACK + max(history.retain, history.seal_after + history.snapshot_every)
         self._near = 0
+        self._reading = 0
+        self._read_as: tuple[int, int, int] | None = None
+        """Of what we had published, and what was closed, when it was read."""
+        self._reads_until = -inf
 
     def allows(self, round_: int, now: float) -> bool:
         """Whether the swarm is old enough for this round."""
@@ -60,7 +64,23 @@ class SwarmClock:
         return round_ <= self._near
 
     def read(self, now: float) -> int:
-        """The round that the swarm is at.
+        """The round that the swarm is at; in a large one, as it was a moment ago.
+
+        It is asked for with every event, and to find out takes a look at every member.
+        """
+        members, read_as = len(self._roster.live()), self._own_standing
+        if members > limits.CLOCK_READ_ANEW_MEMBERS and read_as == self._read_as and now < self._reads_until:
+            return self._reading
+        self._reading, self._read_as = self._find(now), read_as
+        self._reads_until = now + members * limits.CLOCK_KEPT_PER_MEMBER_S
+        return self._reading
+
+    @property
+    def _own_standing(self) -> tuple[int, int, int]:
+        return self._author.last_round, self.published_round, self._ledger.floor
+
+    def _find(self, now: float) -> int:
+        """The round that the members are at.
 
         Who does not train just now, or has not published since it started, woke or trains again, has no say
         in it, but counts: of three nodes the one that goes on while two are away or hang neither waits for

@@ -5,12 +5,47 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossamer.protocol import limits
 from gossamer.protocol.admission import Role
 from gossamer.protocol.clock import SwarmClock
 from gossamer.protocol.unix_time import UnixTime
 from tests.protocol import builders
 
 NOW = 1_000.0
+
+
+def clock_of(
+    own: int,
+    others: list[tuple[int, bool]],
+    *,
+    idle: tuple[int, ...] = (),
+    floor: int = 0,
+    trains: bool = True,
+    last: dict[bytes, int] | None = None,
+) -> SwarmClock:
+    """The clock of a node as `reads` has it. What the others published last may be given, and change."""
+    members = [
+        SimpleNamespace(
+            peer=SimpleNamespace(
+                node_id=place.to_bytes(2), body=SimpleNamespace(trains=True, round=round_ if says else 0)
+            ),
+            activity=SimpleNamespace(is_idle=lambda now, place=place: place in idle),
+        )
+        for place, (round_, says) in enumerate(others)
+    ]
+    if last is None:
+        last = {place.to_bytes(2): round_ for place, (round_, _) in enumerate(others)}
+    return SwarmClock(
+        builders.SMALL,
+        SimpleNamespace(role_of=lambda node_id: Role.TRAIN),  # type: ignore[arg-type]
+        SimpleNamespace(live=lambda: members),  # type: ignore[arg-type]
+        SimpleNamespace(  # type: ignore[arg-type]
+            last_round=last.__getitem__, floor=floor, reached=lambda but: max([floor, *last.values()])
+        ),
+        author=SimpleNamespace(last_round=own, node_id=b"own"),  # type: ignore[arg-type]
+        trains=trains,
+        unix_time=UnixTime(builders.CREATED + 10**6),
+    )
 
 
 def reads(
@@ -26,27 +61,7 @@ def reads(
 
     Who has none has published nothing since it came back, and its row says 0; `idle` are places among them.
     """
-    members = [
-        SimpleNamespace(
-            peer=SimpleNamespace(
-                node_id=bytes([place]), body=SimpleNamespace(trains=True, round=round_ if says else 0)
-            ),
-            activity=SimpleNamespace(is_idle=lambda now, place=place: place in idle),
-        )
-        for place, (round_, says) in enumerate(others)
-    ]
-    last = {bytes([place]): round_ for place, (round_, _) in enumerate(others)}
-    clock = SwarmClock(
-        builders.SMALL,
-        SimpleNamespace(role_of=lambda node_id: Role.TRAIN),  # type: ignore[arg-type]
-        SimpleNamespace(live=lambda: members),  # type: ignore[arg-type]
-        SimpleNamespace(  # type: ignore[arg-type]
-            last_round=last.__getitem__, floor=floor, reached=lambda but: max([floor, *last.values()])
-        ),
-        author=SimpleNamespace(last_round=own, node_id=b"own"),  # type: ignore[arg-type]
-        trains=trains,
-        unix_time=UnixTime(builders.CREATED + 10**6),
-    )
+    clock = clock_of(own, others, idle=idle, floor=floor, trains=trains)
     clock.progress(1, NOW)
     clock.published_round = own if has_say else 0
     return clock.read(NOW)
@@ -77,6 +92,20 @@ def test_who_joins_has_no_say_and_drags_nobody():
 def test_who_only_looks_on_reads_the_same():
     assert reads(0, [(53, False), (52, False), (32, True)], trains=False) == 52
     assert reads(5, [], trains=False, has_say=True) == 5, "it published all the same, before"
+
+
+def test_of_many_members_a_reading_is_kept_for_a_moment_and_of_few_it_is_not():
+    for count, kept in ((limits.CLOCK_READ_ANEW_MEMBERS, False), (1_000, True)):
+        others = [(9, True)] * count
+        last = {place.to_bytes(2): 9 for place in range(count)}
+        clock = clock_of(9, others, last=last)
+        assert clock.read(NOW) == 9
+        last.update(dict.fromkeys(last, 10))
+        assert clock.read(NOW) == (9 if kept else 10)
+        assert clock.read(NOW + 1.0) == 10
+        last.update(dict.fromkeys(last, 11))
+        clock.published(11, NOW + 1.0)
+        assert clock.read(NOW + 1.0) == 11, "what we do ourselves is seen at once"
 
 
 @given(st.data())
