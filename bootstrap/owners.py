@@ -8,7 +8,7 @@ import stat
 import time
 from pathlib import Path
 
-from gossamer.node.storage.home import write_atomically
+from gossamer.node.storage.wholefile import write_atomically
 from gossamer.protocol.admission import (
     Grant,
     Role,

@@ -16,7 +16,8 @@ from torch import nn
 from gossamer.models.errors import in_one_line
 from gossamer.models.task import local_names
 from gossamer.node.exports.pretrained import FROZEN
-from gossamer.node.storage.home import Home, write_atomically
+from gossamer.node.storage.home import Home
+from gossamer.node.storage.wholefile import write_atomically
 
 log = logging.getLogger("gossamer.peer")
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 
-from gossamer.node.storage.home import write_atomically
+from gossamer.node.storage.wholefile import write_atomically
 from gossamer.protocol.errors import StorageError
 
 _BEGIN = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)

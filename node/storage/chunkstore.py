@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 
-from gossamer.node.storage.home import remove_unfinished, sync_folder, write_atomically
+from gossamer.node.storage.wholefile import remove_unfinished, sync_folder, write_atomically
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.rations import Stock
 

@@ -8,23 +8,22 @@ costs. The file is safetensors, by hand for the same reason: the library wants a
 
 import logging
 import os
-import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gossamer.node.storage.home import open_aside, remove_unfinished
+from gossamer.node.storage.wholefile import open_aside, remove_unfinished
 from gossamer.node.training.checkpoint import Progress, State
 from gossamer.node.training.interrupts import held_back
 from gossamer.node.training.outer import OuterLoop
+from gossamer.node.training.workthread import Submit, WorkThread, at_once
 
 SHARE_BYTES = 2 * 1024 * 1024
 SHARES = 64
@@ -40,14 +39,9 @@ BYTES_PER_S = 4 * 1024 * 1024
 """How much is written on average: a MiB costs a third of a millisecond, so this is about a thousandth of a
 core's time."""
 
-WAIT_POLL_S = 0.001
-
 INTERVAL_MIN_S = 5.0
 INTERVAL_MAX_S = 300.0
 """A crash costs no more of the inner optimizer's state than this, however large it is."""
-
-Submit = Callable[..., "_Work"]
-"""``(function, *arguments)``: has it called, and tells when that is over."""
 
 log = logging.getLogger("gossamer.checkpoint")
 
@@ -57,7 +51,7 @@ class CheckpointWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._thread = _Thread()
+        self._thread = WorkThread("checkpoint")
         self._room = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._under_way: _Writing | None = None
         self._begun_at = -inf
@@ -106,7 +100,7 @@ class CheckpointWriter:
         can be given work any more.
         """
         self._give_up()
-        self._begin(outer, optimizers, _at_once)
+        self._begin(outer, optimizers, at_once)
         while self._under_way is not None:
             self.advance(progress, wait=True)
 
@@ -278,80 +272,3 @@ def _elements(tensor: Tensor, start: int, end: int) -> Tensor:
     if first == last:
         return _elements(tensor[first], start, end)
     return tensor[first : last + 1].reshape(-1)[start:end]
-
-
-class _Work:
-    """A call that somebody has been asked for."""
-
-    def __init__(self, function: Callable[..., None], *arguments: object) -> None:
-        self._function = function
-        self._arguments = arguments
-        self._error: BaseException | None = None
-        self.is_done = False
-
-    def run(self) -> None:
-        try:
-            self._function(*self._arguments)
-        except BaseException as error:  # told to whom it was done for, and the thread goes on
-            self._error = error
-        finally:
-            self.is_done = True
-
-    def wait(self) -> None:
-        while not self.is_done:
-            time.sleep(WAIT_POLL_S)
-
-    def result(self) -> None:
-        """Wait for it, and raise what it came to, if anything."""
-        self.wait()
-        if self._error is not None:
-            raise self._error
-
-
-class _Thread:
-    """Does one piece of work after another.
-
-    Without a lock that the training thread would take: a script's handler of a signal may have the peer
-    leave, and so wait for this thread, while that is anywhere in here. An executor has several, and takes no
-    work once the main thread has ended.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: SimpleQueue[_Work | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._is_to_end = False
-
-    def submit(self, function: Callable[..., None], *arguments: object) -> _Work:
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # no more of them just now, or the interpreter ends
-                return _at_once(function, *arguments)
-            self._thread = thread
-        work = _Work(function, *arguments)
-        self._waiting.put(work)
-        if self._is_to_end:  # told so while this was being said
-            self._do_what_waits()
-        return work
-
-    def end(self) -> None:
-        """Once what it has been given is done."""
-        self._is_to_end = True
-        self._waiting.put(None)
-
-    def _do_what_waits(self) -> None:
-        with suppress(Empty):
-            while True:
-                if (work := self._waiting.get_nowait()) is not None:
-                    work.run()
-
-    def _run(self) -> None:
-        while (work := self._waiting.get()) is not None:
-            work.run()
-
-
-def _at_once(function: Callable[..., None], *arguments: object) -> _Work:
-    work = _Work(function, *arguments)
-    work.run()
-    return work

@@ -18,7 +18,7 @@ from torch import nn
 
 from gossamer.models.inner_optimizer import InnerOptimizer
 from gossamer.models.task import named_tensors
-from gossamer.node.storage.home import UNFINISHED_S
+from gossamer.node.storage.wholefile import UNFINISHED_S
 from gossamer.node.training import checkpoint, checkpointwriter
 from gossamer.node.training.checkpoint import CHECKSUM, Progress, checksum, checksums_of, restore
 from gossamer.node.training.checkpointwriter import CheckpointWriter

@@ -20,7 +20,8 @@ from gossamer.node.dashboard.peers import peers_table
 from gossamer.node.ipc import control, daemon_link
 from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.network.client import fetch_status
-from gossamer.node.storage.home import UNFINISHED_S, Home
+from gossamer.node.storage.home import Home
+from gossamer.node.storage.wholefile import UNFINISHED_S
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import RefusedError, StorageError

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.storage.home import Home, write_atomically
+from gossamer.node.storage.home import Home
+from gossamer.node.storage.wholefile import write_atomically
 from gossamer.protocol.errors import ConfigError, StorageError
 from tests.protocol.builders import SMALL, manifest, newer
 
