@@ -220,7 +220,8 @@ class Daemon:
         advertised = self.options.advertise or (
             (format_address(host, port),) if host not in WILDCARDS else ()
         )
-        self.acquaintances.listening(port, advertised)
+        assert self.transport.door is not None
+        self.acquaintances.listening(port, advertised, self.transport.door.families)
         local = format_address("127.0.0.1" if host in WILDCARDS else host, port)
         try:
             self.home.write_daemon(
