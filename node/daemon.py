@@ -103,7 +103,7 @@ class Daemon:
         shelf = SnapshotShelf(self.chunks, self.core.layout.snapshot_bytes)
         local_chunks = LocalChunks(self.chunks, shelf, self.core, self.dispatch)
         uploads = Uploads(self.chunks)
-        self.transfers = Transfers(local_chunks, uploads, self.policing.blame, self.spawn)
+        self.transfers = Transfers(local_chunks, uploads, self.policing, self.spawn)
         reception = Reception(
             self.links,
             self.transfers,
