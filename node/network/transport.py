@@ -185,12 +185,16 @@ class Transport:
         assert self._runner.server is not None
         return self._runner.server()
 
-    async def stop(self) -> None:
-        """Stop listening and close everything."""
+    def close(self) -> None:
+        """Take nobody in any more, and end the links that others have dialled."""
         for link in list(self._sessions.values()):
             link.close_soon()
         if self.door is not None:
             self.door.close()
+
+    async def stop(self) -> None:
+        """Stop listening and close everything."""
+        self.close()
         if self._client:
             await self._client.close()
         if self._runner:
