@@ -38,8 +38,8 @@ def _bound_to_both(port: int) -> socket.socket | None:
 
 def why_not(error: OSError) -> str:
     """Why one cannot listen. asyncio has put words of its own in place of the system's."""
-    known = error.errno and error.errno > 0  # below 0 are names that are not found
-    return (os.strerror(error.errno) if known and error.errno else str(error.strerror)).lower()
+    number = error.errno or 0
+    return (os.strerror(number) if number > 0 else str(error.strerror)).lower()  # below 0: names not found
 
 
 def families_of(server: asyncio.Server) -> frozenset[socket.AddressFamily]:
@@ -67,9 +67,9 @@ _HERE = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 
 
 def own_address(family: socket.AddressFamily, *, loopback: bool) -> str | None:
-    """The address of a kind that this machine goes out from, or is loopback; None if it has none.
+    """The address of a kind that this machine goes out from, or the loopback one; None if it has none.
 
-    Nothing is sent for it.
+    Nothing is sent to find it.
     """
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(((_HERE if loopback else _FAR_AWAY)[family], 9))
