@@ -39,6 +39,7 @@ class _Node:
     """A node that lets everybody in and has one chunk."""
 
     answers_anyone = True
+    is_stopping = False
 
     def __init__(self, *, tls: bool) -> None:
         self.came: asyncio.Queue[PeerLink] = asyncio.Queue(64)

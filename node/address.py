@@ -99,6 +99,12 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def is_of_one_interface(host: str) -> bool:
+    """Whether an IPv6 address is link-local: what it means depends on the interface, so nobody is told it."""
+    address = _parsed(host)
+    return isinstance(address, ipaddress.IPv6Address) and address.is_link_local
+
+
 @dataclass(frozen=True, slots=True)
 class Contact:
     """Where a node can be dialled and, where that is known, which node must answer there."""
@@ -135,4 +141,4 @@ def parse_contact(text: str) -> Contact:
     rest = text.strip().removeprefix(SCHEME)
     node_id, at, address = rest.rpartition("@")
     parse_address(address)
-    return Contact(address, parse_node_id(node_id) if at else None)
+    return Contact(address.strip(), parse_node_id(node_id) if at else None)

@@ -72,6 +72,7 @@ class Daemon:
         """Take the folder and put the parts together. Raises ConfigError or StorageError."""
         self.options = options
         self._stopping = asyncio.Event()
+        self._has_left = False
         self._tasks: asyncio.TaskGroup | None = None
         self._link_tasks: set[asyncio.Task[None]] = set()
 
@@ -99,11 +100,11 @@ class Daemon:
         self.links = OpenLinks()
         self.policing = Policing(self.links.turn_away)
         self.acquaintances = Acquaintances(self.home, self.core, self.carry_out)
-        self.admitting = Admitting(self.core, self.records, self.dispatch, self.spawn)
+        self.admitting = Admitting(self.core, self.records, self.dispatch, self.spawn, self._stopping)
         shelf = SnapshotShelf(self.chunks, self.core.layout.snapshot_bytes)
         local_chunks = LocalChunks(self.chunks, shelf, self.core, self.dispatch)
         uploads = Uploads(self.chunks)
-        self.transfers = Transfers(local_chunks, uploads, self.policing.blame, self.spawn)
+        self.transfers = Transfers(local_chunks, uploads, self.policing, self.spawn)
         reception = Reception(
             self.links,
             self.transfers,
@@ -194,19 +195,21 @@ class Daemon:
                 ]
                 self._begin(host, bound, admin)
                 await self._stopping.wait()
-                if self.admitting.is_expelled:
-                    await self.admitting.kept_all(STOP_GRACE_S)  # or the next start would not know of it
-                else:
+                if not self.admitting.is_expelled:
                     await self._take_leave()
+                await self.admitting.kept_all(STOP_GRACE_S)  # or the next start would not know of it
+                self.transport.close()  # nobody would be here for who still comes
+                self._has_left = True
                 for task in [*lasting, *self._link_tasks]:
                     task.cancel()
         except BaseExceptionGroup as group:
             raise _first(group) from None
         finally:
+            self._has_left = True
             self.bulletin.feed.close()
+            await self.transport.stop()
             await self.watching.close()
             await self.admin.stop()
-            await self.transport.stop()
             self.merging.close()
             self.records.close()
         self.admitting.check_expelled()
@@ -220,7 +223,8 @@ class Daemon:
         advertised = self.options.advertise or (
             (format_address(host, port),) if host not in WILDCARDS else ()
         )
-        self.acquaintances.listening(port, advertised)
+        assert self.transport.door is not None
+        self.acquaintances.listening(port, advertised, self.transport.door.families)
         local = format_address("127.0.0.1" if host in WILDCARDS else host, port)
         try:
             self.home.write_daemon(
@@ -265,7 +269,12 @@ class Daemon:
     # -- the core
 
     def dispatch(self, event: fx.Event) -> list[fx.Effect]:
-        """Give the core an event and carry out what it answers."""
+        """Give the core an event and carry out what it answers.
+
+        What comes after we have left is nothing to it: nobody is here to write it down, or to answer.
+        """
+        if self._has_left:
+            return []
         self.timekeeper.check_clock()
         effects = self.core.handle(event, time.monotonic())
         self.carry_out(effects)

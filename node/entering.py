@@ -42,12 +42,14 @@ def checked_trust(trust: Iterable[str] | None) -> tuple[str, ...]:
 
 def checked_advertise(advertise: Sequence[str] | None) -> tuple[str, ...]:
     """Addresses to be dialled at. Raises ConfigError for one that is none, and for more than others take."""
-    for address in advertise or ():
+    addresses = tuple(text.strip() for text in advertise or ())
+    for address in addresses:
         parse_address(address)
-    count = len(advertise or ())
-    if count > ADDRESSES_PER_PEER_MAX:
-        raise ConfigError(f"others take {ADDRESSES_PER_PEER_MAX} addresses of a node, and not {count}")
-    return tuple(advertise or ())
+    if len(addresses) > ADDRESSES_PER_PEER_MAX:
+        raise ConfigError(
+            f"others take {ADDRESSES_PER_PEER_MAX} addresses of a node, and not {len(addresses)}"
+        )
+    return addresses
 
 
 def given_invitation(text: str | None) -> Invitation | None:

@@ -103,7 +103,7 @@ class Peer(Standing):
         invite: str | None = None,
         folder: str | os.PathLike[str] | None = None,
         name: str = "",
-        listen: str = "0.0.0.0:0",
+        listen: str = "[::]:0",
         advertise: Sequence[str] = (),
         swarm_id: str | None = None,
         trust: Collection[str] = (),
@@ -129,7 +129,7 @@ class Peer(Standing):
             folder: the node's folder; the default is that of ``gossamer node``, ~/.gossamer/SWARM. Two nodes
                 on one machine need two.
             name: what displays call this node.
-            listen: where others reach it; port 0 chooses one.
+            listen: where others reach it; port 0 chooses one, [::] is every address, 0.0.0.0 all of IPv4.
             advertise: addresses to tell others, where they are not as it listens.
             swarm_id: refuse any other swarm than this (its id or the beginning of it).
             trust: ids of nodes whose word is enough for which model to start from, where members disagree.

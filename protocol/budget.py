@@ -24,7 +24,8 @@ class Resource(Enum):
     RECORDS = auto()
     """Records that are new to us: they are verified, stored, relayed, and their payloads fetched."""
     MISSES = auto()
-    """Chunks asked of us that we do not have, and chunks sent that we did not ask for."""
+    """Chunks asked of us that we do not have, and chunks sent that we did not ask for; small ones, and what
+    we decline, count too."""
     REQUESTS = auto()
     """HTTP requests, but for those of members for chunks."""
     HANDSHAKES = auto()

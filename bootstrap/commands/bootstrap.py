@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def bootstrap(
     path: Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest that gossamer init wrote.")],
-    listen: Listen = "0.0.0.0:7700",
+    listen: Listen = "[::]:7700",
     advertise: Advertise = None,
     join: Join = None,
     invite: Invite = None,

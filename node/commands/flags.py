@@ -42,7 +42,7 @@ Listen = Annotated[
     str,
     typer.Option(
         metavar="HOST:PORT",
-        help="Where to listen; port 0 chooses one, 0.0.0.0 is every address.",
+        help="Where to listen; port 0 chooses one, [::] is every address, 0.0.0.0 all of IPv4.",
         **option_values.address(port_min=0),
     ),
 ]

@@ -58,7 +58,7 @@ def node(
     ] = None,
     data: Data = None,
     task: OwnTask = None,
-    listen: Listen = "0.0.0.0:0",
+    listen: Listen = "[::]:0",
     advertise: Advertise = None,
     name: Name = "",
     device: Annotated[

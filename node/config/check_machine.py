@@ -1,5 +1,6 @@
 """Whether this machine has what a node needs: ports, a device, disk, open files."""
 
+import asyncio
 import os
 import shutil
 import socket
@@ -9,6 +10,7 @@ from pathlib import Path
 from gossamer.node.address import format_address, is_loopback, parse_address
 from gossamer.node.config.findings import Finding, error, ok, told, warning
 from gossamer.node.dashboard.admin import check_token, token_here
+from gossamer.node.network.listening import listen, why_not
 from gossamer.node.network.open_files import FILES_MIN, open_files_allowed
 from gossamer.node.options import ADMIN_OFF
 from gossamer.protocol.errors import ConfigError, LocalError
@@ -27,7 +29,7 @@ def check_listen(address: str, *, is_running: bool, is_loopback_swarm: bool) -> 
             "port 0 leaves the choice to the system; a node that others are to find should have a fixed one",
         )
     if is_loopback(host) and not is_loopback_swarm:
-        yield warning("listen", f"{host} is reached from this machine only; 0.0.0.0 is every address")
+        yield warning("listen", f"{host} is reached from this machine only; [::] is every address")
 
 
 def check_admin(option: str, *, is_running: bool) -> Iterator[Finding]:
@@ -47,26 +49,32 @@ def check_advertised(addresses: Iterable[str]) -> Iterator[Finding]:
     """Whether the names that others are told are known here, at least."""
     for address in addresses:
         host, port = parse_address(address)
+        told_as = format_address(host, port)
         try:
             socket.getaddrinfo(host, port)
         except OSError as problem:
             yield warning("advertise", f"{host} cannot be looked up from here ({_why(problem)})")
         else:
-            yield ok("advertise", f"others are told {address}; whether it leads here, only they can tell")
+            yield ok("advertise", f"others are told {told_as}; whether it leads here, only they can tell")
 
 
 def _check_bind(subject: str, host: str, port: int, is_running: bool) -> Iterator[Finding]:
     where = format_address(host, port)
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        socket.create_server((host, port), family=family).close()
+        asyncio.run(_listen_for_a_moment(host, port))
     except (OSError, OverflowError, UnicodeError) as problem:
         if is_running:
             yield ok(subject, f"{where} is in use, as it should be if that is the node that is running")
         else:
-            yield error(subject, f"cannot listen on {where}: {_why(problem)}; choose another --{subject}")
+            why = why_not(problem) if isinstance(problem, OSError) else _why(problem)
+            yield error(subject, f"cannot listen on {where}: {why}; choose another --{subject}")
     else:
         yield ok(subject, f"can listen on {where}")
+
+
+async def _listen_for_a_moment(host: str, port: int) -> None:
+    """As the node does. Raises OSError."""
+    (await listen(asyncio.Protocol, host, port, 1)).close()
 
 
 def _why(problem: Exception) -> str:

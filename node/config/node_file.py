@@ -4,7 +4,7 @@
 
     [node]
     join = ["192.168.1.5:7700"]
-    listen = "0.0.0.0:7701"
+    listen = "[::]:7701"
     data = ["texts"]            # relative to this file
 
 A section is a command, a key is one of its flags without the dashes. What may stand there follows from the

@@ -59,7 +59,7 @@ def address(*, port_min: int = 1) -> OptionValues:
     """HOST:PORT of this machine."""
     return {
         "callback": _checked(lambda text: parse_address(text, port_min=port_min)),
-        "autocompletion": lambda: ["0.0.0.0:7700", "127.0.0.1:0"] if not port_min else [],
+        "autocompletion": lambda: ["[::]:7700", "127.0.0.1:0"] if not port_min else [],
     }
 
 

@@ -34,7 +34,7 @@ from gossamer.node.dashboard.page import document, policy
 from gossamer.node.monitoring.status import status_of
 from gossamer.node.monitoring.view import NodeView
 from gossamer.node.monitoring.watching import Watching
-from gossamer.node.network.listening import listen
+from gossamer.node.network.listening import listen, why_not
 from gossamer.node.network.transport import http_log
 from gossamer.node.options import ADMIN_OFF
 from gossamer.protocol.errors import ConfigError
@@ -154,9 +154,10 @@ class AdminServer:
             return int(self._server.sockets[0].getsockname()[1])
         await runner.cleanup()
         assert problem is not None
-        why = os.strerror(problem.errno) if problem.errno and problem.errno > 0 else str(problem.strerror)
         where = format_address(self._host, self._address[1] if self._address else 0)
-        raise ConfigError(f"cannot listen on {where}: {why.lower()}; choose another --admin, or --admin off")
+        raise ConfigError(
+            f"cannot listen on {where}: {why_not(problem)}; choose another --admin, or --admin off"
+        )
 
     @staticmethod
     def _protocol(runner: web.AppRunner) -> asyncio.Protocol:

@@ -4,10 +4,17 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from socket import AddressFamily
 
-from gossamer.node.address import Contact, format_address, is_loopback, parse_contact
+from gossamer.node.address import (
+    Contact,
+    format_address,
+    is_loopback,
+    is_of_one_interface,
+    parse_contact,
+)
 from gossamer.node.network.link import PeerLink
-from gossamer.node.network.listening import is_gone
+from gossamer.node.network.listening import family_of, is_gone, own_address
 from gossamer.node.storage.home import Home
 from gossamer.protocol.effects import Effect
 from gossamer.protocol.errors import ConfigError
@@ -43,33 +50,66 @@ class Acquaintances:
         self._port = 0
         self._learns = False
         """Whether our links show where others can dial us, since nobody has told us."""
-        self._host = ""
-        """What they have shown."""
+        self._families: frozenset[AddressFamily] = frozenset()
+        """The kinds of address that we listen on."""
+        self._hosts: dict[AddressFamily, str] = {}
+        """What they have shown, one of a kind."""
+        self._was_warned = False
 
-    def listening(self, port: int, advertised: tuple[str, ...]) -> None:
-        """We listen on `port`; others can dial the `advertised` addresses, if any are known."""
+    def listening(self, port: int, advertised: tuple[str, ...], families: frozenset[AddressFamily]) -> None:
+        """We listen on `port` of such `families`; others can dial the `advertised`, if any are known."""
         self._port = port
+        self._families = families
         self._learns = not advertised
         self._carry_out(self._core.announce(advertised))
 
     def learn_address(self, link: PeerLink) -> None:
-        """A node that listens everywhere and was not told its address uses the one that its links show.
+        """A node that listens everywhere and was not told its address uses those that its links show.
 
         One that only this machine can reach gives way to a better one, and so does one that this machine has
         no longer: a laptop goes from one network to the next, and routers hand out new addresses.
         """
         name = link.socket_name()
-        if name is None or not self._learns or not self._is_better(name[0]):
+        if name is None or not self._learns:
             return
-        if self._host and not is_loopback(self._host):
-            log.info("this machine is at %s now, and no longer at %s", name[0], self._host)
-        self._host = name[0]
-        self._carry_out(self._core.announce((format_address(name[0], self._port),)))
+        shown = self._dialable(name[0])
+        if not shown and not self._hosts and not self._was_warned:
+            self._was_warned = True
+            log.warning(
+                "others are not told where to dial this node: our end of its first link, %s, is no address"
+                " where they could; listen on [::]:PORT, or say --advertise HOST:PORT",
+                name[0],
+            )
+        better = {family_of(host): host for host in shown if self._is_better(host)}
+        if not better:
+            return
+        lost = [host for host in self._hosts.values() if not is_loopback(host) and is_gone(host)]
+        if lost:
+            log.info(
+                "this machine is at %s now, and no longer at %s",
+                " and ".join(better.values()),
+                " and ".join(lost),
+            )
+        kept = {
+            family: host for family, host in self._hosts.items() if host not in lost and not is_loopback(host)
+        }
+        self._hosts = kept | better
+        self._carry_out(
+            self._core.announce(tuple(format_address(host, self._port) for host in self._hosts.values()))
+        )
+
+    def _dialable(self, host: str) -> list[str]:
+        """Our end of a link, if others can dial it; else where they may, by the kinds that we listen on."""
+        if family_of(host) in self._families and not is_of_one_interface(host):
+            return [host]
+        found = (own_address(family, loopback=is_loopback(host)) for family in sorted(self._families))
+        return [own for own in found if own is not None and not is_of_one_interface(own)]
 
     def _is_better(self, host: str) -> bool:
-        if not self._host:
-            return True
-        return not is_loopback(host) and (is_loopback(self._host) or is_gone(self._host))
+        if is_loopback(host):
+            return not self._hosts
+        known = self._hosts.get(family_of(host))
+        return known is None or is_loopback(known) or is_gone(known)
 
     def remember(self) -> None:
         """Write down where members are, and who they are: the anchors, the others alive, those who are gone.

@@ -34,7 +34,10 @@ class Admitting:
         records: RecordStore,
         dispatch: Callable[[fx.Event], object],
         spawn: Spawn,
+        stopping: asyncio.Event,
     ) -> None:
+        """Once `stopping` is set, nothing more is delivered: what writes it down has ended, or will soon."""
+        self._stopping = stopping
         self._core = core
         self._records = records
         self._dispatch = dispatch
@@ -47,6 +50,10 @@ class Admitting:
     @property
     def answers_anyone(self) -> bool:
         return self._core.charter.is_open
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
 
     def own_credential(self) -> bytes:
         return self._core.vetting.credential_of(self._core.identity.node_id, time.monotonic())

@@ -18,7 +18,7 @@ from gossamer.node.network.uploads import Uploads
 from gossamer.protocol.errors import PayloadError, PeerError, RefusedError
 from gossamer.protocol.greylist import Offence
 from gossamer.protocol.identity import short
-from gossamer.protocol.limits import CHUNK_BYTES_MAX, FETCH_TIMEOUT_S
+from gossamer.protocol.limits import CHUNK_BYTES_MAX, FETCH_TIMEOUT_S, SMALL_CHUNK_BYTES
 
 PIECE_BYTES = 256 * 1024
 """Bodies are streamed in pieces of this size: measured fastest on loopback, and bounds what is buffered."""
@@ -52,18 +52,26 @@ class ChunkRoutes:
         self._uploads = uploads
 
     async def serve(self, link: PeerLink, request: web.Request) -> web.StreamResponse:
-        """A peer gets a chunk, unless it is not here or we are busy."""
+        """A peer gets a chunk, unless it is not here or we are busy.
+
+        Until this returns, the next request on its connection is not begun.
+        """
         blob = bytes.fromhex(request.match_info["hash"])
-        if not self._uploads.begin(link.node_id, blob):
+        upload = self._uploads.begin(link.node_id, blob)
+        if upload is None:
+            await asyncio.sleep(self._policing.declined(link.node_id))
             raise web.HTTPServiceUnavailable(text="busy")
         try:
             async with link.serving:
                 data = await self._chunks.read_chunk(blob)
                 if data is None:
                     raise web.HTTPNotFound(text="not here")
-                return await self._send(request, link, data)
+                response = await self._send(request, link, data)
         finally:
-            self._uploads.end()
+            self._uploads.end(upload)
+        if len(data) < SMALL_CHUNK_BYTES:
+            await asyncio.sleep(self._policing.gave_little(link.node_id))
+        return response
 
     async def _send(self, request: web.Request, link: PeerLink, data: bytes) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})

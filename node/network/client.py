@@ -147,6 +147,8 @@ async def _check_status(address: str, response: aiohttp.ClientResponse) -> None:
     said = (await _read(response, TEXT_BYTES_MAX)).decode("utf-8", "replace")
     if response.status in (400, 403) and said.isprintable():
         raise NotAnsweredError(f"{address} refuses: {said}")
+    if response.status == 503 and said.isprintable():
+        raise UnreachableError(f"{address} cannot answer: {said}")
     raise UnreachableError(f"{address} is not a Gossamer node (HTTP status {response.status})")
 
 

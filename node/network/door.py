@@ -9,12 +9,13 @@ import asyncio
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from socket import AddressFamily
 from typing import Any
 
 from aiohttp import web
 
 from gossamer.node.network.guest import Guest, guest_of
-from gossamer.node.network.listening import listen
+from gossamer.node.network.listening import families_of, listen
 from gossamer.node.network.open_files import connections_allowed
 from gossamer.node.network.policing import Policing
 from gossamer.protocol.limits import (
@@ -47,10 +48,13 @@ class Door:
         """All connections, oldest first."""
         self._turns = asyncio.Lock()
         self._server: asyncio.Server | None = None
+        self.families: frozenset[AddressFamily] = frozenset()
+        """The kinds of address by which it can be reached, once it is open."""
 
     async def open(self, host: str, port: int) -> tuple[str, int]:
         """Listen; returns the address that was bound. Raises OSError."""
         self._server = await listen(lambda: Guest(self), host, port, BACKLOG)
+        self.families = families_of(self._server)
         name = self._server.sockets[0].getsockname()
         return str(name[0]), int(name[1])
 

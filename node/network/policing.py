@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gossamer.node.network.link import PeerLink
+from gossamer.protocol import limits
 from gossamer.protocol.budget import PER_ADDRESS, PER_NODE, Budgets, Resource, cost_of_message
 from gossamer.protocol.greylist import Greylist, Offence
 from gossamer.protocol.identity import short
@@ -68,7 +69,15 @@ class Policing:
 
     def missed(self, node_id: bytes) -> float:
         """A peer asked for a chunk that is not here; returns the seconds for which to let it wait."""
-        return self._nodes.spend(node_id, {Resource.MISSES: 1.0}, self._clock())
+        return self._miss(node_id, 1.0)
+
+    def gave_little(self, node_id: bytes) -> float:
+        """A peer was sent a small chunk; returns the seconds for which to let it wait."""
+        return self._miss(node_id, 1.0)
+
+    def declined(self, node_id: bytes) -> float:
+        """A peer asked for a chunk and was declined; returns the seconds for which to let it wait."""
+        return self._miss(node_id, limits.DECLINED_MISSES)
 
     def asked(self, origin: str | None) -> float:
         """A request, other than a member's for a chunk; returns the seconds for which to let it wait."""
@@ -77,6 +86,9 @@ class Policing:
     def may_connect(self, origin: str | None) -> bool:
         """Whether an address may open one more connection now."""
         return self._addresses.afford(origin or "", Resource.CONNECTIONS, self._clock())
+
+    def _miss(self, node_id: bytes, count: float) -> float:
+        return self._nodes.spend(node_id, {Resource.MISSES: count}, self._clock())
 
     def _charge(self, node_id: bytes, origin: str | None, costs: dict[Resource, float]) -> float:
         now = self._clock()

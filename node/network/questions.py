@@ -65,6 +65,8 @@ class Questions:
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 data = await request.read()
+            if self._admission.is_stopping:
+                raise web.HTTPServiceUnavailable(text="this node is stopping; tell another one")
             self._admission.deliver(data)
         except (PeerError, OSError, TimeoutError, web.RequestPayloadError) as error:
             raise web.HTTPBadRequest(text=str(error)) from None

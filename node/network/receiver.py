@@ -41,6 +41,11 @@ class Admission(Protocol):
         """Whether strangers may ask for the manifest and the status."""
         ...
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether what is delivered now might not be kept."""
+        ...
+
     def own_credential(self) -> bytes:
         """What we show at others' doors."""
         ...

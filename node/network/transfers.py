@@ -9,6 +9,7 @@ import aiohttp
 
 from gossamer.node.network.chunk_requests import get_chunk, put_chunk
 from gossamer.node.network.link import PeerLink
+from gossamer.node.network.policing import Policing
 from gossamer.node.network.receiver import Chunks
 from gossamer.node.network.uploads import Uploads
 from gossamer.node.storage.chunkstore import MissingChunkError
@@ -16,8 +17,11 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol.errors import PayloadError, PeerError
 from gossamer.protocol.greylist import Offence
 from gossamer.protocol.identity import short
-from gossamer.protocol.limits import ASKS_PER_LINK_MAX, PUTS_PER_LINK_MAX
+from gossamer.protocol.limits import ASKS_PER_LINK_MAX, PUTS_PER_LINK_MAX, SMALL_CHUNK_BYTES
 from gossamer.protocol.messages import Decline, encode
+
+_Asked = tuple[bytes, int]
+"""A chunk's hash, and the number of its upload."""
 
 log = logging.getLogger("gossamer.transfers")
 
@@ -29,14 +33,14 @@ class Transfers:
         self,
         chunks: Chunks,
         uploads: Uploads,
-        blame: Callable[[bytes, str, Offence], None],
+        policing: Policing,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._chunks = chunks
         self._uploads = uploads
-        self._blame = blame
+        self._policing = policing
         self._spawn = spawn
-        self._asked: dict[int, asyncio.Queue[bytes]] = {}
+        self._asked: dict[int, asyncio.Queue[_Asked]] = {}
         self._serving: dict[int, asyncio.Task[None]] = {}
 
     async def get(self, link: PeerLink, effect: fx.Get) -> None:
@@ -44,7 +48,7 @@ class Transfers:
         try:
             await self._chunks.chunk_arrived(effect.blob, await get_chunk(link, effect.blob, effect.size))
         except PayloadError as error:
-            self._blame(link.node_id, str(error), Offence.CHUNK)
+            self._policing.blame(link.node_id, str(error), Offence.CHUNK)
         except PeerError as error:
             log.debug("%s", error)
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
@@ -66,25 +70,29 @@ class Transfers:
     def asked(self, link: PeerLink, blob: bytes) -> None:
         """A peer that we dialled asks for a chunk: queue it, or decline."""
         queue = self._asked.get(link.number)
-        if queue is None or queue.full() or not self._uploads.begin(link.node_id, blob):
+        upload = None if queue is None or queue.full() else self._uploads.begin(link.node_id, blob)
+        if queue is None or upload is None:
             link.send(encode(Decline(blob)))
         else:
-            queue.put_nowait(blob)
+            queue.put_nowait((blob, upload))
 
-    async def _serve(self, link: PeerLink, asked: asyncio.Queue[bytes]) -> None:
+    async def _serve(self, link: PeerLink, asked: asyncio.Queue[_Asked]) -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(PUTS_PER_LINK_MAX):
                 group.create_task(self._serve_each(link, asked))
 
-    async def _serve_each(self, link: PeerLink, asked: asyncio.Queue[bytes]) -> None:
+    async def _serve_each(self, link: PeerLink, asked: asyncio.Queue[_Asked]) -> None:
         while True:
-            blob = await asked.get()
+            blob, upload = await asked.get()
             try:
-                await self._put(link, blob)
+                size = await self._put(link, blob)
             finally:
-                self._uploads.end()
+                self._uploads.end(upload)
+            if size < SMALL_CHUNK_BYTES:
+                await asyncio.sleep(self._policing.gave_little(link.node_id))
 
-    async def _put(self, link: PeerLink, blob: bytes) -> None:
+    async def _put(self, link: PeerLink, blob: bytes) -> int:
+        """Send a chunk, or decline; returns its size."""
         data = await self._chunks.read_chunk(blob)
         try:
             if data is None:
@@ -93,3 +101,4 @@ class Transfers:
         except (PeerError, MissingChunkError, OSError, TimeoutError, aiohttp.ClientError) as error:
             log.debug("sending to %s: %s", short(link.node_id), error)
             link.send(encode(Decline(blob)))
+        return len(data or b"")

@@ -31,6 +31,7 @@ from gossamer.node.network.chunk_routes import ChunkRoutes
 from gossamer.node.network.door import Door
 from gossamer.node.network.guest import IDLE_TIMEOUT_S, guest_of
 from gossamer.node.network.link import SESSION_HEADER, Dialled, PeerLink
+from gossamer.node.network.listening import why_not
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.questions import Questions
 from gossamer.node.network.receiver import Admission, Receiver
@@ -140,9 +141,9 @@ class Transport:
         except OSError as error:
             await self._runner.cleanup()
             where = format_address(host, port)
-            # asyncio has put words of its own in place of the system's; below 0 are names that are not found.
-            why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror)
-            raise ConfigError(f"cannot listen on {where}: {why.lower()}; choose another --listen") from None
+            raise ConfigError(
+                f"cannot listen on {where}: {why_not(error)}; choose another --listen"
+            ) from None
         no_redirects = aiohttp.TraceConfig()
         no_redirects.on_request_redirect.append(_stay)
         self._client = aiohttp.ClientSession(
@@ -184,12 +185,16 @@ class Transport:
         assert self._runner.server is not None
         return self._runner.server()
 
-    async def stop(self) -> None:
-        """Stop listening and close everything."""
+    def close(self) -> None:
+        """Take nobody in any more, and end the links that others have dialled."""
         for link in list(self._sessions.values()):
             link.close_soon()
         if self.door is not None:
             self.door.close()
+
+    async def stop(self) -> None:
+        """Stop listening and close everything."""
+        self.close()
         if self._client:
             await self._client.close()
         if self._runner:

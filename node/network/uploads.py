@@ -6,7 +6,7 @@ declined likewise.
 """
 
 import time
-from collections import deque
+from itertools import count
 
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.limits import UPLOAD_COUNTS_S, UPLOADS_MAX
@@ -20,26 +20,31 @@ class Uploads:
         """`chunks` are what members' rations are measured by; without, there are none."""
         self._chunks = chunks
         self._rations = Rations()
-        self._begun: deque[float] = deque()
+        self._numbers = count()
+        self._begun: dict[int, float] = {}
+        """When those that count were begun, oldest first."""
 
-    def begin(self, node_id: bytes, blob: bytes) -> bool:
-        """Count one more, if there is room, and the member's ration allows for it.
+    def begin(self, node_id: bytes, blob: bytes) -> int | None:
+        """Count one more, if there is room, and the member's ration allows for it: its number, or None.
 
         What takes long counts no more: no taker can stop us.
         """
         now = time.monotonic()
-        while self._begun and self._begun[0] < now - UPLOAD_COUNTS_S:
-            self._begun.popleft()
+        while self._begun:
+            oldest, begun = next(iter(self._begun.items()))
+            if begun >= now - UPLOAD_COUNTS_S:
+                break
+            del self._begun[oldest]
         if len(self._begun) >= UPLOADS_MAX:
-            return False
+            return None
         if self._chunks is not None and not self._rations.take(
             node_id, self._chunks.size(blob), self._chunks.stock, now
         ):
-            return False
-        self._begun.append(now)
-        return True
+            return None
+        number = next(self._numbers)
+        self._begun[number] = now
+        return number
 
-    def end(self) -> None:
-        """One has gone out, or nowhere."""
-        if self._begun:
-            self._begun.popleft()
+    def end(self, number: int) -> None:
+        """It has gone out, or nowhere."""
+        self._begun.pop(number, None)

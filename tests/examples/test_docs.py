@@ -119,8 +119,8 @@ def test_every_block_runs(tmp_path: Path) -> None:
         run(tmp_path, data + describe)
         with founder(tmp_path, data) as contact:
             text = "\n".join([data, *rest])
-            assert "0.0.0.0:7700" in text and "gossamer://NODE_ID@host:7700" in text
-            text = text.replace("0.0.0.0:7700", "127.0.0.1:0")
+            assert "[::]:7700" in text and "gossamer://NODE_ID@host:7700" in text
+            text = text.replace("[::]:7700", "127.0.0.1:0")
             text = text.replace("gossamer://NODE_ID@host:7700", contact)
             said = run(tmp_path, text)
         assert "others join with gossamer://" in said

@@ -7,11 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.node.address import (
+    Contact,
     format_address,
     is_loopback,
+    is_of_one_interface,
     network_group,
     origin_of,
     parse_address,
+    parse_contact,
     parse_node_id,
     port_of,
 )
@@ -92,6 +95,13 @@ def test_anything_is_an_address_or_refused(text: str) -> None:
     assert port == 80
 
 
+def test_what_a_link_local_address_means_depends_on_the_interface() -> None:
+    assert all(map(is_of_one_interface, ["fe80::1", "fe80::1%eth0", "febf::1"]))
+    assert not any(
+        map(is_of_one_interface, ["fd00::2", "::1", "2001:db8::1", "169.254.0.1", "10.0.0.1", "a.b"])
+    )
+
+
 def test_loopback() -> None:
     assert all(map(is_loopback, ["127.0.0.1", "127.8.8.8", "::1", "localhost"]))
     assert not any(map(is_loopback, ["0.0.0.0", "::", "10.0.0.1", "example.com", "localhost.example.com"]))
@@ -119,6 +129,12 @@ def test_network_groups_are_of_the_internet_only() -> None:
 )
 def test_the_port_of_an_address_that_a_file_keeps(kept: object, port: int) -> None:
     assert port_of(kept) == port
+
+
+def test_what_stands_around_an_address_in_a_file_is_not_part_of_it() -> None:
+    assert parse_contact(" a.example:1\n") == Contact("a.example:1")
+    pinned = "gossamer://" + "ab" * 32 + "@"
+    assert parse_contact(f"\t{pinned} a.example:1 ") == Contact("a.example:1", b"\xab" * 32)
 
 
 @pytest.mark.parametrize("text", ["", "zz", "ab" * 31, "ab" * 33, "a" * 63, "gossamer://" + "ab" * 32])

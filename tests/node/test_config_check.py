@@ -153,6 +153,21 @@ def test_ports() -> None:
     assert nowhere == {"listen": ["error"]}
 
 
+def test_a_port_is_free_only_where_the_node_could_listen() -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here, or it is kept apart")
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        where = f"[::]:{taken.getsockname()[1]}"
+        said = found(check_machine.check_listen(where, is_running=False, is_loopback_swarm=True))
+        assert said["listen"] == [
+            ("error", f"cannot listen on {where}: address already in use; choose another --listen")
+        ]
+        assert levels(check_machine.check_admin(where, is_running=True))["admin"][-1] == "ok"
+    assert levels(check_machine.check_listen(where, is_running=False, is_loopback_swarm=True)) == {
+        "listen": ["ok"]
+    }
+
+
 def test_an_admin_address_needs_a_token_where_others_can_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOSSAMER_ADMIN_TOKEN", raising=False)
     assert levels(check_machine.check_admin("0.0.0.0:0", is_running=False)) == {"admin": ["error", "ok"]}

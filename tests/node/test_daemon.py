@@ -19,12 +19,13 @@ from gossamer.node.daemon import Daemon
 from gossamer.node.dashboard.peers import peers_table
 from gossamer.node.ipc import control, daemon_link
 from gossamer.node.ipc.daemon_link import DaemonLink
-from gossamer.node.network.client import fetch_status
+from gossamer.node.network.client import deliver, fetch_status
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.wholefile import UNFINISHED_S
+from gossamer.protocol import effects as fx
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
-from gossamer.protocol.errors import RefusedError, StorageError
+from gossamer.protocol.errors import NobodyThereError, RefusedError, StorageError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.payload import encode_payload
 from gossamer.protocol.records import Delta
@@ -211,6 +212,36 @@ async def test_stopping_leaves_no_task_and_no_socket(home: Home) -> None:
     await asyncio.sleep(0.05)
     assert asyncio.all_tasks() <= before
     assert not Path(home.socket_path()).exists()
+
+
+async def test_a_node_that_still_writes_its_chronicle_takes_nobody_in(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, written = asyncio.Event(), asyncio.Event()
+    async with running(home) as daemon:
+        await until(lambda: daemon.merging.ready)
+        facts = home.read_daemon()
+        assert facts is not None
+        close = daemon.watching.close
+
+        async def slowly() -> None:
+            writing.set()
+            await written.wait()
+            await close()
+
+        monkeypatch.setattr(daemon.watching, "close", slowly)
+        daemon.stop()
+        try:
+            async with asyncio.timeout(10):
+                await writing.wait()
+            with pytest.raises(NobodyThereError):
+                await deliver(facts["address"], b"a grant", plaintext=True)
+            with pytest.raises(aiohttp.ClientError):
+                async with linked(facts["address"], daemon.core.swarm_id):
+                    pass
+            assert daemon.dispatch(fx.DialFailed("a.example:1")) == []
+        finally:
+            written.set()
 
 
 async def test_only_what_a_node_left_unfinished_is_removed_from_its_folder(home: Home) -> None:

@@ -18,6 +18,7 @@ from gossamer.node.ipc import control, publisher
 from gossamer.node.ipc.publisher import Publisher
 from gossamer.node.network import local_chunks, transfers
 from gossamer.node.network.local_chunks import LocalChunks
+from gossamer.node.network.policing import Policing
 from gossamer.node.network.transfers import Transfers
 from gossamer.node.network.uploads import Uploads
 from gossamer.node.phi.snapshots import SnapshotShelf
@@ -27,7 +28,12 @@ from gossamer.protocol import messages as msg
 from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.errors import PayloadError, RefusedError
 from gossamer.protocol.greylist import Offence
-from gossamer.protocol.limits import ASKS_PER_LINK_MAX, PAYLOAD_CHUNK_BYTES_MIN, UPLOADS_MAX
+from gossamer.protocol.limits import (
+    ASKS_PER_LINK_MAX,
+    PAYLOAD_CHUNK_BYTES_MIN,
+    SMALL_CHUNK_BYTES,
+    UPLOADS_MAX,
+)
 from tests.node.trainer_side import until
 
 
@@ -144,6 +150,21 @@ class Line:
         self.put.append(data)
 
 
+class Noted(Policing):
+    """Notes who is blamed, and charged for small chunks."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__()
+        self._setup = setup
+
+    def blame(self, node_id: bytes, reason: str, offence: Offence) -> None:
+        self._setup.blamed.append((node_id, offence))
+
+    def gave_little(self, node_id: bytes) -> float:
+        self._setup.charged.append(node_id)
+        return super().gave_little(node_id)
+
+
 class Setup:
     def __init__(self, chunks: ChunkStore, line: Line) -> None:
         self.chunks = chunks
@@ -156,12 +177,13 @@ class Setup:
         )
         self.events: list[fx.Event] = []
         self.blamed: list[tuple[bytes, Offence]] = []
+        self.charged: list[bytes] = []
         self.link = FakeLink()
         self.local = LocalChunks(chunks, SnapshotShelf(chunks, 16), self.core, self.events.append)
         self.transfers = Transfers(
             self.local,
             Uploads(),
-            lambda node_id, reason, offence: self.blamed.append((node_id, offence)),
+            Noted(self),
             asyncio.create_task,
         )
 
@@ -266,6 +288,22 @@ async def test_what_is_asked_for_is_put_or_declined(setup: Setup) -> None:
     await asyncio.wait([serving])
     setup.transfers.asked(setup.link, here)  # type: ignore[arg-type]
     assert setup.link.sent[3:] == [msg.encode(msg.Decline(here))], "nor after"
+
+
+async def test_small_chunks_that_are_put_are_charged_for(setup: Setup) -> None:
+    blobs = []
+    for data in (bytes(SMALL_CHUNK_BYTES), bytes(SMALL_CHUNK_BYTES - 1), bytes(SMALL_CHUNK_BYTES + 1)):
+        blobs.append(sha256(data).digest())
+        setup.chunks.put(blobs[-1], data)
+    setup.transfers.begin(setup.link)  # type: ignore[arg-type]
+    serving = setup.transfers._serving[setup.link.number]
+    await asyncio.sleep(0)
+    for blob in blobs:
+        setup.transfers.asked(setup.link, blob)  # type: ignore[arg-type]
+    await until(lambda: len(setup.line.put) == 3 and setup.charged)
+    setup.transfers.end(setup.link.number)
+    await asyncio.wait([serving])
+    assert setup.charged == [setup.link.node_id]
 
 
 async def test_asking_for_too_much_is_declined(setup: Setup) -> None:

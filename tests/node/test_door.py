@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gossamer.node.network import chunk_routes, uploads
 from gossamer.node.network import door as door_module
 from gossamer.node.network import guest as guest_module
 from gossamer.node.network.chunk_requests import get_chunk
@@ -18,7 +19,10 @@ from gossamer.node.network.door import Door
 from gossamer.node.network.link import SESSION_HEADER
 from gossamer.node.network.tls import client_context
 from gossamer.node.network.transport import PREFIX
+from gossamer.protocol import limits
 from gossamer.protocol.budget import PER_ADDRESS, PER_NODE, Allowance, Resource
+from gossamer.protocol.errors import RefusedError
+from gossamer.protocol.limits import SMALL_CHUNK_BYTES
 from tests.net.stranger import linked as stranger_linked
 from tests.node.trainer_side import until
 from tests.node.wires import End, linked, listening
@@ -293,6 +297,36 @@ async def test_chunks_that_are_not_here_are_asked_for_slowly(
             await get_chunk(out, bytes(32), 1)
     assert len([seconds for seconds in slept if 0 < seconds <= 0.2]) >= 1
     assert listener.gone == []
+
+
+@pytest.mark.parametrize(
+    ("size", "is_busy", "slowed"),
+    [(SMALL_CHUNK_BYTES - 1, False, 5), (SMALL_CHUNK_BYTES, False, 0), (SMALL_CHUNK_BYTES, True, 2)],
+)
+async def test_small_chunks_and_declined_ones_are_asked_for_slowly_too(
+    monkeypatch: pytest.MonkeyPatch, size: int, is_busy: bool, slowed: int
+) -> None:
+    monkeypatch.setitem(PER_NODE, Resource.MISSES, Allowance(0.001, 3.0))
+    monkeypatch.setattr(limits, "PAUSE_MAX_S", 0.0123)
+    if is_busy:
+        monkeypatch.setattr(uploads, "UPLOADS_MAX", 0)
+    dialler, listener = End(1, tls=False), End(2, tls=False)
+    blob = listener.hold(bytes(size))
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(seconds)
+
+    async with listening(dialler, listener):
+        out, _ = await linked(dialler, listener)
+        monkeypatch.setattr(chunk_routes.asyncio, "sleep", note)
+        for _ in range(8):
+            with contextlib.suppress(RefusedError):
+                await get_chunk(out, blob, size)
+        await until(lambda: len([seconds for seconds in slept if seconds == 0.0123]) == slowed)
+        monkeypatch.undo()
 
 
 async def test_what_is_no_chunk_is_charged_to_members_as_to_strangers(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.bootstrap.owners import invite
-from gossamer.node.entering import enter_invited, enter_swarm, given_invitation, node_in
+from gossamer.node.entering import checked_advertise, enter_invited, enter_swarm, given_invitation, node_in
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Role
 from gossamer.protocol.errors import ConfigError
@@ -50,6 +50,11 @@ def test_an_invitation_to_another_swarm_than_is_meant(tmp_path: Path) -> None:
         enter_invited(here, (), tmp_path, plaintext=True, manifest=HERE, swarm_id="0123")
     meant = HERE.swarm_id.hex()[:12].upper()
     assert enter_invited(here, (), tmp_path, plaintext=True, manifest=HERE, swarm_id=meant).manifest() == HERE
+
+
+def test_what_others_are_told_has_nothing_around_it() -> None:
+    assert checked_advertise([" 1.2.3.4:7700", "a.example:1\n"]) == ("1.2.3.4:7700", "a.example:1")
+    assert checked_advertise(None) == ()
 
 
 def test_an_invitation_as_a_mail_has_it() -> None:

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from gossamer.node.network.listening import is_gone, listen
+from gossamer.node.network.listening import families_of, is_gone, listen, own_address
 
 
 class Told(asyncio.Protocol):
@@ -39,6 +39,23 @@ async def test_all_addresses_of_ipv6_are_all_of_ipv4_too() -> None:
         port = server.sockets[0].getsockname()[1]
         assert await told("127.0.0.1", port) == "::ffff:127.0.0.1"
         assert await told("::1", port) == "::1"
+        assert families_of(server) == {socket.AF_INET, socket.AF_INET6}
+
+
+async def test_without_ipv6_all_addresses_are_those_of_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    async with asyncio.timeout(5), await listen(Told, "::", 0, 8) as server:
+        assert families_of(server) == {socket.AF_INET}
+        assert await told("127.0.0.1", server.sockets[0].getsockname()[1]) == "127.0.0.1"
+
+
+async def test_which_kinds_of_address_a_server_has() -> None:
+    async with await listen(Told, "127.0.0.1", 0, 8) as server:
+        assert families_of(server) == {socket.AF_INET}
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here, or it is kept apart")
+    async with await listen(Told, "::1", 0, 8) as server:
+        assert families_of(server) == {socket.AF_INET6}
 
 
 async def test_a_port_that_is_taken_is_an_error() -> None:
@@ -52,3 +69,10 @@ def test_an_address_that_this_machine_has_not_is_gone() -> None:
     assert not is_gone("127.0.0.1")
     assert is_gone("192.0.2.1")  # for documentation: nobody's
     assert is_gone("2001:db8::1") or not socket.has_ipv6
+
+
+def test_the_address_that_this_machine_goes_out_from_is_its_own() -> None:
+    assert own_address(socket.AF_INET, loopback=True) == "127.0.0.1"
+    for family in (socket.AF_INET, socket.AF_INET6):
+        found = own_address(family, loopback=False)
+        assert found is None or not is_gone(found)  # None where no way leads out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
@@ -22,7 +23,7 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol.admission import Role, parse_grant
 from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.envelope import open_envelope
-from gossamer.protocol.errors import ConfigError, NotAnsweredError
+from gossamer.protocol.errors import ConfigError, NotAnsweredError, UnreachableError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import Invitation
@@ -231,6 +232,31 @@ async def test_an_invited_node_answers_its_members_and_keeps_what_it_hears(tmp_p
         assert store.load_credentials() == [later]
     async with folder.running() as daemon:
         assert daemon.core.charter.role_of(FRIEND.node_id) is Role.TRAIN
+
+
+async def test_a_node_that_is_stopping_takes_no_grant_that_it_might_not_keep(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaving, left = asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> None:
+        leaving.set()
+        await left.wait()
+
+    async with folder.running() as daemon:
+        facts = folder.home.read_daemon()
+        assert facts is not None
+        monkeypatch.setattr(daemon, "_take_leave", slowly)
+        daemon.stop()
+        try:
+            async with asyncio.timeout(10):
+                await leaving.wait()
+            with pytest.raises(UnreachableError, match="cannot answer: this node is stopping; tell another"):
+                await deliver(facts["address"], grant(FRIEND, folder.manifest), plaintext=True)
+        finally:
+            left.set()
+    with folder.records() as store:
+        assert store.load_credentials() == []
 
 
 async def test_an_invitation_that_ran_out_while_the_node_was_stopped_is_renewed_by_others(

@@ -12,18 +12,29 @@ from gossamer.protocol import limits
 from gossamer.protocol.limits import RATION_COPIES, UPLOAD_COUNTS_S, UPLOADS_MAX
 
 
+def filled(room: Uploads) -> list[int]:
+    """The numbers of as many uploads as there is room for."""
+    return list(iter(lambda: room.begin(b"n", b"blob"), None))  # type: ignore[arg-type]
+
+
 def test_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(uploads.time, "monotonic", lambda: now)
     room = Uploads()
-    assert [room.begin(b"n", b"blob") for _ in range(UPLOADS_MAX + 1)] == [True] * UPLOADS_MAX + [False]
-    room.end()
-    assert (room.begin(b"n", b"blob"), room.begin(b"n", b"blob")) == (True, False)
+    slow = filled(room)
+    assert len(slow) == UPLOADS_MAX
+    room.end(slow.pop())
+    slow += filled(room)
+    assert len(slow) == UPLOADS_MAX
     now += 1.5 * UPLOAD_COUNTS_S
-    assert room.begin(b"n", b"blob"), "those that take long do not count"
-    for _ in range(3 * UPLOADS_MAX):
-        room.end()
-    assert [room.begin(b"n", b"blob") for _ in range(UPLOADS_MAX + 1)] == [True] * UPLOADS_MAX + [False]
+    young = filled(room)
+    assert len(young) == UPLOADS_MAX, "those that take long do not count"
+    for number in slow:
+        room.end(number)
+    assert filled(room) == [], "as they end, the younger ones still go out"
+    for number in young:
+        room.end(number)
+    assert len(filled(room)) == UPLOADS_MAX
 
 
 def test_who_has_taken_its_ration_is_declined_until_there_is_more_to_take(
@@ -38,9 +49,9 @@ def test_who_has_taken_its_ration_is_declined_until_there_is_more_to_take(
 
     def given(node_id: bytes, blob: bytes) -> bool:
         begun = room.begin(node_id, blob)
-        if begun:
-            room.end()
-        return begun
+        if begun is not None:
+            room.end(begun)
+        return begun is not None
 
     assert [given(b"n", blobs[0]) for _ in range(int(RATION_COPIES) + 2)] == [True] * int(RATION_COPIES) + [
         False

@@ -34,6 +34,7 @@ class End:
             self.identity, swarm_id, self, self, self.questions, routes, certificate, self.policing
         )
         self.answers_anyone = True
+        self.is_stopping = False
         self.turned_away: dict[bytes, str] = {}
         """Node ids that this end lets in by no door, and why."""
         self.credential = b""
