@@ -10,7 +10,7 @@ from collections.abc import Callable
 from gossamer.protocol.errors import ConfigError
 
 Schedule = Callable[[int], float]
-"""Tokens of all deltas merged so far -> factor, as `Task.lr_scale` of the built-in tasks is one."""
+"""Tokens that the swarm has trained on so far -> factor, as `Task.lr_scale` of the built-in tasks is one."""
 
 
 def constant(*, warm_up_tokens: int = 0) -> Schedule:
