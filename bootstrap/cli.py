@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from gossamer.bootstrap.commands.bootstrap import bootstrap
+from gossamer.bootstrap.commands.bootstrap import BootstrapCommand, bootstrap
 from gossamer.bootstrap.commands.init import init
 from gossamer.bootstrap.commands.owner import invite, revoke
 from gossamer.bootstrap.commands.swarm import swarm
@@ -22,7 +22,7 @@ from gossamer.node.commands.node import node, show_id
 from gossamer.node.commands.shown import harmless
 from gossamer.node.commands.use import export, generate
 from gossamer.node.commands.watch import peers, status, top, verify
-from gossamer.node.config.command import App
+from gossamer.node.config.command import App, Command
 from gossamer.protocol.errors import ConfigError, LocalError
 
 USER_ERROR = 2
@@ -43,10 +43,12 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
 }
 """All commands as the help shows them, in the order in which one needs them."""
 
+CLASSES: dict[str, type[Command]] = {"bootstrap": BootstrapCommand}
+
 app = App()
 for panel, commands in PANELS.items():
     for name, command in commands.items():
-        app.command(name, rich_help_panel=panel)(command)
+        app.command(name, cls=CLASSES.get(name, Command), rich_help_panel=panel)(command)
 app.add_typer(config.app, name="config", rich_help_panel="Configure")
 
 

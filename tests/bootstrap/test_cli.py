@@ -124,6 +124,7 @@ def entries(folder: Path) -> set[str]:
         (["node", "--join", "127.0.0.1:70000"], "127.0.0.1:70000"),
         (["node", "--join", "127.0.0.1:1", "--data", "missing.txt"], "missing.txt"),
         (["node", "--join", "127.0.0.1:1", "--threads", 9999], "--threads"),
+        (["node", "--join", "127.0.0.1:1", "--trust", "abc"], "--trust': 'abc' is no node id"),
         (["node", "--join", "127.0.0.1:1", "--swarm-id", ""], "'' is no swarm id"),
         (["node", "--join", "127.0.0.1:1", "--swarm-id", "demo"], "'demo' is no swarm id"),
         (["status", "127.0.0.1"], "HOST:PORT"),
@@ -724,6 +725,7 @@ STATUS = {"node_id": NODE_ID, "clock": 40, "sealed_round": 16, "closed_round": 0
         ({"clock": True}, [], ["cannot be read"]),
         ({"clock": 2**31}, [], ["cannot be read"]),
         ({}, ["--reason", "two\nlines"], ["--reason"]),
+        ({}, ["--after-round", 2**31], ["--after-round", "2147483648 is more than 2147483647"]),
     ],
 )
 def test_a_revocation_that_cannot_be(
