@@ -1,6 +1,7 @@
 """The `gossamer` command: all its commands, and how mistakes are said."""
 
 import atexit
+import codecs
 import gc
 import io
 import logging
@@ -111,9 +112,15 @@ def main() -> None:
 
 
 def _print_what_the_terminal_has() -> None:
-    """What its encoding lacks (of ISO 8859-1, say, dots and frames) is a question mark, and no error."""
+    """What its encoding lacks (of ISO 8859-1, say, dots and frames) is a question mark, and no error.
+
+    In the locale C Python's standard output is lenient towards names of files that are no text, and no more.
+    """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        if not isinstance(stream, io.TextIOWrapper):
+            continue
+        has_all = codecs.lookup(stream.encoding).name == "utf-8"
+        if stream.errors == "strict" or (stream.errors == "surrogateescape" and not has_all):
             stream.reconfigure(errors="replace")
 
 

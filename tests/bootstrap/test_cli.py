@@ -245,6 +245,20 @@ def test_a_terminal_without_all_of_unicode_is_enough(encoding: str) -> None:
     assert b"--preset" in done.stdout
 
 
+def test_so_is_a_locale_without_any() -> None:
+    """In which Python's own leniency is for names of files, and for nothing else."""
+    say = "from gossamer.bootstrap import cli; cli._print_what_the_terminal_has(); print('\\u00e9 \\u2500')"
+    for utf8, said in (("0", b"? ?\n"), ("1", "\u00e9 \u2500\n".encode())):
+        done = subprocess.run(
+            [sys.executable, "-X", f"utf8={utf8}", "-c", say],
+            env={**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, said, b"")
+
+
 def test_init_says_what_a_shell_understands(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "my swarm.toml"
     assert f"gossamer bootstrap '{path}'" in run("init", path, "--preset", "tiny").out
