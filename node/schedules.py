@@ -1,7 +1,8 @@
 """Learning-rate schedules by the swarm's tokens.
 
-A schedule is a function from the tokens that the whole swarm has merged to a factor on the peak learning
-rate. Not of a node's own steps: a newcomer is at once at the right place, and all nodes slow down together.
+A schedule is a function from the tokens that the whole swarm has trained on to a factor on the peak
+learning rate. Not of a node's own steps: a newcomer is at once at the right place, and all nodes slow down
+together.
 """
 
 import math
