@@ -55,6 +55,8 @@ def _options(known: dict[str, Benchmark]) -> argparse.Namespace:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     if options.anew and options.names != ["learning"]:
         parser.error("--anew is for `learning` alone: nothing else is taken from a record")
+    if options.json is not None and not options.json.absolute().parent.is_dir():
+        parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
     if options.quick and options.record:
         parser.error("quick figures are not recorded: they show that a benchmark runs, and no more")
     return options

@@ -1,6 +1,7 @@
 """The `gossamer` command: all its commands, and how mistakes are said."""
 
 import atexit
+import codecs
 import gc
 import io
 import logging
@@ -12,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from gossamer.bootstrap.commands.bootstrap import bootstrap
+from gossamer.bootstrap.commands.bootstrap import BootstrapCommand, bootstrap
 from gossamer.bootstrap.commands.init import init
 from gossamer.bootstrap.commands.owner import invite, revoke
 from gossamer.bootstrap.commands.swarm import swarm
@@ -22,7 +23,7 @@ from gossamer.node.commands.node import node, show_id
 from gossamer.node.commands.shown import harmless
 from gossamer.node.commands.use import export, generate
 from gossamer.node.commands.watch import peers, status, top, verify
-from gossamer.node.config.command import App
+from gossamer.node.config.command import App, Command
 from gossamer.protocol.errors import ConfigError, LocalError
 
 USER_ERROR = 2
@@ -43,10 +44,12 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
 }
 """All commands as the help shows them, in the order in which one needs them."""
 
+CLASSES: dict[str, type[Command]] = {"bootstrap": BootstrapCommand}
+
 app = App()
 for panel, commands in PANELS.items():
     for name, command in commands.items():
-        app.command(name, rich_help_panel=panel)(command)
+        app.command(name, cls=CLASSES.get(name, Command), rich_help_panel=panel)(command)
 app.add_typer(config.app, name="config", rich_help_panel="Configure")
 
 
@@ -109,9 +112,15 @@ def main() -> None:
 
 
 def _print_what_the_terminal_has() -> None:
-    """What its encoding lacks (of ISO 8859-1, say, dots and frames) is a question mark, and no error."""
+    """What its encoding lacks (of ISO 8859-1, say, dots and frames) is a question mark, and no error.
+
+    In the locale C Python's standard output is lenient towards names of files that are no text, and no more.
+    """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        if not isinstance(stream, io.TextIOWrapper):
+            continue
+        has_all = codecs.lookup(stream.encoding).name == "utf-8"
+        if stream.errors == "strict" or (stream.errors == "surrogateescape" and not has_all):
             stream.reconfigure(errors="replace")
 
 

@@ -163,12 +163,27 @@ class Display:
     # -- a terminal
 
     def _frame(self, processes: list[NodeProcess], phase: str, storm: Storm | None) -> RenderableType:
+        """What is below the nodes has room first: of a screen that is too short Rich leaves out the end."""
+        below = self._below(processes, storm)
+        taken = self._console.render_lines(below, self._console.options.update_width(self._console.width - 4))
+        nodes = self._nodes(processes, max(1, self._console.height - len(taken) - 3))
+        return Panel(Group(nodes, below), title=f"{self._title} · {phase}", title_align="left")
+
+    def _nodes(self, processes: list[NodeProcess], rows: int) -> RenderableType:
+        """A row for each; where there are fewer rows, the last one says how many more there are."""
         table = Table(expand=True, box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
         shown = [wanted <= self._console.width for wanted in COLUMNS.values()]
         for column in compress(COLUMNS, shown):
             table.add_column(column, justify="left" if column in ("node", "state") else "right", no_wrap=True)
-        for process in processes:
+        left_out = len(processes) - rows + 1 if len(processes) > rows else 0
+        for process in processes[: len(processes) - left_out]:
             table.add_row(*compress(self._row(process), shown))
+        if left_out:
+            table.add_row(Text(f"+ {left_out} more", style="dim"))
+        return table
+
+    def _below(self, processes: list[NodeProcess], storm: Storm | None) -> RenderableType:
+        """How far it is, the loss, and what happened."""
         round_ = self._round(processes)
         progress = Table.grid(expand=True, padding=(0, 1))
         progress.add_column(no_wrap=True)
@@ -186,11 +201,11 @@ class Display:
             loss.append(f"  from {self._losses[0]:.3f}", style="dim")
         else:
             loss.append("not measured yet", style="dim")
-        parts: list[RenderableType] = [table, Text(), progress, loss]
+        parts: list[RenderableType] = [Text(), progress, loss]
         if storm is not None:
             parts += [Text(), _events(storm.events, time.monotonic() - self._begun)]
         parts += [Text(note, style="yellow") for note in self._notes[-NOTES_SHOWN:]]
-        return Panel(Group(*parts), title=f"{self._title} · {phase}", title_align="left")
+        return Group(*parts)
 
     @staticmethod
     def _row(process: NodeProcess) -> list[Text]:
@@ -238,7 +253,7 @@ def _events(events: list[Happening], now_s: float) -> RenderableType:
         table.add_column()
     for event in events:
         if event.recovered_s is None:
-            outcome = Text(f"{now_s - event.t_s:.0f} s ...", style="yellow")
+            outcome = Text(f"{max(0.0, now_s - event.t_s):.0f} s ...", style="yellow")
         else:
             outcome = Text(f"{event.cure} ({event.recovered_s:.1f} s)", style="green")
         table.add_row(Text(minutes(event.t_s), style="dim"), Text(event.text), outcome)

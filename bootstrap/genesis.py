@@ -42,16 +42,36 @@ def ensure_genesis(home: Home, manifest: Manifest, manifest_path: Path) -> None:
             raise StorageError(f"cannot write to {home.chunks_path}: {error.strerror}") from None
     elif manifest.task.name in task_names():
         _rebuild(home)
-    elif is_own_name(manifest.task.name):
-        raise ConfigError(
+    else:
+        raise _nobody_has_them(manifest, file)
+
+
+def check_genesis(home: Home, manifest: Manifest, manifest_path: Path) -> str:
+    """Say where `ensure_genesis` would find Phi_0, and write nothing. Raises what that does."""
+    if home.chunks_path.is_dir():
+        chunks = ChunkStore(home.chunks_path, read_only=True)
+        if _has_snapshot(home, manifest) or genesis.is_stored(manifest, chunks):
+            return "the model to begin with is in the folder"
+    file = genesis_file.beside(manifest_path)
+    if file.exists():
+        genesis_file.read(manifest, file)
+        return f"the first parameters are those in {file}"
+    if manifest.task.name in task_names():
+        genesis.rebuilt(manifest)
+        return "the first parameters follow from the manifest's seed"
+    raise _nobody_has_them(manifest, file)
+
+
+def _nobody_has_them(manifest: Manifest, file: Path) -> ConfigError:
+    if is_own_name(manifest.task.name):
+        return ConfigError(
             f"there is no {file}: gossamer init wrote it with the manifest, and it holds the swarm's first"
             " parameters; put it there, or join a node that has them (--join)"
         )
-    else:
-        raise ConfigError(
-            f"swarm {manifest.swarm.name!r} trains {manifest.task.name!r}, a script of its own, which alone"
-            " can build its first parameters: found it with Peer.attach in that script, then join it (--join)"
-        )
+    return ConfigError(
+        f"swarm {manifest.swarm.name!r} trains {manifest.task.name!r}, a script of its own, which alone"
+        " can build its first parameters: found it with Peer.attach in that script, then join it (--join)"
+    )
 
 
 def _rebuild(home: Home) -> None:

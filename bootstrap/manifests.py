@@ -154,8 +154,8 @@ def describe(
     """The manifest of a swarm that trains this model in scripts, with `Peer.attach`.
 
     What is described is what the model holds now: its trainable parameters' names and shapes, and their
-    values as the swarm's first. Write it with `write` and give the file to every node. Each call names
-    another swarm, since the time is part of it.
+    values as the swarm's first. Write it with `write` and give the file to every node. A later
+    call names another swarm, since the time is part of it, in whole seconds.
 
     Args:
         model: as the script builds it, wrapped or compiled or not, before it is sharded.

@@ -38,16 +38,20 @@ def run_swarm(options: SwarmOptions) -> int:
         boot.adopt(manifest)
         snapshots.store(phi, ChunkStore(boot.chunks_path))
         manifests.write(manifest, folder / "swarm.toml")
-        summary = asyncio.run(LocalSwarm(options, manifest, folder, console).run())
-        show_summary(console, summary)
-        if not is_temporary:
-            console.print(f"The nodes' folders are in {folder}", highlight=False, markup=False)
-        if result is not None:
-            result.write(json.dumps(summary.to_json(), indent=2).encode() + b"\n")
+        try:
+            summary = asyncio.run(LocalSwarm(options, manifest, folder, console).run())
+        except LocalError:
+            is_temporary &= not any(folder.glob("*.log"))  # the message may point to one in there
+            raise
+        try:  # the run is over, and whatever becomes of one of them, there is the other
+            if result is not None:
+                result.write(json.dumps(summary.to_json(), indent=2).encode() + b"\n")
+        finally:
+            show_summary(console, summary)
+            if not is_temporary:
+                where = f"The nodes' folders are in {folder}"
+                console.print(where, highlight=False, markup=False, soft_wrap=True)
         return 0 if summary.ok else FAILURE
-    except LocalError:
-        is_temporary &= not any(folder.glob("*.log"))  # the message may point to one in there
-        raise
     finally:
         if is_temporary:
             shutil.rmtree(folder, ignore_errors=True)

@@ -138,7 +138,7 @@ class Task(abc.ABC):
         return default_averaging(model, parameter)
 
     def lr_scale(self, swarm_tokens: int) -> float:
-        """Factor on the inner learning rate, given the tokens the whole swarm has merged so far.
+        """Factor on the inner learning rate, given the tokens the whole swarm has trained on so far.
 
         Not a function of this node's own steps, so that a joiner is at once at the right place.
         """

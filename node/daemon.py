@@ -231,6 +231,7 @@ class Daemon:
                 address=local,
                 node_id=self.identity.node_id.hex(),
                 plaintext=self.options.plaintext,
+                trains=self.core.info.trains,
                 admin=admin,
             )
         except StorageError as error:  # a full disk is no reason not to start

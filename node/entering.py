@@ -4,6 +4,7 @@ What `gossamer node` and `Peer.attach` have in common before a daemon is started
 """
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -58,7 +59,8 @@ def given_invitation(text: str | None) -> Invitation | None:
         return None
     if PREFIX not in text:
         try:
-            with open(text, encoding="utf-8-sig") as file:
+            # Not by Path.expanduser, which raises where nobody knows the folder.
+            with open(os.path.expanduser(text), encoding="utf-8-sig") as file:
                 text = file.read(INVITATION_BYTES_MAX)
         except UnicodeDecodeError:
             raise ConfigError(f"{text} is not text; an invitation is, as gossamer invite prints it") from None

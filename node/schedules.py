@@ -1,7 +1,8 @@
 """Learning-rate schedules by the swarm's tokens.
 
-A schedule is a function from the tokens that the whole swarm has merged to a factor on the peak learning
-rate. Not of a node's own steps: a newcomer is at once at the right place, and all nodes slow down together.
+A schedule is a function from the tokens that the whole swarm has trained on to a factor on the peak
+learning rate. Not of a node's own steps: a newcomer is at once at the right place, and all nodes slow down
+together.
 """
 
 import math
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from gossamer.protocol.errors import ConfigError
 
 Schedule = Callable[[int], float]
-"""Tokens of all deltas merged so far -> factor, as `Task.lr_scale` of the built-in tasks is one."""
+"""Tokens that the swarm has trained on so far -> factor, as `Task.lr_scale` of the built-in tasks is one."""
 
 
 def constant(*, warm_up_tokens: int = 0) -> Schedule:

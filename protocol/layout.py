@@ -71,6 +71,13 @@ class Layout:
         """The fragment that a round concerns."""
         return self.fragments[round_ % len(self.fragments)]
 
+    def trained_tokens(self, delta_tokens: int) -> int:
+        """Tokens that were trained on, of deltas of all fragments that state so many together.
+
+        An inner step moves all fragments, and its tokens stand in the next delta of each: `F` times in all.
+        """
+        return delta_tokens // len(self.fragments)
+
 
 def plan(tensors: Sequence[TensorSpec], fragments: int) -> Layout:
     """Distribute `tensors` over `fragments`, balanced by element count; the same on every node."""

@@ -348,8 +348,9 @@ class Sealing:
         if self._may_be_explained(share_lacking(self.claims[0].round), self._differs_since, now):
             return []
         text = (
-            f"TWO LINEAGES: the swarm's history up to round {winner.round} holds {winner.tokens} tokens, ours"
-            f" {self.claims[0].tokens}; starting again from the swarm's snapshot, keeping the open window"
+            f"TWO LINEAGES: the swarm's history up to round {winner.round} has deltas of {winner.tokens}"
+            f" tokens, ours {self.claims[0].tokens}; starting again from the swarm's snapshot, keeping the"
+            " open window"
         )
         return [Notice(text), *self._adopt(winner, now)]
 

@@ -20,11 +20,31 @@ from gossamer.node.commands.flags import (
     Name,
     Plaintext,
 )
+from gossamer.node.config.command import Command
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gossamer.node.config.check_node import NodeCheck
+    from gossamer.node.config.findings import Finding
     from gossamer.node.storage.home import Home
     from gossamer.protocol.invitation import Invitation
     from gossamer.protocol.manifest import Manifest
+
+
+class BootstrapCommand(Command):
+    """The command with its part of `gossamer config check`."""
+
+    def findings(self, node: "NodeCheck") -> "Iterable[Finding]":
+        """What it needs beside the manifest."""
+        from gossamer.bootstrap.check_bootstrap import check_bootstrap
+
+        path = node.params.get("path")
+        if path is None or node.manifest is None or node.home is None:
+            return ()  # said already
+        is_invited = node.invitation is not None
+        joins = bool(node.params.get("join"))
+        return check_bootstrap(node.home, node.manifest, path, joins=joins, is_invited=is_invited)
 
 
 def bootstrap(

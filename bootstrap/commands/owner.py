@@ -90,7 +90,11 @@ def revoke(
     ],
     after_round: Annotated[
         int | None,
-        typer.Option(min=0, help="Void its deltas after this round; default: the swarm's round now."),
+        typer.Option(
+            min=0,
+            callback=option_values.at_most(ROUND_MAX),
+            help="Void its deltas after this round; default: the swarm's round now.",
+        ),
     ] = None,
     reason: Annotated[str, typer.Option(help="Shown in logs and to that node.")] = "",
     manifest_path: ManifestPath = None,

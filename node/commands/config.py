@@ -121,6 +121,9 @@ def _in_words(value: Any) -> str:
 
 
 def _print(level: str, subject: str, text: str) -> None:
-    typer.secho(f"{level:8}", fg=_STYLES[level].split()[-1], bold=level == "error", nl=False)
+    from rich.console import Console
+    from rich.text import Text
+
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)  # some of it is what others say
-    typer.echo(f"{subject:12}  {shown}")
+    line = Text.assemble((f"{level:8}", _STYLES[level]), f"{subject:12}  {shown}")
+    Console().print(line, soft_wrap=True)

@@ -52,6 +52,7 @@ def node(
         list[str] | None,
         typer.Option(
             metavar="NODE_ID",
+            callback=option_values.node_ids(),
             help="When joining, believe this node about the model, whatever others say; may be given several"
             " times.",
         ),

@@ -97,7 +97,7 @@ def top(
         Path | None,
         typer.Option(
             "--dir",
-            help="A node's folder. Default: the only node of this machine.",
+            help="A node's folder. Default: the only node of this machine, or the only one that trains.",
             autocompletion=option_values.node_folders,
         ),
     ] = None,

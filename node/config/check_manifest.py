@@ -1,13 +1,14 @@
 """What a manifest's values are like: allowed all of them, and yet some are seldom meant."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from gossamer.models.errors import TaskError
-from gossamer.models.registry import resolve_options, task_names
+from gossamer.models.registry import build_task, resolve_options, task_names
 from gossamer.models.task_file import is_own_name
 from gossamer.node import own_task
-from gossamer.node.config.findings import Finding, error, ok, warning
+from gossamer.node.config.findings import Finding, error, ok, told, warning
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import Manifest
@@ -20,10 +21,13 @@ SNAPSHOTS = 5
 _BELOW_FOUR_BITS = ("int2", "topk")
 
 
-def check_manifest(manifest: Manifest, *, trains: bool = False, task: str | None = None) -> Iterator[Finding]:
+def check_manifest(
+    manifest: Manifest, *, trains: bool = False, task: str | None = None, data: Sequence[Path] = ()
+) -> Iterator[Finding]:
     """Say what the swarm is, and what of it is odd.
 
-    `trains` says whether `gossamer node` is to train it; `task` is what its --task says, or said once.
+    `trains` says whether `gossamer node` is to train it, on `data`; `task` is what its --task says, or said
+    once.
     """
     numel = manifest.plan().numel
     yield ok(
@@ -31,29 +35,48 @@ def check_manifest(manifest: Manifest, *, trains: bool = False, task: str | None
         f"swarm {manifest.swarm.name!r} ({manifest.swarm_id.hex()[:12]}): {manifest.task.name},"
         f" {numel / 1e6:.3g} M parameters, {manifest.admission.mode}",
     )
-    yield from _check_task(manifest, trains, task)
+    if manifest.task.name in task_names():
+        yield from _check_task(manifest, trains, task, data)
+    else:
+        yield from _check_own_task(manifest, trains, task)
     for field, text in (*_odd_merging(manifest), *_odd_pace(manifest), *_odd_history(manifest)):
         yield warning(field, text)
 
 
-def _check_task(manifest: Manifest, trains: bool, task: str | None) -> Iterator[Finding]:
-    name = manifest.task.name
-    if name not in task_names():
-        if is_own_name(name) and not trains:
-            yield ok("task.name", f"{name!r} is in a file of somebody's own: nodes that train need --task")
-            return
-        try:
-            difference = own_task.difference_of(manifest, own_task.task_file(manifest, task))
-        except ConfigError as problem:
-            yield (error if trains else warning)("task.name", str(problem))
-            return
-        if difference:
-            yield warning("task.source", difference)
-        return
+def _check_task(
+    manifest: Manifest, trains: bool, task: str | None, data: Sequence[Path]
+) -> Iterator[Finding]:
+    """A task that comes with Gossamer. Where it is to be trained, this imports torch and reads the data."""
+    name, options = manifest.task.name, manifest.task.options
+    if task is not None:
+        yield from told("task", lambda: str(own_task.task_file(manifest, task)))
     try:
-        resolve_options(name, manifest.task.options)
+        resolve_options(name, options)
     except TaskError as problem:
         yield error("task.options", str(problem))
+        return
+    if trains:
+        from gossamer.models.checking import first_batch
+
+        try:
+            first_batch(build_task(name, options, data))
+        except TaskError as problem:
+            yield error("data", str(problem))
+
+
+def _check_own_task(manifest: Manifest, trains: bool, task: str | None) -> Iterator[Finding]:
+    """A task in a file of somebody's own, which is not run, or in a script."""
+    name = manifest.task.name
+    if is_own_name(name) and not trains and task is None:
+        yield ok("task.name", f"{name!r} is in a file of somebody's own: nodes that train need --task")
+        return
+    try:
+        difference = own_task.difference_of(manifest, own_task.task_file(manifest, task))
+    except ConfigError as problem:
+        yield (error if trains or task is not None else warning)("task.name", str(problem))
+        return
+    if difference:
+        yield warning("task.source", difference)
 
 
 def _odd_merging(manifest: Manifest) -> Iterator[tuple[str, str]]:

@@ -17,12 +17,18 @@ from gossamer.node.config.check_machine import (
 from gossamer.node.config.check_manifest import check_manifest, disk_needed
 from gossamer.node.config.check_swarm import ask_nodes
 from gossamer.node.config.findings import Finding, error
-from gossamer.node.entering import checked_join, default_folder, given_invitation, read_manifest
+from gossamer.node.entering import (
+    checked_advertise,
+    checked_join,
+    default_folder,
+    given_invitation,
+    read_manifest,
+)
 from gossamer.node.network.askers import nodes_root
 from gossamer.node.network.client import Asker, fetch_manifest
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Role
-from gossamer.protocol.errors import LocalError
+from gossamer.protocol.errors import ConfigError, LocalError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.manifest import Manifest
@@ -51,7 +57,8 @@ class NodeCheck:
             yield from self._swarm()
         yield from self._folder()
         if self.manifest is not None:
-            yield from check_manifest(self.manifest, trains=self._trains, task=self._task())
+            data = self.params.get("data") or ()
+            yield from check_manifest(self.manifest, trains=self._trains, task=self._task(), data=data)
         yield from self._machine()
 
     @property
@@ -60,10 +67,10 @@ class NodeCheck:
         return not self.is_bootstrap and not self.params.get("observe") and invited_to is Role.TRAIN
 
     def _task(self) -> str | None:
-        """Which file holds the swarm's task, as given or remembered."""
+        """Which file holds the swarm's task, as given, or remembered where it is needed."""
         given: str | None = self.params.get("task")
         try:
-            return given or (self.home.task() if self.home is not None else None)
+            return given or (self.home.task() if self.home is not None and self._trains else None)
         except LocalError:
             return None
 
@@ -75,18 +82,24 @@ class NodeCheck:
         return self.invitation.swarm_id if self.invitation is not None else None
 
     def _given(self) -> Iterator[Finding]:
-        """What was given to read: manifest and invitation."""
-        path = self.params.get("path")
+        """What was given to read: invitation, manifest, and the folder with what it has of both."""
+        path, folder = self.params.get("path"), self.params.get("folder")
         try:
             self.invitation = given_invitation(self.params.get("invite"))
-            self.manifest = read_manifest(path) if path is not None else None
-            folder = self.params.get("folder")
-            if folder is not None:
-                self.home = Home(folder)
-                self.manifest = self.manifest or self.home.manifest()
-                self.invitation = self.invitation or self.home.invitation()
         except LocalError as problem:
-            yield error("manifest" if path is not None else "dir", str(problem))
+            yield error("invite", str(problem))
+        try:
+            self.manifest = read_manifest(path) if path is not None else None
+        except LocalError as problem:
+            yield error("manifest", str(problem))
+        if folder is None:
+            return
+        self.home = Home(folder)
+        try:
+            self.manifest = self.manifest or self.home.manifest()
+            self.invitation = self.invitation or self.home.invitation()
+        except LocalError:
+            return  # said where the folder is looked at
 
     def _swarm(self) -> Iterator[Finding]:
         """What the nodes to join say, and their manifest where ours is not known."""
@@ -182,7 +195,10 @@ class NodeCheck:
             yield from check_listen(listen, is_running=running, is_loopback_swarm=is_local)
         if params.get("admin") is not None:
             yield from check_admin(params["admin"], is_running=running)
-        yield from check_advertised(params.get("advertise") or ())
+        try:
+            yield from check_advertised(checked_advertise(params.get("advertise")))
+        except ConfigError as problem:
+            yield error("advertise", str(problem))
         if self._trains and params.get("device") is not None:
             yield from check_device(params["device"], params.get("threads") or 0)
         needed = disk_needed(self.manifest, self.members, self._trains) if self.manifest else None

@@ -1,10 +1,10 @@
 """What all `gossamer` commands have in common: where their values come from, and their help."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -12,6 +12,10 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from gossamer.node.config import command_help, node_file, settings
 from gossamer.node.tilde import expanded
 from gossamer.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gossamer.node.config.check_node import NodeCheck
+    from gossamer.node.config.findings import Finding
 
 _ConfigFile = Annotated[
     Path | None,
@@ -96,6 +100,10 @@ class Command(TyperCommand):
                     faults.append(error.format_message())
         _put_home_for_tildes(ctx)
         return ctx, faults
+
+    def findings(self, node: "NodeCheck") -> "Iterable[Finding]":
+        """What `gossamer config check` says of this command alone, behind what it says of any node."""
+        return ()
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its parameters, with what the help calls their values."""

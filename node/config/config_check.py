@@ -65,14 +65,17 @@ def _prefix(command: str) -> str:
 
 
 def _check_command(root: typer.Context, name: str, args: list[str], offline: bool) -> Iterator[Finding]:
-    ctx, faults = command_named(name, root).look_over(name, args, root)
+    command = command_named(name, root)
+    ctx, faults = command.look_over(name, args, root)
     for fault in faults:
         yield error(name, fault)
     given = [setting for setting in settings.settings_of(ctx) if setting.source in ("environment", "file")]
     yield ok(name, f"{len(given)} settings: {', '.join(setting.key for setting in given) or 'all defaults'}")
     yield from _unknown_variables(ctx, name)
     if name in RUNS_A_NODE:
-        yield from NodeCheck(ctx.params, is_bootstrap=name == "bootstrap", offline=offline).findings()
+        node = NodeCheck(ctx.params, is_bootstrap=name == "bootstrap", offline=offline)
+        yield from node.findings()
+        yield from command.findings(node)
 
 
 def _unknown_variables(ctx: typer.Context, name: str) -> Iterator[Finding]:

@@ -89,7 +89,11 @@ class NodeFile:
         if parameter.name == "invite":  # an invitation, or a file that holds one
             from gossamer.protocol.invitation import PREFIX
 
-            is_path = not value.startswith(PREFIX)
+            is_path = PREFIX not in value
+        elif parameter.name == "task":  # FILE.py:CLASS, or a task that comes with Gossamer
+            from gossamer.models.task_file import names_file
+
+            is_path = names_file(value)
         return str(self.path.absolute().parent / expanded(Path(value))) if is_path else value
 
 

@@ -11,7 +11,13 @@ from typing import Any, TypedDict
 
 import typer
 
-from gossamer.node.address import check_node_name, check_swarm_id, parse_address, parse_contact
+from gossamer.node.address import (
+    check_node_name,
+    check_swarm_id,
+    parse_address,
+    parse_contact,
+    parse_node_id,
+)
 from gossamer.node.options import ADMIN_OFF
 from gossamer.node.tilde import expanded
 from gossamer.protocol.errors import ConfigError
@@ -72,6 +78,11 @@ def check_admin(text: str) -> None:
 def admin_address() -> OptionValues:
     """Where a node is to be watched."""
     return {"callback": _checked(check_admin), "autocompletion": lambda: [ADMIN_OFF, "127.0.0.1:7780"]}
+
+
+def node_ids() -> Callable[[Any], Any]:
+    """Node ids."""
+    return _checked(parse_node_id)
 
 
 def swarm_id_start() -> Callable[[Any], Any]:

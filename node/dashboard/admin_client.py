@@ -24,6 +24,8 @@ SILENCE_S = 20.0
 def find_admin(address: str | None, folder: Path | None) -> str:
     """Where to ask: at an address, of the node in a folder, or of the only node of this machine.
 
+    Of several nodes of one swarm the only one that trains is meant.
+
     Raises ConfigError.
     """
     if address is not None:
@@ -40,9 +42,20 @@ def find_admin(address: str | None, folder: Path | None) -> str:
             f"no node runs in {nodes_root()}; give one's folder with --dir, or its admin HOST:PORT"
         )
     if len(known) > 1:
+        training = [where for where in known if (Home(Path(where)).read_daemon() or {}).get("trains")]
+        if len(training) == 1 and len(set(map(_manifest_in, known))) == 1:
+            return known[training[0]]
         which = ", ".join(f"--dir {where}" for where in sorted(known))
         raise ConfigError(f"which node? Give one of {which}")
     return next(iter(known.values()))
+
+
+def _manifest_in(folder: str) -> bytes:
+    """As it is stored; what tells swarms apart."""
+    try:
+        return Home(Path(folder)).manifest_path.read_bytes()
+    except OSError:
+        return b""
 
 
 def _answers(address: str) -> bool:

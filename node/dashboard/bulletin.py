@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 from gossamer.node.dashboard import feed
 from gossamer.node.dashboard.admin_state import admin_state
@@ -33,7 +34,7 @@ class Bulletin:
             return
         events = [feed.event("notice", notice.to_json()) for notice in notices]
         if changed:
-            events.append(feed.event("rounds", as_json(changed)))
+            events.append(feed.event("rounds", as_json(changed, self._view.core.layout)))
         events.append(feed.event_of("state", self.state()))
         if ticks % HEARTBEAT_TICKS == 0:
             events.append(feed.HEARTBEAT)
@@ -72,11 +73,11 @@ class Bulletin:
         store = self._watching.store
         older = store.between(first, stored_last) if first <= stored_last else []
         begins = [number for number in (oldest, store.oldest()) if number is not None]
-        return _serialised([*older, *kept], min(begins, default=None))
+        told = as_json([*older, *kept], self._view.core.layout)
+        return _serialised(told, min(begins, default=None))
 
 
-def _serialised(rounds: list[Round], oldest: int | None) -> bytes:
+def _serialised(told: dict[str, Any], oldest: int | None) -> bytes:
     """Line by line: one call for all would not let go of the interpreter, which the event loop needs, too."""
-    told = as_json(rounds)
     authors, lines = feed.to_json(told["authors"]), b",".join(map(feed.to_json, told["rounds"]))
     return b'{"oldest":%b,"authors":%b,"rounds":[%b]}' % (feed.to_json(oldest), authors, lines)

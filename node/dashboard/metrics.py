@@ -59,7 +59,7 @@ _GAUGES: tuple[tuple[str, str, Reading], ...] = (
 )
 
 _COUNTERS: tuple[tuple[str, str, Reading], ...] = (
-    ("gossamer_swarm_tokens_total", "Tokens of all deltas merged.", _of("swarm_tokens")),
+    ("gossamer_swarm_tokens_total", "Tokens that the swarm has trained on.", _of("swarm_tokens")),
     ("gossamer_merges_total", "Merges that changed the model.", _of("version")),
     ("gossamer_misbehaviours_total", "Messages that break the protocol.", _of("misbehaviours_seen")),
     ("gossamer_inner_steps_total", "Inner steps of this node's trainer.", _of_trainer("inner_steps")),

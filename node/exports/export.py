@@ -134,15 +134,16 @@ class _Model:
 def _read(home: Home, dtype: str, sealed: bool) -> _Model:
     """The model, and which one it is: no time and no place, so that all nodes say the same."""
     manifest, merger = replay(home, sealed=sealed)
+    layout = manifest.plan()
     facts = {
         "swarm": manifest.swarm.name,
         "swarm_id": manifest.swarm_id.hex(),
         "round": str(merger.newest_round),
-        "tokens": str(merger.tokens),
+        "tokens": str(layout.trained_tokens(merger.tokens)),
         "phi_digest": merger.digest().hex(),
         "gossamer_version": __version__,
     }
-    return _Model(manifest.plan(), merger.phi, dtype, facts)
+    return _Model(layout, merger.phi, dtype, facts)
 
 
 def _write_weights(path: Path, model: _Model) -> int:

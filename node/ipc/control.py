@@ -47,8 +47,8 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Daemon: the swarm's round clock (-1: none to publish by just now), the tokens of all deltas merged so
-    far, how many links we have, and how many rounds are still to be merged."""
+    """Daemon: the swarm's round clock (-1: none to publish by just now), the tokens that the
+    swarm has trained on, how many links we have, and how many rounds are still to be merged."""
 
     round: int
     swarm_tokens: int

@@ -9,6 +9,7 @@ from math import fsum
 from typing import Any, NamedTuple
 
 from gossamer.protocol.conduct import CLIPPED_MIN, Figures
+from gossamer.protocol.layout import Layout
 from gossamer.protocol.limits import MEMBERS_MAX
 from gossamer.protocol.records import Delta
 
@@ -41,8 +42,9 @@ class Round(NamedTuple):
     number: int
     seen: float
     """When its first delta came here, Unix seconds."""
-    swarm_tokens: int | None
-    """Tokens of all deltas merged up to and with this round; None before it was merged."""
+    merged_tokens: int | None
+    """Of all deltas merged up to and with this round together (see `Layout.trained_tokens`); None before it
+    was merged."""
     agreement: float | None
     """Mean cosine of pairs of its deltas."""
     entries: tuple[Entry, ...]
@@ -141,7 +143,7 @@ class Chronicle:
         self._put(_flagged(row, found))
 
     def settle(self, base_round: int, base_tokens: int) -> None:
-        """Bring `Round.swarm_tokens` up to date; `base` is the part of Phi that cannot change any more."""
+        """Bring `Round.merged_tokens` up to date; `base` is the part of Phi that cannot change any more."""
         if not self._unsettled:
             return
         self._merged_tokens = {r: t for r, t in self._merged_tokens.items() if r > base_round}
@@ -150,12 +152,12 @@ class Chronicle:
         total = base_tokens
         for round_ in sorted(self._merged_tokens):
             row = self._rounds.get(round_)
-            if row is not None and row.swarm_tokens is not None and round_ < first:
-                total = row.swarm_tokens
+            if row is not None and row.merged_tokens is not None and round_ < first:
+                total = row.merged_tokens
                 continue
             total += self._merged_tokens[round_]
             if row is not None:
-                self._put(row._replace(swarm_tokens=total))
+                self._put(row._replace(merged_tokens=total))
 
     # -- what others ask
 
@@ -227,10 +229,11 @@ def _flags_of(figures: Figures) -> int:
     return (VOID if figures.void else 0) | (CLIPPED if is_clipped else 0)
 
 
-def as_json(rounds: Iterable[Round]) -> dict[str, Any]:
+def as_json(rounds: Iterable[Round], layout: Layout) -> dict[str, Any]:
     """``{"authors": [hex], "rounds": [[round, seen, loss, tokens, swarm tokens, agreement, entries], ...]}``
 
-    Entries are ``[author's index, tokens, steps, staleness, loss, flags]``.
+    Tokens are those of the round's windows; swarm tokens what the swarm has trained on up to it. Entries are
+    ``[author's index, tokens, steps, staleness, loss, flags]``.
     """
     places: dict[bytes, int] = {}
 
@@ -248,7 +251,7 @@ def as_json(rounds: Iterable[Round]) -> dict[str, Any]:
                 round(row.seen, 1),
                 None if loss is None else round(loss, 5),
                 row.tokens,
-                row.swarm_tokens,
+                None if row.merged_tokens is None else layout.trained_tokens(row.merged_tokens),
                 None if agreement is None else round(agreement, 4),
                 list(entries_of(row)),
             ]

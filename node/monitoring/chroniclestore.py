@@ -27,7 +27,9 @@ DROP_EVERY = 100
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (
-    round INTEGER PRIMARY KEY, seen REAL NOT NULL, swarm_tokens INTEGER, agreement REAL,
+    round INTEGER PRIMARY KEY, seen REAL NOT NULL,
+    swarm_tokens INTEGER,  -- `Round.merged_tokens`
+    agreement REAL,
     entries BLOB NOT NULL  -- msgpack: [[author, tokens, steps, staleness, loss, flags], ...]
 );
 CREATE TABLE IF NOT EXISTS evaluations (round INTEGER PRIMARY KEY, loss REAL NOT NULL);
@@ -138,7 +140,7 @@ class ChronicleStore:
         Raises StorageError.
         """
         rows = [
-            (row.number, row.seen, _bounded(row.swarm_tokens), row.agreement, _pack(row)) for row in rounds
+            (row.number, row.seen, _bounded(row.merged_tokens), row.agreement, _pack(row)) for row in rounds
         ]
         with self._lock:
             undropped = self._undropped + len(rows)
@@ -181,8 +183,8 @@ def _is_damage(error: Exception) -> bool:
 
 def _round_of(values: tuple[int, float, int | None, float | None, bytes]) -> Round:
     """Raises MalformedError, TypeError or ValueError."""
-    number, seen, swarm_tokens, agreement, packed = values
-    return Round(number, seen, swarm_tokens, agreement, _unpack(packed))
+    number, seen, merged_tokens, agreement, packed = values
+    return Round(number, seen, merged_tokens, agreement, _unpack(packed))
 
 
 def _pack(row: Round) -> bytes:

@@ -278,7 +278,8 @@ class Archive:
         self._seal_round = claim.round
         self._late_since = None
         if claim.round:
-            log.info("starting from the swarm's model of round %d (%d tokens)", claim.round, claim.tokens)
+            tokens = self._core.layout.trained_tokens(claim.tokens)
+            log.info("starting from the swarm's model of round %d (%d tokens)", claim.round, tokens)
         self._dispatch(fx.Adopted(claim))
         self._merging.look()  # it may have found before that we have not joined
         return True

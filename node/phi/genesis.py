@@ -72,10 +72,10 @@ def is_stored(manifest: Manifest, chunks: ChunkStore) -> bool:
     return True
 
 
-def rebuild(manifest: Manifest, chunks: ChunkStore) -> None:
-    """Build the task's model from the seed and keep its parameters.
+def rebuilt(manifest: Manifest) -> Ints:
+    """Phi_0 from the seed, by building the task's model, which imports torch: int32[numel].
 
-    Raises ConfigError if their digest is not the manifest's.
+    Raises ConfigError if its digest is not the manifest's.
     """
     from gossamer.models.errors import TaskError
     from gossamer.models.registry import build_task
@@ -95,7 +95,7 @@ def rebuild(manifest: Manifest, chunks: ChunkStore) -> None:
             " --from, put the .genesis.safetensors that came with it beside it; else join a node that has"
             " them (--join), or write it anew with this version"
         )
-    snapshots.store(phi, chunks)
+    return phi
 
 
 def main() -> int:
@@ -106,7 +106,7 @@ def main() -> int:
             raise ConfigError(f"no manifest in {home.root}")
         chunks = ChunkStore(home.chunks_path)
         if not is_stored(manifest, chunks):
-            rebuild(manifest, chunks)
+            snapshots.store(rebuilt(manifest), chunks)
     except LocalError as error:
         print(f"gossamer: {error}", file=sys.stderr)
         return 2

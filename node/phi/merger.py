@@ -95,7 +95,7 @@ class Merger:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all deltas merged."""
+        """Of all deltas merged together, as claims state them; see `Layout.trained_tokens`."""
         return total((self._tokens,))
 
     def view(self, fragment: Fragment) -> Ints:

@@ -90,8 +90,8 @@ class Merging:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all deltas merged."""
-        return self._merger.tokens if self._merger else 0
+        """Tokens that the swarm has trained on, by all deltas merged."""
+        return self._core.layout.trained_tokens(self._merger.tokens) if self._merger else 0
 
     @property
     def version(self) -> int:

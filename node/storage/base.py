@@ -21,6 +21,7 @@ class Base:
     chain: bytes
     """Digest of the records merged up to the round, see `protocol.history.chain`."""
     tokens: int
+    """Of all those deltas together, as claims state them; see `Layout.trained_tokens`."""
 
     def chain_with(self, digests: Digests) -> bytes:
         """Digest of all records merged if these rounds lie upon it: equal digests promise equal Phi."""

@@ -42,7 +42,7 @@ class Standing:
 
     @property
     def swarm_tokens(self) -> int:
-        """Tokens of all deltas merged so far: what schedules are functions of."""
+        """Tokens that all have trained on, by the deltas merged so far: what schedules are functions of."""
         return self._role.seen.swarm_tokens
 
     @property
@@ -89,8 +89,8 @@ class Standing:
     def metrics(self) -> dict[str, Any]:
         """Where this node and its swarm are, for a logger of one's own; costs nothing.
 
-        `round`: our last published; `clock`: the swarm's round; `swarm_tokens`: merged so far, by all;
-        `tokens`, `steps`: this node's over all its runs; `loss`: mean over our last published window;
+        `round`: our last published; `clock`: the swarm's round; `swarm_tokens`: trained on by all, as merged
+        so far; `tokens`, `steps`: this node's over all its runs; `loss`: mean over our last published window;
         `version`: counts merges, the newest that the model has seen; `wait_fraction`; `links`: nodes that we
         are linked to.
         """

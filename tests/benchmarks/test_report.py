@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import catalogue, report
+from benchmarks.__main__ import main
 from benchmarks.goals import Goal, amount
 from benchmarks.tables import Table
 
@@ -70,3 +71,10 @@ def test_amounts():
 
 def test_the_published_document_is_up_to_date():
     assert (report.DOCS / "benchmarks.md").read_text("utf-8") == report.compose()
+
+
+def test_a_folder_that_is_not_there_is_said_before_the_run(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("sys.argv", ["benchmarks", "--json", str(tmp_path / "missing" / "x.json")])
+    with pytest.raises(SystemExit):
+        main()
+    assert "there is no folder" in capsys.readouterr().err

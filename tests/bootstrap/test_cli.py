@@ -124,6 +124,7 @@ def entries(folder: Path) -> set[str]:
         (["node", "--join", "127.0.0.1:70000"], "127.0.0.1:70000"),
         (["node", "--join", "127.0.0.1:1", "--data", "missing.txt"], "missing.txt"),
         (["node", "--join", "127.0.0.1:1", "--threads", 9999], "--threads"),
+        (["node", "--join", "127.0.0.1:1", "--trust", "abc"], "--trust': 'abc' is no node id"),
         (["node", "--join", "127.0.0.1:1", "--swarm-id", ""], "'' is no swarm id"),
         (["node", "--join", "127.0.0.1:1", "--swarm-id", "demo"], "'demo' is no swarm id"),
         (["status", "127.0.0.1"], "HOST:PORT"),
@@ -242,6 +243,20 @@ def test_a_terminal_without_all_of_unicode_is_enough(encoding: str) -> None:
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"--preset" in done.stdout
+
+
+def test_so_is_a_locale_without_any() -> None:
+    """In which Python's own leniency is for names of files, and for nothing else."""
+    say = "from gossamer.bootstrap import cli; cli._print_what_the_terminal_has(); print('\\u00e9 \\u2500')"
+    for utf8, said in (("0", b"? ?\n"), ("1", "\u00e9 \u2500\n".encode())):
+        done = subprocess.run(
+            [sys.executable, "-X", f"utf8={utf8}", "-c", say],
+            env={**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, said, b"")
 
 
 def test_init_says_what_a_shell_understands(run: Run, tmp_path: Path) -> None:
@@ -724,6 +739,7 @@ STATUS = {"node_id": NODE_ID, "clock": 40, "sealed_round": 16, "closed_round": 0
         ({"clock": True}, [], ["cannot be read"]),
         ({"clock": 2**31}, [], ["cannot be read"]),
         ({}, ["--reason", "two\nlines"], ["--reason"]),
+        ({}, ["--after-round", 2**31], ["--after-round", "2147483648 is more than 2147483647"]),
     ],
 )
 def test_a_revocation_that_cannot_be(

@@ -48,7 +48,7 @@ def allowed(parameter: Any, there: Path) -> Any:
     annotation = kind.annotation.__args__[0] if kind.is_list else kind.annotation
     samples: dict[Any, Any] = {bool: True, int: 1, float: 1.5, Path: str(there)}
     text = parameter.default if isinstance(parameter.default, str) else ""
-    text = {"swarm_id": "0f2a", "averaging": "mean"}.get(parameter.name, text)
+    text = {"swarm_id": "0f2a", "averaging": "mean", "trust": "ab" * 32}.get(parameter.name, text)
     sample = samples.get(annotation, text or "127.0.0.1:7700")
     return [sample] if kind.is_list else sample
 
@@ -148,6 +148,24 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
     ctx = parse("node", "--config", file)
     assert value(ctx, "invite") == "gossamer-invitation:abc"
     assert value(ctx, "dir") == Path.home() / "d"
+    file.write_text('[node]\ninvite = """\n  gossamer-invitation:abc\n  def\n"""\n')
+    assert value(parse("node", "--config", file), "invite").split() == ["gossamer-invitation:abc", "def"]
+
+
+def test_so_is_the_file_of_a_task(tmp_path: Path) -> None:
+    file = tmp_path / "etc" / "n.toml"
+    file.parent.mkdir()
+    for text, wanted in (
+        ("my.py:Mine", f"{file.parent}/my.py:Mine"),
+        ("/a/my.py:Mine", "/a/my.py:Mine"),
+        ("~/my.py:Mine", f"{Path.home()}/my.py:Mine"),
+        ("text", "text"),
+    ):
+        file.write_text("".join(f'[{name}]\ntask = "{text}"\n' for name in ("node", "init", "swarm")))
+        assert value(parse("node", "--config", file), "task") == wanted
+        assert value(parse("init", "m.toml", "--config", file), "task") == wanted
+        assert value(parse("swarm", "--config", file), "task") == wanted
+    assert value(parse("node", "--task", "my.py:Mine"), "task") == "my.py:Mine"
 
 
 def test_the_file_in_the_folder_counts_without_being_named(

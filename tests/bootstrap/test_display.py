@@ -6,12 +6,14 @@ import io
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from gossamer.bootstrap.display import Display, minutes, show_summary, sparkline
+from gossamer.bootstrap.chaos import Happening
+from gossamer.bootstrap.display import Display, _events, minutes, show_summary, sparkline
 from gossamer.bootstrap.processes import NodeProcess
 from gossamer.bootstrap.summary import SwarmSummary
 from tests.bootstrap.test_summary import status as ended
@@ -121,6 +123,29 @@ def test_a_narrow_terminal_has_fewer_columns_and_none_cut_short(width: int) -> N
     text = out.getvalue()
     assert "…" not in text and all(part in text for part in ("bootstrap", "training", "12345", "1.250"))
     assert ("108.8 MB" in text) == (width >= 69)
+
+
+@pytest.mark.parametrize(("height", "shown"), [(40, 24), (20, 10), (10, 0)])
+def test_a_short_terminal_has_fewer_nodes_and_all_that_is_said_of_the_swarm(height: int, shown: int) -> None:
+    nodes = [process(f"node-{i}", minimal(trainer={"val_loss": 2.5})) for i in range(24)]
+    storm: Any = SimpleNamespace(log=[], events=[])
+    out = io.StringIO()
+    display = Display(Console(file=out, force_terminal=True, width=80, height=height), 10, "t")
+    display.tell("a note")
+    with display:
+        display.update(nodes, "training", storm)
+    frame = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()).rpartition("╭")[2]
+    for part in ("round 0/10", "validation loss  2.500", "calm so far", "a note", "╯"):
+        assert part in frame, part
+    assert len(re.findall(r"node-\d+", frame)) == shown
+    assert shown == 24 or f"+ {24 - shown} more" in frame
+
+
+def test_what_has_just_happened_did_not_happen_in_the_future() -> None:
+    event = Happening("kill", None, "it", "cure", 5.0, lambda: False)
+    out = io.StringIO()
+    Console(file=out).print(_events([event], 4.7))
+    assert "0 s ..." in out.getvalue() and "-0 s" not in out.getvalue()
 
 
 def test_a_terminal_on_which_nothing_can_be_drawn_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ def test_the_first_model_follows_from_the_seed(tmp_path: Path) -> None:
     assert first.genesis == again.genesis != other.genesis
     assert snapshots.digest(phi) == first.genesis.root
     chunks = ChunkStore(tmp_path / "chunks")
-    genesis.rebuild(first, chunks)
+    snapshots.store(genesis.rebuilt(first), chunks)
     assert genesis.is_stored(first, chunks)
     assert (snapshots.load(first.genesis.root, first.plan().numel, chunks) == phi).all()
 
@@ -160,7 +160,7 @@ def test_a_damaged_first_model_is_found_and_rebuilt(tmp_path: Path) -> None:
     for blob in list(chunks._sizes):
         chunks._path(blob).write_bytes(b"damaged")
         assert not genesis.is_stored(manifest, chunks)
-        genesis.rebuild(manifest, chunks)
+        snapshots.store(genesis.rebuilt(manifest), chunks)
         assert genesis.is_stored(manifest, chunks)
 
 
@@ -171,13 +171,11 @@ def test_a_damaged_first_model_is_found_and_rebuilt(tmp_path: Path) -> None:
         ({"seed": 1}, "other first parameters than the manifest states. If its seed, fragments or task were"),
     ],
 )
-def test_a_manifest_whose_model_was_edited_is_said(
-    tmp_path: Path, change: dict[str, dict[str, object]], part: str
-) -> None:
+def test_a_manifest_whose_model_was_edited_is_said(change: dict[str, dict[str, object]], part: str) -> None:
     manifest, _ = create()
     task = manifest.task.model_copy(update=change)
     with pytest.raises(ConfigError, match=part):
-        genesis.rebuild(manifest.model_copy(update={"task": task}), ChunkStore(tmp_path / "chunks"))
+        genesis.rebuilt(manifest.model_copy(update={"task": task}))
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
+import tempfile
 import threading
 from pathlib import Path
 
@@ -111,3 +113,39 @@ def test_a_run_is_shown_also_where_its_result_cannot_be_written(
         found = capfd.readouterr()
         assert found.out.startswith("{\n") and found.out.endswith("}\n"), "nothing but JSON"
         assert "bit-identical" in found.err
+
+
+def test_a_result_that_cannot_be_written_leaves_no_folder_that_nobody_knows_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Logged(Run):
+        def __init__(self, _options: object, _manifest: object, folder: Path, _console: object) -> None:
+            (folder / "node-1.log").touch()
+
+    monkeypatch.setattr(swarm, "LocalSwarm", Logged)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(StorageError, match="/dev/full"):
+        swarm.run_swarm(options(None, json_path=Path("/dev/full")))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_result_is_there_also_where_the_run_cannot_be_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def show_summary(*_: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(swarm, "LocalSwarm", Run)
+    monkeypatch.setattr(swarm, "show_summary", show_summary)
+    with pytest.raises(OSError):
+        swarm.run_swarm(options(tmp_path / "d", json_path=tmp_path / "r.json"))
+    assert json.loads((tmp_path / "r.json").read_text())["ok"]
+
+
+def test_the_path_of_the_folders_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(swarm, "LocalSwarm", Run)
+    folder = tmp_path / ("long" * 30) / "d"
+    assert swarm.run_swarm(options(folder)) == 0
+    assert f"The nodes' folders are in {folder}\n" in capsys.readouterr().out

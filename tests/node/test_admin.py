@@ -437,6 +437,32 @@ def test_finding_the_admin_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             find_admin(None, None)
 
 
+def test_of_a_swarms_nodes_on_this_machine_the_one_that_trains_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a bootstrap peer; `generate` and `export` do not ask there, either."""
+    monkeypatch.setenv("GOSSAMER_HOME", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as peer, socket.create_server(("127.0.0.1", 0)) as trainer:
+        where = [f"127.0.0.1:{each.getsockname()[1]}" for each in (peer, trainer)]
+        homes = [founded(tmp_path / name) for name in ("peer", "trainer")]
+        for home, admin, trains in zip(homes, where, (False, True), strict=True):
+            home.write_daemon(admin=admin, trains=trains)
+        assert find_admin(None, None) == where[1]
+        homes[0].manifest_path.write_bytes(b"of another swarm")
+        with pytest.raises(ConfigError, match="which node"):
+            find_admin(None, None)
+        homes[0].manifest_path.write_bytes(homes[1].manifest_path.read_bytes())
+        homes[0].write_daemon(admin=where[0], trains=True)
+        with pytest.raises(ConfigError, match="which node"):
+            find_admin(None, None)
+
+
+async def test_what_a_daemon_says_of_itself_tells_whether_it_trains(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon:
+        assert facts(home)["trains"] is daemon.core.info.trains
+
+
 async def test_a_server_that_is_none_is_said() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -18,7 +18,7 @@ from gossamer.protocol.conduct import Figures
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.records import Delta
 from tests.node.daemons import report
-from tests.protocol.builders import unsigned
+from tests.protocol.builders import LAYOUT, manifest, unsigned
 
 ME = unsigned(0, 1).author
 
@@ -57,11 +57,11 @@ def test_a_round_is_told_as_it_is_heard_and_merged(chronicle: Chronicle) -> None
     heard(chronicle, mine, unix_s=5.0)
     heard(chronicle, other, unix_s=6.0)
     found = row(chronicle, 1)
-    assert (found.seen, found.tokens, found.loss, found.swarm_tokens) == (5.0, 400, 2.5, None)
+    assert (found.seen, found.tokens, found.loss, found.merged_tokens) == (5.0, 400, 2.5, None)
     assert flags(chronicle, 1) == {mine.author: OWN, other.author: 0}
     merged(chronicle, mine, other, figures={mine.author: Figures(), other.author: Figures()}, agreement=0.5)
     chronicle.settle(0, 0)
-    assert (row(chronicle, 1).swarm_tokens, row(chronicle, 1).agreement) == (400, 0.5)
+    assert (row(chronicle, 1).merged_tokens, row(chronicle, 1).agreement) == (400, 0.5)
     assert set(row(chronicle, 1).entries) == {
         Entry(mine.author, 100, 10, 0, 1.0, OWN),
         Entry(other.author, 300, 10, 0, 3.0, 0),
@@ -114,19 +114,19 @@ def test_void_and_clipped_deltas_are_marked_and_do_not_count(chronicle: Chronicl
     assert flags(chronicle, 1)[delta(5, 1).author] == VOID
 
 
-def test_swarm_tokens_are_the_sum_of_all_that_is_merged_up_to_a_round(chronicle: Chronicle) -> None:
+def test_merged_tokens_are_the_sum_of_all_that_is_merged_up_to_a_round(chronicle: Chronicle) -> None:
     for round_ in (11, 12, 13):
         merged(chronicle, delta(1, round_, tokens=10))
     chronicle.settle(10, 1000)
-    assert [found.swarm_tokens for found in chronicle.since(0)] == [1010, 1020, 1030]
+    assert [found.merged_tokens for found in chronicle.since(0)] == [1010, 1020, 1030]
     chronicle.take_changed()
     merged(chronicle, delta(1, 12, tokens=10), delta(2, 12, tokens=5))
     chronicle.settle(10, 1000)
-    assert [found.swarm_tokens for found in chronicle.since(0)] == [1010, 1025, 1035]
+    assert [found.merged_tokens for found in chronicle.since(0)] == [1010, 1025, 1035]
     assert [found.number for found in chronicle.take_changed()] == [12, 13]
     merged(chronicle, delta(1, 14, tokens=10))
     chronicle.settle(13, 1035)
-    assert [found.swarm_tokens for found in chronicle.since(0)] == [1010, 1025, 1035, 1045], (
+    assert [found.merged_tokens for found in chronicle.since(0)] == [1010, 1025, 1035, 1045], (
         "closing is no loss"
     )
     chronicle.take_changed()
@@ -151,7 +151,7 @@ def test_old_rounds_make_room_and_a_liar_cannot_clear_them_away(
 def test_json_names_every_author_once(chronicle: Chronicle) -> None:
     heard(chronicle, delta(0, 1), delta(1, 1), delta(1, 2))
     merged(chronicle, delta(1, 2, loss=1.23456789), agreement=0.123456, figures={})
-    told = as_json(chronicle.since(0))
+    told = as_json(chronicle.since(0), LAYOUT)
     authors = [bytes.fromhex(author) for author in told["authors"]]
     assert sorted(authors) == sorted([ME, delta(1, 1).author])
     first, second = told["rounds"]
@@ -159,6 +159,16 @@ def test_json_names_every_author_once(chronicle: Chronicle) -> None:
     assert second[:6] == [2, 5.0, 2.5, 1000, None, 0.1235]
     assert [authors[entry[0]] for entry in first[6]] == sorted(authors)
     assert second[6] == [[authors.index(delta(1, 1).author), 1000, 10, 0, 2.5, 0]]
+
+
+def test_json_tells_tokens_trained_however_many_fragments_there_are(chronicle: Chronicle) -> None:
+    """What is kept adds up windows, as claims do: so did the files of earlier releases."""
+    merged(chronicle, delta(1, 11, tokens=400))
+    chronicle.settle(10, 8000)
+    assert row(chronicle, 11).merged_tokens == 8400
+    for fragments in (1, 2, 4):
+        (told,) = as_json(chronicle.since(0), manifest(fragments=fragments).plan())["rounds"]
+        assert told[3:5] == [400, 8400 // fragments]
 
 
 # -- on disk
@@ -179,7 +189,8 @@ def test_it_is_kept_over_restarts(tmp_path: Path, chronicle: Chronicle) -> None:
     again.restore(*store.load())
     kept = again.since(0)
     assert kept[0] == chronicle.at(1)
-    assert kept[1] == row(chronicle, 2)._replace(swarm_tokens=2**63 - 1), "no database holds what liars claim"
+    held = row(chronicle, 2)._replace(merged_tokens=2**63 - 1)
+    assert kept[1] == held, "no database holds what liars claim"
     store.close()
 
 

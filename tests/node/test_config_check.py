@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import re
 import socket
+import subprocess
+import sys
 import textwrap
 from collections import namedtuple
 from collections.abc import Iterable
@@ -16,7 +19,7 @@ import pytest
 import typer
 
 from gossamer.bootstrap import cli, manifests
-from gossamer.bootstrap.owners import invite
+from gossamer.bootstrap.owners import create_owner, invite
 from gossamer.node.address import parse_contact
 from gossamer.node.config import check_machine
 from gossamer.node.config.check_folder import check_folder, is_running
@@ -131,6 +134,80 @@ def test_an_invitation_for_somebody_else_or_elsewhere(home: Home, tmp_path: Path
         assert [part in said for level, said in look(tmp_path / "n.toml")["invite"] if level == "error"] == [
             True
         ]
+
+
+def test_an_invitation_that_cannot_be_read_is_said_of_that(home: Home, tmp_path: Path) -> None:
+    for wrong, part in (("nowhere", "No such file"), ("gossamer-invitation:AAAA", "damaged")):
+        (tmp_path / "n.toml").write_text(f'[node]\ndir = "d"\ninvite = "{wrong}"\nobserve = true\n')
+        said = look(tmp_path / "n.toml")
+        assert [part in text for level, text in said["invite"] if level == "error"] == [True]
+        assert [level for level, _ in said["dir"]] == ["ok"]
+
+
+# -- what the command would refuse at once
+
+
+def errors(said: dict[str, list[tuple[str, str]]]) -> dict[str, str]:
+    return {subject: text for subject, lines in said.items() for level, text in lines if level == "error"}
+
+
+def founding(tmp_path: Path, **changes: Any) -> Path:
+    """A manifest of a task that comes with Gossamer, beside which nothing lies."""
+    wanted = {"options": {}, "codec": "int4", "every_steps": 30, "every_seconds": 0, "seed": 0, **changes}
+    manifest, _ = manifests.create(name="n", task="text", **wanted)
+    manifests.write(manifest, tmp_path / "m.toml")
+    return tmp_path / "m.toml"
+
+
+def test_what_a_node_would_not_train_with(home: Home, tmp_path: Path) -> None:
+    found_there = Home(tmp_path / "text")
+    found_there.create()
+    found_there.adopt(manifests.read(founding(tmp_path)))
+    (tmp_path / "blank").mkdir()
+    addresses = ", ".join(f'"127.0.0.1:{port}"' for port in range(1, 10))
+    (tmp_path / "n.toml").write_text(
+        '[node]\ndir = "text"\njoin = ["127.0.0.1:1"]\ntrust = ["abc"]\ntask = "my.py:Mine"\n'
+        f'data = ["blank"]\nadvertise = [{addresses}]\n'
+    )
+    said = errors(look(tmp_path / "n.toml"))
+    assert said.keys() == {"node", "task", "data", "advertise"}
+    assert "trust in" in said["node"] and "'abc' is no node id" in said["node"]
+    assert "leave --task out" in said["task"] and "no text in" in said["data"]
+    assert "8 addresses of a node, and not 9" in said["advertise"]
+    (tmp_path / "n.toml").write_text('[node]\ndir = "text"\njoin = ["127.0.0.1:1"]\n')
+    assert errors(look(tmp_path / "n.toml")) == {}
+
+
+def test_a_bootstrap_peer_needs_first_parameters(home: Home, tmp_path: Path) -> None:
+    file = tmp_path / "b.toml"
+    file.write_text('[bootstrap]\nmanifest = "m.toml"\ndir = "b"\n')
+    seeded = founding(tmp_path)
+    assert errors(look(file)) == {}
+    seeded.write_text(seeded.read_text().replace("seed = 0", "seed = 1"))  # as if made --from other weights
+    assert "makes other first parameters" in errors(look(file))["genesis"]
+    manifests.write(builders.manifest(task={"name": "my:Mine"}), tmp_path / "m.toml")
+    assert "there is no" in errors(look(file))["genesis"]
+    manifests.write(builders.manifest(task={"name": "chess"}), tmp_path / "m.toml")
+    assert "found it with Peer.attach" in errors(look(file))["genesis"]
+    file.write_text('[bootstrap]\nmanifest = "m.toml"\ndir = "b"\njoin = ["127.0.0.1:1"]\n')
+    assert errors(look(file)) == {}, "who joins is given them"
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_bootstrap_peer_of_an_invited_swarm_must_be_let_in(home: Home, tmp_path: Path) -> None:
+    file = tmp_path / "b.toml"
+    text = '[bootstrap]\nmanifest = "m.toml"\ndir = "d"\njoin = ["127.0.0.1:1"]\n'
+    file.write_text(text)
+    manifests.write(INVITED, tmp_path / "m.toml")
+    assert "m.owner" in errors(look(file))["invite"]
+    create_owner(tmp_path / "m.owner")
+    assert "no owner's" in errors(look(file))["invite"]
+    own = invite(OWNER, INVITED.swarm_id, home.identity().node_id, role=Role.OBSERVE, days=0, contacts=())
+    file.write_text(f'{text}invite = "{own.to_text()}"\n')
+    assert errors(look(file)) == {}
+    file.write_text(text)
+    home.keep_invitation(own)
+    assert errors(look(file)) == {}
 
 
 # -- this machine
@@ -413,3 +490,24 @@ def test_the_command(
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines()}
     assert rows["observe"] == ["yes", "file", "n.toml"] and rows["name"] == ["x", "flag", "--name"]
     assert rows["threads"] == ["0", "default"]
+
+
+@pytest.mark.parametrize(("variable", "text"), [("NO_COLOR", "1"), ("TERM", "dumb"), ("TERM", "xterm")])
+def test_colours_are_for_those_who_want_them(home: Home, variable: str, text: str) -> None:
+    """On a terminal, which a pseudo-terminal is."""
+    (home.root / "node.toml").write_text("[init]\npreset = 'small'\n")
+    ours, theirs = os.openpty()
+    env = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        subprocess.run(
+            [sys.executable, "-m", "gossamer.bootstrap.cli", "config", "check", str(home.root)],
+            env={**env, "TERM": "xterm", variable: text},
+            stdin=theirs,
+            stdout=theirs,
+            check=True,
+            timeout=60,
+        )
+        os.close(theirs)
+        shown = screen.read(4096)
+    assert b"1 settings: preset" in shown
+    assert (b"\x1b[3" in shown) is (text == "xterm")

@@ -63,8 +63,16 @@ def test_an_invitation_as_a_mail_has_it() -> None:
         assert given_invitation(pasted) == given_invitation(text)
 
 
+def test_an_invitation_in_a_file_of_ones_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell leaves the tilde of ``--invite=~/letter`` alone."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    text = invite(OWNER, HERE.swarm_id, bytes(32), role=Role.TRAIN, days=1, contacts=()).to_text()
+    (tmp_path / "letter").write_text(text)
+    assert given_invitation("~/letter") == given_invitation(text)
+
+
 def test_what_is_no_invitation_nor_a_file(tmp_path: Path) -> None:
-    for text in ("nowhere", "a\0b", str(tmp_path), "x" * 300):
+    for text in ("nowhere", "a\0b", "~nobody-has-this-name/x", str(tmp_path), "x" * 300):
         with pytest.raises(ConfigError, match="--invite takes an invitation or a file with one; "):
             given_invitation(text)
 

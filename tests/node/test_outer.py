@@ -81,6 +81,21 @@ def phi_of(loop: OuterLoop, index: int = 0) -> Ints:
     return to_fixed(flat(loop, index))
 
 
+# -- windows
+
+
+def test_deltas_of_all_fragments_together_state_every_token_once_for_each(rng: np.random.Generator) -> None:
+    """From which `Layout.trained_tokens` tells how many were trained on."""
+    manifest = manifest_for(nn.Sequential(Net(), nn.Linear(2, 2)), fragments=4)
+    loop = loop_for(nn.Sequential(Net(), nn.Linear(2, 2)), manifest)
+    stated = 0
+    for round_ in range(20):
+        train(loop, rng, steps=1)
+        stated += loop.publish(round_ % 4, round_, area(manifest))[1].tokens
+    stated += sum(state.window.tokens for state in loop.fragments)
+    assert len(loop.fragments) == 4 and manifest.plan().trained_tokens(stated) == 20 * 100
+
+
 # -- arithmetic
 
 

@@ -190,7 +190,7 @@ function roundInWords(timeline) {
   const lines = [
     `Round ${whole(round.round)}, ${when(round.time)}`,
     `loss ${lossText(round.loss)}, ours ${lossText(round.own)}`,
-    `${plural(round.count, "delta")}, ${amount(round.tokens)} tokens` + (known(round.total) ? `, ${amount(round.total)} in all` : ""),
+    `${plural(round.count, "delta")} of ${amount(round.tokens)} tokens` + (known(round.total) ? `, ${amount(round.total)} trained in all` : ""),
     `agreement ${cosine(round.agreement)}, staleness ${known(round.stale) ? round.stale.toFixed(1) : UNKNOWN}, at most ${whole(round.stalest)}`,
   ];
   return timeline.row === null ? lines : [...deltaInWords(timeline, round), ...lines];
