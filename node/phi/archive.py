@@ -337,7 +337,7 @@ class Archive:
         await self._drop_others()
         return True
 
-    async def _write(self, writer: snapshots.SnapshotWriter, round_: int) -> tuple[Claim, list[bytes]]:
+    async def _write(self, writer: snapshots.SnapshotWriter, round_: int) -> tuple[Claim, list[Delta]]:
         """Write a snapshot fragment by fragment; returns the claim, and the records above the base in it.
 
         Raises MissingChunkError, StorageError or OSError.
@@ -353,7 +353,7 @@ class Archive:
         root = await asyncio.to_thread(writer.finish)
         base = self._merging.base
         claim = Claim(round_, base.tokens_with(rounds), base.chain_with(digests), root)
-        return claim, [delta.record_id for deltas in rounds.values() for delta in deltas]
+        return claim, [delta for deltas in rounds.values() for delta in deltas]
 
     async def _close(self, closing: fx.Close) -> None:
         base = await self._merging.close_up_to(closing.round)

@@ -210,13 +210,18 @@ class RecordStore:
             raise self._broken(error) from None
         return [row[0] for row in rows]
 
-    def add_snapshot(self, claim: Claim, covered: Iterable[bytes], keep: Iterable[bytes]) -> None:
-        """Note a snapshot that holds the records `covered`; of the older ones keep those roots. Durable."""
+    def add_snapshot(self, claim: Claim, covered: Iterable[Delta], keep: Iterable[bytes]) -> None:
+        """Note a snapshot that holds the records `covered`; of the older ones keep those roots. Durable.
+
+        Records that are still waiting to be added are, so that the snapshot can be told by what it holds.
+        Raises StorageError.
+        """
         with self._lock, self._transaction() as db:
             self._insert_snapshot(db, claim)
             db.execute("UPDATE deltas SET covered = 0")
             db.executemany(
-                "UPDATE deltas SET covered = 1 WHERE record_id = ?", [(record_id,) for record_id in covered]
+                "INSERT INTO deltas VALUES (?, ?, ?, 1) ON CONFLICT (record_id) DO UPDATE SET covered = 1",
+                [(delta.record_id, delta.round, delta.data) for delta in covered],
             )
             roots = [claim.root, *keep]
             marks = ",".join("?" * len(roots))

@@ -118,7 +118,13 @@ class Sealing:
         self.covered: list[list[bytes]] = []
         self.shelf = SnapshotShelf(chunks, of.plan().snapshot_bytes)
         self.shelf.restore([Claim(0, 0, GENESIS.chain, snapshots.store(merger.phi, chunks))])
-        records = SimpleNamespace(add_snapshot=lambda claim, ids, keep: self.covered.append(sorted(ids)))
+        records = SimpleNamespace(
+            add_snapshot=lambda claim, covered, keep: self.covered.append(
+                sorted(delta.record_id for delta in covered)
+            )
+        )
+        self.dropped: list[bytes] = []
+        records.drop_snapshot = self.dropped.append
         records.close_up_to = lambda base, own_last: None
         self.core: Any = SimpleNamespace(
             layout=of.plan(),
