@@ -101,9 +101,9 @@ class Daemon:
         self.acquaintances = Acquaintances(self.home, self.core, self.carry_out)
         self.admitting = Admitting(self.core, self.records, self.dispatch, self.spawn)
         shelf = SnapshotShelf(self.chunks, self.core.layout.snapshot_bytes)
-        local_chunks = LocalChunks(self.chunks, shelf, self.core, self.dispatch)
+        self.local_chunks = LocalChunks(self.chunks, shelf, self.core, self.dispatch)
         uploads = Uploads(self.chunks)
-        self.transfers = Transfers(local_chunks, uploads, self.policing.blame, self.spawn)
+        self.transfers = Transfers(self.local_chunks, uploads, self.policing.blame, self.spawn)
         reception = Reception(
             self.links,
             self.transfers,
@@ -127,7 +127,7 @@ class Daemon:
             reception,
             self.admitting,
             questions,
-            ChunkRoutes(local_chunks, self.policing, uploads),
+            ChunkRoutes(self.local_chunks, self.policing, uploads),
             certificate,
             self.policing,
         )
@@ -135,8 +135,9 @@ class Daemon:
 
         # Phi, and the trainer that it is offered to.
         self.port = TrainerPort(options.socket or self.home.socket_path(), manifest)
-        self.merging = Merging(self.core, self.port, local_chunks.refetch)
+        self.merging = Merging(self.core, self.port, self.local_chunks.refetch)
         self.archive = Archive(self.core, self.merging, self.chunks, self.records, shelf, self.dispatch)
+        self.local_chunks.on_snapshot_lost = self.archive.snapshot_lost
         publisher = Publisher(self.chunks, self.dispatch)
         self.briefing = Briefing(self.core, self.port, self.merging, publisher, self.links, self.dispatch)
 
@@ -185,6 +186,7 @@ class Daemon:
                         ("records", self.writer.run()),
                         ("merging", self.merging.run()),
                         ("archive", self.archive.run()),
+                        ("chunks", self.local_chunks.run()),
                         ("trainer", self.port.serve(self.briefing)),
                         ("acquaintances", self.acquaintances.run()),
                         ("policing", self.policing.run()),

@@ -247,6 +247,11 @@ class RecordStore:
         with self._lock, self._transaction() as db:
             self._close(db, base, own_last)
 
+    def drop_snapshot(self, root: bytes) -> None:
+        """Forget one of the older snapshots. Durable. Raises StorageError."""
+        with self._lock, self._transaction() as db:
+            db.execute("DELETE FROM snapshots WHERE root = ?", (root,))
+
     @staticmethod
     def _insert_snapshot(db: sqlite3.Connection, claim: Claim) -> None:
         db.execute(

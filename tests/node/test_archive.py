@@ -25,7 +25,7 @@ from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.chunks import HASH_BYTES, chunk_hashes, root_of
-from gossamer.protocol.effects import Close, Event, Need, Unusable
+from gossamer.protocol.effects import Close, Event, Need, Sealed, Unusable
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.layout import Fragment, TensorSpec
@@ -305,6 +305,57 @@ async def test_a_snapshot_that_the_disk_has_no_room_for_leaves_nothing_and_is_ma
     claim = await sealing.seal(4)
     assert claim.round == 4 and sealing.told, "others hear of it"
     assert snapshots.missing(claim.root, 4 * LAYOUT.numel, world.chunks) == ()
+
+
+@pytest.mark.parametrize("what", ["index", "chunk"])
+async def test_a_damaged_chunk_of_the_newest_snapshot_is_written_anew(world: World, what: str) -> None:
+    sealing = Sealing(world.merger(), world.chunks)
+    merge_all(sealing.merger, world.deltas)
+    claim = await sealing.seal(4)
+    blob = claim.root if what == "index" else world.chunks.get(claim.root)[:32]
+    world.chunks.drop(blob)
+    sealing.archive.snapshot_lost(blob)
+    await sealing.archive._one_thing()
+    assert sealing.shelf.claims[0] == claim
+    assert snapshots.missing(claim.root, 4 * LAYOUT.numel, world.chunks) == ()
+    told = len(sealing.told)
+    sealing.archive._news.set()
+    await sealing.archive._one_thing()
+    assert len(sealing.told) == told and not sealing.archive._lost, "once is enough"
+
+
+@pytest.mark.parametrize("what", ["index", "chunk"])
+async def test_an_older_snapshot_with_a_damaged_chunk_is_given_up(world: World, what: str) -> None:
+    sealing = Sealing(world.merger(), world.chunks)
+    merge_all(sealing.merger, world.deltas)
+    older, newer = await sealing.seal(2), await sealing.seal(4)
+    assert sealing.shelf.claims == (newer, older)
+    hashes = world.chunks.get(older.root)
+    blob = older.root if what == "index" else hashes[:32]
+    world.chunks.drop(blob)
+    sealing.archive.snapshot_lost(blob)
+    await sealing.archive._one_thing()
+    assert sealing.shelf.claims == (newer,) and sealing.dropped == [older.root]
+    assert sealing.told[-1] == Sealed((newer,))
+    assert older.root not in world.chunks and hashes[:32] not in world.chunks
+    assert snapshots.missing(newer.root, 4 * LAYOUT.numel, world.chunks) == ()
+
+
+async def test_an_index_that_is_found_damaged_as_another_snapshot_comes_takes_nothing_along(
+    world: World,
+) -> None:
+    sealing = Sealing(world.merger(), world.chunks)
+    merge_all(sealing.merger, world.deltas)
+    await sealing.seal(2)
+    claim = await sealing.seal(4)
+    world.chunks._path(claim.root).write_bytes(b"damaged")
+    newest = await sealing.seal(6)
+    await sealing.archive._one_thing()
+    assert sealing.shelf.claims == (newest,)
+    assert snapshots.missing(newest.root, 4 * LAYOUT.numel, world.chunks) == ()
+    assert len(world.chunks) == len(
+        sealing.shelf.blobs().union(*(delta.body.chunks for delta in world.deltas))
+    )
 
 
 async def test_a_payload_keeps_the_chunks_that_it_shares_with_a_snapshot_when_that_goes(
