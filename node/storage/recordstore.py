@@ -123,7 +123,7 @@ class RecordStore:
                 self._db.executescript(_SCHEMA)
                 if found < FORMAT:
                     self._db.execute(f"PRAGMA user_version = {FORMAT}")
-            row = self._db.execute("SELECT id FROM swarm").fetchone()
+            row = self._db.execute("SELECT id FROM swarm").fetchone() if self._has("swarm") else None
             if row is not None and row[0] != swarm_id:
                 raise StorageError(f"{path} belongs to another swarm; choose another --dir")
             if not read_only:
@@ -290,6 +290,8 @@ class RecordStore:
         return StoredHistory(
             base,
             row[3] if row else 0,
+            if not self._has("history"):  # its first start was cut short, and this is only looked at
+                return StoredHistory(GENESIS, 0, (), frozenset(), 0)
             tuple(Claim(*s) for s in snapshots),
             frozenset(r[0] for r in covered),
             reach[0] if reach else 0,
@@ -297,7 +299,7 @@ class RecordStore:
 
     def _load_reach(self) -> tuple[int] | None:
         """What `note_reach` wrote; a folder of before has no place for it, as long as it is only read."""
-        if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'reach'").fetchone() is None:
+        if not self._has("reach"):
             return None
         row: tuple[int] | None = self._db.execute("SELECT round FROM reach").fetchone()
         return row
@@ -314,6 +316,11 @@ class RecordStore:
         finally:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")  # of nothing: it only ends the reading
+
+    def _has(self, table: str) -> bool:
+        """Whether there is such a table."""
+        query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+        return self._db.execute(query, (table,)).fetchone() is not None
 
     def load(self, layout: Layout) -> list[Delta]:
         """Read everything back, in order of round, checking signatures again. Raises StorageError.
