@@ -238,8 +238,8 @@ class Daemon:
             log.info("resumed with %d records, own round %d", len(self.core.ledger), self.core.own_last)
         if self.records.is_copy:
             log.warning(
-                "this folder has been copied or put back since its node last published: nothing is published"
-                " before another node has told what this one signed meanwhile"
+                "this folder has been copied or put back since its node last published, or has lost records:"
+                " nothing is published before another node has told what this one signed meanwhile"
             )
 
     @property
