@@ -49,7 +49,7 @@ from gossamer.node.storage.recordstore import RecordStore
 from gossamer.node.storage.recordwriter import RecordWriter
 from gossamer.node.timekeeping import Timekeeper, unix_offset_s
 from gossamer.protocol import effects as fx
-from gossamer.protocol.errors import ConfigError, LocalError, StorageError
+from gossamer.protocol.errors import ConfigError, DiskFullError, LocalError, StorageError
 from gossamer.protocol.identity import short
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.presence import NodeInfo
@@ -376,7 +376,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 def main() -> int:
-    """Run a daemon from its one JSON argument; exit status 2 for a mistake that a person can mend."""
+    """Run a daemon from its one JSON argument; exit status 2 for a mistake that a person has to mend."""
     options = DaemonOptions.from_json(sys.argv[1])
     logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
     lifeline.reset_signals()
@@ -389,7 +389,7 @@ def main() -> int:
         asyncio.run(daemon.run())
     except LocalError as error:
         log.error("%s", error, exc_info=error if options.debug else None)
-        return 2
+        return 1 if isinstance(error, DiskFullError) else 2  # which is waited for, as while a node runs
     return 0
 
 
