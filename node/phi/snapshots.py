@@ -277,10 +277,12 @@ class SnapshotShelf:
     def drop_unneeded(self, blobs: set[bytes], open_records: Iterable[Delta]) -> None:
         """Remove chunks, but for those that a kept snapshot or the payload of an open record needs, too.
 
-        Chunks are known by their content, and anybody can publish what is part of something else.
+        Chunks are known by their content, and anybody can publish what is part of something else: we, too,
+        at this moment.
         """
         unneeded = blobs - self._owner.keys()
         for delta in open_records:  # all their chunks together would be millions
             unneeded.difference_update(delta.body.chunks)
+            self._chunks.release(delta.body.chunks)
         for blob in unneeded:
-            self._chunks.drop(blob)
+            self._chunks.drop_unreserved(blob)

@@ -44,6 +44,9 @@ class ChunkStore:
         self._read_only = read_only
         self._counting = Lock()
         self._making_folders = Lock()
+        self._reserving = Lock()
+        self._reserved: set[bytes] = set()
+        """Those that somebody is about to sign a record for: nothing else shows yet that they are needed."""
         self._is_synced = False
         """Whether all folders of chunks survive a power cut; not known of those found at the start."""
         try:
@@ -131,6 +134,23 @@ class ChunkStore:
         """Remove a chunk that nobody needs any more. Raises OSError."""
         self._forget(blob)
         self._path(blob).unlink(missing_ok=True)
+
+    def reserve(self, blob: bytes) -> None:
+        """From now on a chunk is needed, whether it is here or is about to be put."""
+        with self._reserving:
+            self._reserved.add(blob)
+
+    def release(self, blobs: Iterable[bytes]) -> None:
+        """Chunks that may have been reserved are of known records by now."""
+        if self._reserved:
+            with self._reserving:
+                self._reserved.difference_update(blobs)
+
+    def drop_unreserved(self, blob: bytes) -> None:
+        """Remove a chunk that no known record needs any more, unless it is reserved. Raises OSError."""
+        with self._reserving:
+            if blob not in self._reserved:
+                self.drop(blob)
 
     def _forget(self, blob: bytes) -> None:
         with self._counting:

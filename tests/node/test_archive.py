@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gossamer.node.ipc import control
+from gossamer.node.ipc.publisher import Publisher
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.archive import Archive
 from gossamer.node.phi.merger import Merger, Prefix
@@ -72,6 +74,24 @@ async def test_chunks_that_an_open_round_shares_survive_the_closing_of_another(t
         b"shared",
         b"new",
     ]
+
+
+async def test_what_we_publish_survives_the_closing_of_what_is_the_same(tmp_path: Path) -> None:
+    """Zeros, say. No record names it yet as those that need it are listed."""
+    chunks = ChunkStore(tmp_path / "chunks")
+    shelf, closed = SnapshotShelf(chunks, 0), delta(b"zeros", b"old")
+    (zeros, old) = closed.body.chunks
+    for blob, data in ((zeros, b"zeros"), (old, b"old")):
+        chunks.put(blob, data)
+    publisher = Publisher(chunks, lambda event: [])
+    message = control.Publish(9, 8, 100, 10, 2.0, "int4", 5)
+    await publisher.publish(message, memoryview(bytearray(b"zeros")))
+    shelf.drop_unneeded({zeros, old}, [])
+    assert zeros in chunks and old not in chunks
+    shelf.drop_unneeded({zeros}, [delta(b"zeros")])
+    assert zeros in chunks, "the record is here now"
+    shelf.drop_unneeded({zeros}, [])
+    assert zeros not in chunks, "and closed"
 
 
 async def test_what_is_fetched_ahead_is_not_adopted(tmp_path: Path) -> None:
