@@ -49,7 +49,7 @@ from gossamer.node.storage.recordstore import RecordStore
 from gossamer.node.storage.recordwriter import RecordWriter
 from gossamer.node.timekeeping import Timekeeper, unix_offset_s
 from gossamer.protocol import effects as fx
-from gossamer.protocol.errors import ConfigError, LocalError, StorageError
+from gossamer.protocol.errors import ConfigError, DiskFullError, LocalError, StorageError
 from gossamer.protocol.identity import short
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.presence import NodeInfo
@@ -102,9 +102,9 @@ class Daemon:
         self.acquaintances = Acquaintances(self.home, self.core, self.carry_out)
         self.admitting = Admitting(self.core, self.records, self.dispatch, self.spawn, self._stopping)
         shelf = SnapshotShelf(self.chunks, self.core.layout.snapshot_bytes)
-        local_chunks = LocalChunks(self.chunks, shelf, self.core, self.dispatch)
+        self.local_chunks = LocalChunks(self.chunks, shelf, self.core, self.dispatch)
         uploads = Uploads(self.chunks)
-        self.transfers = Transfers(local_chunks, uploads, self.policing, self.spawn)
+        self.transfers = Transfers(self.local_chunks, uploads, self.policing, self.spawn)
         reception = Reception(
             self.links,
             self.transfers,
@@ -128,7 +128,7 @@ class Daemon:
             reception,
             self.admitting,
             questions,
-            ChunkRoutes(local_chunks, self.policing, uploads),
+            ChunkRoutes(self.local_chunks, self.policing, uploads),
             certificate,
             self.policing,
         )
@@ -136,8 +136,9 @@ class Daemon:
 
         # Phi, and the trainer that it is offered to.
         self.port = TrainerPort(options.socket or self.home.socket_path(), manifest)
-        self.merging = Merging(self.core, self.port, local_chunks.refetch)
+        self.merging = Merging(self.core, self.port, self.local_chunks.refetch)
         self.archive = Archive(self.core, self.merging, self.chunks, self.records, shelf, self.dispatch)
+        self.local_chunks.on_snapshot_lost = self.archive.snapshot_lost
         publisher = Publisher(self.chunks, self.dispatch)
         self.briefing = Briefing(self.core, self.port, self.merging, publisher, self.links, self.dispatch)
 
@@ -186,6 +187,7 @@ class Daemon:
                         ("records", self.writer.run()),
                         ("merging", self.merging.run()),
                         ("archive", self.archive.run()),
+                        ("chunks", self.local_chunks.run()),
                         ("trainer", self.port.serve(self.briefing)),
                         ("acquaintances", self.acquaintances.run()),
                         ("policing", self.policing.run()),
@@ -241,8 +243,8 @@ class Daemon:
             log.info("resumed with %d records, own round %d", len(self.core.ledger), self.core.own_last)
         if self.records.is_copy:
             log.warning(
-                "this folder has been copied or put back since its node last published: nothing is published"
-                " before another node has told what this one signed meanwhile"
+                "this folder has been copied or put back since its node last published, or has lost records:"
+                " nothing is published before another node has told what this one signed meanwhile"
             )
 
     @property
@@ -384,7 +386,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 def main() -> int:
-    """Run a daemon from its one JSON argument; exit status 2 for a mistake that a person can mend."""
+    """Run a daemon from its one JSON argument; exit status 2 for a mistake that a person has to mend."""
     options = DaemonOptions.from_json(sys.argv[1])
     logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
     lifeline.reset_signals()
@@ -397,7 +399,7 @@ def main() -> int:
         asyncio.run(daemon.run())
     except LocalError as error:
         log.error("%s", error, exc_info=error if options.debug else None)
-        return 2
+        return 1 if isinstance(error, DiskFullError) else 2  # which is waited for, as while a node runs
     return 0
 
 

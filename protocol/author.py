@@ -33,7 +33,8 @@ class Author:
         self._ledger = ledger
         self._holdings = holdings
         self._signed = 0
-        self._is_copy = False
+        self.is_copy = False
+        """Whether our disk need not know all that we signed."""
         self._last_id = b""
         self.last_is_spread = True
         """Whether somebody else holds our last delta, payload and all: we may go without losing it."""
@@ -50,12 +51,12 @@ class Author:
     @property
     def has_signed(self) -> bool:
         """Whether this run or our own disk knows of our last delta, which a copy of that disk may not."""
-        return self._signed > 0 and not self._is_copy
+        return self._signed > 0 and not self.is_copy
 
     def restore(self, rounds: Iterable[int], *, is_copy: bool = False) -> None:
         """Take over which rounds previous runs signed; if this `is_copy` of their disk, there may be more."""
         self._signed = max(self._signed, *rounds)
-        self._is_copy = is_copy
+        self.is_copy = is_copy
 
     def publish(self, body: DeltaBody) -> list[Effect]:
         """Sign a delta, to be stored before anybody hears of it."""

@@ -6,6 +6,7 @@ The first split is whose mistake it is, because the reaction differs::
     ├── LocalError              ours or our operator's: one clear line, exit status 2
     │   ├── ConfigError         a manifest, a flag, an address or a task is wrong
     │   ├── StorageError        a database, blob, key file or disk is unusable
+    │   │   └── DiskFullError       there is no room left: that is waited for
     │   ├── DivergedError       training blew up: a parameter left the representable range
     │   └── UnreachableError    nobody useful answered where we were told to look
     │       ├── NobodyThereError    nobody did at all: who should may not run yet
@@ -37,6 +38,10 @@ class ConfigError(LocalError):
 
 class StorageError(LocalError):
     """A file, folder or database that cannot be read, written or trusted."""
+
+
+class DiskFullError(StorageError):
+    """There is no room for what has to be written; with room again, it can be."""
 
 
 class DivergedError(LocalError):

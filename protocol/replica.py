@@ -269,6 +269,9 @@ class Replica:
             case fx.Wake():
                 return self._wake(now)
             case fx.Publish():
+                if self._author.is_copy and not self.caught_up:  # a trainer that handed it in before we knew
+                    text = f"not signing round {event.body.round}: we may have, and nobody has told yet"
+                    return [fx.Notice(text)]
                 return self._author.publish(event.body)
             case fx.Stored():
                 return self._stored(event.delta, now)

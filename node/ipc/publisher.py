@@ -1,19 +1,18 @@
 """From a payload in shared memory to a signed record on disk: write before you speak."""
 
 import asyncio
-import errno
 import logging
 from collections.abc import Callable
 from hashlib import sha256
 
 from gossamer.node.ipc import control
 from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.wholefile import FULL
 from gossamer.protocol import effects as fx
 from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.records import NO_RECORD, DeltaBody
 
 DISK_RETRY_S = 5.0
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 log = logging.getLogger("gossamer.publisher")
 
@@ -35,7 +34,7 @@ class Publisher:
                 hashes = await asyncio.to_thread(self._store, payload)
                 break
             except OSError as error:
-                until = "there is space" if error.errno in _FULL else "the folder can be written to"
+                until = "there is space" if error.errno in FULL else "the folder can be written to"
                 self._dispatch(fx.Paused())
                 log.error("cannot store our own delta: %s; publishing pauses until %s", error.strerror, until)
                 await asyncio.sleep(DISK_RETRY_S)
@@ -59,6 +58,7 @@ class Publisher:
         for view in split_payload(payload):
             piece = bytes(view)
             blob = sha256(piece).digest()
+            self._chunks.reserve(blob)  # what is the same in a delta that is closed is being dropped, maybe
             self._chunks.put(blob, piece, durable=True)
             hashes.append(blob)
         return tuple(hashes)

@@ -91,7 +91,7 @@ class TrainerPort:
                     attending = tasks.create_task(self._attend(connection, attendant))
         finally:
             listener.close()
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # the folder may have become read-only
                 self._path.unlink()
 
     def _listen(self) -> socket.socket:

@@ -122,10 +122,15 @@ class ChronicleStore:
 
     def _open(self) -> sqlite3.Connection:
         if self._db is None:
-            self._db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None, timeout=5)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
-            self._db.executescript(_SCHEMA)
+            db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None, timeout=5)
+            try:
+                db.execute("PRAGMA journal_mode=WAL")
+                db.execute("PRAGMA synchronous=NORMAL")
+                db.executescript(_SCHEMA)
+            except BaseException:  # a full disk, say: what follows begins with it again
+                db.close()
+                raise
+            self._db = db
         return self._db
 
     def _begin_anew(self) -> None:

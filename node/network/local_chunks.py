@@ -15,6 +15,9 @@ from gossamer.protocol.replica import Replica
 
 DISK_RETRY_S = 5.0
 
+LOOK_AGAIN_S = 10.0
+"""So often chunks that could not be read are looked for."""
+
 log = logging.getLogger("gossamer.transfers")
 
 
@@ -32,6 +35,17 @@ class LocalChunks:
         self._shelf = shelf
         self._core = core
         self._dispatch = dispatch
+        self.on_snapshot_lost: Callable[[bytes], None] = lambda blob: None
+        """Called with the hash of a chunk of a kept snapshot that turned out damaged on disk."""
+
+    async def run(self) -> None:
+        """Look for the chunks that could not be read, until cancelled: a disk may have been away."""
+        while True:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            if self._chunks.has_mislaid:
+                for blob in await asyncio.to_thread(self._chunks.find_again):
+                    log.info("chunk %s can be read again", short(blob))
+                    self._dispatch(fx.ChunkArrived(blob))
 
     async def read_chunk(self, blob: bytes) -> bytes | None:
         """A chunk from disk, None if it is not here; the snapshot that it is of counts as used."""
@@ -69,9 +83,13 @@ class LocalChunks:
         self._dispatch(fx.ChunkFailed(link.number, blob))
 
     def refetch(self, blob: bytes) -> None:
-        """A chunk on disk turned out damaged: fetch it again, if it is of a delta."""
-        log.warning("chunk %s was damaged on disk; fetching it again", short(blob))
-        for delta in (*self._core.ledger, *self._core.holdings.revoked):
-            if blob in delta.body.chunks:
-                sizes = payload_chunk_sizes(delta.body.payload_bytes)
-                self._dispatch(fx.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))
+        """A chunk on disk turned out damaged: fetch it again if it is of a delta. Those of our snapshots are
+        the archive's to mend."""
+        deltas = [d for d in (*self._core.ledger, *self._core.holdings.revoked) if blob in d.body.chunks]
+        if deltas:
+            log.warning("chunk %s was damaged on disk; fetching it again", short(blob))
+        for delta in deltas:
+            sizes = payload_chunk_sizes(delta.body.payload_bytes)
+            self._dispatch(fx.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))
+        if self._shelf.claim_with(blob) is not None:
+            self.on_snapshot_lost(blob)

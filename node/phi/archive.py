@@ -71,6 +71,8 @@ class Archive:
         """When the first late record was merged that the newest snapshot lacks."""
         self._late_at = 0.0
         """When the last was."""
+        self._lost: set[bytes] = set()
+        """Chunks of kept snapshots that turned out damaged on disk."""
         self._news = asyncio.Event()
         self._told_at = 0.0
         self._reach = self._reach_noted = 0
@@ -93,7 +95,10 @@ class Archive:
         if merger is not None:
             self._shelf.restore(claims)
             needed = self._shelf.blobs().union(*(delta.body.chunks for delta in stored))
-            await asyncio.to_thread(self._chunks.sweep, needed)
+            try:
+                await asyncio.to_thread(self._chunks.sweep, needed)
+            except OSError as error:  # a read-only disk, say: it takes space, and no more
+                log.warning("cannot remove chunks that nobody needs any more: %s", error.strerror)
             await self._merging.begin(merger, history.reach)
         elif history.claims and not self._core.info.bootstrap:
             raise StorageError("our copy of the model is damaged; fetch it again with --join HOST:PORT")
@@ -101,7 +106,7 @@ class Archive:
             stored,
             [delta.record_id for delta in stored if is_held(delta, self._chunks)],
             time.monotonic(),
-            claims=claims,
+            claims=self._shelf.claims,
             floor=history.base.round,
             own_last=history.own_last,
             is_copy=self._records.is_copy,
@@ -127,6 +132,11 @@ class Archive:
         """Drop what is closed."""
         earlier = self._closing.deltas if self._closing else ()
         self._closing = fx.Close(effect.round, earlier + effect.deltas)
+        self._news.set()
+
+    def snapshot_lost(self, blob: bytes) -> None:
+        """A chunk of a kept snapshot turned out damaged on disk."""
+        self._lost.add(blob)
         self._news.set()
 
     def chunk_here(self) -> None:
@@ -174,6 +184,9 @@ class Archive:
             return
         elif self._is_due_anew(time.monotonic()):
             await self._seal_anew()
+            return
+        elif self._lost:
+            await self._mend(next(iter(self._lost)))
             return
         await self._wait()
 
@@ -309,6 +322,24 @@ class Archive:
             if not is_done and self._late_since is None:
                 self._late_since = since
 
+    async def _mend(self, blob: bytes) -> None:
+        """A chunk of a snapshot was damaged: the newest is written anew, an older one is given up. If that
+        fails, it is still to be done. Raises StorageError or OSError."""
+        claim = self._shelf.claim_with(blob)
+        if claim is None or blob in self._chunks:
+            pass
+        elif claim == self._shelf.claims[0]:
+            log.warning("the snapshot of round %d was damaged on disk: writing it anew", claim.round)
+            if not await self._seal(claim.round):
+                return
+        else:
+            log.warning("the snapshot of round %d was damaged on disk: it is given up", claim.round)
+            await asyncio.to_thread(self._records.drop_snapshot, claim.root)
+            self._shelf.give_up(claim)
+            self._dispatch(fx.Sealed(self._shelf.claims))
+            await self._drop_others()
+        self._lost.discard(blob)
+
     async def _seal(self, round_: int) -> bool:
         """Write the snapshot of everything merged up to a round, and claim it; returns whether that is done.
 
@@ -338,7 +369,7 @@ class Archive:
         await self._drop_others()
         return True
 
-    async def _write(self, writer: snapshots.SnapshotWriter, round_: int) -> tuple[Claim, list[bytes]]:
+    async def _write(self, writer: snapshots.SnapshotWriter, round_: int) -> tuple[Claim, list[Delta]]:
         """Write a snapshot fragment by fragment; returns the claim, and the records above the base in it.
 
         Raises MissingChunkError, StorageError or OSError.
@@ -354,7 +385,7 @@ class Archive:
         root = await asyncio.to_thread(writer.finish)
         base = self._merging.base
         claim = Claim(round_, base.tokens_with(rounds), base.chain_with(digests), root)
-        return claim, [delta.record_id for deltas in rounds.values() for delta in deltas]
+        return claim, [delta for deltas in rounds.values() for delta in deltas]
 
     async def _close(self, closing: fx.Close) -> None:
         base = await self._merging.close_up_to(closing.round)
@@ -372,6 +403,9 @@ class Archive:
         given_up, self._given_up = self._given_up, set()
         try:
             await asyncio.to_thread(self._shelf.drop_others, self._open_records(), given_up, self._sought)
+        except MissingChunkError as error:  # an index: what it lists is known until that is mended
+            self._given_up |= given_up - self._sought
+            self.snapshot_lost(error.blob)
         except (OSError, StorageError):
             self._given_up |= given_up - self._sought
             raise

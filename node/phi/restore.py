@@ -53,7 +53,7 @@ def has_model(home: Home, manifest: Manifest) -> bool:
     """Whether a node's folder holds a model to start from. Raises StorageError."""
     if not home.ledger_path.exists():
         return False
-    store = RecordStore(home.ledger_path, manifest.swarm_id)
+    store = RecordStore(home.ledger_path, manifest.swarm_id, read_only=True)
     try:
         return bool(store.load_history().claims)
     finally:

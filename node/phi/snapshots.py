@@ -4,6 +4,7 @@ The bytes are int32, little endian, fragment after fragment: the same file on ev
 records, so a joiner can take its chunks from all of them at once.
 """
 
+import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -11,7 +12,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.protocol.chunks import chunk_hashes, chunk_sizes, parse_index, root_of, split
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
@@ -24,6 +25,9 @@ KEPT = 2
 
 LEASE_S = 60.0
 """An older one is kept while somebody is downloading it, up to CLAIMS_MAX in all."""
+
+
+log = logging.getLogger("gossamer.archive")
 
 
 def _bytes_of(phi: Ints) -> memoryview:
@@ -209,6 +213,11 @@ class SnapshotShelf:
         """All chunks that the kept snapshots consist of."""
         return set(self._owner)
 
+    def claim_with(self, blob: bytes) -> Claim | None:
+        """The newest kept snapshot that a chunk is of, None if it is of none."""
+        root = self._owner.get(blob)
+        return next((claim for claim in self.claims if claim.root == root), None)
+
     def touch(self, blob: bytes) -> None:
         """A chunk was asked for: its snapshot is in use."""
         root = self._owner.get(blob)
@@ -231,9 +240,23 @@ class SnapshotShelf:
         return tuple(kept)
 
     def restore(self, claims: Iterable[Claim]) -> None:
-        """Take over what an earlier run kept."""
-        self.claims = tuple(claims)
+        """Take over what an earlier run kept, but for what is not whole any more."""
+        self.claims = tuple(filter(self._is_whole, claims))
         self._learn_owners()
+
+    def _is_whole(self, claim: Claim) -> bool:
+        """Whether all chunks of a snapshot are here, as far as can be seen without reading them."""
+        try:
+            lacking = missing(claim.root, self._total, self._chunks)
+        except (MissingChunkError, PayloadError):
+            lacking = ((claim.root, 0),)
+        if lacking:
+            log.warning("the snapshot of round %d was damaged on disk: it is given up", claim.round)
+        return not lacking
+
+    def give_up(self, claim: Claim) -> None:
+        """Keep a snapshot no more. Call `drop_others` then."""
+        self.claims = tuple(known for known in self.claims if known != claim)
 
     def replace(self, claim: Claim) -> None:
         """Begin anew with one snapshot."""
@@ -254,10 +277,12 @@ class SnapshotShelf:
     def drop_unneeded(self, blobs: set[bytes], open_records: Iterable[Delta]) -> None:
         """Remove chunks, but for those that a kept snapshot or the payload of an open record needs, too.
 
-        Chunks are known by their content, and anybody can publish what is part of something else.
+        Chunks are known by their content, and anybody can publish what is part of something else: we, too,
+        at this moment.
         """
         unneeded = blobs - self._owner.keys()
         for delta in open_records:  # all their chunks together would be millions
             unneeded.difference_update(delta.body.chunks)
+            self._chunks.release(delta.body.chunks)
         for blob in unneeded:
-            self._chunks.drop(blob)
+            self._chunks.drop_unreserved(blob)

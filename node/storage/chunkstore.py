@@ -2,6 +2,8 @@
 
 A chunk is written aside and renamed, and its hash is checked whenever it is read, so that a torn write or
 a flipped bit is found before anyone uses it: the file is removed and the chunk counts as missing again.
+One whose file is not there, or that the disk does not give out, counts as missing too; but it is looked for
+again, since the disk may have been away for a moment.
 """
 
 import errno
@@ -18,9 +20,8 @@ from gossamer.protocol.errors import StorageError
 from gossamer.protocol.rations import Stock
 
 _HASH_NAME = re.compile("[0-9a-f]{64}")
-
-_LOST = (errno.ENOENT, errno.EIO)
-"""What says that a file's content is gone; too many open files, or missing rights, do not."""
+_FOLDER_NAME = re.compile("[0-9a-f]{2}")
+"""Of those that chunks lie in: a disk of its own has a ``lost+found`` beside them."""
 
 
 class MissingChunkError(StorageError):
@@ -43,6 +44,9 @@ class ChunkStore:
         self._read_only = read_only
         self._counting = Lock()
         self._making_folders = Lock()
+        self._reserving = Lock()
+        self._reserved: set[bytes] = set()
+        """Those that somebody is about to sign a record for: nothing else shows yet that they are needed."""
         self._is_synced = False
         """Whether all folders of chunks survive a power cut; not known of those found at the start."""
         try:
@@ -50,11 +54,13 @@ class ChunkStore:
                 self._make_root()
             self._sizes = dict(_found_in(root))
             if not read_only:
-                remove_unfinished(root.glob("*/.*-*"), _HASH_NAME.fullmatch)
+                remove_unfinished(root.glob("[0-9a-f][0-9a-f]/.*-*"), _HASH_NAME.fullmatch)
         except OSError as error:
             raise StorageError(f"cannot use {root}: {error.strerror}") from None
         self._unchecked = set(self._sizes)
         """Those that a power cut may have torn: found here at the start, and not read since."""
+        self._mislaid: set[bytes] = set()
+        """Those that could not be read, and may be again."""
         self._held = sum(self._sizes.values())
         self._came = 0
 
@@ -105,6 +111,7 @@ class ChunkStore:
             self._held += fresh
             self._came += fresh
             self._unchecked.discard(blob)
+            self._mislaid.discard(blob)
 
     def _make_root(self) -> None:
         """All chunks' folder, unless it is there; the node's own is not ours to make. Raises OSError."""
@@ -124,14 +131,61 @@ class ChunkStore:
                 self._is_synced = True
 
     def drop(self, blob: bytes) -> None:
-        """Remove a chunk that nobody needs any more."""
+        """Remove a chunk that nobody needs any more. Raises OSError."""
+        self._forget(blob)
+        self._path(blob).unlink(missing_ok=True)
+
+    def reserve(self, blob: bytes) -> None:
+        """From now on a chunk is needed, whether it is here or is about to be put."""
+        with self._reserving:
+            self._reserved.add(blob)
+
+    def release(self, blobs: Iterable[bytes]) -> None:
+        """Chunks that may have been reserved are of known records by now."""
+        if self._reserved:
+            with self._reserving:
+                self._reserved.difference_update(blobs)
+
+    def drop_unreserved(self, blob: bytes) -> None:
+        """Remove a chunk that no known record needs any more, unless it is reserved. Raises OSError."""
+        with self._reserving:
+            if blob not in self._reserved:
+                self.drop(blob)
+
+    def _forget(self, blob: bytes) -> None:
         with self._counting:
             self._held -= self._sizes.pop(blob, 0)
             self._unchecked.discard(blob)
-        self._path(blob).unlink(missing_ok=True)
+            self._mislaid.discard(blob)
+
+    def _mislay(self, blob: bytes) -> None:
+        """A chunk cannot be read: it counts as missing until `find_again` finds it."""
+        if not self._read_only:
+            self._forget(blob)
+            with self._counting:
+                self._mislaid.add(blob)
+
+    @property
+    def has_mislaid(self) -> bool:
+        """Whether there is any use in `find_again`."""
+        return bool(self._mislaid)
+
+    def find_again(self) -> list[bytes]:
+        """Look for the chunks that could not be read; returns those that can be now."""
+        found = []
+        for blob in list(self._mislaid):
+            with suppress(StorageError):
+                data = self.get(blob)
+                with self._counting:
+                    if blob in self._mislaid:  # and nobody has put or dropped it meanwhile
+                        self._mislaid.discard(blob)
+                        self._sizes[blob] = len(data)
+                        self._held += len(data)
+                        found.append(blob)
+        return found
 
     def sweep(self, needed: set[bytes]) -> int:
-        """Remove all chunks but these: what a crash left behind. Returns how many there were."""
+        """Remove all chunks but these: what a crash left behind. Returns how many. Raises OSError."""
         orphans = self._sizes.keys() - needed
         for blob in orphans:
             self.drop(blob)
@@ -142,9 +196,10 @@ class ChunkStore:
         try:
             data = self._path(blob).read_bytes()
         except OSError as error:
-            if error.errno not in _LOST:
+            if not self._is_lost(error):
                 raise StorageError(f"cannot read {self._path(blob)}: {error.strerror}") from None
-            data = b""
+            self._mislay(blob)
+            raise MissingChunkError(blob) from None
         if sha256(data).digest() != blob:
             if not self._read_only:
                 with suppress(OSError):  # it counts as missing also where nothing can be removed
@@ -152,6 +207,11 @@ class ChunkStore:
             raise MissingChunkError(blob)
         self._unchecked.discard(blob)
         return data
+
+    def _is_lost(self, error: OSError) -> bool:
+        """Whether a file's content has to be got elsewhere: too many open files do not say so, nor does a
+        folder that is away altogether."""
+        return error.errno == errno.EIO or (error.errno == errno.ENOENT and self._root.is_dir())
 
     def join(self, blobs: Iterable[bytes]) -> bytes:
         """Read chunks one after another. Raises MissingChunkError, for one of them, once all that are damaged
@@ -171,7 +231,7 @@ class ChunkStore:
 def _found_in(root: Path) -> Iterator[tuple[bytes, int]]:
     """Hash and size of every chunk in a folder; a daemon may drop some meanwhile. Raises OSError."""
     for folder in os.scandir(root):
-        if not folder.is_dir():
+        if not _FOLDER_NAME.fullmatch(folder.name) or not folder.is_dir():
             continue
         for file in os.scandir(folder):
             if _HASH_NAME.fullmatch(file.name):

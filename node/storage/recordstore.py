@@ -5,9 +5,13 @@ that a crash cannot make us sign another delta for the same round. Records of ot
 batches; what a crash loses of those, anti-entropy brings back.
 
 A copy of the file does not know what was signed after it was made. So the file says with our own records
-which file it is, by the number that its file system has given it: a copy has another.
+which file it is, by the number that its file system has given it: a copy has another. But a file system may
+give the number of one that was removed again, and what is put back may be written into the file that was
+there. So beside it lies one that is never written to again, `MARK_NAME`, and when that was last changed is
+noted too: nobody can set that time, and whatever puts the folder back changes it.
 """
 
+import logging
 import os
 import shutil
 import sqlite3
@@ -18,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gossamer.node.storage.base import GENESIS, Base
+from gossamer.node.storage.wholefile import FULL, sync_folder
 from gossamer.protocol.envelope import open_envelope
-from gossamer.protocol.errors import MalformedError, PeerError, StorageError
+from gossamer.protocol.errors import DiskFullError, MalformedError, PeerError, StorageError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.layout import Layout
 from gossamer.protocol.records import Delta, parse_delta
@@ -47,12 +52,17 @@ CREATE TABLE IF NOT EXISTS reach (
 );
 CREATE TABLE IF NOT EXISTS place (
     one INTEGER PRIMARY KEY CHECK (one = 1),
-    file TEXT NOT NULL  -- which one this was when we last signed: it may be a copy
+    file TEXT NOT NULL  -- which one this was when we last signed: it may be a copy, and '' always is
 );
 """
 
 FORMAT = 1
 """Of the tables, as `PRAGMA user_version` tells it: raised when an older Gossamer could not read them."""
+
+MARK_NAME = "original"
+"""What tells a node's folder from a copy of it, beside its database: an empty file."""
+
+log = logging.getLogger("gossamer.records")
 
 _SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 """The second when a message quotes what is in a damaged file."""
@@ -103,7 +113,8 @@ class RecordStore:
         self._lock = threading.Lock()
         self._file = ""
         self.is_copy = False
-        """Whether our own records were last added to another file, of which this is a copy."""
+        """Whether our own records were last added to another file, of which this is a copy; or whether some
+        of them may have been lost, which is the same: we may have signed more than is known here."""
         try:
             self._db = sqlite3.connect(
                 f"{path.absolute().as_uri()}?{_mode(path, read_only)}",
@@ -123,24 +134,30 @@ class RecordStore:
                 self._db.executescript(_SCHEMA)
                 if found < FORMAT:
                     self._db.execute(f"PRAGMA user_version = {FORMAT}")
-            row = self._db.execute("SELECT id FROM swarm").fetchone()
+            row = self._db.execute("SELECT id FROM swarm").fetchone() if self._has("swarm") else None
             if row is not None and row[0] != swarm_id:
                 raise StorageError(f"{path} belongs to another swarm; choose another --dir")
             if not read_only:
                 if row is None:
                     self._db.execute("INSERT INTO swarm VALUES (?)", (swarm_id,))
                 path.chmod(0o600)
-                self._file = str(path.stat().st_ino)
                 place = self._db.execute("SELECT file FROM place").fetchone()
-                self.is_copy = place is not None and place[0] != self._file
+                known = None if place is None else str(place[0])
+                self._file = _whereabouts(path)
+                # That of an earlier version has no mark yet.
+                self.is_copy = known is not None and known not in (self._file, self._file.split()[0])
         except (*_SQLITE_ERRORS, OSError, StorageError) as error:
             self._db.close()
             raise error if isinstance(error, StorageError) else self._broken(error) from None
 
     def _broken(self, error: Exception) -> StorageError:
+        if isinstance(error, OSError):
+            if error.errno in FULL:
+                return self._full()
+            return StorageError(f"cannot use the database {self._path}: {error.strerror}")
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # above are details
         if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and self._lacks_room()):
-            return StorageError(f"cannot write {self._path}: the disk is full; free some space")
+            return self._full()
         if code in _OUT_OF_REACH:
             return StorageError(
                 f"cannot use the database {self._path} ({error}): this user has to be able to write to its"
@@ -156,6 +173,9 @@ class RecordStore:
                 f"cannot use the database {self._path} ({error}): look after its disk, which failed"
             )
         return self._damaged(str(error))
+
+    def _full(self) -> DiskFullError:
+        return DiskFullError(f"cannot write {self._path}: the disk is full; free some space")
 
     def _lacks_room(self) -> bool:
         """Whether there is none for the file that SQLite maps beside a database, which fails like a disk."""
@@ -210,17 +230,27 @@ class RecordStore:
             raise self._broken(error) from None
         return [row[0] for row in rows]
 
-    def add_snapshot(self, claim: Claim, covered: Iterable[bytes], keep: Iterable[bytes]) -> None:
-        """Note a snapshot that holds the records `covered`; of the older ones keep those roots. Durable."""
+    def add_snapshot(self, claim: Claim, covered: Iterable[Delta], keep: Iterable[bytes]) -> None:
+        """Note a snapshot that holds the records `covered`; of the older ones keep those roots. Durable.
+
+        Records that are still waiting to be added are, so that the snapshot can be told by what it holds.
+        Raises StorageError.
+        """
         with self._lock, self._transaction() as db:
             self._insert_snapshot(db, claim)
             db.execute("UPDATE deltas SET covered = 0")
             db.executemany(
-                "UPDATE deltas SET covered = 1 WHERE record_id = ?", [(record_id,) for record_id in covered]
+                "INSERT INTO deltas VALUES (?, ?, ?, 1) ON CONFLICT (record_id) DO UPDATE SET covered = 1",
+                [(delta.record_id, delta.round, delta.data) for delta in covered],
             )
             roots = [claim.root, *keep]
             marks = ",".join("?" * len(roots))
             db.execute(f"DELETE FROM snapshots WHERE root NOT IN ({marks})", roots)
+
+    def drop_snapshot(self, root: bytes) -> None:
+        """Forget one of the older snapshots. Durable. Raises StorageError."""
+        with self._lock, self._transaction() as db:
+            db.execute("DELETE FROM snapshots WHERE root = ?", (root,))
 
     def begin_at(self, claim: Claim, own_last: int) -> None:
         """Begin history at a snapshot got from others: everything up to it is closed. Durable."""
@@ -260,6 +290,8 @@ class RecordStore:
     def load_history(self) -> StoredHistory:
         """Read back what `add_snapshot`, `begin_at` and `close_up_to` wrote. Raises StorageError."""
         try:
+            if not self._has("history"):  # its first start was cut short, and this is only looked at
+                return StoredHistory(GENESIS, 0, (), frozenset(), 0)
             row = self._db.execute("SELECT floor, chain, tokens, own_last FROM history").fetchone()
             snapshots = self._db.execute(
                 "SELECT round, tokens, digest, root FROM snapshots ORDER BY number DESC"
@@ -285,9 +317,14 @@ class RecordStore:
             reach[0] if reach else 0,
         )
 
+    def _has(self, table: str) -> bool:
+        """Whether there is such a table."""
+        query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+        return self._db.execute(query, (table,)).fetchone() is not None
+
     def _load_reach(self) -> tuple[int] | None:
         """What `note_reach` wrote; a folder of before has no place for it, as long as it is only read."""
-        if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'reach'").fetchone() is None:
+        if not self._has("reach"):
             return None
         row: tuple[int] | None = self._db.execute("SELECT round FROM reach").fetchone()
         return row
@@ -309,10 +346,11 @@ class RecordStore:
         """Read everything back, in order of round, checking signatures again. Raises StorageError.
 
         A row that does not verify is left out and, unless read-only, dropped: its record is fetched again
-        from those who hold it.
+        from those who hold it. It may have been of our own: until others have told, we may have signed more
+        than what is left shows.
         """
         found: list[Delta] = []
-        broken: list[bytes] = []
+        broken: list[object] = []
         try:
             for record_id, envelope in self._db.execute(
                 "SELECT record_id, envelope FROM deltas ORDER BY round"
@@ -323,13 +361,19 @@ class RecordStore:
                     found.append(parse_delta(open_envelope(envelope, self._swarm_id), layout))
                 except PeerError:
                     broken.append(record_id)
-            if not self._read_only:
-                self._db.executemany(
-                    "DELETE FROM deltas WHERE record_id = ?", [(record_id,) for record_id in broken]
-                )
         except _SQLITE_ERRORS as error:
             raise self._broken(error) from None
+        if broken and not self._read_only:
+            log.warning("%d records in %s are damaged; they are fetched again", len(broken), self._path)
+            self._drop_broken(broken)
         return found
+
+    def _drop_broken(self, record_ids: Iterable[object]) -> None:
+        """Remove rows that do not verify, and with them the certainty of what we have signed. Durable."""
+        with self._lock, self._transaction() as db:
+            db.executemany("DELETE FROM deltas WHERE record_id = ?", [(found,) for found in record_ids])
+            db.execute("INSERT OR REPLACE INTO place VALUES (1, '')")
+        self.is_copy = True
 
     def close(self) -> None:
         """Close the database, folding the write-ahead log into it.
@@ -346,3 +390,17 @@ def _is_of(row: Sequence[object], kinds: str) -> bool:
         (type(value) is int and value >= 0) if kind == "i" else (type(value) is bytes and len(value) == 32)
         for value, kind in zip(row, kinds, strict=True)
     )
+
+
+def _whereabouts(path: Path) -> str:
+    """Which file this is, and when the mark beside it was last changed; made if need be. Raises OSError."""
+    mark = path.with_name(MARK_NAME)
+    with suppress(FileExistsError):
+        fd = os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        try:
+            os.fsync(fd)
+            sync_folder(mark.parent)
+        finally:
+            os.close(fd)
+    found = mark.stat()
+    return f"{path.stat().st_ino} {found.st_ino} {found.st_ctime_ns}"

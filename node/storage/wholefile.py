@@ -13,6 +13,9 @@ from pathlib import Path
 
 log = logging.getLogger("gossamer.node")
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What says that there is no room left on a disk, or for this user."""
+
 UNFINISHED_S = 60.0
 """A file that is still aside after this long was left there by a crash."""
 

@@ -66,7 +66,9 @@ class Folder:
         claim = Claim(round_, merger.tokens, merger.chain(), snapshots.store(merger.phi, self.chunks))
         with self.records() as store:
             before = store.load_history().claims
-            store.add_snapshot(claim, merger.merged_ids(), [old.root for old in before[:1]])
+            merged = set(merger.merged_ids())
+            covered = [delta for delta in self.deltas if delta.record_id in merged]
+            store.add_snapshot(claim, covered, [old.root for old in before[:1]])
         for old in before[1:]:
             index = self.chunks.get(old.root)
             for blob in (old.root, *parse_index(index, self.manifest.plan().snapshot_bytes)):

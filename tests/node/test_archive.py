@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gossamer.node.ipc import control
+from gossamer.node.ipc.publisher import Publisher
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.archive import Archive
 from gossamer.node.phi.merger import Merger, Prefix
@@ -25,7 +27,7 @@ from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.chunks import HASH_BYTES, chunk_hashes, root_of
-from gossamer.protocol.effects import Close, Event, Need, Unusable
+from gossamer.protocol.effects import Close, Event, Need, Sealed, Unusable
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.layout import Fragment, TensorSpec
@@ -74,6 +76,24 @@ async def test_chunks_that_an_open_round_shares_survive_the_closing_of_another(t
     ]
 
 
+async def test_what_we_publish_survives_the_closing_of_what_is_the_same(tmp_path: Path) -> None:
+    """Zeros, say. No record names it yet as those that need it are listed."""
+    chunks = ChunkStore(tmp_path / "chunks")
+    shelf, closed = SnapshotShelf(chunks, 0), delta(b"zeros", b"old")
+    (zeros, old) = closed.body.chunks
+    for blob, data in ((zeros, b"zeros"), (old, b"old")):
+        chunks.put(blob, data)
+    publisher = Publisher(chunks, lambda event: [])
+    message = control.Publish(9, 8, 100, 10, 2.0, "int4", 5)
+    await publisher.publish(message, memoryview(bytearray(b"zeros")))
+    shelf.drop_unneeded({zeros, old}, [])
+    assert zeros in chunks and old not in chunks
+    shelf.drop_unneeded({zeros}, [delta(b"zeros")])
+    assert zeros in chunks, "the record is here now"
+    shelf.drop_unneeded({zeros}, [])
+    assert zeros not in chunks, "and closed"
+
+
 async def test_what_is_fetched_ahead_is_not_adopted(tmp_path: Path) -> None:
     chunks = ChunkStore(tmp_path / "chunks")
     hashes = chunk_hashes(b"\0" * 16)
@@ -118,7 +138,13 @@ class Sealing:
         self.covered: list[list[bytes]] = []
         self.shelf = SnapshotShelf(chunks, of.plan().snapshot_bytes)
         self.shelf.restore([Claim(0, 0, GENESIS.chain, snapshots.store(merger.phi, chunks))])
-        records = SimpleNamespace(add_snapshot=lambda claim, ids, keep: self.covered.append(sorted(ids)))
+        records = SimpleNamespace(
+            add_snapshot=lambda claim, covered, keep: self.covered.append(
+                sorted(delta.record_id for delta in covered)
+            )
+        )
+        self.dropped: list[bytes] = []
+        records.drop_snapshot = self.dropped.append
         records.close_up_to = lambda base, own_last: None
         self.core: Any = SimpleNamespace(
             layout=of.plan(),
@@ -299,6 +325,57 @@ async def test_a_snapshot_that_the_disk_has_no_room_for_leaves_nothing_and_is_ma
     claim = await sealing.seal(4)
     assert claim.round == 4 and sealing.told, "others hear of it"
     assert snapshots.missing(claim.root, 4 * LAYOUT.numel, world.chunks) == ()
+
+
+@pytest.mark.parametrize("what", ["index", "chunk"])
+async def test_a_damaged_chunk_of_the_newest_snapshot_is_written_anew(world: World, what: str) -> None:
+    sealing = Sealing(world.merger(), world.chunks)
+    merge_all(sealing.merger, world.deltas)
+    claim = await sealing.seal(4)
+    blob = claim.root if what == "index" else world.chunks.get(claim.root)[:32]
+    world.chunks.drop(blob)
+    sealing.archive.snapshot_lost(blob)
+    await sealing.archive._one_thing()
+    assert sealing.shelf.claims[0] == claim
+    assert snapshots.missing(claim.root, 4 * LAYOUT.numel, world.chunks) == ()
+    told = len(sealing.told)
+    sealing.archive._news.set()
+    await sealing.archive._one_thing()
+    assert len(sealing.told) == told and not sealing.archive._lost, "once is enough"
+
+
+@pytest.mark.parametrize("what", ["index", "chunk"])
+async def test_an_older_snapshot_with_a_damaged_chunk_is_given_up(world: World, what: str) -> None:
+    sealing = Sealing(world.merger(), world.chunks)
+    merge_all(sealing.merger, world.deltas)
+    older, newer = await sealing.seal(2), await sealing.seal(4)
+    assert sealing.shelf.claims == (newer, older)
+    hashes = world.chunks.get(older.root)
+    blob = older.root if what == "index" else hashes[:32]
+    world.chunks.drop(blob)
+    sealing.archive.snapshot_lost(blob)
+    await sealing.archive._one_thing()
+    assert sealing.shelf.claims == (newer,) and sealing.dropped == [older.root]
+    assert sealing.told[-1] == Sealed((newer,))
+    assert older.root not in world.chunks and hashes[:32] not in world.chunks
+    assert snapshots.missing(newer.root, 4 * LAYOUT.numel, world.chunks) == ()
+
+
+async def test_an_index_that_is_found_damaged_as_another_snapshot_comes_takes_nothing_along(
+    world: World,
+) -> None:
+    sealing = Sealing(world.merger(), world.chunks)
+    merge_all(sealing.merger, world.deltas)
+    await sealing.seal(2)
+    claim = await sealing.seal(4)
+    world.chunks._path(claim.root).write_bytes(b"damaged")
+    newest = await sealing.seal(6)
+    await sealing.archive._one_thing()
+    assert sealing.shelf.claims == (newest,)
+    assert snapshots.missing(newest.root, 4 * LAYOUT.numel, world.chunks) == ()
+    assert len(world.chunks) == len(
+        sealing.shelf.blobs().union(*(delta.body.chunks for delta in world.deltas))
+    )
 
 
 async def test_a_payload_keeps_the_chunks_that_it_shares_with_a_snapshot_when_that_goes(

@@ -280,6 +280,28 @@ def test_what_cannot_be_written_is_kept_for_the_next_time(tmp_path: Path, chroni
     store.close()
 
 
+def test_what_a_full_disk_had_no_room_to_begin_is_begun_once_there_is(
+    tmp_path: Path, chronicle: Chronicle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(sqlite3.Connection):
+        def executescript(self, script: str) -> sqlite3.Cursor:
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+
+    store = ChronicleStore(tmp_path / "chronicle.sqlite")
+    heard(chronicle, delta(0, 1))
+    connect = sqlite3.connect
+    with monkeypatch.context() as patch:
+        patch.setattr(stores.sqlite3, "connect", lambda path, **how: connect(path, factory=Full, **how))
+        assert store.load() == ([], 0)
+    store.save(chronicle.take_unsaved())
+    store.close()
+    again = ChronicleStore(tmp_path / "chronicle.sqlite")
+    assert [found.number for found in again.load()[0]] == [1]
+    again.close()
+
+
 def test_held_out_losses_are_kept_once_each_and_over_restarts(tmp_path: Path) -> None:
     path, evaluations = tmp_path / "c.sqlite", Evaluations()
     evaluations.look(None, 1)

@@ -105,6 +105,55 @@ def test_all_that_is_damaged_of_a_file_is_found_at_once(store: ChunkStore) -> No
     assert [blob in store for blob in blobs] == [False, False, True]
 
 
+def test_a_folder_that_is_away_for_a_moment_costs_nothing(store: ChunkStore, tmp_path: Path) -> None:
+    blob = put(store, b"data")
+    away = tmp_path / "away"
+    store._root.rename(away)
+    with pytest.raises(StorageError, match="cannot read") as error:
+        store.get(blob)
+    assert not isinstance(error.value, MissingChunkError)
+    away.rename(store._root)
+    assert blob in store and store.get(blob) == b"data"
+
+
+def test_what_a_disk_does_not_give_out_is_kept_and_looked_for_again(
+    store: ChunkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that was reset, or an NFS server that was away; but it may be damaged, and is fetched again."""
+    blob, other = put(store, b"data"), put(store, b"other")
+
+    def fail(path: Path) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fail)
+        for lost in (blob, other):
+            with pytest.raises(MissingChunkError):
+                store.get(lost)
+        assert blob not in store and path_of(store, blob).exists()
+        assert store.has_mislaid and store.find_again() == []
+    put(store, b"other")
+    assert store.find_again() == [blob], "the other has come again"
+    assert blob in store and not store.has_mislaid
+    assert store.stock.held == len(b"data" + b"other")
+
+
+def test_what_is_looked_for_again_may_be_damaged_or_dropped(store: ChunkStore, tmp_path: Path) -> None:
+    """An empty folder in place of the chunks', as where a disk was mounted."""
+    kept, damaged, dropped = (put(store, data) for data in (b"kept", b"damaged", b"dropped"))
+    store._root.rename(tmp_path / "away")
+    store._root.mkdir()
+    for blob in (kept, damaged, dropped):
+        with pytest.raises(MissingChunkError):
+            store.get(blob)
+    store._root.rmdir()
+    (tmp_path / "away").rename(store._root)
+    path_of(store, damaged).write_bytes(b"damage")
+    store.drop(dropped)
+    assert store.find_again() == [kept]
+    assert not store.has_mislaid and len(store) == 1
+
+
 def test_a_full_disk_leaves_nothing_behind(store: ChunkStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -137,6 +186,22 @@ def test_foreign_files_do_not_count_and_do_no_harm(tmp_path: Path) -> None:
     (tmp_path / "chunks" / "ab" / ("z" * 64)).write_text("x")
     (tmp_path / "chunks" / "ab" / ".half-written").write_text("x")
     assert len(ChunkStore(tmp_path / "chunks")) == 0
+
+
+def test_only_folders_of_chunks_are_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk of its own has a folder beside them that is not ours to read."""
+    root = tmp_path / "chunks"
+    blob = put(ChunkStore(root), b"data")
+    (root / "lost+found").mkdir()
+    scandir = os.scandir
+
+    def refuse(folder: Path | os.DirEntry[str]) -> object:
+        if os.fspath(folder).endswith("lost+found"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert blob in ChunkStore(root)
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import errno
 import os
+import shutil
 import time
 from collections.abc import AsyncIterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +17,24 @@ import aiohttp
 import numpy as np
 import pytest
 
-from gossamer.node.daemon import Daemon
+from gossamer.node.daemon import Daemon, main
 from gossamer.node.dashboard.peers import peers_table
 from gossamer.node.ipc import control, daemon_link
 from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.network.client import deliver, fetch_status
+from gossamer.node.options import DaemonOptions
+from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.wholefile import UNFINISHED_S
 from gossamer.protocol import effects as fx
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
-from gossamer.protocol.errors import NobodyThereError, RefusedError, StorageError
+from gossamer.protocol.errors import DiskFullError, NobodyThereError, RefusedError, StorageError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.payload import encode_payload
 from gossamer.protocol.records import Delta
 from tests.net.stranger import linked
-from tests.node.daemons import founded, manifest_of, started
+from tests.node.daemons import founded, manifest_of, publish, started, training
 from tests.node.trainer_side import until
 from tests.protocol.builders import row
 
@@ -242,6 +246,56 @@ async def test_a_node_that_still_writes_its_chronicle_takes_nobody_in(
             assert daemon.dispatch(fx.DialFailed("a.example:1")) == []
         finally:
             written.set()
+
+
+async def test_a_folder_that_became_read_only_is_no_reason_not_to_start_or_to_stop_badly(
+    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(home) as daemon:
+        await until(lambda: daemon.merging.ready)
+    ChunkStore(home.chunks_path).put(sha256(b"orphan").digest(), b"orphan")
+    unlink = Path.unlink
+    readonly = [home.chunks_path]
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if any(folder in path.parents for folder in readonly):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    async with running(home) as daemon:
+        await until(lambda: daemon.merging.ready and Path(home.socket_path()).exists())
+        assert "cannot remove chunks that nobody needs any more: Read-only file system" in caplog.text
+        readonly.append(home.root)
+
+
+async def test_a_lone_node_goes_on_though_its_folder_was_put_back(home: Home, tmp_path: Path) -> None:
+    """There is nobody who could tell, and nobody who would know."""
+    async with running(home) as daemon, training(home) as link:
+        await until(lambda: daemon.merging.ready)
+        await publish(home, link, 1)
+    shutil.copytree(home.root, tmp_path / "backup", ignore=shutil.ignore_patterns("*.sock"))
+    shutil.copytree(tmp_path / "backup", home.root, dirs_exist_ok=True)
+    async with running(home) as daemon, training(home) as link:
+        assert daemon.records.is_copy
+        await until(lambda: daemon.merging.ready)
+        await publish(home, link, 2)
+        assert daemon.core.own_last == 2
+
+
+async def test_a_daemon_that_finds_the_disk_full_is_started_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 2 would end the whole node."""
+    monkeypatch.setattr("sys.argv", ["daemon", DaemonOptions(folder=home.root, plaintext=True).to_json()])
+    for name in ("logs.configure", "lifeline.reset_signals", "ask_for_open_files"):
+        monkeypatch.setattr(f"gossamer.node.daemon.{name}", lambda **_: None)
+
+    def full(*_: object) -> None:
+        raise DiskFullError("the disk is full")
+
+    monkeypatch.setattr("gossamer.node.daemon.RecordStore", full)
+    assert main() == 1
 
 
 async def test_only_what_a_node_left_unfinished_is_removed_from_its_folder(home: Home) -> None:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 
 from gossamer.node.ipc import control, publisher
@@ -21,6 +22,7 @@ from gossamer.node.network.local_chunks import LocalChunks
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.transfers import Transfers
 from gossamer.node.network.uploads import Uploads
+from gossamer.node.phi import snapshots
 from gossamer.node.phi.snapshots import SnapshotShelf
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol import effects as fx
@@ -28,6 +30,7 @@ from gossamer.protocol import messages as msg
 from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.errors import PayloadError, RefusedError
 from gossamer.protocol.greylist import Offence
+from gossamer.protocol.history import Claim
 from gossamer.protocol.limits import (
     ASKS_PER_LINK_MAX,
     PAYLOAD_CHUNK_BYTES_MIN,
@@ -267,6 +270,37 @@ async def test_reading_finds_damage(setup: Setup) -> None:
     assert await setup.local.read_chunk(blob) is None
     (event,) = setup.events
     assert isinstance(event, fx.Need) and event.key == b"r" and dict(event.chunks).keys() == {blob, other}
+
+
+async def test_damage_of_a_snapshot_is_the_archives_to_mend(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = snapshots.store(np.arange(4, dtype=np.int32), setup.chunks)
+    setup.local._shelf.restore([Claim(2, 1, bytes(32), root)])
+    lost: list[bytes] = []
+    setup.local.on_snapshot_lost = lost.append
+    blob = setup.chunks.get(root)
+    setup.chunks._path(blob).write_bytes(b"damaged")
+    assert await setup.local.read_chunk(blob) is None
+    assert lost == [blob] and setup.events == []
+    assert "fetching it again" not in caplog.text
+
+
+async def test_what_can_be_read_again_has_arrived(
+    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_chunks, "LOOK_AGAIN_S", 0.01)
+    blob = sha256(b"data").digest()
+    setup.chunks.put(blob, b"data")
+    file = setup.chunks._path(blob)
+    file.rename(tmp_path / "away")
+    assert await setup.local.read_chunk(blob) is None
+    looking = asyncio.create_task(setup.local.run())
+    (tmp_path / "away").rename(file)
+    await until(lambda: setup.events == [fx.ChunkArrived(blob)])
+    assert await setup.local.read_chunk(blob) == b"data"
+    looking.cancel()
+    await asyncio.wait([looking])
 
 
 async def test_what_is_asked_for_is_put_or_declined(setup: Setup) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import sqlite3
@@ -12,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.node.storage.recordstore import FORMAT, RecordStore
-from gossamer.protocol.errors import StorageError
+from gossamer.node.storage.recordstore import FORMAT, MARK_NAME, RecordStore
+from gossamer.protocol.errors import DiskFullError, StorageError
+from gossamer.protocol.history import Claim
 from gossamer.protocol.records import Delta
 from tests.protocol.builders import LAYOUT, SMALL, identity, random_delta
 
@@ -110,6 +112,112 @@ def test_a_copy_is_told_from_the_file_that_our_own_records_were_added_to(
     store.add(deltas[:1], durable=True)
     store.close()
     assert not is_copy(path)
+
+
+def _signed(path: Path, deltas: list[Delta]) -> None:
+    store = RecordStore(path, SMALL.swarm_id)
+    store.add(deltas, durable=True)
+    store.close()
+
+
+def _is_copy(path: Path) -> bool:
+    store = RecordStore(path, SMALL.swarm_id)
+    store.close()
+    return store.is_copy
+
+
+def test_a_folder_that_is_put_back_in_place_is_told_from_what_it_was(
+    tmp_path: Path, deltas: list[Delta]
+) -> None:
+    """Its files keep their numbers, as those of a folder made anew may get them again."""
+    node, backup = tmp_path / "node", tmp_path / "backup"
+    node.mkdir()
+    _signed(node / "ledger.sqlite", deltas[:1])
+    shutil.copytree(node, backup)
+    _signed(node / "ledger.sqlite", deltas[1:])
+    assert not _is_copy(node / "ledger.sqlite")
+    node.rename(tmp_path / "moved")
+    assert not _is_copy(tmp_path / "moved" / "ledger.sqlite"), "it has only been moved"
+    (tmp_path / "moved").rename(node)
+    number = (node / "ledger.sqlite").stat().st_ino
+    shutil.copytree(backup, node, dirs_exist_ok=True)
+    assert (node / "ledger.sqlite").stat().st_ino == number
+    assert _is_copy(node / "ledger.sqlite")
+
+
+def test_a_folder_of_before_is_no_copy_and_gets_its_mark_with_what_it_signs_next(
+    path: Path, deltas: list[Delta]
+) -> None:
+    _signed(path, deltas[:1])
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE place SET file = ?", (str(path.stat().st_ino),))
+        db.commit()
+    path.with_name(MARK_NAME).unlink()
+    assert not _is_copy(path)
+    assert not _is_copy(path)
+    _signed(path, deltas[1:2])
+    assert not _is_copy(path)
+    path.with_name(MARK_NAME).unlink()
+    assert _is_copy(path), "what was put back came without it, say"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE place SET file = ?", (str(path.stat().st_ino + 1),))
+        db.commit()
+    assert _is_copy(path)
+
+
+def test_who_lost_a_record_may_have_signed_it(path: Path, deltas: list[Delta]) -> None:
+    _signed(path, deltas)
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE deltas SET envelope = x'00' WHERE record_id = ?", (deltas[0].record_id,))
+        db.commit()
+    reader = RecordStore(path, SMALL.swarm_id, read_only=True)
+    assert len(reader.load(LAYOUT)) == len(deltas) - 1 and not reader.is_copy
+    reader.close()
+    store = RecordStore(path, SMALL.swarm_id)
+    assert not store.is_copy
+    assert len(store.load(LAYOUT)) == len(deltas) - 1
+    assert store.is_copy
+    store.add(deltas[:1], durable=False)
+    store.close()
+    assert _is_copy(path), "as long as we have not signed anything more"
+    _signed(path, deltas[:1])
+    assert not _is_copy(path)
+
+
+def test_a_snapshot_holds_what_still_waits_to_be_added(path: Path, deltas: list[Delta]) -> None:
+    """Else it would not be told by what it holds at the next start, and be left out."""
+    store = RecordStore(path, SMALL.swarm_id)
+    store.add(deltas[:3], durable=False)
+    claim = Claim(2, 1, bytes(32), bytes(32))
+    store.add_snapshot(claim, deltas[2:5], ())
+    store.add(deltas[3:], durable=False)
+    assert store.load_history().covered == {delta.record_id for delta in deltas[2:5]}
+    assert len(store.load(LAYOUT)) == len(deltas)
+    store.drop_snapshot(claim.root)
+    assert store.load_history().claims == ()
+    store.close()
+
+
+def test_a_database_whose_making_was_cut_short_is_read_as_empty(path: Path) -> None:
+    path.touch()
+    reader = RecordStore(path, SMALL.swarm_id, read_only=True)
+    assert reader.load_history().claims == ()
+    reader.close()
+    assert path.stat().st_size == 0
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_without_room_for_the_mark_is_full(
+    path: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("gossamer.node.storage.recordstore.os.open", refuse)
+    with pytest.raises(StorageError) as error:
+        RecordStore(path, SMALL.swarm_id)
+    assert isinstance(error.value, DiskFullError) == (code == errno.ENOSPC)
+    assert "damaged" not in str(error.value)
 
 
 def _base(round_: int):
@@ -262,7 +370,7 @@ def test_a_folder_that_nobody_can_write_to_is_read_all_the_same(
     monkeypatch.setattr(os, "access", lambda *_: False)
     reader = RecordStore(path, SMALL.swarm_id, read_only=True)
     assert len(reader.load(LAYOUT)) == len(deltas)
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert {file.name for file in path.parent.iterdir()} == {path.name, MARK_NAME}
     reader.close()
 
 

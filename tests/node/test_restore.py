@@ -14,11 +14,11 @@ from gossamer.models.registry import build_task
 from gossamer.models.task import named_tensors
 from gossamer.node.exports.generate import generate, load_into
 from gossamer.node.phi import genesis, snapshots
-from gossamer.node.phi.restore import replay
+from gossamer.node.phi.restore import has_model, replay
 from gossamer.node.storage.base import GENESIS
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
-from gossamer.node.storage.recordstore import RecordStore
+from gossamer.node.storage.recordstore import MARK_NAME, RecordStore
 from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints
@@ -61,6 +61,19 @@ def test_the_first_model(home: Home, made: tuple[Manifest, Ints]) -> None:
     manifest, merger = replay(home)
     assert manifest == made[0]
     assert np.array_equal(merger.phi, made[1])
+
+
+def test_whether_there_is_a_model_is_asked_without_touching_the_folder(
+    home: Home, made: tuple[Manifest, Ints]
+) -> None:
+    """A daemon may have it, and nothing is locked yet."""
+    (home.root / MARK_NAME).unlink()
+    before = home.ledger_path.read_bytes()
+    assert has_model(home, made[0])
+    assert home.ledger_path.read_bytes() == before
+    assert not (home.root / MARK_NAME).exists()
+    home.ledger_path.write_bytes(b"")
+    assert not has_model(home, made[0]), "its first start was cut short"
 
 
 def test_records_are_folded_in_and_those_without_a_payload_left_out(

@@ -114,7 +114,7 @@ async def test_a_delta_that_became_void_as_its_node_stopped_is_taken_out_at_the_
     root = snapshots.store(merger.phi, folder.chunks)
     with folder.records() as store:
         claim = Claim(2, merger.tokens, merger.chain(), root)
-        store.add_snapshot(claim, [kept.record_id, void.record_id], ())
+        store.add_snapshot(claim, [kept, void], ())
     folder.add(OUTCAST, 2, seed=1)
     expected = await without_the_outcast(folder, tmp_path / "other", 1)
     assert replay(folder.home)[1].digest() == expected[1]
@@ -179,7 +179,7 @@ async def test_a_snapshot_that_holds_what_is_void_is_corrected_by_a_restart(
     root = snapshots.store(merger.phi, folder.chunks)
     claim = Claim(2, merger.tokens, merger.chain(), root)
     with folder.records() as store:
-        store.add_snapshot(claim, [delta.record_id for delta in deltas], ())
+        store.add_snapshot(claim, deltas, ())
         store.add_credential(bytes(32), revocation(OUTCAST, folder.manifest))
     expected = await without_the_outcast(folder, tmp_path / "other", 1)
     assert replay(folder.home)[1].digest() == expected[1]

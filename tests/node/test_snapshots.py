@@ -142,6 +142,20 @@ def test_a_snapshot_written_anew_replaces_the_one_of_its_round(chunks):
     assert shelf.claims == (newer, older)
 
 
+@pytest.mark.parametrize("damage", ["index", "index gone", "chunk gone"])
+def test_a_snapshot_that_is_not_whole_any_more_is_left_out_at_the_start(chunks, damage):
+    older, newer = (Claim(16 * n, n, bytes([n]) * 32, snapshots.store(values(n), chunks)) for n in (1, 2))
+    index = chunks.get(older.root)
+    if damage == "index":
+        chunks._path(older.root).write_bytes(b"X" + index[1:])
+    else:
+        chunks.drop(older.root if damage == "index gone" else index[:32])
+    shelf = SnapshotShelf(chunks, TOTAL)
+    shelf.restore((newer, older))
+    assert shelf.claims == (newer,)
+    assert len(shelf.blobs()) == 4, "what is left of the other is needed no more"
+
+
 def test_chunks_that_two_snapshots_share_survive_the_older(chunks):
     shelf = SnapshotShelf(chunks, TOTAL)
     for n in (1, 2, 3):

@@ -139,6 +139,7 @@ def test_a_backup_that_was_put_back_signs_nothing_before_it_knows_what_it_signed
     assert node.core.own_last == 10
     world.run(5 * limits.RESUME_PATIENCE_S)
     assert not node.core.caught_up, "nobody is there who could tell"
+    assert not [e for e in publish_effects(world, node, 11) if isinstance(e, fx.Store)]
     world.heal()
     world.run(60.0, lambda: node.core.caught_up)
     assert node.core.caught_up
