@@ -154,6 +154,9 @@ class Home:
 
     def is_free(self) -> bool:
         """Whether no daemon uses this folder now. Raises StorageError."""
+        for path in self.root.glob("trainer-*.sock"):  # of scripts that were killed with their daemons
+            with suppress(OSError):
+                path.unlink()
         try:
             file = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
@@ -277,12 +280,12 @@ class Home:
             except OSError as error:
                 raise StorageError(f"cannot write {self.manifest_path}: {error.strerror}") from None
 
-    def socket_path(self) -> str:
+    def socket_path(self, mark: str = "") -> str:
         """Where the trainer finds the daemon: in the folder, or if its path is too long, under /tmp.
 
-        Raises StorageError.
+        With a `mark`, where only who knows that finds it. Raises StorageError.
         """
-        path = str((self.root / "trainer.sock").absolute())
+        path = str((self.root / f"trainer{mark and '-'}{mark}.sock").absolute())
         if len(os.fsencode(path)) <= _SOCKET_PATH_MAX:
             return path
         try:

@@ -5,6 +5,7 @@ The folder is entered as `gossamer node` enters it.
 
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -98,7 +99,8 @@ def started(
     check_fits(tensors, manifest)
     _wait_until_free(home)
     _found_if_first(home, manifest, joins, in_full(manifest))
-    socket = home.socket_path()
+    # One of this attach's own: of two scripts that start at once, none meets the other's daemon.
+    socket = home.socket_path(secrets.token_hex(4))
     beside = Beside(
         DaemonOptions(
             folder=home.root,
@@ -116,8 +118,10 @@ def started(
     beside.start()
     try:
         return StartedNode(home, manifest, joins, beside, _connect(socket, manifest, beside))
-    except BaseException:
+    except BaseException as error:
         beside.stop()
+        if isinstance(error, ConfigError) and not home.is_free():  # since we looked: so our daemon gave up
+            raise _in_use(home) from None
         raise
 
 
@@ -160,11 +164,15 @@ def _wait_until_free(home: Home) -> None:
     deadline = time.monotonic() + FREE_TIMEOUT_S
     while not home.is_free():
         if time.monotonic() > deadline:
-            raise StorageError(
-                f"another node is running in {home.root}: stop it (leave() it, if it is this script's own),"
-                " or give another folder="
-            )
+            raise _in_use(home)
         time.sleep(POLL_S)
+
+
+def _in_use(home: Home) -> StorageError:
+    return StorageError(
+        f"another node is running in {home.root}: stop it (leave() it, if it is this script's own), or give"
+        " another folder="
+    )
 
 
 def _found_if_first(

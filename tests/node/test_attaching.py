@@ -333,3 +333,18 @@ def test_adapters_take_what_attach_takes() -> None:
     own = get_type_hints(Peer.attach)
     assert own.items() >= get_type_hints(starting.AttachOptions).items()
     assert own.keys() - get_type_hints(starting.AttachOptions).keys() == {"model", "optimizer", "return"}
+
+
+def test_of_two_scripts_that_start_at_once_one_is_told_and_the_other_trains_on(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have found the folder free. The one whose daemon comes too late must not find the other's."""
+    monkeypatch.setattr(starting, "Beside", Beside)
+    monkeypatch.setattr(starting, "_wait_until_free", lambda _: None)
+    where: dict[str, Any] = {"folder": tmp_path / "d", "listen": "127.0.0.1:0", "plaintext": True}
+    with attach(manifest=manifest, **where) as first:
+        with pytest.raises(StorageError, match=r"another node is running in .*or give another folder="):
+            attach(manifest=manifest, **where)
+        first.step(1, 0.0)
+        assert not first.should_stop
+        assert first._role._link.is_attached  # type: ignore[attr-defined]

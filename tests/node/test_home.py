@@ -275,3 +275,11 @@ def test_a_socket_path_is_never_too_long(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("tempfile.tempdir", str(deep))
     with pytest.raises(StorageError, match="set TMPDIR to a shorter one"):
         Home(deep / "d").socket_path()
+
+
+def test_sockets_of_scripts_that_were_killed_are_removed(home: Home) -> None:
+    left = Path(home.socket_path("1234abcd"))
+    assert left == home.root / "trainer-1234abcd.sock"
+    left.touch()
+    home.tidy()
+    assert not left.exists()
