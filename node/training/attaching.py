@@ -217,8 +217,12 @@ class _Waiting:
 
 
 def _show_log() -> None:
-    """Show our lines on standard error, unless the script has arranged for logs itself."""
+    """Show our lines on standard error, unless the script has arranged for logs itself, or does so later."""
     ours = logging.getLogger("gossamer")
-    if not logging.getLogger().handlers and not ours.handlers:
-        ours.addHandler(logs.handler())
+    if logging.getLogger().handlers or ours.handlers:
+        return
+    handler = logs.handler()
+    handler.addFilter(lambda _: not logging.getLogger().handlers and ours.handlers == [handler])
+    ours.addHandler(handler)
+    if ours.level == logging.NOTSET:
         ours.setLevel(logging.INFO)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -348,3 +349,51 @@ def test_of_two_scripts_that_start_at_once_one_is_told_and_the_other_trains_on(
         first.step(1, 0.0)
         assert not first.should_stop
         assert first._role._link.is_attached  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def our_logger(level: int = logging.NOTSET) -> Iterator[logging.Logger]:
+    """As in a script that has arranged for no logs yet; pytest does."""
+    root, ours = logging.getLogger(), logging.getLogger("gossamer")
+    before = ours.level
+    with pytest.MonkeyPatch.context() as patched:
+        for logger in (root, ours):
+            patched.setattr(logger, "handlers", [])
+        ours.setLevel(level)
+        yield ours
+    ours.setLevel(before)
+
+
+def test_what_happens_is_shown_unless_the_script_says_otherwise(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with our_logger() as ours:
+        attaching._show_log()
+        ours.info("listens")
+    assert "listens" in capsys.readouterr().err
+
+
+def test_a_level_that_the_script_has_set_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    with our_logger(logging.WARNING) as ours:
+        attaching._show_log()
+        ours.info("listens")
+        ours.warning("diverges")
+    told = capsys.readouterr().err
+    assert "listens" not in told and "diverges" in told
+
+
+@pytest.mark.parametrize("name", ["", "gossamer"])
+def test_a_script_that_arranges_for_logs_later_sees_each_line_once(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard: list[str] = []
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append(record.getMessage())
+
+    with our_logger() as ours:
+        attaching._show_log()
+        logging.getLogger(name).addHandler(Heard())
+        ours.info("listens")
+    assert heard == ["listens"] and not capsys.readouterr().err
