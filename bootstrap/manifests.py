@@ -13,6 +13,7 @@ from gossamer.models.task_file import kind_of
 from gossamer.node.entering import read_manifest
 from gossamer.node.phi import genesis, snapshots
 from gossamer.node.storage.placing import put
+from gossamer.node.tilde import expanded
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.layout import TensorSpec, plan
@@ -252,14 +253,14 @@ def _rules(for_matrices: str, model: "nn.Module", tensors: "Mapping[str, nn.Para
 def write(manifest: Manifest, path: str | Path) -> None:
     """Write a manifest as TOML that a person can read and edit. Raises StorageError."""
     try:
-        put(Path(path), _toml(manifest).encode())
+        put(expanded(Path(path)), _toml(manifest).encode())
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}") from None
 
 
 def read(path: str | Path) -> Manifest:
     """Read a manifest that a person has written or edited. Raises ConfigError."""
-    return read_manifest(Path(path))
+    return read_manifest(expanded(Path(path)))
 
 
 def _value(value: OptionValue) -> str:

@@ -33,6 +33,7 @@ from gossamer.node.phi import genesis
 from gossamer.node.phi.restore import has_model
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
+from gossamer.node.tilde import expanded
 from gossamer.node.training.beside import Beside
 from gossamer.node.training.parameters import check_fits
 from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
@@ -144,8 +145,10 @@ def _entered(options: AttachOptions) -> tuple[Home, tuple[str, ...]]:
 
 def _enter(joins: tuple[str, ...], invitation: Invitation | None, options: AttachOptions) -> Home:
     manifest, swarm_id, plaintext = options["manifest"], options["swarm_id"], options["plaintext"]
-    folder = Path(options["folder"]) if options["folder"] is not None else None
-    given = manifest if isinstance(manifest, Manifest) or manifest is None else read_manifest(Path(manifest))
+    folder = expanded(Path(options["folder"])) if options["folder"] is not None else None
+    given = manifest
+    if not (given is None or isinstance(given, Manifest)):
+        given = read_manifest(expanded(Path(given)))
     if given is not None and swarm_id is not None and not given.swarm_id.hex().startswith(swarm_id.lower()):
         raise ConfigError(f"the manifest describes swarm {given.swarm_id.hex()[:12]}, not {swarm_id}")
     if invitation is not None:

@@ -351,6 +351,19 @@ def test_of_two_scripts_that_start_at_once_one_is_told_and_the_other_trains_on(
         assert first._role._link.is_attached  # type: ignore[attr-defined]
 
 
+def test_a_tilde_is_the_home_folder(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    manifests.write(manifest, "~/m.toml")
+    assert manifests.read("~/m.toml") == manifest
+    with pytest.raises(AssertionError, match="no daemon"):
+        attach(manifest="~/m.toml", folder="~/d")
+    assert Home(tmp_path / "d").manifest() == manifest
+    assert not (tmp_path / "~").exists()
+
+
 @contextlib.contextmanager
 def our_logger(level: int = logging.NOTSET) -> Iterator[logging.Logger]:
     """As in a script that has arranged for no logs yet; pytest does."""
