@@ -187,11 +187,15 @@ def test_a_model_that_is_attached_already(manifest: Manifest, monkeypatch: pytes
     class Attached:
         model: nn.Module
         has_left: bool = False
+        is_here: bool = True
 
     model = build_model()
     peer = Attached(nn.ModuleList([model]))
     monkeypatch.setattr(attaching, "_attached", [Attached(build_model()), peer])
     with pytest.raises(ConfigError, match=r"attached already: leave\(\) that peer first"):
+        attach(model, manifest=manifest)
+    peer.is_here = False
+    with pytest.raises(ConfigError, match=r"forked off: attach another, or a copy of it"):
         attach(model, manifest=manifest)
     peer.has_left = True
     with pytest.raises(AssertionError, match="no daemon"):
