@@ -13,6 +13,7 @@ from gossamer.models.task_file import kind_of
 from gossamer.node.entering import read_manifest
 from gossamer.node.phi import genesis, snapshots
 from gossamer.node.storage.placing import put
+from gossamer.node.tilde import expanded
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.layout import TensorSpec, plan
@@ -107,6 +108,8 @@ def create(
             by_task = {key: built.averaging(model, key, parameter) for key, parameter in tensors.items()}
     except TaskError as error:
         raise ConfigError(str(error)) from error
+    if fragments is not None:
+        _check_fragments("--fragments", fragments, len(tensors))
     if weights is not None:
         from gossamer.bootstrap.weights import load_weights
 
@@ -171,6 +174,7 @@ def describe(
     unknown = set(by_name) - set(tensors)
     if unknown:
         raise ConfigError(f"averaging names tensor {min(unknown)!r}, which the model does not train")
+    _check_fragments("fragments", fragments, len(tensors))
     manifest, _ = _describe(
         model,
         {**_rules(for_matrices, model, tensors), **by_name},
@@ -198,6 +202,12 @@ def _shareable_tensors(model: "nn.Module") -> "dict[str, nn.Parameter]":
     return tensors
 
 
+def _check_fragments(argument: str, fragments: int, tensors: int) -> None:
+    """Raise ConfigError, in which `argument` is what the person calls it."""
+    if not isinstance(fragments, int) or not 1 <= fragments <= tensors:
+        raise ConfigError(f"{argument} must be 1 to {tensors}, the number of tensors; it is {fragments!r}")
+
+
 def _describe(
     model: "nn.Module",
     rules: Mapping[str, str],
@@ -220,9 +230,6 @@ def _describe(
     )
     if fragments is None:
         fragments = min(FRAGMENTS, len(specs))
-    if not isinstance(fragments, int) or not 1 <= fragments <= len(specs):
-        many = len(specs)
-        raise ConfigError(f"--fragments must be 1 to {many}, the number of tensors; it is {fragments!r}")
     phi = genesis.parameters(model, plan(specs, fragments))
     by_mean = all(spec.averaging == "mean" for spec in specs)
     usual = outer_defaults(codec, by_mean=by_mean)
@@ -252,14 +259,14 @@ def _rules(for_matrices: str, model: "nn.Module", tensors: "Mapping[str, nn.Para
 def write(manifest: Manifest, path: str | Path) -> None:
     """Write a manifest as TOML that a person can read and edit. Raises StorageError."""
     try:
-        put(Path(path), _toml(manifest).encode())
+        put(expanded(Path(path)), _toml(manifest).encode())
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}") from None
 
 
 def read(path: str | Path) -> Manifest:
     """Read a manifest that a person has written or edited. Raises ConfigError."""
-    return read_manifest(Path(path))
+    return read_manifest(expanded(Path(path)))
 
 
 def _value(value: OptionValue) -> str:

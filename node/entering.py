@@ -4,7 +4,6 @@ What `gossamer node` and `Peer.attach` have in common before a daemon is started
 """
 
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +14,7 @@ from gossamer.node.network.askers import asker_of, nodes_root
 from gossamer.node.network.client import fetch_manifest
 from gossamer.node.phi.restore import has_model
 from gossamer.node.storage.home import Home
+from gossamer.node.tilde import expanded
 from gossamer.protocol.errors import ConfigError, NobodyThereError, NotAnsweredError
 from gossamer.protocol.invitation import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
 from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX, MANIFEST_BYTES_MAX
@@ -59,8 +59,7 @@ def given_invitation(text: str | None) -> Invitation | None:
         return None
     if PREFIX not in text:
         try:
-            # Not by Path.expanduser, which raises where nobody knows the folder.
-            with open(os.path.expanduser(text), encoding="utf-8-sig") as file:
+            with open(expanded(Path(text)), encoding="utf-8-sig") as file:
                 text = file.read(INVITATION_BYTES_MAX)
         except UnicodeDecodeError:
             raise ConfigError(f"{text} is not text; an invitation is, as gossamer invite prints it") from None

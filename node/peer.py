@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from threading import Lock
+from threading import get_ident
 from types import TracebackType
 from typing import NoReturn, Self, SupportsFloat, SupportsInt
 
@@ -54,7 +54,9 @@ class Peer(Standing):
         """What they know of, as `Role.taken` counts."""
         _, first = named_tensors(model, frozen=True)[0]
         self._reporter = Reporter(str(first.device))
-        self._stepping = Lock()
+        self._stepping: int | None = None
+        """The thread that is in `step`. A lock would stay taken where Ctrl-C comes between taking it and the
+        `try` that gives it back."""
         self._told_to_stop = False
         self._left = False
         self._pid = os.getpid()
@@ -213,19 +215,21 @@ class Peer(Standing):
             UnreachableError: another rank of this node is gone.
             SystemExit: the loop went on although `should_stop` (attached peers only).
         """
-        self._check_here()
-        count, mean = token_count(tokens), mean_loss(loss)
-        if not self._stepping.acquire(blocking=False):
+        thread = get_ident()
+        if self._stepping is not None:
             raise RuntimeError(
                 "step is running already, in another thread or around this callback: a peer has one loop"
             )
+        self._stepping = thread  # nothing is called from the test to the `try`, so that nothing comes between
         try:
+            self._check_here()
+            count, mean = token_count(tokens), mean_loss(loss)
             self._steps_run += 1
             round_ = self._role.step(count, mean)
             self._after_step()
             return round_
         finally:
-            self._stepping.release()
+            self._stepping = None
 
     def _after_step(self) -> None:
         """Callbacks, and what an attached peer does besides."""
@@ -315,11 +319,16 @@ class Peer(Standing):
         """Whether the peer has left its swarm."""
         return self._left
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that has attached, and not one forked off it."""
+        return os.getpid() == self._pid
+
     def _check_here(self) -> None:
         """Raise RuntimeError where nothing that the model still learns would reach the swarm."""
         if self._left:
             raise RuntimeError("this peer has left its swarm: attach again to go on training in it")
-        if os.getpid() != self._pid:
+        if not self.is_here:
             raise RuntimeError("a peer belongs to the process that attached, and not to those forked off it")
 
     def leave(self) -> None:
@@ -340,7 +349,7 @@ class Peer(Standing):
 
     def close(self) -> None:
         """Disconnect from the daemon; an attached peer's daemon stops. In a forked process, nothing."""
-        if os.getpid() == self._pid:
+        if self.is_here:
             self._role.close()
 
     def __reduce__(self) -> NoReturn:
@@ -362,12 +371,21 @@ class Peer(Standing):
         self._end(in_order=ends_alike or (interrupted and self._role.team.size == 1))
 
     def _end(self, *, in_order: bool) -> None:
-        if self._left or os.getpid() != self._pid:
+        if self._left or not self.is_here:
             return
         self._left = True
         atexit.unregister(self.leave_at_exit)
         try:
-            if in_order and not self._role.is_stepping:
+            if in_order and self._others_step_is_over() and not self._role.is_stepping:
                 self._role.flush(LEAVE_S)
         finally:
             self.close()
+
+    def _others_step_is_over(self) -> bool:
+        """Wait a moment for a step that another thread is in, or both would publish. Returns if it ended."""
+        deadline = time.monotonic() + LEAVE_S
+        while self._stepping not in (None, get_ident()):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+        return True

@@ -44,8 +44,8 @@ from gossamer.protocol.limits import (
 from gossamer.protocol.rules import RULES
 from gossamer.protocol.wire import at_most
 
-_ARRAYS_MAX = 1 + 2 * TENSORS_MAX
-"""All tensors, and for each its row and its shape."""
+_ARRAYS_MAX = 2 + 2 * TENSORS_MAX
+"""The owners, and all tensors, and for each its row and its shape."""
 
 _MAPS_MAX = 64
 """A manifest is a map of sections, of which one holds a map of options."""

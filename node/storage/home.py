@@ -50,6 +50,11 @@ _SOCKET_PATH_MAX = 100
 
 _INCARNATION_MAX = 2**52
 
+LOCK_S = 0.2
+"""How long somebody else may hold a folder's lock before we take it that a node runs there."""
+
+LOCK_POLL_S = 0.005
+
 
 def _read_json(path: Path) -> Any:
     """What is in a file that we can do without; None if there is nothing usable."""
@@ -68,6 +73,18 @@ def _unusable_key(path: Path, error: OSError) -> str:
     if isinstance(error, FileNotFoundError) and path.is_symlink():
         return f"{path} is a link to {os.readlink(path)}, and nothing is there: is its disk mounted?"
     return f"cannot use {path}: {error.strerror}"
+
+
+def _lock_soon(file: int) -> None:
+    """Who looks whether a node is free (`Home.is_free`) holds its lock for a moment. Raises OSError."""
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(LOCK_POLL_S)
 
 
 class Home:
@@ -104,7 +121,7 @@ class Home:
         """
         try:
             self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_soon(self._lock)
             self._folder = os.open(self.root, os.O_RDONLY)
             try:
                 fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,6 +155,9 @@ class Home:
             )
         }
         remove_unfinished(self.root.glob(".*-*"), ours.__contains__)
+        for path in self.root.glob("trainer-*.sock"):  # of scripts that were killed with their daemons
+            with suppress(OSError):
+                path.unlink()
 
     def is_gone(self) -> bool:
         """Whether the folder that we have locked is not where it was: moved, removed, or unmounted."""
@@ -278,12 +298,12 @@ class Home:
             except OSError as error:
                 raise StorageError(f"cannot write {self.manifest_path}: {error.strerror}") from None
 
-    def socket_path(self) -> str:
+    def socket_path(self, mark: str = "") -> str:
         """Where the trainer finds the daemon: in the folder, or if its path is too long, under /tmp.
 
-        Raises StorageError.
+        With a `mark`, where only who knows that finds it. Raises StorageError.
         """
-        path = str((self.root / "trainer.sock").absolute())
+        path = str((self.root / f"trainer{mark and '-'}{mark}.sock").absolute())
         if len(os.fsencode(path)) <= _SOCKET_PATH_MAX:
             return path
         try:

@@ -43,6 +43,9 @@ class Attached(Protocol):
     @property
     def has_left(self) -> bool: ...
 
+    @property
+    def is_here(self) -> bool: ...
+
 
 _attached: "weakref.WeakSet[Attached]" = weakref.WeakSet()
 """The peers of this process that have the swarm's model."""
@@ -124,10 +127,14 @@ def _check_not_attached(tensors: Mapping[str, Tensor]) -> None:
     """Raise ConfigError if a peer has this model already: each would take the other's work for progress."""
     own = set(map(id, tensors.values()))
     for peer in _attached:
-        if not peer.has_left and not own.isdisjoint(id(p) for _, p in named_tensors(peer.model)):
-            raise ConfigError(
-                "this model is attached already: leave() that peer first, or attach another model"
-            )
+        if peer.has_left or own.isdisjoint(id(p) for _, p in named_tensors(peer.model)):
+            continue
+        raise ConfigError(
+            "this model is attached already: leave() that peer first, or attach another model"
+            if peer.is_here
+            else "this model is attached in the process that this one was forked off: attach another, or a"
+            " copy of it (copy.deepcopy), with an optimizer of its own"
+        )
 
 
 def _leader(
@@ -217,8 +224,12 @@ class _Waiting:
 
 
 def _show_log() -> None:
-    """Show our lines on standard error, unless the script has arranged for logs itself."""
+    """Show our lines on standard error, unless the script has arranged for logs itself, or does so later."""
     ours = logging.getLogger("gossamer")
-    if not logging.getLogger().handlers and not ours.handlers:
-        ours.addHandler(logs.handler())
+    if logging.getLogger().handlers or ours.handlers:
+        return
+    handler = logs.handler()
+    handler.addFilter(lambda _: not logging.getLogger().handlers and ours.handlers == [handler])
+    ours.addHandler(handler)
+    if ours.level == logging.NOTSET:
         ours.setLevel(logging.INFO)

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gossamer.node.training.innerstate import DTYPES, inner_state, kinds, options, restore_inner
+from gossamer.node.training.innerstate import DTYPES, dtypes, inner_state, kinds, options, restore_inner
 from gossamer.node.training.outer import OuterLoop
 
 VERSION = "2"
@@ -85,7 +85,7 @@ class State:
         metadata = {"version": VERSION}
         if inner and optimizers:
             metadata |= {"inner": json.dumps(inner.values), "optimizers": kinds(optimizers)}
-            metadata["options"] = options(optimizers)
+            metadata |= {"options": options(optimizers), "dtypes": json.dumps(dtypes(optimizers))}
             if any(inner.learnt):
                 metadata["learnt"] = json.dumps(inner.learnt)
         return cls(tensors, metadata)
@@ -184,7 +184,8 @@ def restore(
         )
         has_inner = has_inner and all(isfinite(number) for numbers in learnt for number in numbers.values())
         if has_inner:
-            has_inner = restore_inner(optimizers, tensors, json.loads(metadata["inner"]))
+            trained_as = list(json.loads(metadata.get("dtypes", "[]")))  # earlier releases do not say
+            has_inner = restore_inner(optimizers, tensors, json.loads(metadata["inner"]), trained_as)
         if has_inner:
             for group, numbers in zip(groups, learnt, strict=False):
                 group.update(numbers)

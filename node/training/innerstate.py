@@ -152,12 +152,26 @@ def options(optimizers: Sequence[torch.optim.Optimizer]) -> str:
     )
 
 
+def dtypes(optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
+    """Each parameter's dtype."""
+    return [
+        str(parameter.dtype)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+
+
 def restore_inner(
-    optimizers: Sequence[torch.optim.Optimizer], tensors: dict[str, Tensor], plain: dict[str, Any]
+    optimizers: Sequence[torch.optim.Optimizer],
+    tensors: dict[str, Tensor],
+    plain: dict[str, Any],
+    trained_as: Sequence[str] = (),
 ) -> bool:
     """Load what `inner_state` took, out of `tensors`, with the groups that the optimizers have now.
 
-    Returns whether all of them took it up.
+    `trained_as` are the `dtypes` of then, if they are known: what belongs to a parameter that is still of the
+    same dtype comes back in its own. Returns whether all of them took it up.
     """
     state: dict[int, dict[str, Any]] = {}
     for name in [name for name in tensors if name.startswith("inner/")]:
@@ -174,8 +188,10 @@ def restore_inner(
         own = {index - start: state[index] for index in state if start <= index < start + count}
         groups = list(optimizer.param_groups)
         try:
-            _lay_out(own, [parameter for group in groups for parameter in group["params"]])
+            parameters = [parameter for group in groups for parameter in group["params"]]
+            _lay_out(own, parameters)
             optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
+            _undo_casts(optimizer, own, parameters, trained_as[start : start + count])
         except Exception as error:  # somebody's own, and so it would be at every start
             kind = type(optimizer).__name__
             log.warning("%s takes up no state (%s: %s): it begins afresh", kind, type(error).__name__, error)
@@ -186,6 +202,25 @@ def restore_inner(
             optimizer.param_groups[:] = groups
         start += count
     return True
+
+
+def _undo_casts(
+    optimizer: torch.optim.Optimizer,
+    saved: Mapping[int, Mapping[str, Any]],
+    parameters: Sequence[Tensor],
+    trained_as: Sequence[str],
+) -> None:
+    """`load_state_dict` casts all to its parameter's dtype, float32 momenta to bf16 say, and spoils texts."""
+    for index, values in saved.items():
+        parameter = parameters[index]
+        loaded = optimizer.state.get(parameter, {})
+        is_as_it_was = index < len(trained_as) and trained_as[index] == str(parameter.dtype)
+        for key, value in values.items():
+            if isinstance(value, str) and key in loaded:
+                loaded[key] = value
+            elif isinstance(value, Tensor) and isinstance(now := loaded.get(key), Tensor):
+                if is_as_it_was and now.dtype != value.dtype:
+                    loaded[key] = value.to(now.device)
 
 
 def _lay_out(state: dict[int, dict[str, Any]], parameters: Sequence[Tensor]) -> None:

@@ -216,13 +216,17 @@ def _forget(momentum: list[Tensor]) -> None:
 
 def _take_over(phi: Tensor, theta: Tensor, ref: Tensor, room: Scratch, keep_progress: bool) -> None:
     """Move one piece to a newer Phi, int32 on the CPU."""
-    image = room.first(ref.numel()).step.copy_(phi).mul_(1.0 / ONE)
+    image, spare = room.first(ref.numel())
+    image.copy_(phi).mul_(1.0 / ONE)
     # Progress is exact where theta has moved little.
-    if keep_progress and theta.dtype == torch.float32:
+    if keep_progress and theta.dtype in (torch.float32, torch.float64):
         theta.sub_(ref).add_(image)
     elif keep_progress:
-        progress = theta - ref.to(theta.dtype)
-        theta.copy_(image).add_(progress)
+        # In float32, from one image that bf16 can hold to the other: progress rounded on its way would move
+        # theta at every apply, also where Phi has not changed.
+        rounded = ref.to(theta.dtype)
+        moved = spare.view(torch.float32).copy_(theta).sub_(rounded)
+        theta.copy_(moved.add_(rounded.copy_(image)))
     else:
         theta.copy_(image)
     ref.copy_(image)

@@ -163,6 +163,7 @@ class Ranks:
         return numbers.numpy().tobytes()
 
     def agree(self, word: Word) -> Word:
+        self._check_group()
         told = [*word[:NUMBERS], *(fragment in word.touched for fragment in range(len(self._fragments)))]
         if self.rank > 0:
             told[SUMMED:] = [0.0] * (len(told) - SUMMED)
@@ -216,6 +217,16 @@ class Ranks:
             raise DivergedError("the first rank found the model diverged: its error says where")
         if self.rank > 0 and firsts == FAILED:
             raise UnreachableError("the first rank of this node failed: its last lines say why")
+
+    def _check_group(self) -> None:
+        """Raise ConfigError if torch.distributed no longer knows the ranks."""
+        try:
+            dist.get_rank(self._cpu)
+        except ValueError:
+            raise ConfigError(
+                "torch.distributed's process group was destroyed while the peer was attached: leave the"
+                " `with` before destroy_process_group"
+            ) from None
 
     def _check_alike(self, fragment: int) -> None:
         """Compare some values of plain parameters: ranks that exchange gradients hold the same."""

@@ -5,6 +5,7 @@ The folder is entered as `gossamer node` enters it.
 
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,6 +33,7 @@ from gossamer.node.phi import genesis
 from gossamer.node.phi.restore import has_model
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
+from gossamer.node.tilde import expanded
 from gossamer.node.training.beside import Beside
 from gossamer.node.training.parameters import check_fits
 from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
@@ -98,7 +100,8 @@ def started(
     check_fits(tensors, manifest)
     _wait_until_free(home)
     _found_if_first(home, manifest, joins, in_full(manifest))
-    socket = home.socket_path()
+    # One of this attach's own: of two scripts that start at once, none meets the other's daemon.
+    socket = home.socket_path(secrets.token_hex(4))
     beside = Beside(
         DaemonOptions(
             folder=home.root,
@@ -116,8 +119,10 @@ def started(
     beside.start()
     try:
         return StartedNode(home, manifest, joins, beside, _connect(socket, manifest, beside))
-    except BaseException:
+    except BaseException as error:
         beside.stop()
+        if isinstance(error, ConfigError) and not home.is_free():  # since we looked: so our daemon gave up
+            raise _in_use(home) from None
         raise
 
 
@@ -140,8 +145,10 @@ def _entered(options: AttachOptions) -> tuple[Home, tuple[str, ...]]:
 
 def _enter(joins: tuple[str, ...], invitation: Invitation | None, options: AttachOptions) -> Home:
     manifest, swarm_id, plaintext = options["manifest"], options["swarm_id"], options["plaintext"]
-    folder = Path(options["folder"]) if options["folder"] is not None else None
-    given = manifest if isinstance(manifest, Manifest) or manifest is None else read_manifest(Path(manifest))
+    folder = expanded(Path(options["folder"])) if options["folder"] is not None else None
+    given = manifest
+    if not (given is None or isinstance(given, Manifest)):
+        given = read_manifest(expanded(Path(given)))
     if given is not None and swarm_id is not None and not given.swarm_id.hex().startswith(swarm_id.lower()):
         raise ConfigError(f"the manifest describes swarm {given.swarm_id.hex()[:12]}, not {swarm_id}")
     if invitation is not None:
@@ -160,11 +167,15 @@ def _wait_until_free(home: Home) -> None:
     deadline = time.monotonic() + FREE_TIMEOUT_S
     while not home.is_free():
         if time.monotonic() > deadline:
-            raise StorageError(
-                f"another node is running in {home.root}: stop it (leave() it, if it is this script's own),"
-                " or give another folder="
-            )
+            raise _in_use(home)
         time.sleep(POLL_S)
+
+
+def _in_use(home: Home) -> StorageError:
+    return StorageError(
+        f"another node is running in {home.root}: stop it (leave() it, if it is this script's own), or give"
+        " another folder="
+    )
 
 
 def _found_if_first(

@@ -252,7 +252,7 @@ def test_options_of_any_name_survive(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fragments", ["2", 1.0, 0, 3])
 def test_fragments_that_cannot_be(fragments: Any) -> None:
-    with pytest.raises(ConfigError, match="fragments must be 1 to 2"):
+    with pytest.raises(ConfigError, match="^fragments must be 1 to 2"):
         manifests.describe(nn.Linear(2, 2), name="odd", fragments=fragments)
 
 

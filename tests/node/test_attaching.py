@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -186,11 +187,15 @@ def test_a_model_that_is_attached_already(manifest: Manifest, monkeypatch: pytes
     class Attached:
         model: nn.Module
         has_left: bool = False
+        is_here: bool = True
 
     model = build_model()
     peer = Attached(nn.ModuleList([model]))
     monkeypatch.setattr(attaching, "_attached", [Attached(build_model()), peer])
     with pytest.raises(ConfigError, match=r"attached already: leave\(\) that peer first"):
+        attach(model, manifest=manifest)
+    peer.is_here = False
+    with pytest.raises(ConfigError, match=r"forked off: attach another, or a copy of it"):
         attach(model, manifest=manifest)
     peer.has_left = True
     with pytest.raises(AssertionError, match="no daemon"):
@@ -333,3 +338,79 @@ def test_adapters_take_what_attach_takes() -> None:
     own = get_type_hints(Peer.attach)
     assert own.items() >= get_type_hints(starting.AttachOptions).items()
     assert own.keys() - get_type_hints(starting.AttachOptions).keys() == {"model", "optimizer", "return"}
+
+
+def test_of_two_scripts_that_start_at_once_one_is_told_and_the_other_trains_on(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have found the folder free. The one whose daemon comes too late must not find the other's."""
+    monkeypatch.setattr(starting, "Beside", Beside)
+    monkeypatch.setattr(starting, "_wait_until_free", lambda _: None)
+    where: dict[str, Any] = {"folder": tmp_path / "d", "listen": "127.0.0.1:0", "plaintext": True}
+    with attach(manifest=manifest, **where) as first:
+        with pytest.raises(StorageError, match=r"another node is running in .*or give another folder="):
+            attach(manifest=manifest, **where)
+        first.step(1, 0.0)
+        assert not first.should_stop
+        assert first._role._link.is_attached  # type: ignore[attr-defined]
+
+
+def test_a_tilde_is_the_home_folder(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    manifests.write(manifest, "~/m.toml")
+    assert manifests.read("~/m.toml") == manifest
+    with pytest.raises(AssertionError, match="no daemon"):
+        attach(manifest="~/m.toml", folder="~/d")
+    assert Home(tmp_path / "d").manifest() == manifest
+    assert not (tmp_path / "~").exists()
+
+
+@contextlib.contextmanager
+def our_logger(level: int = logging.NOTSET) -> Iterator[logging.Logger]:
+    """As in a script that has arranged for no logs yet; pytest does."""
+    root, ours = logging.getLogger(), logging.getLogger("gossamer")
+    before = ours.level
+    with pytest.MonkeyPatch.context() as patched:
+        for logger in (root, ours):
+            patched.setattr(logger, "handlers", [])
+        ours.setLevel(level)
+        yield ours
+    ours.setLevel(before)
+
+
+def test_what_happens_is_shown_unless_the_script_says_otherwise(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with our_logger() as ours:
+        attaching._show_log()
+        ours.info("listens")
+    assert "listens" in capsys.readouterr().err
+
+
+def test_a_level_that_the_script_has_set_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    with our_logger(logging.WARNING) as ours:
+        attaching._show_log()
+        ours.info("listens")
+        ours.warning("diverges")
+    told = capsys.readouterr().err
+    assert "listens" not in told and "diverges" in told
+
+
+@pytest.mark.parametrize("name", ["", "gossamer"])
+def test_a_script_that_arranges_for_logs_later_sees_each_line_once(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard: list[str] = []
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append(record.getMessage())
+
+    with our_logger() as ours:
+        attaching._show_log()
+        logging.getLogger(name).addHandler(Heard())
+        ours.info("listens")
+    assert heard == ["listens"] and not capsys.readouterr().err

@@ -436,6 +436,7 @@ def test_a_full_disk_is_a_log_line(tmp_path, monkeypatch, caplog):
         ("inner", '{"0/step": 1, "x": 2}'),
         ("inner", "[" * 100_000),
         ("steps", "many"),
+        ("dtypes", "7"),
     ],
 )
 def test_metadata_that_was_never_written_changes_nothing(saved, tmp_path, key, text):
@@ -814,3 +815,42 @@ def test_what_killed_trainers_left_unfinished_is_removed(tmp_path):
     _, outer, optimizer = trained()
     CheckpointWriter(path).save(outer, [optimizer], Progress(8, 16))
     assert path.exists() and fresh.exists() and not stale.exists()
+
+
+class InFloat32(torch.optim.Optimizer):
+    """Keeps a mean in float32 and a text of each parameter, whatever its dtype, as some do for bf16."""
+
+    def __init__(self, params, lr=1e-3):
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state["mean"] = torch.zeros_like(parameter, dtype=torch.float32)
+                state["kind"] = "plain"
+            state["mean"].add_(1 / 3)
+
+
+@pytest.mark.parametrize("now", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("says", [True, False])
+def test_a_state_comes_back_in_its_own_dtype_where_the_parameters_is_as_it_was(tmp_path, now, says):
+    def build(dtype):
+        model, outer, _ = make()
+        return outer, InFloat32(model.to(dtype).parameters())
+
+    path = tmp_path / "t"
+    outer, optimizer = build(torch.bfloat16)
+    optimizer.step()
+    CheckpointWriter(path).save(outer, [optimizer], Progress())
+    if not says:  # as earlier releases wrote it
+        tensors, changed = load_file(path), metadata_of(path)
+        del changed[CHECKSUM], changed["dtypes"]
+        path.write_bytes(save(tensors, {**changed, CHECKSUM: checksum(checksums_of(tensors), changed)}))
+    again, fresh = build(now)
+    assert restore(path, again, [fresh]) == (Progress(), True)
+    expected = torch.float32 if says and now == torch.bfloat16 else now
+    for before, after in zip(optimizer.state.values(), fresh.state.values(), strict=True):
+        assert after["mean"].dtype == expected
+        assert torch.equal(after["mean"], before["mean"].to(expected))
+        assert after["kind"] == "plain"

@@ -104,3 +104,12 @@ def test_the_node_of_this_machine_is_meant_if_it_has_one(
     home.adopt(ELSEWHERE)
     with pytest.raises(ConfigError, match="which node"):
         node_in(None)
+
+
+def test_a_tilde_before_an_invitations_file_is_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "i").write_text("no invitation")
+    with pytest.raises(ConfigError, match="^(?!.*No such file)"):
+        given_invitation("~/i")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import stat
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.node.storage import home as home_module
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.wholefile import write_atomically
 from gossamer.protocol.errors import ConfigError, StorageError
@@ -275,3 +277,22 @@ def test_a_socket_path_is_never_too_long(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("tempfile.tempdir", str(deep))
     with pytest.raises(StorageError, match="set TMPDIR to a shorter one"):
         Home(deep / "d").socket_path()
+
+
+def test_who_looks_whether_a_folder_is_free_keeps_no_daemon_from_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = os.open(home.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(looks, fcntl.LOCK_SH)
+    monkeypatch.setattr(home_module.time, "sleep", lambda _: fcntl.flock(looks, fcntl.LOCK_UN))
+    home.lock()
+    os.close(looks)
+    assert not Home(home.root).is_free()
+
+
+def test_sockets_of_scripts_that_were_killed_are_removed(home: Home) -> None:
+    left = Path(home.socket_path("1234abcd"))
+    assert left == home.root / "trainer-1234abcd.sock"
+    left.touch()
+    home.tidy()
+    assert not left.exists()

@@ -530,3 +530,19 @@ def test_momentum_fades_to_nothing_where_nothing_trains(codec: str, rng: np.rand
         loop.step(100, 2.0)
         publish(loop, manifest, round_)
     assert not any(part.any() for part in momentum)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_phi_that_has_not_changed_moves_nothing(dtype: torch.dtype, rng: np.random.Generator) -> None:
+    """Rounded progress would: a fifth of what has moved as far as weights are large, at every apply."""
+    model = Net().to(dtype)
+    loop = loop_for(model, manifest_for(Net()))
+    phi = phi_of(loop) + rng.integers(-(2**9), 2**9, loop.fragments[0].fragment.numel, dtype=np.int32)
+    loop.apply(0, phi, 0, keep_progress=False)
+    train(loop, rng)
+    before = copy.deepcopy(model.state_dict())
+    for round_ in range(3):
+        loop.apply(0, phi, round_)
+    for name, values in model.state_dict().items():
+        assert torch.equal(values, before[name]) or dtype == torch.float64, name
+        assert torch.allclose(values, before[name], rtol=0, atol=1e-15), name

@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import copy
 import signal
+import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from safetensors import safe_open
 from torch import nn
 
 from gossamer.models.task import named_tensors
+from gossamer.node import peer as peer_module
 from gossamer.node.ipc import control, daemon_link
 from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.peer import Peer
@@ -689,3 +693,86 @@ async def test_of_several_fragments_half_wait_a_step(tmp_path: Path) -> None:
         assert setup.peer.version == 3
         setup.step()
         assert setup.peer.version == 4
+
+
+async def test_a_step_that_is_interrupted_anywhere_can_be_called_again(tmp_path: Path) -> None:
+    """A signal comes between a call and what follows it."""
+    async with begun(tmp_path) as setup:
+        done = False
+        for moment in range(100):
+            left = iter(range(moment))
+
+            def interrupt(frame: FrameType, event: str, argument: object, left: Iterator[int] = left) -> None:
+                if frame.f_code is Peer.step.__code__ and next(left, None) is None:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+
+            sys.setprofile(interrupt)
+            try:
+                setup.step()
+                done = True
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.setprofile(None)
+            setup.step()
+            if done:
+                return
+        raise AssertionError("it was interrupted all the time")
+
+
+async def test_a_watchdog_that_raises_waits_until_a_delta_is_handed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bark(*_: object) -> None:
+        raise TimeoutError
+
+    async with begun(tmp_path) as setup:
+        take = outer.OuterLoop.publish
+
+        def barked(*arguments: Any) -> Any:
+            taken = take(*arguments)
+            signal.raise_signal(signal.SIGALRM)
+            return taken
+
+        monkeypatch.setattr(outer.OuterLoop, "publish", barked)
+        handler = signal.signal(signal.SIGALRM, bark)
+        try:
+            with pytest.raises(TimeoutError):
+                for _ in range(EVERY):
+                    setup.step()
+            assert signal.getsignal(signal.SIGALRM) is bark
+        finally:
+            signal.signal(signal.SIGALRM, handler)
+        await until(lambda: 1 in setup.daemon.signed)
+        assert not setup.peer._role.is_stepping
+
+
+async def test_who_leaves_while_another_thread_is_in_a_step_publishes_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the main thread does that ends before the one that trains: both would write one payload area."""
+    async with begun(tmp_path) as setup:
+        setup.step()
+        order: list[str] = []
+        entered, waited = threading.Event(), threading.Event()
+
+        def step(*_: object) -> None:
+            entered.set()
+            waited.wait(20)
+            order.append("step")
+
+        def sleep(_: float) -> None:
+            waited.set()
+
+        monkeypatch.setattr(setup.peer._role, "step", step)
+        monkeypatch.setattr(setup.peer._role, "flush", lambda _: (order.append("flush"), waited.set()))
+        stepping = asyncio.create_task(asyncio.to_thread(setup.step))
+        await asyncio.to_thread(entered.wait)
+        with monkeypatch.context() as patched:
+            patched.setattr(peer_module.time, "sleep", sleep)
+            await asyncio.to_thread(setup.peer.leave)
+        await stepping
+        assert order == ["step", "flush"]
+        with pytest.raises(RuntimeError, match="has left"):
+            setup.step()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gossamer.node.training import ranks
 from gossamer.node.training.ranks import Ranks
+from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.layout import Layout, TensorSpec, plan
 from tests.node.test_patience import two_ranks
 
@@ -80,3 +81,13 @@ def test_all_ranks_get_the_firsts_parameters_however_they_lie_in_memory(
     for columns in (held[1][-1], untouched):
         columns[:, ::2], columns[:, 1:4:2], columns[:, 5::2] = 0, 0, 0
     assert torch.equal(held[1][-1], untouched), "what lies between them is somebody else's"
+
+
+def test_a_group_that_is_destroyed_too_early_is_an_error_that_says_so() -> None:
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    alone = Ranks({})
+    alone.agree(ranks.Word())
+    torch.distributed.destroy_process_group()
+    with pytest.raises(ConfigError, match="leave the `with` before destroy_process_group"):
+        alone.agree(ranks.Word())
+    alone.close()

@@ -268,3 +268,9 @@ def test_the_source_of_a_task_counts_and_none_leaves_the_id_as_it_was():
         from_canonical(written_out)
     with pytest.raises(ConfigError, match=r"task\.source"):
         from_values({**values, "task": {**task, "source": "../x.py"}}, "test")
+
+
+def test_a_manifest_of_as_many_tensors_as_there_may_be_is_read_back():
+    tensors = tuple(TensorSpec(f"{i}", (1,), "mean") for i in range(limits.TENSORS_MAX))
+    manifest = builders.manifest(tensors, 1)
+    assert from_canonical(manifest.canonical()).swarm_id == manifest.swarm_id
