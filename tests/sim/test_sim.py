@@ -105,6 +105,33 @@ def test_unknown_scenario() -> None:
         choose(1, 4, 2.0, "rain")
 
 
+def test_a_swarm_of_one_is_none() -> None:
+    with pytest.raises(ValueError, match="two nodes at least"):
+        choose(1, 1, 2.0, None)
+
+
+@pytest.mark.parametrize(("seed", "name"), [(2, None), (18, None), (89, None), (111, None), (12, "churn")])
+def test_a_swarm_may_have_two_nodes(seed: int, name: str | None) -> None:
+    assert run(Job(seed, 2, 5.0, name)).failure is None
+
+
+@pytest.mark.parametrize(("seed", "nodes"), [(537, 3), (521, 5)])
+def test_what_died_with_its_disk_before_anybody_had_heard_of_it_is_signed_again(seed: int, nodes: int) -> None:
+    assert run(Job(seed, nodes, 9.0, "diskloss")).failure is None
+
+
+def test_two_deltas_of_one_round_are_found_out_once_somebody_has_the_first() -> None:
+    world = World(choose(1, 4, 2.0, "calm"))
+    signed = world.audit.spoken
+
+    def again(node: Node, delta: Delta) -> None:
+        signed(node, delta)
+        node.soon(5.0, signed, node, replace(delta, record_id=bytes(32)))
+
+    world.audit.spoken = again  # type: ignore[method-assign]
+    assert "signed two deltas for round" in (world.run().failure or "")
+
+
 def test_a_liar_gets_round_to_all_its_deeds() -> None:
     lines: list[str] = []
     result = simulate(choose(5, 6, 5.0, "liar"), lines.append)
