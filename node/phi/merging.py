@@ -3,6 +3,9 @@
 Rounds that changed are marked dirty. They are merged in a worker thread as soon as the trainer has taken
 what it was last offered of that fragment (or a second has passed, or there is no trainer), and the new Phi
 is offered to it.
+
+Where many rounds wait, the newest and the oldest of them take turns: the trainer trains on with what was
+published last, whoever had old rounds change, and those come to an end all the same.
 """
 
 import asyncio
@@ -130,8 +133,11 @@ class Merging:
         self._news.set()
 
     async def settled(self, round_: int) -> None:
-        """Wait until no round up to this one waits to be merged."""
-        while any(dirty <= round_ for dirty in self._dirty):
+        """Wait until no round up to this one waits to be merged, or is being merged."""
+        while True:
+            async with self._busy:
+                if not any(dirty <= round_ for dirty in self._dirty):
+                    return
             self._merged_some.clear()
             await self._merged_some.wait()
 
@@ -163,15 +169,24 @@ class Merging:
     async def run(self) -> None:
         """Merge until cancelled. Raises DivergedError."""
         await self._begun.wait()
+        due: set[int] = set()
+        newest_next = True
         while True:
-            await self._wait_for_news()
-            await asyncio.sleep(GATHER_S)
+            if not due:
+                await self._wait_for_news()
+                await asyncio.sleep(GATHER_S)
+                newest_next = True
             self._note_new_trainer()
             self._note_pace()
             self._forget_closed()
-            for round_ in self._reached():
-                if self._is_due(round_):
-                    await self._merge(round_)
+            reached = self._reached()
+            # What was due once is: it need not wait until the trainer has taken what others of its fragment left.
+            due = {round_ for round_ in reached if round_ in due or self._is_due(round_)}
+            if due:
+                round_ = max(due) if newest_next else min(due)
+                newest_next = not newest_next
+                due.discard(round_)
+                await self._merge(round_)
             self._merged_some.set()
             self._look_whether_ready()
             if self.ready:
