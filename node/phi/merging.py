@@ -13,11 +13,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from statistics import median
 
 from gossamer.node.ipc.trainer_port import TrainerPort
-from gossamer.node.phi.merger import Merger, Prefix
+from gossamer.node.phi.merger import MergedState, Merger, Prefix
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.protocol.conduct import Conduct, RoundFigures
@@ -180,7 +181,7 @@ class Merging:
             self._note_pace()
             self._forget_closed()
             reached = self._reached()
-            # What was due once is: it need not wait until the trainer has taken what others of its fragment left.
+            # What was due once is: it need not wait until the trainer has taken what was merged before it.
             due = {round_ for round_ in reached if round_ in due or self._is_due(round_)}
             if due:
                 round_ = max(due) if newest_next else min(due)
@@ -334,7 +335,18 @@ class Merging:
             if self._port.attached and self._port.is_free(index):
                 fragment = self._core.layout.fragments[index]
                 self._unoffered.discard(index)
-                await self._port.offer(fragment, self._merger.view(fragment), self._merger.state(fragment))
+                await self._port.offer(fragment, self._merger.view(fragment), self._state(fragment))
+
+    def _state(self, fragment: Fragment) -> MergedState:
+        """How far a fragment has been merged. Who began anew where the swarm is far behind our own last delta
+        need not wait for that one: until the swarm has reached it, it is not to come."""
+        assert self._merger is not None
+        state = self._merger.state(fragment)
+        last = self._core.ledger.last_round(self._core.identity.node_id)
+        if last <= self._horizon:
+            return state
+        last -= (last - fragment.index) % len(self._core.layout.fragments)
+        return replace(state, own_round=max(state.own_round, last))
 
     async def digest(self) -> tuple[bytes, bytes] | None:
         """Digest of the records merged, and of Phi; None before genesis is here."""

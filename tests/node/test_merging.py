@@ -360,6 +360,24 @@ async def test_what_a_resting_swarm_cannot_reach_is_merged(setup: Setup) -> None
     assert setup.merged[-1] == 9
 
 
+async def test_who_went_back_to_a_snapshot_from_before_its_own_last_delta_is_offered_what_comes(
+    setup: Setup,
+) -> None:
+    """Its trainer leaves out what does not hold that one, which nobody will merge for hours."""
+    setup.core.clock, setup.core.horizon = 4, 5
+    setup.ledger.note_last(identity(99).node_id, 91, bytes(32))
+    await setup.merging.begin(setup.merger)
+    setup.port.attach()
+    setup.merging.look()
+    await until(lambda: setup.offered() == [0, 1])
+    assert [state.own_round for _, state, _ in setup.port.offers] == [90, 91]
+    setup.core.horizon = 91
+    setup.take(0)
+    _arrive(setup, _delta(1, 6, 1000))
+    await until(lambda: setup.offered() == [0, 1, 0])
+    assert setup.port.offers[-1][1].own_round < 90
+
+
 async def test_payloads_on_their_way_are_not_merged_yet(setup: Setup) -> None:
     setup.core.caught_up = False
     await setup.merging.begin(setup.merger)

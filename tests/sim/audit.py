@@ -98,7 +98,9 @@ class Audit:
 
     def spoken_by(self, author: bytes) -> list[Delta]:
         """All that a node has published."""
-        return [delta for (by, _), deltas in self._spoken.items() if by == author for delta in deltas.values()]
+        return [
+            delta for (by, _), deltas in self._spoken.items() if by == author for delta in deltas.values()
+        ]
 
     def merged(self, node: "Node", fold: Fold, round_: int) -> None:
         """A round was merged anew on a node."""
