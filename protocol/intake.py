@@ -153,6 +153,7 @@ class Intake:
         if not self._charter.counts(delta.author, delta.round):
             return self._vetting.stranger(delivery.link, delivery.now)
         if delta.round <= self._ledger.floor:
+            self._ledger.note_last(delta.author, delta.round, delta.record_id)  # it takes part, if only there
             return []
         if not self._clock.allows(delta.round, delivery.now):
             raise ImplausibleError(f"round {delta.round} is too early for this swarm's age")

@@ -33,6 +33,8 @@ class Witness(NamedTuple):
     """Whether we were told of it: it answers at one of our join addresses."""
     told: float = inf
     """When its word came, by the local clock, seconds."""
+    round: int = 0
+    """The last round that it has published; 0 if none since it came (back), or if we know no delta of its."""
 
 
 class Joining:

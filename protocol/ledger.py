@@ -77,7 +77,7 @@ class Ledger:
             self._last[author] = (round_, record_id)
 
     def close(self, floor: int) -> list[Delta]:
-        """Drop everything up to round `floor`, for good; returns the records dropped."""
+        """Drop everything up to round `floor`, for good in this history; returns the records dropped."""
         dropped: list[Delta] = []
         for round_ in [r for r in self._rounds if r <= floor]:
             for held in self._rounds.pop(round_).values():
@@ -88,6 +88,10 @@ class Ledger:
             del self._by_data[delta.data]
         self.floor = max(self.floor, floor)
         return dropped
+
+    def reopen(self, floor: int) -> None:
+        """Take records of rounds after `floor` again: they are open in the history that we begin from."""
+        self.floor = min(self.floor, floor)
 
     def drop(self, author: bytes, after: int) -> list[Delta]:
         """Take out an author's records of rounds after `after`, as if they had never come; returns them."""

@@ -204,6 +204,13 @@ SEAL_SETTLE_S = 5.0
 LINEAGE_PATIENCE_S = 12.0
 """Longer than an anti-entropy period: a difference of claims that lasts is one of closed history."""
 
+LINEAGE_DOUBLINGS_MAX = 6
+"""Who has given its history up waits twice as long the next time, up to 13 minutes: one key can sign a second
+record for a round that some have closed and others have not, and each such difference costs a download."""
+
+LINEAGE_MEMORY_S = 3600.0
+"""So long each time is remembered: honest partitions are seldom more frequent."""
+
 LINEAGE_MINORITY_PATIENCE_S = 600.0
 """A difference of claims that missing payloads of a third of the authors may explain gets so long to go away,
 since a few could hand theirs out chunk by chunk for ever. Who gives its own history up closes it, and what

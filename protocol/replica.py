@@ -303,6 +303,7 @@ class Replica:
                 return []
             case fx.Adopted():
                 self.sealing.adopted(event.claim)
+                self.ledger.reopen(event.claim.round)
                 self.presence.changed()
                 return [self.holdings.close(event.claim.round)]
             case fx.Unusable():

@@ -20,7 +20,7 @@ from gossamer.protocol.history import (
     roundest,
     sealed_round,
 )
-from gossamer.protocol.joining import Joining, Witness
+from gossamer.protocol.joining import Joining, Witness, believable
 from gossamer.protocol.manifest import Manifest
 
 LOOK_INTERVAL_S = 2.5
@@ -87,6 +87,10 @@ class Sealing:
         self._claimed_at = 0.0
         self._differs_since: float | None = None
         self._differed_at = 0.0
+        self._behind_since: float | None = None
+        """Since when most members are at rounds that we have closed."""
+        self._yields: deque[float] = deque(maxlen=limits.LINEAGE_DOUBLINGS_MAX)
+        """When we gave our history up for another, lately."""
         self._unanswered_since: float | None = None
         """Since when a claim would win but for those who claim other rounds."""
         self._unanswered_at = 0.0
@@ -163,7 +167,8 @@ class Sealing:
         self.floor = claim.round
         self.adopting = None
         self._asked_to_seal = claim.round
-        self._differs_since = self._unanswered_since = None
+        self._clocks.clear()  # what the clock said may have been of the history before
+        self._differs_since = self._unanswered_since = self._behind_since = None
 
     def unusable(self, claim: Claim) -> None:
         """That snapshot cannot be adopted by anybody: our own history goes on, or another one is chosen."""
@@ -182,12 +187,14 @@ class Sealing:
         share_lacking: Callable[[int], float] = lambda round_: 0.0,
         contributors: Callable[[], Sequence[Claims]] | None = None,
         is_stalled: Callable[[Claim], bool] = lambda claim: False,
+        authors: Callable[[], int] = lambda: 0,
     ) -> list[Effect]:
         """Look at the members' claims.
 
         `share_lacking` tells of how many of the authors, from 0 to 1, payloads up to a round are missing here
         that somebody holds. `contributors` gives the claims of those whose deltas are here; without it, all
         count as such. `is_stalled` tells whether a snapshot is being fetched and nothing of it comes.
+        `authors` counts the members, live or not, of whom we know deltas.
         """
         if now < self._next_look:
             return []
@@ -206,6 +213,9 @@ class Sealing:
             return self._begin_anew(members, now)
         if self.may_be_outlived:
             return []
+        back = self._go_back(members, authors, now)
+        if back:
+            return back
         return [
             *self._seal(clock, now),
             *self._close(clock, others),
@@ -352,7 +362,47 @@ class Sealing:
             f" tokens, ours {self.claims[0].tokens}; starting again from the swarm's snapshot, keeping the"
             " open window"
         )
+        return self._yield(winner, text, now)
+
+    def _go_back(self, members: Sequence[Witness], authors: Callable[[], int], now: float) -> list[Effect]:
+        """Two lineages of which the other, that of most members, is at rounds that we have closed already.
+
+        A fast node that was cut off goes by its own clock alone, and may be hours ahead of the others when
+        it hears of them again. Each refuses the other's records then, and claims never name the same round.
+        Who has published nothing since it came back is not among them: it may find out yet that we went on.
+        Nor is who is not there: a few liars might be most of those who are, for a moment.
+        """
+        said = [member for member in members if member.claims and now - member.told <= WORD_S]
+        behind = [
+            member
+            for member in said
+            if 0 < member.round <= self.floor and all(claim.round < self.floor for claim in member.claims)
+        ]
+        if not behind or 2 * len(behind) <= 1 + max(len(said), authors()):
+            self._behind_since = None
+            return []
+        if self._behind_since is None:
+            self._behind_since = now
+        winner = believable(behind)
+        if winner is None or now - self._behind_since < self._patience(now):
+            return []
+        text = (
+            f"TWO LINEAGES: cut off from most members we closed rounds up to {self.floor}, and they are at"
+            f" round {max(member.round for member in behind)}; starting again from their snapshot of round"
+            f" {winner.round}: what we published meanwhile is given up, and we publish again once they have"
+            " reached the rounds that we signed"
+        )
+        return self._yield(winner, text, now)
+
+    def _yield(self, winner: Claim, text: str, now: float) -> list[Effect]:
+        self._yields.append(now)
         return [Notice(text), *self._adopt(winner, now)]
+
+    def _patience(self, now: float) -> float:
+        """How long a difference has to last before our history is given up: longer each time."""
+        while self._yields and now - self._yields[0] > limits.LINEAGE_MEMORY_S:
+            self._yields.popleft()
+        return limits.LINEAGE_PATIENCE_S * 2.0 ** len(self._yields)
 
     def _unanswered(self, claims: Sequence[Claims], now: float) -> Claim | None:
         """The claim that wins without those who claim other rounds, once they have been waited for."""
@@ -370,11 +420,13 @@ class Sealing:
 
     def _may_be_explained(self, share_lacking: float, since: float, now: float) -> bool:
         """Whether a difference that shows `since` then may come of records or payloads on their way."""
+        patience = self._patience(now)
         if not share_lacking:
-            return now - since < limits.LINEAGE_PATIENCE_S
+            return now - since < patience
         if share_lacking > MINORITY:
             self._lacked_much_at = now
-        return now - max(since, self._lacked_much_at) < limits.LINEAGE_MINORITY_PATIENCE_S
+        patience = max(patience, limits.LINEAGE_MINORITY_PATIENCE_S)
+        return now - max(since, self._lacked_much_at) < patience
 
     def _is_disputed(self, others: Sequence[Claims]) -> bool:
         """Whether anybody claims something else than we do for the round that we claim."""

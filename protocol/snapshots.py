@@ -14,7 +14,7 @@ from gossamer.protocol.joining import Witness
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.links import Links
 from gossamer.protocol.records import Peer
-from gossamer.protocol.roster import Roster
+from gossamer.protocol.roster import Health, Roster
 from gossamer.protocol.sealing import Sealing
 
 
@@ -53,6 +53,7 @@ class Snapshots:
             lambda round_: self._holdings.share_lacking(round_, now),
             self._claims_of_contributors,
             lambda claim: self._fetcher.wants.is_stalled(claim.key, now),
+            self._authors,
         )
         if adopting is not None and self._sealing.adopting is None:
             self._fetcher.wants.forget(adopting.key)
@@ -93,10 +94,22 @@ class Snapshots:
 
     def _witnesses(self) -> list[Witness]:
         told_of = self._links.told_of()
-        live = [(member.peer, member.told) for member in self._roster.live()]
         return [
-            Witness(self._claims_of(peer), peer.node_id, peer.node_id in told_of, told) for peer, told in live
+            Witness(
+                self._claims_of(peer),
+                peer.node_id,
+                peer.node_id in told_of,
+                member.told,
+                peer.body.round if self._ledger.last_round(peer.node_id) else 0,
+            )
+            for member in self._roster.live()
+            for peer in (member.peer,)
         ]
+
+    def _authors(self) -> int:
+        """How many members that have not left are known to have published, in rounds long closed too."""
+        members = (member for member in self._roster.members() if member.health is not Health.LEFT)
+        return sum(self._ledger.last_round(member.peer.node_id) > 0 for member in members)
 
     def _claims_of_contributors(self) -> list[Claims]:
         """Of those too who are not there just now: they have not spoken against us, and may have for us."""

@@ -3,6 +3,9 @@
 Rounds that changed are marked dirty. They are merged in a worker thread as soon as the trainer has taken
 what it was last offered of that fragment (or a second has passed, or there is no trainer), and the new Phi
 is offered to it.
+
+Where many rounds wait, the newest and the oldest of them take turns: the trainer trains on with what was
+published last, whoever had old rounds change, and those come to an end all the same.
 """
 
 import asyncio
@@ -10,11 +13,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from statistics import median
 
 from gossamer.node.ipc.trainer_port import TrainerPort
-from gossamer.node.phi.merger import Merger, Prefix
+from gossamer.node.phi.merger import MergedState, Merger, Prefix
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.protocol.conduct import Conduct, RoundFigures
@@ -130,8 +134,11 @@ class Merging:
         self._news.set()
 
     async def settled(self, round_: int) -> None:
-        """Wait until no round up to this one waits to be merged."""
-        while any(dirty <= round_ for dirty in self._dirty):
+        """Wait until no round up to this one waits to be merged, or is being merged."""
+        while True:
+            async with self._busy:
+                if not any(dirty <= round_ for dirty in self._dirty):
+                    return
             self._merged_some.clear()
             await self._merged_some.wait()
 
@@ -163,15 +170,24 @@ class Merging:
     async def run(self) -> None:
         """Merge until cancelled. Raises DivergedError."""
         await self._begun.wait()
+        due: set[int] = set()
+        newest_next = True
         while True:
-            await self._wait_for_news()
-            await asyncio.sleep(GATHER_S)
+            if not due:
+                await self._wait_for_news()
+                await asyncio.sleep(GATHER_S)
+                newest_next = True
             self._note_new_trainer()
             self._note_pace()
             self._forget_closed()
-            for round_ in self._reached():
-                if self._is_due(round_):
-                    await self._merge(round_)
+            reached = self._reached()
+            # What was due once is: it need not wait until the trainer has taken what was merged before it.
+            due = {round_ for round_ in reached if round_ in due or self._is_due(round_)}
+            if due:
+                round_ = max(due) if newest_next else min(due)
+                newest_next = not newest_next
+                due.discard(round_)
+                await self._merge(round_)
             self._merged_some.set()
             self._look_whether_ready()
             if self.ready:
@@ -319,7 +335,18 @@ class Merging:
             if self._port.attached and self._port.is_free(index):
                 fragment = self._core.layout.fragments[index]
                 self._unoffered.discard(index)
-                await self._port.offer(fragment, self._merger.view(fragment), self._merger.state(fragment))
+                await self._port.offer(fragment, self._merger.view(fragment), self._state(fragment))
+
+    def _state(self, fragment: Fragment) -> MergedState:
+        """How far a fragment has been merged. Who began anew where the swarm is far behind our own last delta
+        need not wait for that one: until the swarm has reached it, it is not to come."""
+        assert self._merger is not None
+        state = self._merger.state(fragment)
+        last = self._core.ledger.last_round(self._core.identity.node_id)
+        if last <= self._horizon:
+            return state
+        last -= (last - fragment.index) % len(self._core.layout.fragments)
+        return replace(state, own_round=max(state.own_round, last))
 
     async def digest(self) -> tuple[bytes, bytes] | None:
         """Digest of the records merged, and of Phi; None before genesis is here."""

@@ -27,7 +27,7 @@ from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.chunks import HASH_BYTES, chunk_hashes, root_of
-from gossamer.protocol.effects import Close, Event, Need, Sealed, Unusable
+from gossamer.protocol.effects import Adopted, Close, Event, Need, Sealed, Unusable
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.layout import Fragment, TensorSpec
@@ -511,6 +511,18 @@ async def test_what_the_next_snapshot_shares_with_one_given_up_is_not_fetched_ag
     assert fetching.told[-1].chunks == ((sha256(b"e" * CHUNK_BYTES_MAX).digest(), CHUNK_BYTES_MAX),)
 
 
+async def test_of_the_snapshot_of_another_lineage_only_what_differs_is_fetched(tmp_path: Path) -> None:
+    """A second record for a closed round changes one fragment: the other chunks are here already."""
+    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
+    fetching.shelf.restore([fetching.claim(b"A", b"B", b"C")])
+    fetching.adopt(fetching.claim(b"a", b"d", b"c"))
+    await fetching.look()
+    (need,) = fetching.told
+    assert isinstance(need, Need)
+    assert need.chunks == ((sha256(b"d" * CHUNK_BYTES_MAX).digest(), CHUNK_BYTES_MAX),)
+    assert fetching.here() == "abc"
+
+
 async def test_a_joiner_whose_network_fails_for_a_while_goes_on_with_what_it_has(tmp_path: Path) -> None:
     """As long as it has no model, and seeks no other."""
     fetching = Fetching(ChunkStore(tmp_path / "chunks"))
@@ -626,5 +638,45 @@ async def test_a_closing_that_waited_does_not_lower_the_base_that_was_adopted_me
     for _ in range(2):
         await archive._one_thing()
     assert merging.base == records.load_history().base == Base(200, winner.digest, winner.tokens)
+    assert closed.body.chunks[0] not in chunks
+    records.close()
+
+
+async def test_who_goes_back_to_an_earlier_snapshot_closes_nothing_of_what_waited_to_be_closed(
+    tmp_path: Path,
+) -> None:
+    """It ran ahead alone, and had closed by its own clock what the others are at."""
+    chunks, records = ChunkStore(tmp_path / "chunks"), RecordStore(tmp_path / "ledger.sqlite", SMALL.swarm_id)
+    core: Any = SimpleNamespace(
+        manifest=SMALL,
+        layout=LAYOUT,
+        ledger=Ledger(),
+        own_last=191,
+        identity=SimpleNamespace(node_id=OWN),
+        fetcher=SimpleNamespace(wants=SimpleNamespace(are_held=0)),
+        **NOTHING_ELSE,
+    )
+    merging = Merging(core, SimpleNamespace(attached=False, attachments=0), lambda blob: None)  # type: ignore[arg-type]
+    shelf = SnapshotShelf(chunks, LAYOUT.snapshot_bytes)
+
+    def told(event: Event) -> None:
+        if isinstance(event, Adopted):  # as the core answers
+            archive.close(Close(event.claim.round, ()))
+
+    archive = Archive(core, merging, chunks, records, shelf, told)
+    before = Base(180, bytes([8]) * 32, 999_999)
+    await merging.begin(Merger(SMALL, np.zeros(LAYOUT.numel, np.int32), chunks, OWN, base=before))
+    records.close_up_to(before, 180)
+    winner = Claim(30, 12345, bytes([7]) * 32, snapshots.store(np.ones(LAYOUT.numel, np.int32), chunks))
+    closed = delta(b"of a closed round")
+    chunks.put(closed.body.chunks[0], b"of a closed round")
+    archive.close(Close(186, (closed,)))
+    core.sealing.adopting = winner
+    archive.adopt(winner)
+    for _ in range(2):
+        await archive._one_thing()
+    history = records.load_history()
+    assert merging.base == history.base == Base(30, winner.digest, winner.tokens)
+    assert history.own_last == 191 and history.claims == (winner,)
     assert closed.body.chunks[0] not in chunks
     records.close()

@@ -134,6 +134,17 @@ def test_what_is_dropped_might_never_have_come(keys, author, after):
     assert ledger.digests.root == _filled(keys).digests.root
 
 
+def test_who_begins_anew_from_an_earlier_round_takes_those_after_it_again():
+    ledger = Ledger()
+    ledger.close(20)
+    early = builders.unsigned(1, 15, 0)
+    assert ledger.add(early) is Added.CLOSED
+    ledger.reopen(30)
+    assert ledger.floor == 20, "that opens nothing"
+    ledger.reopen(10)
+    assert ledger.add(early) is Added.NEW
+
+
 def test_records_by_an_author(rng):
     ledger = Ledger()
     mine = [builders.random_delta(rng, builders.identity(1), round_)[0] for round_ in (1, 2)]

@@ -1,5 +1,7 @@
 """The state machine: join, seal, close, and settle two lineages."""
 
+from itertools import pairwise
+
 import pytest
 
 from gossamer.protocol import limits
@@ -506,3 +508,88 @@ def test_what_was_claimed_before_a_late_record_counts_no_more(manifest):
     sealing.sealed((claim(40, mark=2), claim(32)))
     others = [(claim(24), claim(16))] * 3
     assert kinds(drive(sealing, 0.0, 5, clock=100, others=others), Close) == []
+
+
+def yields(manifest, sealing, start, seconds):
+    """Others claim another thing than we do for our round, each time anew."""
+    times = []
+    for tick in range(int(seconds)):
+        own = sealing.claims[0]
+        other = own._replace(root=bytes([own.root[0] % 250 + 1]) * 32)
+        found = kinds(sealing.wake(start + tick, 16, [Witness((other,))] * 3), Adopt)
+        if found:
+            times.append(start + tick)
+            sealing.adopted(other)
+    return times
+
+
+def test_who_has_given_its_history_up_lately_takes_its_time(manifest):
+    """One key can split those who have closed a round from those who have not, for 300 bytes each time."""
+    sealing = joined(manifest, claim(16, tokens=5))
+    times = yields(manifest, sealing, 0.0, 1600)
+    assert len(times) == 7
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    wanted = [limits.LINEAGE_PATIENCE_S * 2**number for number in range(1, 7)]
+    assert all(want <= gap < want + 10 for gap, want in zip(gaps, wanted, strict=True))
+    (again,) = yields(manifest, sealing, 1600.0 + limits.LINEAGE_MEMORY_S, 20)
+    assert again < 1620 + limits.LINEAGE_MEMORY_S, "that was long ago"
+
+
+def ahead(manifest):
+    """One that has closed rounds up to 96, which the others have not reached."""
+    return joined(manifest, claim(112, mark=9), claim(104, mark=9), floor=96)
+
+
+def at(round_, claims, node_id, told=float("inf")):
+    return Witness(claims, node_id, told=told, round=round_)
+
+
+SLOW = [at(38, (claim(32), claim(24)), bytes([n])) for n in range(4)]
+LIAR = at(5, (claim(0, mark=7),), b"liar")
+BESIDE = at(117, (claim(112, mark=9),), b"fast too")
+STARTED = at(0, (claim(32),), b"just started")
+
+
+def look(sealing, members, seconds=60, authors=0):
+    effects = []
+    for tick in range(2 * seconds):
+        effects += sealing.wake(tick / 2, 112, members, authors=lambda: authors)
+    return effects
+
+
+def test_who_has_closed_what_most_members_are_at_begins_anew_where_they_are(manifest):
+    """It was cut off, and went by its own fast clock."""
+    sealing = ahead(manifest)
+    members = [*SLOW, BESIDE]
+    assert not look(sealing, members, int(limits.LINEAGE_PATIENCE_S) - 1, authors=5)
+    effects = look(sealing, members, authors=5)
+    assert kinds(effects, Adopt) == [Adopt(claim(32))]
+    assert "TWO LINEAGES" in kinds(effects, Notice)[0].text
+    sealing.adopted(claim(32))
+    assert sealing.floor == 32
+    assert not kinds(drive(sealing, 70.0, 20, clock=39, others=[(claim(32), claim(24))] * 4), Adopt)
+
+
+@pytest.mark.parametrize(
+    ("members", "authors"),
+    [
+        ([LIAR], 3),
+        ([LIAR, LIAR._replace(node_id=b"another"), *[BESIDE] * 4], 6),
+        ([LIAR, LIAR._replace(node_id=b"another"), *[STARTED] * 4], 6),
+        ([LIAR, LIAR._replace(node_id=b"another")], 6),
+        ([STARTED] * 4, 4),
+        ([member._replace(told=-100.0) for member in SLOW], 4),
+        ([member._replace(claims=(claim(104, mark=9),)) for member in SLOW], 4),
+    ],
+    ids=[
+        "one liar",
+        "a third that lies",
+        "a third that lies as the others start again",
+        "a third that lies as the others are gone",
+        "nobody has published since it came",
+        "what was said long ago",
+        "their rows are late, and they have our history",
+    ],
+)
+def test_nothing_less_takes_it_back(manifest, members, authors):
+    assert not kinds(look(ahead(manifest), members, authors=authors), Adopt)

@@ -3,7 +3,8 @@
 * Equal sets of merged records give equal Phi, on whichever node and however it got there.
 * Only records that somebody really signed are merged, each author's once in a round.
 * Nobody knows a record of an honest node that this node has not on disk ("write before you speak").
-* No honest node signs two records for one round that anybody could see, whatever happened to it.
+* No honest node signs two records for one round of which others take the first, whatever happened to it: of
+  what died with its disk before anybody had heard of it, nobody can tell it.
 * Snapshots with equal digests are equal.
 * No honest node blames another: what the core says, the core accepts. Damaged bytes are refused.
 * Queues, tables and flights keep to `protocol.limits`, state of links that are gone is gone, and a
@@ -47,7 +48,10 @@ class Audit:
         self._loop = loop
         self._swarm_id = swarm_id
         self._known: dict[bytes, Delta] = {}
-        self._spoken: dict[tuple[bytes, int], Delta] = {}
+        self._spoken: dict[tuple[bytes, int], dict[bytes, Delta]] = {}
+        """By author and round, as a rule one: see `spoken`."""
+        self._accepted: dict[tuple[bytes, int], bytes] = {}
+        """The first of those that another node took in."""
         self._phis: dict[int, int] = {0: 0}
         self.liars: set[bytes] = set()
         """Node ids of those from whom anything may come."""
@@ -75,21 +79,28 @@ class Audit:
 
     def spoken(self, node: "Node", delta: Delta) -> None:
         """A node's own record is durable: from now on others may see it."""
-        first = self._spoken.setdefault((delta.author, delta.round), delta)
-        if first.record_id != delta.record_id and not node.traits.is_liar:
+        key = delta.author, delta.round
+        self._spoken.setdefault(key, {})[delta.record_id] = delta
+        if self._accepted.get(key, delta.record_id) != delta.record_id and not node.traits.is_liar:
             self.fail(node, f"signed two deltas for round {delta.round}")
 
     def accepted(self, node: "Node", delta: Delta) -> None:
         """A node took a record in: its author has written it down, or it spoke too early."""
-        spoken = self._spoken.get((delta.author, delta.round))
-        if delta.author not in self.liars and (spoken is None or spoken.record_id != delta.record_id):
+        key = delta.author, delta.round
+        if delta.author in self.liars:
+            return
+        if delta.record_id not in self._spoken.get(key, ()):
             self.fail(
                 node, f"knows {short(delta.author)}'s round {delta.round}, which its author has not on disk"
             )
+        if self._accepted.setdefault(key, delta.record_id) != delta.record_id:
+            self.fail(node, f"knows two deltas of {short(delta.author)} for round {delta.round}")
 
     def spoken_by(self, author: bytes) -> list[Delta]:
         """All that a node has published."""
-        return [delta for delta in self._spoken.values() if delta.author == author]
+        return [
+            delta for (by, _), deltas in self._spoken.items() if by == author for delta in deltas.values()
+        ]
 
     def merged(self, node: "Node", fold: Fold, round_: int) -> None:
         """A round was merged anew on a node."""

@@ -104,10 +104,11 @@ def _lose_disk(world: "World", begin: float, end: float, rng: random.Random) -> 
     """A node loses its disk and comes back with its key, soon or after a while.
 
     What it said last has reached the others by then; if it had not (a partition at the same time), no
-    protocol could tell it which rounds it had signed. So this storm is not mixed with others.
+    protocol could tell it which rounds it had signed. So this storm is not mixed with others. Nor do all lose
+    theirs: nobody would know the model any more.
     """
     hosts = world.hosts()
-    for host in rng.sample(hosts, min(len(hosts), 1 + rng.randrange(2))):
+    for host in rng.sample(hosts, min(len(hosts) - 1, 1 + rng.randrange(2))):
         time = rng.uniform(begin, max(begin, end - 20.0))
         world.loop.at(time, world.lose_disk, world.nodes[host])
         absence = rng.choice((rng.uniform(2.0, 6.0), rng.uniform(6.0, 40.0)))
@@ -127,7 +128,8 @@ def _stops(world: "World", begin: float, end: float, rng: random.Random) -> None
 
 def _starved(world: "World", begin: float, end: float, rng: random.Random) -> None:
     """Event loops that come to their turn late, again and again."""
-    for host in rng.sample(world.hosts(), rng.randrange(1, 4)):
+    hosts = world.hosts()
+    for host in rng.sample(hosts, min(len(hosts), rng.randrange(1, 4))):
         time = begin
         while time < end:
             length = rng.uniform(0.1, 2.5)
@@ -191,7 +193,8 @@ def _restart(world: "World", node: "Node") -> None:
 
 def _churn(world: "World", begin: float, end: float, rng: random.Random) -> None:
     """Members leave, for ever or not, and new ones join."""
-    for host in rng.sample(world.hosts(), rng.randrange(1, 4)):
+    hosts = world.hosts()
+    for host in rng.sample(hosts, min(len(hosts), rng.randrange(1, 4))):
         time = rng.uniform(begin, end)
         world.loop.at(time, world.leave, world.nodes[host])
         if rng.random() < 0.5:

@@ -107,12 +107,19 @@ class Scenario:
 
 
 def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
-    """Draw a scenario. `name` asks for one kind of storm, or for one of OTHERS."""
+    """Draw a scenario. `name` asks for one kind of storm, or for one of OTHERS.
+
+    Raises ValueError if there is no such, or there are fewer than two nodes. Of two none is a liar: nobody
+    could tell which.
+    """
+    if nodes < 2:
+        raise ValueError("a swarm has two nodes at least")
     rng = random.Random(f"{seed}/scenario")
     codec = rng.choice(("int4", "int4", "topk", "exact", "int8", "int2"))
     manifest, phi = _manifest(rng, codec, forgetful=name in FORGETFUL)
     total = nodes + 4
     has_liar = name == "liar" or (name in (None, "mixed", "parts") and rng.random() < 0.25)
+    has_liar = has_liar and nodes > 2
     scenario = Scenario(
         seed=seed,
         name=name or "mixed",

@@ -105,6 +105,35 @@ def test_unknown_scenario() -> None:
         choose(1, 4, 2.0, "rain")
 
 
+def test_a_swarm_of_one_is_none() -> None:
+    with pytest.raises(ValueError, match="two nodes at least"):
+        choose(1, 1, 2.0, None)
+
+
+@pytest.mark.parametrize(("seed", "name"), [(2, None), (18, None), (89, None), (111, None), (12, "churn")])
+def test_a_swarm_may_have_two_nodes(seed: int, name: str | None) -> None:
+    assert run(Job(seed, 2, 5.0, name)).failure is None
+
+
+@pytest.mark.parametrize(("seed", "nodes"), [(537, 3), (521, 5)])
+def test_what_died_with_its_disk_before_anybody_had_heard_of_it_is_signed_again(
+    seed: int, nodes: int
+) -> None:
+    assert run(Job(seed, nodes, 9.0, "diskloss")).failure is None
+
+
+def test_two_deltas_of_one_round_are_found_out_once_somebody_has_the_first() -> None:
+    world = World(choose(1, 4, 2.0, "calm"))
+    signed = world.audit.spoken
+
+    def again(node: Node, delta: Delta) -> None:
+        signed(node, delta)
+        node.soon(5.0, signed, node, replace(delta, record_id=bytes(32)))
+
+    world.audit.spoken = again  # type: ignore[method-assign]
+    assert "signed two deltas for round" in (world.run().failure or "")
+
+
 def test_a_liar_gets_round_to_all_its_deeds() -> None:
     lines: list[str] = []
     result = simulate(choose(5, 6, 5.0, "liar"), lines.append)
@@ -123,6 +152,34 @@ def test_a_founder_that_lost_its_disk_and_is_told_of_nobody_comes_back_to_its_sw
     world.loop.at(210.0, lambda: world.revive(world.nodes[0]))
     assert world.run().failure is None
     assert any("n0: TWO LINEAGES" in line for line in lines)
+    assert not any("both are void" in line for line in lines), "it signed no round again"
+
+
+def test_who_ran_ahead_alone_for_longer_than_rounds_are_kept_comes_back_to_the_others() -> None:
+    """Ten times as fast, it has closed by its own clock the rounds that the others are at."""
+    lines: list[str] = []
+    scenario = choose(1, 3, 12.0, "lineages")
+    traits = [
+        replace(node, trains=True, listens=True, step_s=5.0 if node.index else 0.5)
+        for node in scenario.traits
+    ]
+    pace = scenario.manifest.pace.model_copy(update={"every_steps": 16, "every_seconds": 0.0})
+    manifest = scenario.manifest.model_copy(update={"pace": pace})
+    world = World(replace(scenario, storms=(), traits=tuple(traits), manifest=manifest), lines.append)
+    standing: list[tuple[int, int]] = []
+
+    def look() -> None:
+        fast, slow, _ = world.nodes
+        standing.append((fast.core.ledger.floor, slow.core.clock))
+
+    world.loop.at(150.0, world.close, "alone", between([0], [0, 1, 2]))
+    for time, act in ((399.0, look), (400.0, lambda: world.reopen("alone")), (440.0, look)):
+        world.loop.at(time, act)
+    assert world.run().failure is None
+    (floor, clock), (floor_later, clock_later) = standing
+    assert floor > clock + 20, "it had closed what the others are at"
+    assert floor_later < clock_later < floor, "it is where they are"
+    assert sum("n0: TWO LINEAGES" in line for line in lines) == 1
     assert not any("both are void" in line for line in lines), "it signed no round again"
 
 
