@@ -158,6 +158,10 @@ PROBE_AFTER_S = 6.5
 PROBE_TIMEOUT_S = 2.0
 INDIRECT_PROBES = 3
 INDIRECT_PROBE_TIMEOUT_S = 2.0
+VOUCHES_PER_LINK_MAX = 8
+"""Pings in that time that we make for one peer. Each silent node is asked after at three links: who asks one
+of them about more has lost its own network, or wants others flooded with our pings."""
+
 ROW_LAG_S = 5.0
 """So long a row may be on its way, from one to the next: so long after a death its node may seem alive."""
 
