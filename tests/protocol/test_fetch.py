@@ -753,3 +753,42 @@ def test_payloads_that_nobody_has_cost_little_to_look_for():
     net.fetcher.hint(1, _key(1000))
     assert _calls(net.plan) < 3 * 500
     assert _blob(1000) in net.flights
+def test_what_was_forgotten_and_is_wanted_again_is_asked_for_again():
+    """While a link that declined it rests from it: nothing else is looked for meanwhile."""
+    net = Net(links={1: True})
+    net.want(1, 0)
+    net.pass_time()
+    for _ in range(8):
+        while not net.plan():
+            net.now = net.fetcher.deadline()
+        net.fail(_blob(0))
+    net.fetcher.wants.forget(_key(1))
+    net.fetcher._changed = True
+    assert net.plan() == []
+    net.want(2, 0)
+    asked = _ask_all_day(net, net.now + 60.0)
+    assert len(asked[1, _blob(0)]) > 3
+
+
+def test_payloads_that_only_a_silent_holder_is_free_for_cost_little_to_look_at():
+    net = Net(links=dict.fromkeys(range(1, 4), True))
+    net.want(0, 0)
+    for link in net.links:
+        net.fetcher.hint(link, _key(0))
+    ((silent, blob),) = net.plan()
+    while blob not in net.late:
+        net.now = net.fetcher.deadline()
+        net.plan()
+    net.arrive(blob)
+    for number in range(1, 1001):
+        net.want(number, *range(10 * number, 10 * number + 10))
+        for link in net.links:
+            net.fetcher.hint(link, _key(number))
+    net.plan()
+    net.pass_time()
+    net.fetcher._changed = True
+    assert _calls(net.plan) < 3 * 1000
+    assert silent not in net.flights.values()
+    assert len(net.flights) == 2 * limits.FETCHES_PER_LINK_MAX
+
+
