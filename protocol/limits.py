@@ -257,6 +257,17 @@ FETCH_TIMEOUT_S = 60.0
 FETCH_PATIENCE_S = 12.0
 """The part of it that does not depend on the size: a request that was lost costs a small chunk no more."""
 
+FETCH_OVERDUE_S = 3.0
+FETCH_OVERDUE_TIMES = 4.0
+FETCH_SHARE_AT_FIRST = 1 / 8
+"""A transfer that lasts four times as long as others usually do, and 3 s at least, may be one that nothing
+comes of: another holder is asked too. Usual is a share of the patience with each; before the first has come
+that of lines of 1 Mbit/s, at which a megabyte takes 8 s of 60 s."""
+
+TARDY_REST_S = 8.0
+TARDY_REST_MAX_S = 300.0
+"""Who kept us waiting so is not asked for what others hold so long, then twice as long each time."""
+
 FETCH_SOON_S = 0.1
 FETCH_RETRY_S = 1.0
 FETCH_RETRY_MAX_S = 8.0
