@@ -112,7 +112,7 @@ class Fetcher:
             self.wants.held_by(link, key)
             for blob, size in want.missing.items():
                 self._ask_again(link, blob, size)
-            self._changed = self._changed or not self._flights.keys() >= want.missing.keys()
+            self._changed = self._changed or any(map(self._is_sought, want.missing))
 
     def hint_part(self, link: int, key: bytes, blob: bytes) -> None:
         """Note that the peer of a link holds one chunk of `key`."""
@@ -122,7 +122,12 @@ class Fetcher:
                 self.wants.held_by(link, key, blob)
                 want.is_told_of_since = self._now
                 self._ask_again(link, blob, want.missing[blob])
-            self._changed = self._changed or blob not in self._flights
+            self._changed = self._changed or self._is_sought(blob)
+
+    def _is_sought(self, blob: bytes) -> bool:
+        """Whether another holder of a missing chunk is of use now."""
+        flight = self._flights.get(blob)
+        return flight is None or flight.link in self._tardy
 
     def _ask_again(self, link: int, blob: bytes, size: int) -> None:
         """Whoever says that it holds what it failed is asked at once. Should it fail again that counts on."""
@@ -241,20 +246,22 @@ class Fetcher:
     def _ask_others_too(self, load: dict[int, int], now: float) -> list[Effect]:
         """Ask somebody else for each chunk that is overdue, where nothing else is left to ask for of its key.
 
-        No more than two transfers of a chunk are waited for: the oldest one gives way.
+        Also where it is under way from one that has kept us waiting before, and was the first to say that it
+        holds it, as soon as a better one does. At most two transfers of a chunk are waited for: the oldest
+        gives way.
         """
         effects: list[Effect] = []
         for blob, flight in list(self._flights.items()):
-            if self._overdue_at(flight) > now:
+            late, is_overdue = self._late.get(blob), self._overdue_at(flight) <= now
+            if not is_overdue and (flight.link not in self._tardy or late is not None):
                 continue
-            late = self._late.get(blob)
             asked = {flight.link, late.link} if late is not None else {flight.link}
             for key in self.wants.keys_of(blob):
                 want = self.wants.of_key(key)
                 if want.missing[blob] != flight.size or not want.missing.keys() <= self._flights.keys():
                     continue
                 link = self._choose(key, want, blob, load, now, besides=asked)
-                if link is None:
+                if link is None or not (is_overdue or link in want.holders_of(blob) - self._tardy):
                     continue
                 if late is not None:
                     load[late.link] -= 1

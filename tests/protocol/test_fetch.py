@@ -296,6 +296,29 @@ def test_who_was_silent_is_asked_last_whatever_it_says():
     assert net.plan() == [(1, _blob(9))], "of others, nobody has it"
 
 
+def test_who_was_silent_and_says_first_that_it_holds_something_is_not_waited_for_once_others_do():
+    """As who says it of everything as soon as it is published."""
+    net = Net(links={1: True, 2: True})
+    net.want(1, 1)
+    for link in (1, 2):
+        net.fetcher.hint(link, _key(1))
+    ((silent, _),) = net.plan()
+    while not net.late:
+        net.now = net.fetcher.deadline()
+        net.plan()
+    net.arrive(_blob(1))
+    for key in (2, 3):
+        net.want(key, key)
+        net.fetcher.hint(silent, _key(key))
+        assert net.plan() == [(silent, _blob(key))]
+        if key == 2:
+            net.fetcher.hint(3 - silent, _key(key))
+        else:
+            net.fetcher.hint_part(3 - silent, _key(key), _blob(key))
+        assert net.plan() == [(3 - silent, _blob(key))], "at once"
+        net.arrive(_blob(key))
+
+
 def test_the_rest_of_those_who_keep_us_waiting_grows_and_is_forgotten():
     prompt = Promptness()
     rests = []
