@@ -220,7 +220,7 @@ class Fetcher:
         self._give_up(now)
         self._sweep(now)
         self._spared = {link: until for link, until in self._spared.items() if until > now}
-        self._tardy = self._promptness.tardy(now)
+        self._tardy = self._promptness.tardy(now, len(self._links))
         load = dict.fromkeys(self._links, 0)
         for flight in chain(self._flights.values(), self._late.values()):
             load[flight.link] += 1
@@ -248,12 +248,14 @@ class Fetcher:
 
         Also where it is under way from one that has kept us waiting before, and was the first to say that it
         holds it, as soon as a better one does. At most two transfers of a chunk are waited for: the oldest
-        gives way.
+        gives way. Few chunks are asked for twice at a time, since it may be our own line that is slow.
         """
         effects: list[Effect] = []
         for blob, flight in list(self._flights.items()):
             late, is_overdue = self._late.get(blob), self._overdue_at(flight) <= now
             if not is_overdue and (flight.link not in self._tardy or late is not None):
+                continue
+            if late is None and len(self._late) >= limits.FETCHES_TWICE_MAX:
                 continue
             asked = {flight.link, late.link} if late is not None else {flight.link}
             for key in self.wants.keys_of(blob):

@@ -264,6 +264,9 @@ FETCH_SHARE_AT_FIRST = 1 / 8
 comes of: another holder is asked too. Usual is a share of the patience with each; before the first has come
 that of lines of 1 Mbit/s, at which a megabyte takes 8 s of 60 s."""
 
+FETCHES_TWICE_MAX = 4
+"""Chunks under way from two holders at a time."""
+
 TARDY_REST_S = 8.0
 TARDY_REST_MAX_S = 300.0
 """Who kept us waiting so is not asked for what others hold so long, then twice as long each time."""

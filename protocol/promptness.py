@@ -50,9 +50,13 @@ class Promptness:
             wait = min(2 * rest.wait, limits.TARDY_REST_MAX_S)
             self._rests[link] = _Rest(now + wait, wait)
 
-    def tardy(self, now: float) -> set[int]:
-        """Links that rest: not to be asked for what others have."""
-        return {link for link, rest in self._rests.items() if rest.until > now}
+    def tardy(self, now: float, links: int) -> set[int]:
+        """Those of so many links that rest: not to be asked for what others have.
+
+        None where they are most: then it is our own line that is slow.
+        """
+        tardy = {link for link, rest in self._rests.items() if rest.until > now}
+        return tardy if 2 * len(tardy) <= links else set()
 
     def link_down(self, link: int) -> None:
         self._rests.pop(link, None)

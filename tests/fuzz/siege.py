@@ -69,7 +69,7 @@ BOUNDS: dict[str, Callable[[], int]] = {
     "membership._vouching": lambda: limits.MEMBERS_MAX,
     "fetcher._links": lambda: limits.LINKS_MAX,
     "fetcher._flights": lambda: limits.FETCHES_MAX,
-    "fetcher._late": lambda: limits.FETCHES_MAX,
+    "fetcher._late": lambda: limits.FETCHES_TWICE_MAX,
     "fetcher._tardy": lambda: limits.LINKS_MAX,
     "fetcher._promptness._rests": lambda: limits.LINKS_MAX,
     "fetcher._guesses._places": lambda: limits.LINKS_MAX,

@@ -82,6 +82,7 @@ class Net:
         under_way = [*self.flights.values(), *self.late.values()]
         assert all(under_way.count(link) <= limits.FETCHES_PER_LINK_MAX for link in self.links)
         assert self.late.keys() <= self.flights.keys()
+        assert len(self.late) <= limits.FETCHES_TWICE_MAX
         assert self.late == {blob: flight.link for blob, flight in self.fetcher._late.items()}
         assert self.fetcher.deadline() > self.now, "a deadline that has passed already: a busy loop"
         return started
@@ -324,14 +325,23 @@ def test_the_rest_of_those_who_keep_us_waiting_grows_and_is_forgotten():
     rests = []
     for now in (0.0, 1.0, 8.0, 24.0, 80.0, 88.0, 208.0):
         prompt.kept_waiting(1, now)
-        rests.append(next(at for at in range(int(now), 1000) if not prompt.tardy(float(at))))
-        assert prompt.tardy(now) == {1}
+        rests.append(next(at for at in range(int(now), 1000) if not prompt.tardy(float(at), 2)))
+        assert prompt.tardy(now, 2) == {1}
     assert rests == [8, 8, 24, 56, 144, 144, 216], "8, 16, 32 and 64 s, and 8 s anew"
     for now in range(300, 3000):
         prompt.kept_waiting(1, float(now))
     assert prompt._rests[1].wait == limits.TARDY_REST_MAX_S
     prompt.link_down(1)
-    assert prompt.tardy(now) == set()
+    assert prompt.tardy(now, 2) == set()
+
+
+def test_where_most_links_keep_us_waiting_none_is_asked_last():
+    """It is our own line that is slow then."""
+    prompt = Promptness()
+    for link in (1, 2):
+        prompt.kept_waiting(link, 0.0)
+    assert prompt.tardy(1.0, links=4) == {1, 2}
+    assert prompt.tardy(1.0, links=3) == set()
 
 
 def test_who_was_asked_too_may_fail_and_the_first_is_waited_for_again():
@@ -464,8 +474,8 @@ def test_a_silent_holder_delays_a_payload_by_seconds_and_few_of_many(rng_seed):
 
 
 def test_many_silent_holders_do_not_keep_all_transfers():
-    """As many as there can be transfers wait for those who say that they hold it; one holds it."""
-    lines = Lines(*[1e9] * 4, 0.01)
+    """Half of all wait for those who say that they hold it, and the others have brought all else."""
+    lines = Lines(*[1e9] * 4, *[0.01] * 4)
     assert lines.fetch(1, 40, limits.PAYLOAD_CHUNK_BYTES_MIN) < 3 * limits.FETCH_OVERDUE_S
 
 

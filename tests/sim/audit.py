@@ -203,7 +203,7 @@ class Audit:
             ("links", len(links), limits.LINKS_MAX),
             ("dials", len(core.links._dialling), limits.DIALS_AT_ONCE_MAX),
             ("flights", len(fetcher._flights), limits.FETCHES_MAX),
-            ("late flights", len(fetcher._late), len(fetcher._flights)),
+            ("flights of what is under way", len(fetcher._late), limits.FETCHES_TWICE_MAX),
             ("flights on a link", max(load.values(), default=0), limits.FETCHES_PER_LINK_MAX),
             ("deals", len(core.dealing._deals), DEALS_MAX),
             ("members", len(core.roster.members()), limits.MEMBERS_MAX),
