@@ -7,9 +7,13 @@ give way to hints, all but a few, and a link that failed one is spared others fo
 nobody has must not delay those that somebody has, nor may these, where there is never an end of them, keep us
 from one that nobody speaks of. Of a payload, the chunk that the fewest are known to hold comes first, so that
 neighbours have different ones to give to each other.
+
+Whoever says that it holds a chunk and is silent when asked must not keep us from it. When all that is missing
+of a payload is under way, and a chunk of it for far longer than is usual, somebody else is asked for that one
+too: the first to bring it ends both. Who kept us waiting so is asked last for a while, see `promptness`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain, islice
@@ -20,6 +24,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Fetched, Get, RandomSource, Send
 from gossamer.protocol.guesses import Guesses
 from gossamer.protocol.messages import Ask
+from gossamer.protocol.promptness import Promptness
 from gossamer.protocol.wants import Want, Wants
 
 
@@ -27,6 +32,7 @@ from gossamer.protocol.wants import Want, Wants
 class _Flight:
     link: int
     size: int
+    began: float
     deadline: float
     is_guess: bool
 
@@ -50,8 +56,8 @@ class _Room(NamedTuple):
     """If they hold all of a payload."""
     for_parts: set[int]
     """If they hold parts of it."""
-    for_guesses: bool
-    """Whether any may be asked without having said that it holds the chunk."""
+    for_guesses: set[int]
+    """Without having said that they hold the chunk."""
 
 
 class Fetcher:
@@ -63,6 +69,11 @@ class Fetcher:
         self._rng = rng
         self._links: dict[int, bool] = {}
         self._flights: dict[bytes, _Flight] = {}
+        self._late: dict[bytes, _Flight] = {}
+        """Those that last too long, of chunks that somebody else was then asked for: they may still end."""
+        self._promptness = Promptness()
+        self._tardy: set[int] = set()
+        """Links that have kept us waiting, and are asked last for now."""
         # With the size, since a liar may list an honest chunk's hash with a size that it does not have.
         self._failed: dict[tuple[int, bytes, int], _Failure] = {}
         self._retries: list[float] = []
@@ -84,12 +95,14 @@ class Fetcher:
     def link_down(self, link: int) -> None:
         self._links.pop(link, None)
         self.wants.link_down(link)
+        self._late = {blob: flight for blob, flight in self._late.items() if flight.link != link}
         for blob in [blob for blob, flight in self._flights.items() if flight.link == link]:
-            del self._flights[blob]
+            self._end(blob)
             self._guesses.ended(blob)
         self._failed = {pair: failure for pair, failure in self._failed.items() if pair[0] != link}
         self._guesses.link_down(link)
         self._spared.pop(link, None)
+        self._promptness.link_down(link)
         self._changed = True
 
     def hint(self, link: int, key: bytes) -> None:
@@ -99,7 +112,7 @@ class Fetcher:
             self.wants.held_by(link, key)
             for blob, size in want.missing.items():
                 self._ask_again(link, blob, size)
-            self._changed = self._changed or not self._flights.keys() >= want.missing.keys()
+            self._changed = self._changed or any(map(self._is_sought, want.missing))
 
     def hint_part(self, link: int, key: bytes, blob: bytes) -> None:
         """Note that the peer of a link holds one chunk of `key`."""
@@ -109,7 +122,12 @@ class Fetcher:
                 self.wants.held_by(link, key, blob)
                 want.is_told_of_since = self._now
                 self._ask_again(link, blob, want.missing[blob])
-            self._changed = self._changed or blob not in self._flights
+            self._changed = self._changed or self._is_sought(blob)
+
+    def _is_sought(self, blob: bytes) -> bool:
+        """Whether another holder of a missing chunk is of use now."""
+        flight = self._flights.get(blob)
+        return flight is None or flight.link in self._tardy
 
     def _ask_again(self, link: int, blob: bytes, size: int) -> None:
         """Whoever says that it holds what it failed is asked at once. Should it fail again that counts on."""
@@ -133,22 +151,37 @@ class Fetcher:
         flight = self._flights.get(blob)
         return flight.size if flight is not None else None
 
-    def arrived(self, blob: bytes) -> list[Effect]:
+    def arrived(self, blob: bytes, now: float) -> list[Effect]:
         """Note a stored chunk; tell which keys are complete with it."""
-        flight = self._flights.pop(blob, None)
+        flight, late = self._flights.pop(blob, None), self._late.pop(blob, None)
         self._guesses.ended(blob)
         self._changed = True
-        guessed = flight.link if flight is not None and flight.is_guess else None
-        return [Fetched(key) for key in self.wants.arrived(blob, guessed, self._now)]
+        guessed = None
+        if flight is not None:
+            self._promptness.brought(flight.began, flight.deadline, now)
+            if flight.is_guess and late is None:  # of two nobody knows which one brought it
+                guessed = flight.link
+        return [Fetched(key) for key in self.wants.arrived(blob, guessed, now)]
 
     def failed(self, link: int, blob: bytes, now: float) -> None:
         """Note that a link did not bring a chunk: others are tried first."""
-        flight = self._flights.get(blob)
+        flight, late = self._flights.get(blob), self._late.get(blob)
         if flight is not None and flight.link == link:
             self._fail(blob, now, limits.FETCH_SOON_S)
+        elif late is not None and late.link == link:
+            self._note_failure(blob, self._late.pop(blob), now, limits.FETCH_SOON_S)
 
     def _fail(self, blob: bytes, now: float, wait: float) -> None:
+        self._note_failure(blob, self._end(blob), now, wait)
+
+    def _end(self, blob: bytes) -> _Flight:
+        """A transfer is over. If another one of the same chunk was late, it is waited for again."""
         flight = self._flights.pop(blob)
+        if blob in self._late:
+            self._flights[blob] = self._late.pop(blob)
+        return flight
+
+    def _note_failure(self, blob: bytes, flight: _Flight, now: float, wait: float) -> None:
         pair = (flight.link, blob, flight.size)
         before = self._failed.get(pair)
         if before is not None and before.forgotten_at > now:
@@ -176,28 +209,79 @@ class Fetcher:
         if not self._changed and now < self._due:
             return []
         effects, retry_at = self._start(now)
-        self._due = min((flight.deadline for flight in self._flights.values()), default=inf)
-        self._due = min(self._due, retry_at)
+        under_way = chain(self._flights.values(), self._late.values())
+        self._due = min((flight.deadline for flight in under_way), default=inf)
+        self._due = min(self._due, retry_at, self._next_overdue(now))
         return effects
 
     def _start(self, now: float) -> tuple[list[Effect], float]:
         """Returns what was started, and when to try again what could not be."""
         self._changed = False
-        for blob, flight in list(self._flights.items()):
-            if now >= flight.deadline:
-                self._fail(blob, now, limits.FETCH_RETRY_S)  # who is busy says so: silence is no sign of that
+        self._give_up(now)
         self._sweep(now)
+        self._spared = {link: until for link, until in self._spared.items() if until > now}
+        self._tardy = self._promptness.tardy(now, len(self._links))
+        load = dict.fromkeys(self._links, 0)
+        for flight in chain(self._flights.values(), self._late.values()):
+            load[flight.link] += 1
+        effects = self._ask_others_too(load, now)
         most = min(limits.FETCHES_MAX, limits.FETCHES_PER_LINK_MAX * len(self._links))
         if len(self._flights) >= most:
-            return [], inf  # whatever ends a transfer brings us back here
-        self._spared = {link: until for link, until in self._spared.items() if until > now}
-        load = dict.fromkeys(self._links, 0)
-        for flight in self._flights.values():
-            load[flight.link] += 1
-        effects = self._fill(load, now, most)
+            return effects, inf  # whatever ends a transfer brings us back here
+        effects += self._fill(load, now, most)
         if len(self._flights) >= most or not self._is_any_waiting:
             return effects, inf
         return effects, min(self._next_turn(load, now), now + limits.FETCH_RETRY_S)
+
+    def _give_up(self, now: float) -> None:
+        """End what has lasted for too long. Who is busy says so: silence is no sign of that."""
+        for blob, flight in list(self._late.items()):
+            if now >= flight.deadline:
+                self._note_failure(blob, self._late.pop(blob), now, limits.FETCH_RETRY_S)
+        for blob, flight in list(self._flights.items()):
+            if now >= flight.deadline:
+                self._fail(blob, now, limits.FETCH_RETRY_S)
+                self._promptness.kept_waiting(flight.link, now)
+
+    def _ask_others_too(self, load: dict[int, int], now: float) -> list[Effect]:
+        """Ask somebody else for each chunk that is overdue, where nothing else is left to ask for of its key.
+
+        Also where it is under way from one that has kept us waiting before, and was the first to say that it
+        holds it, as soon as a better one does. At most two transfers of a chunk are waited for: the oldest
+        gives way. Few chunks are asked for twice at a time, since it may be our own line that is slow.
+        """
+        effects: list[Effect] = []
+        for blob, flight in list(self._flights.items()):
+            late, is_overdue = self._late.get(blob), self._overdue_at(flight) <= now
+            if not is_overdue and (flight.link not in self._tardy or late is not None):
+                continue
+            if late is None and len(self._late) >= limits.FETCHES_TWICE_MAX:
+                continue
+            asked = {flight.link, late.link} if late is not None else {flight.link}
+            for key in self.wants.keys_of(blob):
+                want = self.wants.of_key(key)
+                if want.missing[blob] != flight.size or not want.missing.keys() <= self._flights.keys():
+                    continue
+                link = self._choose(key, want, blob, load, now, besides=asked)
+                if link is None or not (is_overdue or link in want.holders_of(blob) - self._tardy):
+                    continue
+                if late is not None:
+                    load[late.link] -= 1
+                    self._note_failure(blob, late, now, limits.FETCH_RETRY_S)
+                self._promptness.kept_waiting(flight.link, now)
+                self._tardy.add(flight.link)
+                self._late[blob] = flight
+                effects.append(self._ask(link, key, blob, load, now))
+                break
+        return effects
+
+    def _overdue_at(self, flight: _Flight) -> float:
+        return self._promptness.overdue_at(flight.began, flight.deadline)
+
+    def _next_overdue(self, now: float) -> float:
+        """When to look for somebody else to ask too: again and again, once something is overdue."""
+        at = min(map(self._overdue_at, self._flights.values()), default=inf)
+        return at if at > now else now + limits.FETCH_RETRY_S
 
     def _fill(self, load: dict[int, int], now: float, most: int) -> list[Effect]:
         """Start transfers until `most` are under way, or nobody is free for any other."""
@@ -225,7 +309,7 @@ class Fetcher:
         want = self.wants.of_key(key)
         size = want.missing[blob]
         deadline = now + self._patience(link, size)
-        self._flights[blob] = _Flight(link, size, deadline, is_guess=link not in want.holders_of(blob))
+        self._flights[blob] = _Flight(link, size, now, deadline, is_guess=link not in want.holders_of(blob))
         load[link] += 1
         return Get(link, blob, size) if self._links[link] else Send(link, Ask(blob))
 
@@ -251,8 +335,8 @@ class Fetcher:
         for key, want in some:
             if len(self._flights) >= most:
                 return
-            may_guess = room.for_guesses and want.may_be_guessed_at <= now
-            if may_guess or not want.holders.isdisjoint(room.for_all):
+            may_guess = want.may_be_guessed_at <= now and self._to_guess(room.for_guesses, want.holders)
+            if may_guess or not self._promptest(want.holders).isdisjoint(room.for_all):
                 blobs: Iterable[bytes] = want.missing
             elif want.parts and room.for_parts:
                 blobs = [blob for blob, part in want.parts.items() if not part.isdisjoint(room.for_parts)]
@@ -273,7 +357,7 @@ class Fetcher:
         return _Room(
             for_all=free,
             for_parts={link for link in free if load[link] < limits.PARTS_PER_LINK_MAX},
-            for_guesses=not free <= self._spared.keys(),
+            for_guesses=free - self._spared.keys(),
         )
 
     def _sweep(self, now: float) -> None:
@@ -311,24 +395,46 @@ class Fetcher:
 
     def _patience(self, link: int, size: int) -> float:
         """A peer sends one chunk after another, so those under way on its link come first."""
-        queued = size + sum(flight.size for flight in self._flights.values() if flight.link == link)
+        under_way = chain(self._flights.values(), self._late.values())
+        queued = size + sum(flight.size for flight in under_way if flight.link == link)
         per_chunk = limits.FETCH_TIMEOUT_S - limits.FETCH_PATIENCE_S
         return limits.FETCH_PATIENCE_S + per_chunk * queued / limits.CHUNK_BYTES_MAX
 
-    def _choose(self, key: bytes, want: Want, blob: bytes, load: dict[int, int], now: float) -> int | None:
-        """The least busy holder; if none is free, after a moment, any link that has not just failed."""
+    def _choose(
+        self,
+        key: bytes,
+        want: Want,
+        blob: bytes,
+        load: dict[int, int],
+        now: float,
+        besides: Collection[int] = (),
+    ) -> int | None:
+        """The least busy holder; if none is free, after a moment, any link that has not just failed.
+
+        `besides` are links that it is under way from.
+        """
         size = want.missing[blob]
-        holders = want.holders_of(blob)
-        resting = {link for link in holders if self._free_at(link, want, blob) > now}
+        holders = want.holders_of(blob).difference(besides)
+        resting = {link for link in holders if self._rests_until(link, blob, size) > now}
         doubted = {link for link in resting if self._failed[link, blob, size].wait >= limits.FETCH_RETRY_S}
         if doubted:
             self.wants.not_held_by(doubted, key, blob)
-        free = self._free(want.holders - resting, load, limits.FETCHES_PER_LINK_MAX)
-        if blob in want.parts:
-            free += self._free(want.parts[blob] - want.holders - resting, load, limits.PARTS_PER_LINK_MAX)
+        usable = self._promptest(holders - resting)
+        free = self._free(usable & want.holders, load, limits.FETCHES_PER_LINK_MAX)
+        free += self._free(usable - want.holders, load, limits.PARTS_PER_LINK_MAX)
         if not free and want.may_be_guessed_at <= now:
-            free = [link for link in self._open_to_guesses(load) if self._free_at(link, want, blob) <= now]
+            others = set(self._open_to_guesses(load)).difference(besides)
+            others = {link for link in others if self._rests_until(link, blob, size) <= now}
+            free = sorted(self._promptest(self._to_guess(others, usable)))
         return self._least_busy(free, load) if free else None
+
+    def _promptest(self, links: set[int]) -> set[int]:
+        """Those that have not kept us waiting lately, unless all have."""
+        return links - self._tardy or links
+
+    def _to_guess(self, links: set[int], holders: set[int]) -> set[int]:
+        """Whom to ask on a guess: those that kept us waiting only where no holder is any better."""
+        return links if holders <= self._tardy else links - self._tardy
 
     def _least_busy(self, links: list[int], load: dict[int, int]) -> int:
         offset = self._rng.randrange(len(links))
@@ -340,8 +446,11 @@ class Fetcher:
 
     def _free_at(self, link: int, want: Want, blob: bytes) -> float:
         """From when on a link may be asked for a chunk, which may be under way, or failed not long ago."""
-        failure = self._failed.get((link, blob, want.missing[blob]))
-        return inf if blob in self._flights else failure.until if failure is not None else -inf
+        return inf if blob in self._flights else self._rests_until(link, blob, want.missing[blob])
+
+    def _rests_until(self, link: int, blob: bytes, size: int) -> float:
+        failure = self._failed.get((link, blob, size))
+        return failure.until if failure is not None else -inf
 
     @staticmethod
     def _free(candidates: Iterable[int], load: dict[int, int], most: int) -> list[int]:

@@ -127,10 +127,12 @@ class Guesses:
             self._tidy()
 
     def _forget(self) -> None:
-        """Nothing is looked for. Else what has come is forgotten when its turn comes."""
+        """Nothing is looked for. Else what has come is forgotten when its turn comes.
+
+        As is what a link rests from: it may be looked for anew before then.
+        """
         self._young, self._line = [], []
         self._places = dict.fromkeys(self._places, 0)
-        self._again = {link: [] for link in self._again}
 
     def _may_be_guessed_at(self, blob: bytes) -> float:
         return min((want.may_be_guessed_at for _, want in self._unheld(blob)), default=inf)

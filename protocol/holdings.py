@@ -170,7 +170,7 @@ class Holdings:
                 for place, other in enumerate(delta.body.chunks):
                     if other == blob:  # zeros, say, may come more than once in a payload
                         self._offers.part(key, place, chosen, now)
-        return self._complete(self._fetcher.arrived(blob), now)
+        return self._complete(self._fetcher.arrived(blob, now), now)
 
     def need(self, key: bytes, chunks: tuple[tuple[bytes, int], ...], now: float) -> list[Effect]:
         """Fetch chunks (hash, size) under a delta's id or another key.

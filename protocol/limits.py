@@ -158,6 +158,10 @@ PROBE_AFTER_S = 6.5
 PROBE_TIMEOUT_S = 2.0
 INDIRECT_PROBES = 3
 INDIRECT_PROBE_TIMEOUT_S = 2.0
+VOUCHES_PER_LINK_MAX = 8
+"""Pings in that time that we make for one peer. Each silent node is asked after at three links: who asks one
+of them about more has lost its own network, or wants others flooded with our pings."""
+
 ROW_LAG_S = 5.0
 """So long a row may be on its way, from one to the next: so long after a death its node may seem alive."""
 
@@ -259,6 +263,20 @@ FETCH_TIMEOUT_S = 60.0
 
 FETCH_PATIENCE_S = 12.0
 """The part of it that does not depend on the size: a request that was lost costs a small chunk no more."""
+
+FETCH_OVERDUE_S = 3.0
+FETCH_OVERDUE_TIMES = 4.0
+FETCH_SHARE_AT_FIRST = 1 / 8
+"""A transfer that lasts four times as long as others usually do, and 3 s at least, may be one that nothing
+comes of: another holder is asked too. Usual is a share of the patience with each; before the first has come
+that of lines of 1 Mbit/s, at which a megabyte takes 8 s of 60 s."""
+
+FETCHES_TWICE_MAX = 4
+"""Chunks under way from two holders at a time."""
+
+TARDY_REST_S = 8.0
+TARDY_REST_MAX_S = 300.0
+"""Who kept us waiting so is not asked for what others hold so long, then twice as long each time."""
 
 FETCH_SOON_S = 0.1
 FETCH_RETRY_S = 1.0

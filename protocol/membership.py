@@ -31,14 +31,16 @@ class _Probe:
     indirect: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Vouch:
-    """A ping that we made for somebody: who asked, under which number, and whom we pinged."""
+    """A ping that we made for somebody: who asked, under which number last, and whom we pinged."""
 
     asker: int
     number: int
     target: int
     deadline: float
+    is_answered: bool = False
+    """It counts until its deadline all the same: so few are made for one asker."""
 
 
 class Membership:
@@ -134,9 +136,9 @@ class Membership:
             del self._probes[message.number]
             self._roster.heard_from(probe.node_id, now)
         vouch = self._vouching.get(message.number)
-        if vouch is None or vouch.target != link:
+        if vouch is None or vouch.target != link or vouch.is_answered:
             return []
-        del self._vouching[message.number]
+        vouch.is_answered = True
         return [Send(vouch.asker, Ack(vouch.number))]
 
     def ping_for(self, link: int, message: PingFor, now: float) -> list[Effect]:
@@ -144,9 +146,18 @@ class Membership:
 
         Not by its last heartbeat: that may be from just before it died, and the asker hears the next one as
         soon as we do.
+        Nor more than a few times for one asker, or once at a time of the same node: whoever asks all the time
+        would have us flood it.
         """
         target = next((other for other, node_id in self._links.items() if node_id == message.node_id), None)
-        if target is None or len(self._vouching) >= limits.MEMBERS_MAX:
+        if target is None:
+            return []
+        made = [vouch for vouch in self._vouching.values() if vouch.asker == link and now < vouch.deadline]
+        for vouch in made:
+            if vouch.target == target and not vouch.is_answered:
+                vouch.number = message.number  # what was asked before counts no more
+                return []
+        if len(made) >= limits.VOUCHES_PER_LINK_MAX or len(self._vouching) >= limits.MEMBERS_MAX:
             return []
         self._numbers += 1
         deadline = now + limits.INDIRECT_PROBE_TIMEOUT_S

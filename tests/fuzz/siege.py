@@ -69,6 +69,9 @@ BOUNDS: dict[str, Callable[[], int]] = {
     "membership._vouching": lambda: limits.MEMBERS_MAX,
     "fetcher._links": lambda: limits.LINKS_MAX,
     "fetcher._flights": lambda: limits.FETCHES_MAX,
+    "fetcher._late": lambda: limits.FETCHES_TWICE_MAX,
+    "fetcher._tardy": lambda: limits.LINKS_MAX,
+    "fetcher._promptness._rests": lambda: limits.LINKS_MAX,
     "fetcher._guesses._places": lambda: limits.LINKS_MAX,
     "fetcher._guesses._again": lambda: limits.LINKS_MAX,
     "fetcher._spared": lambda: limits.LINKS_MAX,
@@ -192,7 +195,10 @@ class Siege:
             assert size <= most, f"{name} holds {size}, over {most}"
         for awaited in core.gossip._awaited.values():
             assert len(awaited) <= limits.IDS_PER_MESSAGE_MAX
-        load = Counter(flight.link for flight in core.fetcher._flights.values())
+        fetcher = core.fetcher
+        under_way = (*fetcher._flights.values(), *fetcher._late.values())
+        load = Counter(flight.link for flight in under_way)
+        assert fetcher._late.keys() <= fetcher._flights.keys()
         assert all(count <= limits.FETCHES_PER_LINK_MAX for count in load.values())
         assert set(load) <= {link.number for link in core.links.all()}
         linked = {link.number for link in core.links.all()}

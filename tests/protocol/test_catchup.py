@@ -70,7 +70,7 @@ def test_a_joiner_waits_for_a_ledger_and_its_payloads_but_not_for_later_ones():
     assert not node.is_done(12.0)
     node.fetcher.want(b"late", ((b"other", 5),), 13.0)
     node.fetcher.hint(1, b"late")
-    node.fetcher.arrived(b"chunk")
+    node.fetcher.arrived(b"chunk", 13.0)
     assert node.is_done(14.0)
 
 
@@ -85,7 +85,7 @@ def test_those_who_dribble_their_payloads_are_waited_for_only_where_they_are_mos
     assert not node.is_done(2.0)
     for blobs in served:
         for blob in blobs:
-            node.fetcher.arrived(blob)
+            node.fetcher.arrived(blob, 1.0)
     now = 3.0
     assert not node.is_done(now)
     for one, two in zip(*dribbled, strict=True):
@@ -94,8 +94,8 @@ def test_those_who_dribble_their_payloads_are_waited_for_only_where_they_are_mos
         is_done = node.is_done(now)
         if is_done:
             break
-        node.fetcher.arrived(one)
-        node.fetcher.arrived(two)
+        node.fetcher.arrived(one, now)
+        node.fetcher.arrived(two, now)
     assert is_done == is_minority
     if is_minority:
         assert now < 3.0 + 2 * limits.MINORITY_PATIENCE_S
@@ -107,7 +107,7 @@ def test_a_snapshot_under_way_is_nobodys_payload_and_waited_for():
     node.hears_of(1, 3, 1.0)
     for author in (2, 3):
         for blob in node.hears_of(author, 1, 1.0):
-            node.fetcher.arrived(blob)
+            node.fetcher.arrived(blob, 1.0)
     chunks = [f"s{place}".encode() for place in range(9)]
     node.fetcher.want(b"root", tuple((chunk, 5) for chunk in chunks), 1.0)
     node.fetcher.hint(1, b"root")
@@ -116,7 +116,7 @@ def test_a_snapshot_under_way_is_nobodys_payload_and_waited_for():
     for chunk in chunks:
         node.insists(now)
         assert not node.is_done(now)
-        node.fetcher.arrived(chunk)
+        node.fetcher.arrived(chunk, now)
         now += 0.9 * limits.STALL_PATIENCE_S
 
 

@@ -15,6 +15,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.effects import Fetched, Get, Send
 from gossamer.protocol.fetch import Fetcher
 from gossamer.protocol.messages import Ask
+from gossamer.protocol.promptness import Promptness
 
 
 def _blob(number: int) -> bytes:
@@ -35,6 +36,8 @@ class Net:
         self.fetcher = Fetcher(self._fits, random.Random(seed))
         self.links = dict(links or {})
         self.flights: dict[bytes, int] = {}
+        self.late: dict[bytes, int] = {}
+        """Asked first for what another link was then asked for too."""
         self.began: dict[bytes, float] = {}
         self.fetched: list[bytes] = []
         self.sizes: dict[bytes, int] = {}
@@ -50,6 +53,8 @@ class Net:
         self.fetched += [e.key for e in effects]
 
     def plan(self) -> list[tuple[int, bytes]]:
+        for blob in [blob for blob, flight in self.fetcher._late.items() if self.now >= flight.deadline]:
+            del self.late[blob]
         for blob, began in list(self.began.items()):
             flight = self.fetcher._flights.get(blob)
             if self.now >= (flight.deadline if flight else began + limits.FETCH_TIMEOUT_S):
@@ -65,26 +70,36 @@ class Net:
                 assert isinstance(effect.message, Ask)
                 link, blob = effect.link, effect.message.blob
                 assert not self.links[link], "an Ask needs a link that dialled us"
-            assert blob not in self.flights, "asked for twice at a time"
             assert blob not in self.have
+            if blob in self.flights:
+                assert blob in self.fetcher._late, "asked for twice at a time"
+                assert link not in (self.flights[blob], self.late.get(blob))
+                self.late[blob] = self.flights[blob]  # what was late before is given up
             self.flights[blob] = link
             self.began[blob] = self.now
             started.append((link, blob))
         assert len(self.flights) <= limits.FETCHES_MAX
-        for link in self.links:
-            assert list(self.flights.values()).count(link) <= limits.FETCHES_PER_LINK_MAX
+        under_way = [*self.flights.values(), *self.late.values()]
+        assert all(under_way.count(link) <= limits.FETCHES_PER_LINK_MAX for link in self.links)
+        assert self.late.keys() <= self.flights.keys()
+        assert len(self.late) <= limits.FETCHES_TWICE_MAX
+        assert self.late == {blob: flight.link for blob, flight in self.fetcher._late.items()}
         assert self.fetcher.deadline() > self.now, "a deadline that has passed already: a busy loop"
         return started
 
     def _ended(self, blob: bytes) -> None:
         self.flights.pop(blob, None)
         self.began.pop(blob, None)
+        if blob in self.late:
+            self.flights[blob] = self.late.pop(blob)
+            self.began[blob] = self.fetcher._late[blob].began
 
     def arrive(self, blob: bytes) -> None:
+        self.late.pop(blob, None)
         self._ended(blob)
         self.have.add(blob)
         self.fetcher.wants.rule_out(blob)
-        self.fetched += [e.key for e in self.fetcher.arrived(blob) if isinstance(e, Fetched)]
+        self.fetched += [e.key for e in self.fetcher.arrived(blob, self.now) if isinstance(e, Fetched)]
 
     def fail(self, blob: bytes) -> None:
         link = self.flights[blob]
@@ -93,6 +108,7 @@ class Net:
 
     def drop(self, link: int) -> None:
         del self.links[link]
+        self.late = {blob: other for blob, other in self.late.items() if other != link}
         for blob in [b for b, flight in self.flights.items() if flight == link]:
             self._ended(blob)
         self.fetcher.link_down(link)
@@ -228,17 +244,239 @@ def test_failure_is_retried_elsewhere_at_once_and_there_after_a_moment():
 
 
 def test_silence_is_a_failure():
-    net = Net(links={1: True, 2: True})
+    net = Net(links={1: True})
     net.want(1, 1)
     net.fetcher.hint(1, _key(1))
-    net.fetcher.hint(2, _key(1))
-    ((first, _),) = net.plan()
-    assert limits.FETCH_PATIENCE_S <= net.fetcher.deadline() < limits.FETCH_PATIENCE_S + 0.1
+    assert len(net.plan()) == 1
     net.pass_time(limits.FETCH_PATIENCE_S - 0.1)
     assert net.plan() == []
     net.pass_time(0.2)
-    ((second, _),) = net.plan()
+    assert net.plan() == []
+    assert net.fetcher.expected_size(_blob(1)) is None
+    assert not net.fetcher.wants.are_held, "it is not believed any more"
+
+
+def test_somebody_else_is_asked_for_what_a_silent_holder_has_and_the_first_to_bring_it_ends_both():
+    net = Net(links={1: True, 2: True, 3: True})
+    net.want(1, 1)
+    for link in net.links:
+        net.fetcher.hint(link, _key(1))
+    ((first, blob),) = net.plan()
+    while not (started := net.plan()):
+        net.now = net.fetcher.deadline()
+    assert limits.FETCH_OVERDUE_S <= net.now < limits.FETCH_PATIENCE_S
+    ((second, _),) = started
     assert second != first
+    net.arrive(blob)
+    assert net.fetched == [_key(1)]
+    assert net.plan() == [] and not net.fetcher._late
+
+
+def test_who_was_silent_is_asked_last_whatever_it_says():
+    """A liar that says that it holds what all hold, and says it again: it stalls no second payload."""
+    net = Net(links={1: True, 2: True})
+    asked = []
+    for key in range(8):
+        net.want(key, key)
+        for link in (1, 2):
+            net.fetcher.hint(link, _key(key))
+        while _key(key) not in net.fetched:
+            for link, blob in net.plan():
+                asked.append(link)
+                if link == 2:
+                    net.arrive(blob)
+                    break
+            else:
+                net.now = net.fetcher.deadline()
+            net.fetcher.hint(1, _key(key))
+    assert net.now < 8.0 + limits.FETCH_PATIENCE_S
+    assert asked.count(1) == 1
+    net.drop(2)
+    net.want(9, 9)
+    net.fetcher.hint(1, _key(9))
+    assert net.plan() == [(1, _blob(9))], "of others, nobody has it"
+
+
+def test_who_was_silent_and_says_first_that_it_holds_something_is_not_waited_for_once_others_do():
+    """As who says it of everything as soon as it is published."""
+    net = Net(links={1: True, 2: True})
+    net.want(1, 1)
+    for link in (1, 2):
+        net.fetcher.hint(link, _key(1))
+    ((silent, _),) = net.plan()
+    while not net.late:
+        net.now = net.fetcher.deadline()
+        net.plan()
+    net.arrive(_blob(1))
+    for key in (2, 3):
+        net.want(key, key)
+        net.fetcher.hint(silent, _key(key))
+        assert net.plan() == [(silent, _blob(key))]
+        if key == 2:
+            net.fetcher.hint(3 - silent, _key(key))
+        else:
+            net.fetcher.hint_part(3 - silent, _key(key), _blob(key))
+        assert net.plan() == [(3 - silent, _blob(key))], "at once"
+        net.arrive(_blob(key))
+
+
+def test_the_rest_of_those_who_keep_us_waiting_grows_and_is_forgotten():
+    prompt = Promptness()
+    rests = []
+    for now in (0.0, 1.0, 8.0, 24.0, 80.0, 88.0, 208.0):
+        prompt.kept_waiting(1, now)
+        rests.append(next(at for at in range(int(now), 1000) if not prompt.tardy(float(at), 2)))
+        assert prompt.tardy(now, 2) == {1}
+    assert rests == [8, 8, 24, 56, 144, 144, 216], "8, 16, 32 and 64 s, and 8 s anew"
+    for now in range(300, 3000):
+        prompt.kept_waiting(1, float(now))
+    assert prompt._rests[1].wait == limits.TARDY_REST_MAX_S
+    prompt.link_down(1)
+    assert prompt.tardy(now, 2) == set()
+
+
+def test_where_most_links_keep_us_waiting_none_is_asked_last():
+    """It is our own line that is slow then."""
+    prompt = Promptness()
+    for link in (1, 2):
+        prompt.kept_waiting(link, 0.0)
+    assert prompt.tardy(1.0, links=4) == {1, 2}
+    assert prompt.tardy(1.0, links=3) == set()
+
+
+def test_who_was_asked_too_may_fail_and_the_first_is_waited_for_again():
+    net = Net(links={1: True, 2: True})
+    net.want(1, 1)
+    net.fetcher.hint(1, _key(1))
+    assert net.plan() == [(1, _blob(1))]
+    net.pass_time(limits.FETCH_PATIENCE_S / 2 + 0.1)
+    assert net.plan() == [(2, _blob(1))]
+    net.fail(_blob(1))
+    assert net.flights == {_blob(1): 1}
+    net.plan()
+    assert net.fetcher._flights[_blob(1)].link == 1
+    net.arrive(_blob(1))
+    assert net.fetched == [_key(1)]
+
+
+@pytest.mark.parametrize("gone", [1, 2])
+def test_of_two_that_were_asked_either_may_go(gone):
+    net = Net(links={1: True, 2: True})
+    net.want(1, 1)
+    net.fetcher.hint(1, _key(1))
+    net.plan()
+    net.pass_time(limits.FETCH_PATIENCE_S / 2 + 0.1)
+    net.plan()
+    net.drop(gone)
+    net.plan()
+    assert net.flights == {_blob(1): 3 - gone}
+    net.arrive(_blob(1))
+    assert net.fetched == [_key(1)]
+
+
+def test_while_other_chunks_can_be_asked_for_nothing_is_asked_for_twice():
+    """Who is slow and honest does its part of a large snapshot."""
+    net = Net(links={1: True, 2: True})
+    net.want(1, *range(300))
+    for link in (1, 2):
+        net.fetcher.hint(link, _key(1))
+    net.plan()
+    slow = {blob for blob, link in net.flights.items() if link == 1}
+    assert len(slow) == limits.FETCHES_PER_LINK_MAX
+    for _ in range(70):
+        for blob in [blob for blob in net.flights if blob not in slow]:
+            net.arrive(blob)
+        net.pass_time(0.1)
+        net.plan()
+        assert not net.late
+    assert {net.flights[blob] for blob in slow} == {1}
+    for _ in range(10):
+        for blob in [blob for blob in net.flights if blob not in slow]:
+            net.arrive(blob)
+        net.plan()
+    assert net.late == dict.fromkeys(slow, 1), "the end game"
+
+
+class Lines:
+    """Holders behind lines of their own: seconds that it takes each to bring a chunk, one after another."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.net = Net(links=dict.fromkeys(range(len(seconds)), True))
+        self._seconds = seconds
+        self._queues: list[list[bytes]] = [[] for _ in seconds]
+        self._free_at = [0.0 for _ in seconds]
+        self.asked = 0
+
+    def fetch(self, key: int, chunks: int, size: int) -> float:
+        """Returns how long it took. A line is not given back by who is asked in vain meanwhile."""
+        net, begun = self.net, self.net.now
+        net.want(key, *range(1000 * key, 1000 * key + chunks), size=size)
+        for link in net.links:
+            net.fetcher.hint(link, _key(key))
+        coming: list[tuple[float, bytes, int]] = []
+        while _key(key) not in net.fetched:
+            for link, blob in net.plan():
+                self.asked += 1
+                self._free_at[link] = max(self._free_at[link], net.now) + self._seconds[link]
+                coming.append((self._free_at[link], blob, link))
+            coming.sort()
+            net.now = min(coming[0][0], net.fetcher.deadline())
+            while coming and coming[0][0] <= net.now:
+                _, blob, link = coming.pop(0)
+                if blob not in net.have:
+                    net.arrive(blob)
+                net.fetcher.failed(link, blob, net.now)
+        return net.now - begun
+
+
+def test_slow_lines_are_waited_for_and_nothing_is_asked_for_twice():
+    """A megabyte takes a line of 1 Mbit/s 8 s: alone, shared by four transfers, or with others like it."""
+    for seconds in ((8.0,), (8.0, 8.0), (8.0, 8.0, 8.0, 8.0, 8.0)):
+        lines = Lines(*seconds)
+        for key in range(6):
+            took = lines.fetch(key, 10, limits.CHUNK_BYTES_MAX)
+            assert took <= 8.0 * -(-10 // len(seconds)) + 0.1
+        assert lines.asked == 60
+
+
+def test_the_only_holder_is_asked_again_soon_however_often_it_was_silent():
+    """Its line is broken time and again, and nobody else has it or says so."""
+    net = Net(links={1: True, 2: True})
+    net.want(1, 1)
+    asked = []
+    while net.now < 300.0:
+        net.fetcher.hint(1, _key(1))
+        for link, blob in net.plan():
+            if link == 1:
+                asked.append(net.now)
+            else:
+                net.fail(blob)
+        net.now = net.fetcher.deadline()
+    assert max(b - a for a, b in pairwise(asked)) < limits.FETCH_PATIENCE_S + limits.FETCH_RETRY_MAX_S + 1.0
+
+
+def test_of_a_slow_line_among_fast_ones_little_comes_twice():
+    lines = Lines(8.0, 0.4, 0.4, 0.4)
+    assert lines.fetch(1, 200, limits.CHUNK_BYTES_MAX) < 40.0
+    assert lines.asked <= 210
+
+
+@pytest.mark.parametrize("rng_seed", range(3))
+def test_a_silent_holder_delays_a_payload_by_seconds_and_few_of_many(rng_seed):
+    lines = Lines(1e9, 0.01, 0.01, 0.01)
+    lines.net.fetcher._rng.seed(rng_seed)
+    took = []
+    for key in range(40):
+        took.append(lines.fetch(key, 16, limits.PAYLOAD_CHUNK_BYTES_MIN))
+        lines.net.pass_time(4.0)
+    assert max(took) < 2 * limits.FETCH_OVERDUE_S + 1.0
+    assert sum(seconds > 1.0 for seconds in took) <= 8
+
+
+def test_many_silent_holders_do_not_keep_all_transfers():
+    """Half of all wait for those who say that they hold it, and the others have brought all else."""
+    lines = Lines(*[1e9] * 4, *[0.01] * 4)
+    assert lines.fetch(1, 40, limits.PAYLOAD_CHUNK_BYTES_MIN) < 3 * limits.FETCH_OVERDUE_S
 
 
 def test_who_was_silent_is_not_believed_again():
@@ -714,6 +952,45 @@ def test_payloads_that_wait_for_busy_links_cost_little_to_look_at():
     assert len(net.flights) == 2 * limits.FETCHES_PER_LINK_MAX
     net.arrive(next(iter(net.flights)))
     assert _calls(net.plan) < 3 * 1000
+
+
+def test_what_was_forgotten_and_is_wanted_again_is_asked_for_again():
+    """While a link that declined it rests from it: nothing else is looked for meanwhile."""
+    net = Net(links={1: True})
+    net.want(1, 0)
+    net.pass_time()
+    for _ in range(8):
+        while not net.plan():
+            net.now = net.fetcher.deadline()
+        net.fail(_blob(0))
+    net.fetcher.wants.forget(_key(1))
+    net.fetcher._changed = True
+    assert net.plan() == []
+    net.want(2, 0)
+    asked = _ask_all_day(net, net.now + 60.0)
+    assert len(asked[1, _blob(0)]) > 3
+
+
+def test_payloads_that_only_a_silent_holder_is_free_for_cost_little_to_look_at():
+    net = Net(links=dict.fromkeys(range(1, 4), True))
+    net.want(0, 0)
+    for link in net.links:
+        net.fetcher.hint(link, _key(0))
+    ((silent, blob),) = net.plan()
+    while blob not in net.late:
+        net.now = net.fetcher.deadline()
+        net.plan()
+    net.arrive(blob)
+    for number in range(1, 1001):
+        net.want(number, *range(10 * number, 10 * number + 10))
+        for link in net.links:
+            net.fetcher.hint(link, _key(number))
+    net.plan()
+    net.pass_time()
+    net.fetcher._changed = True
+    assert _calls(net.plan) < 3 * 1000
+    assert silent not in net.flights.values()
+    assert len(net.flights) == 2 * limits.FETCHES_PER_LINK_MAX
 
 
 def test_who_claims_to_hold_thousands_and_sends_none_costs_little():

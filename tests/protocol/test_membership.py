@@ -198,9 +198,35 @@ def test_vouching_is_bounded_and_recovers():
     """Pings that are never answered must not use up the table for good."""
     bench = Bench(2)
     bench.now += 10.0
-    sent = sum(len(bench.machine.ping_for(2, PingFor(n, IDS[1]), bench.now)) for n in range(5000))
-    assert sent == limits.MEMBERS_MAX
+    for link in range(2, 302):  # more than there can be
+        bench.machine.link_up(link, IDS[2], bench.now)
+        for number in range(3, 10):
+            bench.machine.link_up(1000 + number, IDS[number], bench.now)
+            bench.machine.ping_for(link, PingFor(number, IDS[number]), bench.now)
+    assert len(bench.machine._vouching) == limits.MEMBERS_MAX
     bench.wake(limits.INDIRECT_PROBE_TIMEOUT_S + 0.1)
+    assert len(bench.machine.ping_for(2, PingFor(1, IDS[1]), bench.now)) == 1
+
+
+def test_one_node_is_pinged_once_at_a_time_for_one_that_asks_for_it_all_the_time():
+    """And the last question is answered: the asker has forgotten those before."""
+    bench = Bench(3)
+    (ping,) = _sent(bench.machine.ping_for(2, PingFor(1, IDS[1]), bench.now), Ping)
+    assert [bench.machine.ping_for(2, PingFor(n, IDS[1]), bench.now) for n in range(2, 500)] == [[]] * 498
+    assert len(bench.machine.ping_for(3, PingFor(1, IDS[1]), bench.now)) == 1, "somebody else asks"
+    (told,) = bench.machine.ack(1, Ack(ping.message.number), bench.now)
+    assert (told.link, told.message) == (2, Ack(499))
+
+
+def test_pings_for_one_asker_are_few_however_soon_they_are_answered():
+    bench = Bench(3)
+    pings = 0
+    for number in range(500):
+        for ping in _sent(bench.machine.ping_for(2, PingFor(number, IDS[1]), bench.now), Ping):
+            pings += 1
+            bench.machine.ack(1, Ack(ping.message.number), bench.now)
+    assert pings == limits.VOUCHES_PER_LINK_MAX
+    bench.now += limits.INDIRECT_PROBE_TIMEOUT_S
     assert len(bench.machine.ping_for(2, PingFor(1, IDS[1]), bench.now)) == 1
 
 

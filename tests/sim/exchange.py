@@ -14,6 +14,10 @@ Answer = bytes | None
 HEADER_BYTES = 300
 
 
+class NoAnswerError(Exception):
+    """Raised by who is asked: it keeps the connection, and says nothing on it."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Exchange:
     """`serve` runs in the target's process, `done` in the source's: with None if it came to nothing."""
@@ -66,7 +70,11 @@ class Exchange:
             self.net.loop.at(self.begun + FETCH_TIMEOUT_S, self._finish, None)
 
     def _serve(self) -> None:
-        answer = self.serve()
+        try:
+            answer = self.serve()
+        except NoAnswerError:
+            self.net.loop.at(self.begun + FETCH_TIMEOUT_S, self._finish, None)
+            return
         mischief = self.net.weather.mischief
         if answer and mischief is not None and self.net.rng.random() < mischief.damage:
             answer = answer[:-1] + bytes([answer[-1] ^ 1])

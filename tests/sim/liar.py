@@ -3,8 +3,8 @@
 It has a key and is admitted, so what it signs verifies. It equivocates (two and three records for one
 round, to different peers), forges others' records, sends garbage, withholds payloads or parts of them or
 publishes ones that do not decode, claims to hold what it has not, once or all the time, and does not send
-what it has, claims rounds of the far future and a past that never was, races the clock or lags behind it, and
-spreads rumours about the living.
+what it has, be it that it claims to hold all there is, claims rounds of the far future and a past that never
+was, races the clock or lags behind it, and spreads rumours about the living.
 """
 
 from collections import Counter
@@ -21,9 +21,14 @@ from gossamer.protocol.payload import payload_bytes_max
 from gossamer.protocol.presence import Presence
 from gossamer.protocol.records import Delta, DeltaBody, parse_delta
 from gossamer.protocol.replica import Replica
+from tests.sim.exchange import NoAnswerError
 from tests.sim.node import Node
 from tests.sim.trainer import Window
 from tests.sim.transfers import Transfers
+
+
+def _never(blob: bytes) -> bytes | None:
+    raise NoAnswerError
 
 
 class Liar:
@@ -52,6 +57,7 @@ class Liar:
             self._claim_what_few_do,
             self._lag_behind,
             self._withhold_and_insist,
+            self._hold_all_and_send_nothing,
         )
 
     def act(self) -> None:
@@ -185,6 +191,25 @@ class Liar:
     def _give_again(transfers: Transfers) -> None:
         vars(transfers).pop("read", None)
         vars(transfers).pop("asked", None)
+        vars(transfers).pop("give", None)
+
+    def _hold_all_and_send_nothing(self) -> None:
+        """Say of everybody's payloads, as soon as they are published, that we hold them, and never answer."""
+        transfers = self._node.transfers
+        transfers.asked = lambda end, blob: None  # type: ignore[method-assign]
+        transfers.give = _never  # type: ignore[method-assign]
+        loop = self._node.stage.loop
+        until = min(loop.now + 30.0 + 60.0 * self._rng.random(), self._quiet_after)
+        loop.at(until, self._give_again, transfers)
+        self._claim_all(until)
+
+    def _claim_all(self, until: float) -> None:
+        node = self._node
+        if node.stage.loop.now < until:
+            ids = tuple(delta.record_id for delta in node.core.ledger)[-30:]
+            for link in list(node.links) if ids else ():
+                self._send(link, msg.encode(msg.Holding(ids)))
+            node.stage.loop.after(0.2 + 0.2 * self._rng.random(), self._claim_all, until)
 
     def _publish_nonsense(self) -> None:
         """A payload with the right hash that decodes to nothing."""

@@ -202,6 +202,11 @@ def _never_give_up_a_fetch() -> list[Patch]:
     return [(Fetcher, "_fail", lambda self, blob, now, wait: None)]
 
 
+def _wait_for_the_silent() -> list[Patch]:
+    """Who says that it holds a chunk, and never sends it, is waited for until that is given up."""
+    return [(Fetcher, "_ask_others_too", lambda self, load, now: [])]
+
+
 def _deal_half() -> list[Patch]:
     """The dealer offers every other chunk, and the rest never."""
     original = Dealing.deal
@@ -289,6 +294,7 @@ MUTANTS = {
         Mutant("sleep unnoticed", _sleep_unnoticed, "nights", nodes=4, minutes=8.0),
         Mutant("no anti-entropy", _no_anti_entropy, "halves"),
         Mutant("never give up a fetch", _never_give_up_a_fetch, "parts", minutes=3.0),
+        Mutant("wait for the silent", _wait_for_the_silent, "liar", minutes=5.0),
         Mutant("deal half", _deal_half, "parts", minutes=3.0),
         Mutant("forget who holds parts", _forget_who_holds_parts, "parts", minutes=3.0),
         Mutant("keep parts to oneself", _keep_parts_to_oneself, "parts", minutes=3.0),

@@ -295,7 +295,8 @@ class Node(Process):
         self.disk.commit(delta)
         self.transfers.unsure = None
         self.stage.audit.spoken(self, delta)
-        self.stage.audit.spread.published(delta)
+        if not self.traits.is_liar:  # which may keep it to itself
+            self.stage.audit.spread.published(delta)
         self.dispatch(fx.Stored(delta))
         self.trainer.acknowledged(delta.round)
 

@@ -23,6 +23,11 @@ requests and chunks go by way of others. Whoever has to guess begins after 1 s."
 TWICE_MAX = 0.1
 """Share of all chunks that may come to a node that has them: links that break at the wrong moment."""
 
+LATE_S = 10.0
+LATE_MAX = 0.01
+"""Share of all payloads that may take longer than that, however many a liar says it holds: a silent holder is
+worth some seconds to each node now and then."""
+
 ENOUGH = 50
 """Arrivals that a judgement needs."""
 
@@ -55,7 +60,9 @@ class Spread:
     def held(self, node: "Node", delta: Delta) -> None:
         """A payload is complete on a node."""
         born = self._born.get(delta.record_id)
-        if born is not None and delta.author != node.traits.identity.node_id and node.started_at < born:
+        if born is None or node.traits.is_liar:
+            return
+        if delta.author != node.traits.identity.node_id and node.started_at < born:
             self._took.append(self._loop.now - born)
 
     def chunk_came(self, *, twice: bool) -> None:
@@ -68,5 +75,8 @@ class Spread:
         patience = PROMPT_S + WAYS * latency_s
         if len(self._took) >= ENOUGH and median(self._took) > patience:
             self._fail(None, f"half of all payloads took over {median(self._took):.1f} s, not {patience:.1f}")
+        late = sum(took > LATE_S for took in self._took)
+        if len(self._took) >= ENOUGH and late > LATE_MAX * len(self._took):
+            self._fail(None, f"{late} of {len(self._took)} payloads took over {LATE_S:.0f} s")
         if self._came >= ENOUGH and self._twice > TWICE_MAX * self._came:
             self._fail(None, f"{self._twice} of {self._came} chunks came to nodes that had them")

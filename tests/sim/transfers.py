@@ -63,7 +63,7 @@ class Transfers:
         server = end.peer
 
         def serve() -> bytes | None:
-            return _node_of(server).transfers.read(effect.blob) if server.is_open else None
+            return _node_of(server).transfers.give(effect.blob) if server.is_open else None
 
         def done(data: bytes | None) -> None:
             if data is not None and len(data) == effect.size and sha256(data).digest() == effect.blob:
@@ -87,6 +87,12 @@ class Transfers:
             return REFUSED
         self._arrived(blob, data)
         return ACCEPTED
+
+    # -- giving
+
+    def give(self, blob: bytes) -> bytes | None:
+        """Answer a peer that gets a chunk from us: None if it is not here."""
+        return self.read(blob)
 
     # -- putting
 

@@ -1,0 +1,62 @@
+"""How soon transfers bring what was asked for: when one lasts too long, and who is asked last after that.
+
+Silence looks like slowness. What tells them apart is how long other transfers take here: each is measured as
+a share of the patience with it, whatever its size and the queue before it. So on a slow line nothing is taken
+for silence that only takes its time, and on a fast one nobody is waited for whom others outrun many times.
+"""
+
+from dataclasses import dataclass
+
+from gossamer.protocol import limits
+
+_WEIGHT = 1 / 8
+"""Of the last transfer, in the average."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    until: float
+    wait: float
+
+    @property
+    def forgotten_at(self) -> float:
+        return self.until + self.wait
+
+
+class Promptness:
+    """What is usual of all transfers, and which links have kept us waiting."""
+
+    def __init__(self) -> None:
+        self._share = limits.FETCH_SHARE_AT_FIRST
+        """How much of the patience with it a transfer takes, on average of those that ended well lately."""
+        self._rests: dict[int, _Rest] = {}
+
+    def brought(self, began: float, deadline: float, now: float) -> None:
+        """A transfer that would have been given up at `deadline` ended well."""
+        share = min(1.0, max(0.0, now - began) / (deadline - began))
+        self._share += _WEIGHT * (share - self._share)
+
+    def overdue_at(self, began: float, deadline: float) -> float:
+        """From when on a transfer has lasted far longer than is usual."""
+        usual = self._share * (deadline - began)
+        return began + max(limits.FETCH_OVERDUE_S, limits.FETCH_OVERDUE_TIMES * usual)
+
+    def kept_waiting(self, link: int, now: float) -> None:
+        """A link did not bring something in time, so it rests: longer each time."""
+        rest = self._rests.get(link)
+        if rest is None or rest.forgotten_at <= now:
+            self._rests[link] = _Rest(now + limits.TARDY_REST_S, limits.TARDY_REST_S)
+        elif rest.until <= now:
+            wait = min(2 * rest.wait, limits.TARDY_REST_MAX_S)
+            self._rests[link] = _Rest(now + wait, wait)
+
+    def tardy(self, now: float, links: int) -> set[int]:
+        """Those of so many links that rest: not to be asked for what others have.
+
+        None where they are most: then it is our own line that is slow.
+        """
+        tardy = {link for link, rest in self._rests.items() if rest.until > now}
+        return tardy if 2 * len(tardy) <= links else set()
+
+    def link_down(self, link: int) -> None:
+        self._rests.pop(link, None)
