@@ -207,6 +207,7 @@ class World:
         self.say(f"{layer}: {len(pairs)} of {len(self.hosts()) * (len(self.hosts()) - 1)} ways close")
         self.weather.close(layer, pairs)
         self.is_fine = False
+        self.audit.spread.look_away()
         self.net.changed()
 
     def reopen(self, layer: object) -> None:
