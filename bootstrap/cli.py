@@ -24,10 +24,11 @@ from gossamer.node.commands.shown import harmless
 from gossamer.node.commands.use import export, generate
 from gossamer.node.commands.watch import peers, status, top, verify
 from gossamer.node.config.command import App, Command
-from gossamer.protocol.errors import ConfigError, LocalError
+from gossamer.protocol.errors import ConfigError, DiskFullError, LocalError
 
 USER_ERROR = 2
 BUG = 1
+DISK_FULL = 1
 
 PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Begin": {
@@ -92,7 +93,10 @@ def _gossamer(
 
 
 def main() -> None:
-    """Entry point: one clear line, and exit status 2 for whatever a person can mend, 1 for a bug of ours."""
+    """Entry point: one clear line, and exit status 2 for whatever a person can mend, 1 for a bug of ours.
+
+    And 1 for a full disk, as a daemon: whatever started the command (systemd, say) is to start it again.
+    """
     _print_what_the_terminal_has()
     atexit.register(gc.freeze)  # with torch loaded, a last look through all objects takes up to a second
     try:
@@ -107,8 +111,14 @@ def main() -> None:
         if "--debug" in sys.argv or logging.getLogger().isEnabledFor(logging.DEBUG):
             traceback.print_exc()
         print(f"gossamer: {harmless(_in_words(error))}", file=sys.stderr)
-        status = USER_ERROR if isinstance(error, LocalError | OSError | MemoryError) else BUG
+        status = _status_of(error)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _status_of(error: Exception) -> int:
+    if isinstance(error, DiskFullError):
+        return DISK_FULL
+    return USER_ERROR if isinstance(error, LocalError | OSError | MemoryError) else BUG
 
 
 def _print_what_the_terminal_has() -> None:

@@ -59,6 +59,9 @@ from gossamer.protocol.replica import Replica
 STOP_GRACE_S = 2.5
 """Time for the trainer to hand in its open window, and for a peer to fetch it, when the node stops."""
 
+FAREWELL_S = 0.5
+"""Time for what is queued for the peers, when all that is done."""
+
 STOP_POLL_S = 0.05
 """The core is plain data: whether our last delta has spread is looked at, not awaited."""
 
@@ -197,9 +200,11 @@ class Daemon:
                 ]
                 self._begin(host, bound, admin)
                 await self._stopping.wait()
+                until = loop.time() + STOP_GRACE_S + FAREWELL_S
                 if not self.admitting.is_expelled:
                     await self._take_leave()
-                await self.admitting.kept_all(STOP_GRACE_S)  # or the next start would not know of it
+                # Or the next start would not know of it.
+                await self.admitting.kept_all(max(0.0, until - loop.time()))
                 self.transport.close()  # nobody would be here for who still comes
                 self._has_left = True
                 for task in [*lasting, *self._link_tasks]:
@@ -241,7 +246,7 @@ class Daemon:
         log.info("node %s of swarm %s listens on %s", short(self.identity.node_id), self._swarm, local)
         if self.core.ledger:
             log.info("resumed with %d records, own round %d", len(self.core.ledger), self.core.own_last)
-        if self.records.is_copy:
+        if self.records.is_copy and self.core.info.trains:
             log.warning(
                 "this folder has been copied or put back since its node last published, or has lost records:"
                 " nothing is published before another node has told what this one signed meanwhile"
@@ -267,7 +272,7 @@ class Daemon:
         for link in self.links.values():
             link.close_soon()
         if self._link_tasks:
-            await asyncio.wait(self._link_tasks, timeout=0.5)
+            await asyncio.wait(self._link_tasks, timeout=FAREWELL_S)
 
     # -- the core
 

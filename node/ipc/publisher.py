@@ -29,9 +29,10 @@ class Publisher:
 
         Returns whether it did sign: else no record will come of it.
         """
+        reserved: set[bytes] = set()
         while True:
             try:
-                hashes = await asyncio.to_thread(self._store, payload)
+                hashes = await asyncio.to_thread(self._store, payload, reserved)
                 break
             except OSError as error:
                 until = "there is space" if error.errno in FULL else "the folder can be written to"
@@ -51,14 +52,20 @@ class Publisher:
         )
         payload.release()
         effects = self._dispatch(fx.Publish(body))
-        return any(isinstance(effect, fx.Store) for effect in effects)
+        is_signed = any(isinstance(effect, fx.Store) for effect in effects)
+        if not is_signed:
+            self._chunks.release(reserved)
+        return is_signed
 
-    def _store(self, payload: memoryview) -> tuple[bytes, ...]:
+    def _store(self, payload: memoryview, reserved: set[bytes]) -> tuple[bytes, ...]:
+        """Put the payload's chunks; those that no earlier delta has reserved are added to `reserved`."""
         hashes = []
         for view in split_payload(payload):
             piece = bytes(view)
             blob = sha256(piece).digest()
-            self._chunks.reserve(blob)  # what is the same in a delta that is closed is being dropped, maybe
+            # What is the same in a delta that is closed is being dropped, maybe.
+            if self._chunks.reserve(blob):
+                reserved.add(blob)
             self._chunks.put(blob, piece, durable=True)
             hashes.append(blob)
         return tuple(hashes)

@@ -81,18 +81,21 @@ class Acquaintances:
                 name[0],
             )
         better = {family_of(host): host for host in shown if self._is_better(host)}
-        if not better:
-            return
-        lost = [host for host in self._hosts.values() if not is_loopback(host) and is_gone(host)]
-        if lost:
-            log.info(
-                "this machine is at %s now, and no longer at %s",
-                " and ".join(better.values()),
-                " and ".join(lost),
-            )
-        kept = {
-            family: host for family, host in self._hosts.items() if host not in lost and not is_loopback(host)
+        lost = {
+            family: host for family, host in self._hosts.items() if not is_loopback(host) and is_gone(host)
         }
+        instead = {family: self._instead_of(host) for family, host in lost.items()}
+        better = {family: host for family, host in instead.items() if host is not None} | better
+        kept = {
+            family: host
+            for family, host in self._hosts.items()
+            if family not in lost and not is_loopback(host)
+        }
+        if not better and not (lost and kept):  # the last one is told until there is another
+            return
+        if lost:
+            now = f"at {' and '.join(better.values())} now, and " if better else ""
+            log.info("this machine is %sno longer at %s", now, " and ".join(lost.values()))
         self._hosts = kept | better
         self._carry_out(
             self._core.announce(tuple(format_address(host, self._port) for host in self._hosts.values()))
@@ -104,6 +107,12 @@ class Acquaintances:
             return [host]
         found = (own_address(family, loopback=is_loopback(host)) for family in sorted(self._families))
         return [own for own in found if own is not None and not is_of_one_interface(own)]
+
+    @staticmethod
+    def _instead_of(lost: str) -> str | None:
+        """Where others may dial us, if anywhere, by the kind of an address that this machine has lost."""
+        own = own_address(family_of(lost), loopback=False)
+        return None if own is None or own == lost or is_of_one_interface(own) else own
 
     def _is_better(self, host: str) -> bool:
         if is_loopback(host):

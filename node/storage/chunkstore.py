@@ -135,13 +135,18 @@ class ChunkStore:
         self._forget(blob)
         self._path(blob).unlink(missing_ok=True)
 
-    def reserve(self, blob: bytes) -> None:
-        """From now on a chunk is needed, whether it is here or is about to be put."""
+    def reserve(self, blob: bytes) -> bool:
+        """From now on a chunk is needed, whether it is here or is about to be put.
+
+        Returns whether that is new.
+        """
         with self._reserving:
+            is_new = blob not in self._reserved
             self._reserved.add(blob)
+            return is_new
 
     def release(self, blobs: Iterable[bytes]) -> None:
-        """Chunks that may have been reserved are of known records by now."""
+        """Chunks that may have been reserved are of known records by now, or of none that will be."""
         if self._reserved:
             with self._reserving:
                 self._reserved.difference_update(blobs)
@@ -159,10 +164,11 @@ class ChunkStore:
             self._mislaid.discard(blob)
 
     def _mislay(self, blob: bytes) -> None:
-        """A chunk cannot be read: it counts as missing until `find_again` finds it."""
-        if not self._read_only:
-            self._forget(blob)
-            with self._counting:
+        """A chunk cannot be read: it counts as missing until `find_again` finds it, unless it was dropped."""
+        with self._counting:
+            if not self._read_only and (blob in self._sizes or blob in self._mislaid):
+                self._held -= self._sizes.pop(blob, 0)
+                self._unchecked.discard(blob)
                 self._mislaid.add(blob)
 
     @property

@@ -155,9 +155,13 @@ class Home:
             )
         }
         remove_unfinished(self.root.glob(".*-*"), ours.__contains__)
-        for path in self.root.glob("trainer-*.sock"):  # of scripts that were killed with their daemons
-            with suppress(OSError):
-                path.unlink()
+        sockets = [self.root / "trainer-*.sock"]  # of scripts that were killed with their daemons
+        with suppress(OSError):
+            sockets.append(self._socket_elsewhere("-*"))
+        for pattern in sockets:
+            for path in pattern.parent.glob(pattern.name):
+                with suppress(OSError):
+                    path.unlink()
 
     def is_gone(self) -> bool:
         """Whether the folder that we have locked is not where it was: moved, removed, or unmounted."""
@@ -303,11 +307,13 @@ class Home:
 
         With a `mark`, where only who knows that finds it. Raises StorageError.
         """
-        path = str((self.root / f"trainer{mark and '-'}{mark}.sock").absolute())
+        mark = mark and f"-{mark}"
+        path = str((self.root / f"trainer{mark}.sock").absolute())
         if len(os.fsencode(path)) <= _SOCKET_PATH_MAX:
             return path
         try:
-            folder = Path(tempfile.gettempdir()) / f"gossamer-{os.getuid()}"
+            short = self._socket_elsewhere(mark)
+            folder = short.parent
             folder.mkdir(mode=0o700, exist_ok=True)
             found = folder.lstat()
         except OSError as error:
@@ -317,13 +323,17 @@ class Home:
             ) from None
         if found.st_uid != os.getuid() or found.st_mode & 0o077 or not stat.S_ISDIR(found.st_mode):
             raise StorageError(f"{folder} is open to somebody else; set TMPDIR to a folder of your own")
-        short = str(folder / f"{sha256(os.fsencode(path)).hexdigest()[:16]}.sock")
         if len(os.fsencode(short)) > _SOCKET_PATH_MAX:
             raise StorageError(
                 f"the paths of {self.root} and of {folder} are both too long for a socket; set TMPDIR to a"
                 " shorter one"
             )
-        return short
+        return str(short)
+
+    def _socket_elsewhere(self, mark: str) -> Path:
+        """Where a socket is for which our path is too long. Raises OSError if there is no folder for such."""
+        ours = sha256(os.fsencode((self.root / "trainer.sock").absolute())).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"gossamer-{os.getuid()}" / f"{ours}{mark}.sock"
 
     def next_incarnation(self) -> int:
         """A number greater than at every earlier start, also if the clock was set back."""

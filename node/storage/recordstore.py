@@ -369,10 +369,14 @@ class RecordStore:
         return found
 
     def _drop_broken(self, record_ids: Iterable[object]) -> None:
-        """Remove rows that do not verify, and with them the certainty of what we have signed. Durable."""
+        """Remove rows that do not verify, and with them the certainty of what we have signed. Durable.
+
+        Where nothing was ever signed here, that lasts as long as we run: the rows may be of our own that
+        others have brought back, but a bootstrap peer's are not, and it would never sign anything more.
+        """
         with self._lock, self._transaction() as db:
             db.executemany("DELETE FROM deltas WHERE record_id = ?", [(found,) for found in record_ids])
-            db.execute("INSERT OR REPLACE INTO place VALUES (1, '')")
+            db.execute("UPDATE place SET file = ''")
         self.is_copy = True
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from gossamer.node.phi import genesis
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Charter, Revocation, Role
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.errors import NobodyThereError, StorageError
+from gossamer.protocol.errors import DiskFullError, NobodyThereError, StorageError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import read_invitation
 from gossamer.protocol.rules import RULES
@@ -499,6 +499,21 @@ def test_a_bootstrap_peer_that_did_not_get_to_its_model_may_have_another_manifes
     monkeypatch.setattr("gossamer.bootstrap.genesis.ensure_genesis", ensure_genesis)
     assert run("bootstrap", "my.toml", "--dir", "d").status in (2, 130)
     assert Home(tmp_path / "d").manifest() is None
+
+
+def test_a_bootstrap_peer_that_finds_the_disk_full_may_be_started_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By systemd, say: status 2 would keep it from that."""
+
+    def full(*_: object) -> None:
+        raise DiskFullError("cannot write d/ledger.sqlite: the disk is full; free some space")
+
+    assert run("init", "my.toml", "--preset", "tiny").status == 0
+    monkeypatch.setattr("gossamer.bootstrap.genesis.ensure_genesis", full)
+    outcome = run("bootstrap", "my.toml", "--dir", "d")
+    assert outcome.status == 1
+    assert outcome.err == "gossamer: cannot write d/ledger.sqlite: the disk is full; free some space\n"
 
 
 def test_what_init_writes_may_be_read_by_whom_the_umask_lets(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import socket
 from dataclasses import dataclass
@@ -162,7 +163,37 @@ def test_of_each_kind_of_address_one_is_told(tmp_path: Path, monkeypatch: pytest
     assert laptop.links_from("192.168.1.5") == ("192.168.1.5:7701",)
     assert laptop.links_from("fd00::2") == ("192.168.1.5:7701", "[fd00::2]:7701")
     laptop.lost.update(("192.168.1.5", "fd00::2"))
+    del laptop.goes_out_from[socket.AF_INET6]
     assert laptop.links_from("10.8.0.2") == ("10.8.0.2:7701",)
+
+
+def test_an_address_that_is_lost_is_told_no_more_though_that_of_the_other_kind_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    laptop = Moving(tmp_path, monkeypatch)
+    laptop.acquaintances.listening(7701, (), BOTH)
+    laptop.links_from("192.168.1.5")
+    assert laptop.links_from("fd00::2") == ("192.168.1.5:7701", "[fd00::2]:7701")
+    laptop.lost.add("192.168.1.5")
+    del laptop.goes_out_from[socket.AF_INET]
+    with caplog.at_level(logging.INFO, "gossamer.node"):
+        assert laptop.links_from("fd00::2") == ("[fd00::2]:7701",)
+    assert caplog.messages == ["this machine is no longer at 192.168.1.5"]
+    assert laptop.links_from("10.8.0.2") == ("[fd00::2]:7701", "10.8.0.2:7701")
+
+
+def test_a_lost_address_gives_way_to_the_one_that_the_machine_has_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    laptop = Moving(tmp_path, monkeypatch)
+    laptop.acquaintances.listening(7701, (), BOTH)
+    laptop.links_from("192.168.1.5")
+    laptop.links_from("fd00::2")
+    laptop.lost.add("192.168.1.5")
+    laptop.goes_out_from[socket.AF_INET] = "10.8.0.2"
+    with caplog.at_level(logging.INFO, "gossamer.node"):
+        assert laptop.links_from("fd00::2") == ("[fd00::2]:7701", "10.8.0.2:7701")
+    assert caplog.messages == ["this machine is at 10.8.0.2 now, and no longer at 192.168.1.5"]
 
 
 def test_nobody_is_told_a_link_local_address(

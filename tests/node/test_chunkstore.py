@@ -154,6 +154,18 @@ def test_what_is_looked_for_again_may_be_damaged_or_dropped(store: ChunkStore, t
     assert not store.has_mislaid and len(store) == 1
 
 
+def test_what_was_dropped_is_not_looked_for_again(store: ChunkStore) -> None:
+    dropped, lost = put(store, b"dropped"), put(store, b"lost")
+    store.drop(dropped)
+    path_of(store, lost).unlink()
+    for _ in range(2):
+        for blob in (dropped, lost):
+            with pytest.raises(MissingChunkError):
+                store.get(blob)
+        assert store._mislaid == {lost}
+    assert store.stock.held == 0
+
+
 def test_a_full_disk_leaves_nothing_behind(store: ChunkStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

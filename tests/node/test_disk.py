@@ -104,6 +104,21 @@ async def test_what_the_core_does_not_sign_is_told(chunks: ChunkStore) -> None:
     assert not await Publisher(chunks, core.dispatch).publish(message(b"x"), area)
 
 
+async def test_chunks_of_what_is_not_signed_are_not_reserved_but_for_a_delta_before(
+    chunks: ChunkStore,
+) -> None:
+    """A trainer that attaches anew hands over again what is signed, and is not on disk yet."""
+    core = Core()
+    publisher = Publisher(chunks, core.dispatch)
+    await publisher.publish(message(b"x"), memoryview(bytearray(b"x")))
+    core.signs = False
+    for payload in (b"x", b"y"):
+        await publisher.publish(message(payload), memoryview(bytearray(payload)))
+        chunks.drop_unreserved(sha256(payload).digest())
+    assert sha256(b"x").digest() in chunks
+    assert sha256(b"y").digest() not in chunks
+
+
 async def test_a_full_disk_pauses_publishing(
     chunks: ChunkStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -296,3 +296,35 @@ def test_sockets_of_scripts_that_were_killed_are_removed(home: Home) -> None:
     left.touch()
     home.tidy()
     assert not left.exists()
+
+
+def test_so_are_those_of_a_folder_whose_path_is_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/tmp")
+    homes = [Home(tmp_path / (letter * 120)) for letter in "ab"]
+    for home in homes:
+        home.create()
+    sockets = [Path(home.socket_path(mark)) for home in homes for mark in ("", "1234abcd", "5678abcd")]
+    assert len(set(sockets)) == 6
+    try:
+        for path in sockets:
+            path.touch()
+        homes[0].tidy()
+        assert [path.exists() for path in sockets] == [True, False, False, True, True, True]
+    finally:
+        for path in sockets:
+            path.unlink(missing_ok=True)
+
+
+def test_a_folder_is_tidied_where_there_is_none_for_sockets(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_usable() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    left = Path(home.socket_path("1234abcd"))
+    left.touch()
+    monkeypatch.setattr("tempfile.gettempdir", none_usable)
+    home.tidy()
+    assert not left.exists()

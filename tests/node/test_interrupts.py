@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -91,3 +92,36 @@ def test_other_threads_hold_nothing_back(heard: list[int]) -> None:
     thread.start()
     thread.join()
     assert found == [handler]
+
+
+def test_a_process_that_another_thread_forks_meanwhile_hears_its_signals(heard: list[int]) -> None:
+    ended: list[int] = []
+
+    def fork() -> None:
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.raise_signal(signal.SIGUSR1)
+            finally:
+                os._exit(len(heard))
+        ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    thread = threading.Thread(target=fork)
+    with held_back():
+        thread.start()
+        thread.join()
+        signal.raise_signal(signal.SIGUSR1)
+        assert heard == []
+    assert ended == [1]
+    assert heard == [signal.SIGUSR1]
+
+
+def test_handlers_of_signals_that_end_no_step_are_not_touched() -> None:
+    """What is set below them would not come back: that no call of the system is interrupted, say."""
+    before = signal.signal(signal.SIGWINCH, lambda *_: None)
+    try:
+        handler = signal.getsignal(signal.SIGWINCH)
+        with held_back():
+            assert signal.getsignal(signal.SIGWINCH) is handler
+    finally:
+        signal.signal(signal.SIGWINCH, before)

@@ -184,6 +184,23 @@ def test_who_lost_a_record_may_have_signed_it(path: Path, deltas: list[Delta]) -
     assert not _is_copy(path)
 
 
+def test_who_never_signed_is_no_copy_ever_after_for_a_record_that_it_lost(
+    path: Path, deltas: list[Delta]
+) -> None:
+    """A bootstrap peer would never sign what shows that it is none any more."""
+    store = RecordStore(path, SMALL.swarm_id)
+    store.add(deltas, durable=False)
+    store.close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE deltas SET envelope = x'00' WHERE record_id = ?", (deltas[0].record_id,))
+        db.commit()
+    store = RecordStore(path, SMALL.swarm_id)
+    store.load(LAYOUT)
+    assert store.is_copy, "it may have been of our own, and got from others"
+    store.close()
+    assert not _is_copy(path)
+
+
 def test_a_snapshot_holds_what_still_waits_to_be_added(path: Path, deltas: list[Delta]) -> None:
     """Else it would not be told by what it holds at the next start, and be left out."""
     store = RecordStore(path, SMALL.swarm_id)
