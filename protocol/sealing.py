@@ -216,9 +216,10 @@ class Sealing:
         back = self._go_back(members, authors, now)
         if back:
             return back
+        settled = self._settled(clock, now)
         return [
-            *self._seal(clock, now),
-            *self._close(clock, others),
+            *self._seal(settled),
+            *self._close(settled, others),
             *self._settle_difference(members, contributors or (lambda: others), share_lacking, now),
         ]
 
@@ -298,12 +299,20 @@ class Sealing:
 
     # -- once joined
 
-    def _seal(self, clock: int, now: float) -> list[Effect]:
-        """A snapshot is due by where the clock stood some seconds ago."""
+    def _settled(self, clock: int, now: float) -> int:
+        """Where the clock stood some seconds ago, and still does.
+
+        Alone it reads our own last round, which may lie far beyond what the others have reached: so in the
+        first moment after a start, if we had gone back to where they are.
+        """
         self._clocks.append((now, clock))
         settled = 0
         while self._clocks and self._clocks[0][0] <= now - limits.SEAL_SETTLE_S:
             settled = self._clocks.popleft()[1]
+        return min(settled, clock)
+
+    def _seal(self, settled: int) -> list[Effect]:
+        """A snapshot is due by a clock that has settled."""
         last = max(self._asked_to_seal, self.claims[0].round)
         target = roundest(last, sealed_round(settled, self._section), self._section.snapshot_every)
         if target is None:
@@ -311,16 +320,16 @@ class Sealing:
         self._asked_to_seal = target
         return [Seal(target)]
 
-    def _close(self, clock: int, others: Sequence[Claims]) -> list[Effect]:
+    def _close(self, settled: int, others: Sequence[Claims]) -> list[Effect]:
         # Costs little and is most often the end of it: others can only agree on less than what we claim.
-        if closable_round(self.claims[0].round, clock, self._section) <= self.floor:
+        if closable_round(self.claims[0].round, settled, self._section) <= self.floor:
             return []
         everyone = [self.claims, *(claims for claims in others if claims)]
         ours = (claim for claims in everyone for claim in claims if self._claimed.get(claim.round) == claim)
         newest = agreed(ours, len(everyone))
         if newest is None:
             return []
-        floor = closable_round(newest.round, clock, self._section)
+        floor = closable_round(newest.round, settled, self._section)
         if floor <= self.floor:
             return []
         self.floor = floor

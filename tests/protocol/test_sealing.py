@@ -169,6 +169,16 @@ def test_sealing_waits_until_payloads_had_time(manifest):
     assert kinds(late, Seal) == [Seal(16)]
 
 
+def test_what_the_clock_read_before_others_were_heard_is_not_sealed(manifest):
+    """Who went back, and starts again, reads its own last round for a moment: far beyond all the others'."""
+    sealing = joined(manifest, claim(16), claim(8))
+    others = [(claim(16), claim(8))] * 3
+    alone = drive(sealing, 0.0, 1, clock=100)
+    effects = drive(sealing, 1.5, 20, clock=21, others=others)
+    assert not kinds(alone + effects, Seal) and not kinds(alone + effects, Close)
+    assert kinds(drive(sealing, 22.0, 10, clock=28, others=others), Seal) == [Seal(24)]
+
+
 def joined(manifest, *claims, floor=0):
     """As after an earlier run that has missed nothing."""
     sealing = Sealing(manifest, is_first=False)
@@ -345,8 +355,11 @@ def test_who_has_been_in_the_swarm_for_a_while_has_missed_nothing(manifest):
 def test_history_is_closed_under_an_agreed_snapshot_once_it_is_old(manifest):
     sealing = joined(manifest, claim(16), claim(8))
     others = [(claim(16), claim(8))] * 3
-    assert kinds(drive(sealing, 0.0, 1, clock=23, others=others), Close) == []
-    assert kinds(drive(sealing, 2.0, 1, clock=24, others=others), Close) == [Close(8)]
+    assert kinds(drive(sealing, 0.0, 10, clock=23, others=others), Close) == []
+    early = drive(sealing, 10.5, limits.SEAL_SETTLE_S - 1, clock=24, others=others)
+    assert kinds(early, Close) == [], "the clock may fall back yet"
+    late = drive(sealing, 10.5 + limits.SEAL_SETTLE_S, LOOK_INTERVAL_S, clock=24, others=others)
+    assert kinds(late, Close) == [Close(8)]
     assert sealing.floor == 8
 
 
