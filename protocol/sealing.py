@@ -66,15 +66,17 @@ class Sealing:
         is_first: bool,
         trusted: Collection[bytes] = (),
         tells_of: Callable[[int, Collection[bytes]], bool] = lambda round_, but: False,
+        own_last: Callable[[], int] = lambda: 0,
     ) -> None:
         """`is_first`: there is nobody to join, so history begins here, with genesis. `trusted`: see
         `Joining`. `tells_of`: whether our ledger has a record of a round by anybody but ourselves and
-        some others."""
+        some others. `own_last`: the last round that we have signed, 0 if none."""
         self._section = manifest.history
         self.genesis = genesis_claim(manifest.genesis.root)
         self._is_first = is_first
         self._trusted = trusted
         self._tells_of = tells_of
+        self._own_last = own_last
         self._joining = Joining(trusted)
         self.claims: Claims = ()
         """The snapshots that we hold, newest first; empty until we have joined."""
@@ -395,12 +397,14 @@ class Sealing:
         winner = believable(behind)
         if winner is None or now - self._behind_since < self._patience(now):
             return []
+        at, last = max(member.round for member in behind), self._own_last()
         text = (
             f"TWO LINEAGES: cut off from most members we closed rounds up to {self.floor}, and they are at"
-            f" round {max(member.round for member in behind)}; starting again from their snapshot of round"
-            f" {winner.round}: what we published meanwhile is given up, and we publish again once they have"
-            " reached the rounds that we signed"
+            f" round {at}; starting again from their snapshot of round {winner.round}: what we published"
+            " meanwhile is given up"
         )
+        if last > at:
+            text += f", and they have {last - at} rounds to go, those that we signed, until we publish again"
         return self._yield(winner, text, now)
 
     def _yield(self, winner: Claim, text: str, now: float) -> list[Effect]:
