@@ -72,6 +72,8 @@ class Fetcher:
         self._late: dict[bytes, _Flight] = {}
         """Those that last too long, of chunks that somebody else was then asked for: they may still end."""
         self._promptness = Promptness()
+        self._brought_at = -inf
+        """When a chunk that was on its way last came, from whomever."""
         self._tardy: set[int] = set()
         """Links that have kept us waiting, and are asked last for now."""
         # With the size, since a liar may list an honest chunk's hash with a size that it does not have.
@@ -158,7 +160,9 @@ class Fetcher:
         self._changed = True
         guessed = None
         if flight is not None:
-            self._promptness.brought(flight.began, flight.deadline, now)
+            first = late if late is not None else flight  # what was waited for, whoever brought it in the end
+            self._promptness.brought(first.began, first.deadline, now)
+            self._brought_at = now
             if flight.is_guess and late is None:  # of two nobody knows which one brought it
                 guessed = flight.link
         return [Fetched(key) for key in self.wants.arrived(blob, guessed, now)]
@@ -248,14 +252,15 @@ class Fetcher:
 
         Also where it is under way from one that has kept us waiting before, and was the first to say that it
         holds it, as soon as a better one does. At most two transfers of a chunk are waited for: the oldest
-        gives way. Few chunks are asked for twice at a time, since it may be our own line that is slow.
+        gives way. Few chunks are asked for twice at a time, and one while nothing has come from anybody: it
+        may be our own line that is slow.
         """
         effects: list[Effect] = []
         for blob, flight in list(self._flights.items()):
             late, is_overdue = self._late.get(blob), self._overdue_at(flight) <= now
             if not is_overdue and (flight.link not in self._tardy or late is not None):
                 continue
-            if late is None and len(self._late) >= limits.FETCHES_TWICE_MAX:
+            if late is None and len(self._late) >= self._twice_max(flight):
                 continue
             asked = {flight.link, late.link} if late is not None else {flight.link}
             for key in self.wants.keys_of(blob):
@@ -274,6 +279,11 @@ class Fetcher:
                 effects.append(self._ask(link, key, blob, load, now))
                 break
         return effects
+
+    def _twice_max(self, flight: _Flight) -> int:
+        """How many chunks may be under way from two holders, for this one to be another: few where somebody
+        has outrun it, else one to find out whether anybody does."""
+        return limits.FETCHES_TWICE_MAX if flight.began < self._brought_at else 1
 
     def _overdue_at(self, flight: _Flight) -> float:
         return self._promptness.overdue_at(flight.began, flight.deadline)

@@ -272,7 +272,8 @@ comes of: another holder is asked too. Usual is a share of the patience with eac
 that of lines of 1 Mbit/s, at which a megabyte takes 8 s of 60 s."""
 
 FETCHES_TWICE_MAX = 4
-"""Chunks under way from two holders at a time."""
+"""Chunks under way from two holders at a time: one of them while nothing has come from anybody, since it may
+be our own line that is slow."""
 
 TARDY_REST_S = 8.0
 TARDY_REST_MAX_S = 300.0

@@ -1,8 +1,9 @@
 """How soon transfers bring what was asked for: when one lasts too long, and who is asked last after that.
 
 Silence looks like slowness. What tells them apart is how long other transfers take here: each is measured as
-a share of the patience with it, whatever its size and the queue before it. So on a slow line nothing is taken
-for silence that only takes its time, and on a fast one nobody is waited for whom others outrun many times.
+a share of the patience with it, whatever its size and the queue before it. So on a slow line little is taken
+for silence that only takes its time, less the longer it is slow, and on a fast one nobody is waited for whom
+others outrun many times.
 """
 
 from dataclasses import dataclass
@@ -28,11 +29,14 @@ class Promptness:
 
     def __init__(self) -> None:
         self._share = limits.FETCH_SHARE_AT_FIRST
-        """How much of the patience with it a transfer takes, on average of those that ended well lately."""
+        """How much of the patience with it a chunk takes, on average of those that came lately."""
         self._rests: dict[int, _Rest] = {}
 
     def brought(self, began: float, deadline: float, now: float) -> None:
-        """A transfer that would have been given up at `deadline` ended well."""
+        """A chunk came whose first transfer would have been given up at `deadline`, from whomever it came.
+
+        Were it the second transfer that counts, a line that has become slow would never be found to be so.
+        """
         share = min(1.0, max(0.0, now - began) / (deadline - began))
         self._share += _WEIGHT * (share - self._share)
 

@@ -84,6 +84,7 @@ class Replica:
             is_first=not info.bootstrap,
             trusted=info.trusted,
             tells_of=lambda round_, but: self.ledger.tells_of(round_, {identity.node_id, *but}),
+            own_last=lambda: self.own_last,
         )
         self._snapshots = Snapshots(
             self.sealing, self.ledger, self.roster, self.links, self.fetcher, self.holdings

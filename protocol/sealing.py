@@ -66,15 +66,17 @@ class Sealing:
         is_first: bool,
         trusted: Collection[bytes] = (),
         tells_of: Callable[[int, Collection[bytes]], bool] = lambda round_, but: False,
+        own_last: Callable[[], int] = lambda: 0,
     ) -> None:
         """`is_first`: there is nobody to join, so history begins here, with genesis. `trusted`: see
         `Joining`. `tells_of`: whether our ledger has a record of a round by anybody but ourselves and
-        some others."""
+        some others. `own_last`: the last round that we have signed, 0 if none."""
         self._section = manifest.history
         self.genesis = genesis_claim(manifest.genesis.root)
         self._is_first = is_first
         self._trusted = trusted
         self._tells_of = tells_of
+        self._own_last = own_last
         self._joining = Joining(trusted)
         self.claims: Claims = ()
         """The snapshots that we hold, newest first; empty until we have joined."""
@@ -216,9 +218,10 @@ class Sealing:
         back = self._go_back(members, authors, now)
         if back:
             return back
+        settled = self._settled(clock, now)
         return [
-            *self._seal(clock, now),
-            *self._close(clock, others),
+            *self._seal(settled),
+            *self._close(settled, others),
             *self._settle_difference(members, contributors or (lambda: others), share_lacking, now),
         ]
 
@@ -298,12 +301,20 @@ class Sealing:
 
     # -- once joined
 
-    def _seal(self, clock: int, now: float) -> list[Effect]:
-        """A snapshot is due by where the clock stood some seconds ago."""
+    def _settled(self, clock: int, now: float) -> int:
+        """Where the clock stood some seconds ago, and still does.
+
+        Alone it reads our own last round, which may lie far beyond what the others have reached: so in the
+        first moment after a start, if we had gone back to where they are.
+        """
         self._clocks.append((now, clock))
         settled = 0
         while self._clocks and self._clocks[0][0] <= now - limits.SEAL_SETTLE_S:
             settled = self._clocks.popleft()[1]
+        return min(settled, clock)
+
+    def _seal(self, settled: int) -> list[Effect]:
+        """A snapshot is due by a clock that has settled."""
         last = max(self._asked_to_seal, self.claims[0].round)
         target = roundest(last, sealed_round(settled, self._section), self._section.snapshot_every)
         if target is None:
@@ -311,16 +322,16 @@ class Sealing:
         self._asked_to_seal = target
         return [Seal(target)]
 
-    def _close(self, clock: int, others: Sequence[Claims]) -> list[Effect]:
+    def _close(self, settled: int, others: Sequence[Claims]) -> list[Effect]:
         # Costs little and is most often the end of it: others can only agree on less than what we claim.
-        if closable_round(self.claims[0].round, clock, self._section) <= self.floor:
+        if closable_round(self.claims[0].round, settled, self._section) <= self.floor:
             return []
         everyone = [self.claims, *(claims for claims in others if claims)]
         ours = (claim for claims in everyone for claim in claims if self._claimed.get(claim.round) == claim)
         newest = agreed(ours, len(everyone))
         if newest is None:
             return []
-        floor = closable_round(newest.round, clock, self._section)
+        floor = closable_round(newest.round, settled, self._section)
         if floor <= self.floor:
             return []
         self.floor = floor
@@ -386,12 +397,14 @@ class Sealing:
         winner = believable(behind)
         if winner is None or now - self._behind_since < self._patience(now):
             return []
+        at, last = max(member.round for member in behind), self._own_last()
         text = (
             f"TWO LINEAGES: cut off from most members we closed rounds up to {self.floor}, and they are at"
-            f" round {max(member.round for member in behind)}; starting again from their snapshot of round"
-            f" {winner.round}: what we published meanwhile is given up, and we publish again once they have"
-            " reached the rounds that we signed"
+            f" round {at}; starting again from their snapshot of round {winner.round}: what we published"
+            " meanwhile is given up"
         )
+        if last > at:
+            text += f", and they have {last - at} rounds to go, those that we signed, until we publish again"
         return self._yield(winner, text, now)
 
     def _yield(self, winner: Claim, text: str, now: float) -> list[Effect]:

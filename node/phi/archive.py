@@ -343,9 +343,12 @@ class Archive:
     async def _seal(self, round_: int) -> bool:
         """Write the snapshot of everything merged up to a round, and claim it; returns whether that is done.
 
-        Not if a payload turned out damaged. Raises StorageError or OSError.
+        Not if a payload turned out damaged, or the swarm turns out not to have come so far: what else is to
+        be done is not kept waiting. Raises StorageError or OSError.
         """
-        await self._merging.settled(round_)
+        if not await self._merging.settled(round_):
+            await asyncio.sleep(RETRY_S)
+            return False
         writer = snapshots.SnapshotWriter(self._chunks)
         self._sealing = round_
         try:

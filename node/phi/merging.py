@@ -133,12 +133,17 @@ class Merging:
         self._begun.set()
         self._news.set()
 
-    async def settled(self, round_: int) -> None:
-        """Wait until no round up to this one waits to be merged, or is being merged."""
+    async def settled(self, round_: int) -> bool:
+        """Wait until no round up to this one waits to be merged, or is being merged.
+
+        Returns whether that is so: not if all that wait are rounds that the swarm cannot have reached, for
+        which it may take hours.
+        """
         while True:
             async with self._busy:
-                if not any(dirty <= round_ for dirty in self._dirty):
-                    return
+                waiting = [dirty for dirty in self._dirty if dirty <= round_]
+                if not waiting or min(waiting) > self._reachable:
+                    return not waiting
             self._merged_some.clear()
             await self._merged_some.wait()
 
@@ -218,13 +223,17 @@ class Merging:
     def _reached(self) -> list[int]:
         """The rounds to merge, in order: none that the swarm cannot have reached, unless it rests, or that is
         held back."""
-        clock, now = self._core.clock, time.monotonic()
-        horizon = inf if self._core.caught_up and self._core.rests else self._horizon
+        clock, now, reachable = self._core.clock, time.monotonic(), self._reachable
         return [
             round_
             for round_ in sorted(self._dirty)
-            if round_ <= horizon and not (round_ >= clock and now < self._held_back.get(round_, now))
+            if round_ <= reachable and not (round_ >= clock and now < self._held_back.get(round_, now))
         ]
+
+    @property
+    def _reachable(self) -> float:
+        """Up to which round all is merged: a swarm that rests gets no further than it is."""
+        return inf if self._core.caught_up and self._core.rests else self._horizon
 
     @property
     def _horizon(self) -> int:

@@ -129,6 +129,8 @@ class Sealing:
         self.merger = merger
         self.base = merger.base
         self.reach = 0
+        self.is_reached = True
+        """Whether the swarm has come as far as all that waits to be merged."""
         self.on_merged: Callable[[int], None] = lambda round_: None
         self.between: Callable[[Fragment], None] = lambda fragment: None
         """Called after each fragment that was asked for."""
@@ -155,8 +157,8 @@ class Sealing:
         )
         self.archive = Archive(self.core, self, chunks, records, self.shelf, self.told.append)  # type: ignore[arg-type]
 
-    async def settled(self, round_: int) -> None:
-        pass
+    async def settled(self, round_: int) -> bool:
+        return self.is_reached
 
     async def prefix(self, fragment: Fragment, upto: int) -> Prefix:
         found = self.merger.prefix(fragment, upto)
@@ -245,6 +247,22 @@ async def test_late_records_that_go_on_coming_do_not_put_the_snapshot_off_for_ev
     await sealing.archive._one_thing()
     assert sealing.shelf.claims[0].digest == sealing.merger.chain(4)
     assert sealing.archive._late_since is None
+
+
+async def test_a_snapshot_that_has_to_wait_for_the_swarm_is_written_once_that_has_come_so_far(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is to be adopted meanwhile does not wait with it."""
+    monkeypatch.setattr("gossamer.node.phi.archive.RETRY_S", 0.0)
+    sealing = Sealing(world.merger(), world.chunks)
+    merge_all(sealing.merger, world.deltas)
+    sealing.is_reached = False
+    sealing.archive.seal(4)
+    await sealing.archive._one_thing()
+    assert not sealing.told and sealing.shelf.claims[0].round == 0
+    sealing.is_reached = True
+    await sealing.archive._one_thing()
+    assert sealing.shelf.claims[0].round == 4
 
 
 @pytest.mark.parametrize("error", [MissingChunkError(bytes(32)), StorageError("too many open files")])

@@ -257,8 +257,18 @@ async def test_settled_waits_for_rounds_up_to_one(setup: Setup) -> None:
     await setup.merging.begin(setup.merger)
     setup.arrive(*setup.world.deltas)
     async with asyncio.timeout(5):
-        await setup.merging.settled(4)
+        assert await setup.merging.settled(4)
     assert {1, 2, 3, 4} <= set(setup.merged)
+
+
+async def test_settled_waits_for_no_round_that_the_swarm_has_yet_to_reach(setup: Setup) -> None:
+    """Who went back holds rounds of its own that nobody comes near for hours."""
+    setup.core.clock, setup.core.horizon = 4, 5
+    await setup.merging.begin(setup.merger)
+    _arrive(setup, _delta(1, 4, 1000), _delta(99, 90, 1000))
+    async with asyncio.timeout(5):
+        assert not await setup.merging.settled(100)
+    assert setup.merged == [4], "what can be merged was waited for"
 
 
 async def test_a_delta_that_is_lost_does_not_hold_up_its_round(setup: Setup) -> None:

@@ -439,6 +439,79 @@ def test_slow_lines_are_waited_for_and_nothing_is_asked_for_twice():
         assert lines.asked == 60
 
 
+def _over_one_line(net: Net, key: int, chunks: int, second_a_chunk: float) -> int:
+    """Fetch a payload where all transfers share our own line, so that none ends long before the others.
+
+    Who is asked in vain takes its part of it as well. Returns how often somebody was asked.
+    """
+    net.want(key, *range(1000 * key, 1000 * key + chunks), size=limits.CHUNK_BYTES_MAX)
+    for link in net.links:
+        net.fetcher.hint(link, _key(key))
+    coming: list[tuple[int, bytes]] = []
+    left: list[float] = []
+    while _key(key) not in net.fetched:
+        for asked in net.plan():
+            coming.append(asked)
+            left.append(second_a_chunk)
+        step = 0.25
+        net.now += step
+        share = step / max(1, sum(seconds > 0.0 for seconds in left))
+        for number, (link, blob) in enumerate(coming):
+            if 0.0 < left[number] <= share:
+                if blob not in net.have:
+                    net.arrive(blob)
+                net.fetcher.failed(link, blob, net.now)
+            left[number] -= share
+    return len(coming)
+
+
+def test_where_our_own_line_is_slow_one_chunk_is_asked_for_twice_and_no_more():
+    """Four chunks of a payload share it, and come together when each is overdue, by what was usual so far."""
+    net = Net(links=dict.fromkeys(range(4), True))
+    asked = 0
+    for key in range(8):
+        begun = net.now
+        asked += _over_one_line(net, key, 4, 8.0)
+        assert net.now - begun < 4 * 8.0 + 2.0
+        net.now = begun + 45.0
+    assert asked <= 8 * 4 + 1
+
+
+def test_what_somebody_else_brings_in_the_end_counts_as_long_as_it_was_waited_for():
+    """Else nothing would be learned of a line that has become slow, and all would be asked for twice."""
+    net = Net(links={1: True, 2: True})
+    for second in (False, True):
+        before = net.fetcher._promptness._share
+        net.want(second, second)
+        for link in (1, 2):
+            net.fetcher.hint(link, _key(second))
+        net.plan()
+        while second and not net.late:
+            net.now = net.fetcher.deadline()
+            net.plan()
+        net.arrive(_blob(second))
+        net.plan()
+        assert (net.fetcher._promptness._share > before) == second
+
+
+def test_nothing_else_is_asked_for_twice_until_something_has_come():
+    """Nobody has outrun anybody yet. As soon as one has, the others are as good as silent."""
+    net = Net(links=dict.fromkeys(range(6), True))
+    net.want(1, *range(4))
+    for link in net.links:
+        net.fetcher.hint(link, _key(1))
+    net.plan()
+    first = dict(net.flights)
+    while net.now < limits.FETCH_OVERDUE_TIMES * 3.0:
+        net.plan()
+        assert len(net.late) <= 1
+        net.now = net.fetcher.deadline()
+    (blob,) = net.late
+    net.arrive(blob)
+    net.plan()
+    assert net.late == {other: link for other, link in first.items() if other != blob}
+
+
 def test_the_only_holder_is_asked_again_soon_however_often_it_was_silent():
     """Its line is broken time and again, and nobody else has it or says so."""
     net = Net(links={1: True, 2: True})

@@ -169,9 +169,19 @@ def test_sealing_waits_until_payloads_had_time(manifest):
     assert kinds(late, Seal) == [Seal(16)]
 
 
-def joined(manifest, *claims, floor=0):
+def test_what_the_clock_read_before_others_were_heard_is_not_sealed(manifest):
+    """Who went back, and starts again, reads its own last round for a moment: far beyond all the others'."""
+    sealing = joined(manifest, claim(16), claim(8))
+    others = [(claim(16), claim(8))] * 3
+    alone = drive(sealing, 0.0, 1, clock=100)
+    effects = drive(sealing, 1.5, 20, clock=21, others=others)
+    assert not kinds(alone + effects, Seal) and not kinds(alone + effects, Close)
+    assert kinds(drive(sealing, 22.0, 10, clock=28, others=others), Seal) == [Seal(24)]
+
+
+def joined(manifest, *claims, floor=0, own_last=0):
     """As after an earlier run that has missed nothing."""
-    sealing = Sealing(manifest, is_first=False)
+    sealing = Sealing(manifest, is_first=False, own_last=lambda: own_last)
     sealing.restore(claims, floor, extent=10**6)
     return sealing
 
@@ -345,8 +355,11 @@ def test_who_has_been_in_the_swarm_for_a_while_has_missed_nothing(manifest):
 def test_history_is_closed_under_an_agreed_snapshot_once_it_is_old(manifest):
     sealing = joined(manifest, claim(16), claim(8))
     others = [(claim(16), claim(8))] * 3
-    assert kinds(drive(sealing, 0.0, 1, clock=23, others=others), Close) == []
-    assert kinds(drive(sealing, 2.0, 1, clock=24, others=others), Close) == [Close(8)]
+    assert kinds(drive(sealing, 0.0, 10, clock=23, others=others), Close) == []
+    early = drive(sealing, 10.5, limits.SEAL_SETTLE_S - 1, clock=24, others=others)
+    assert kinds(early, Close) == [], "the clock may fall back yet"
+    late = drive(sealing, 10.5 + limits.SEAL_SETTLE_S, LOOK_INTERVAL_S, clock=24, others=others)
+    assert kinds(late, Close) == [Close(8)]
     assert sealing.floor == 8
 
 
@@ -537,7 +550,7 @@ def test_who_has_given_its_history_up_lately_takes_its_time(manifest):
 
 def ahead(manifest):
     """One that has closed rounds up to 96, which the others have not reached."""
-    return joined(manifest, claim(112, mark=9), claim(104, mark=9), floor=96)
+    return joined(manifest, claim(112, mark=9), claim(104, mark=9), floor=96, own_last=115)
 
 
 def at(round_, claims, node_id, told=float("inf")):
@@ -564,7 +577,8 @@ def test_who_has_closed_what_most_members_are_at_begins_anew_where_they_are(mani
     assert not look(sealing, members, int(limits.LINEAGE_PATIENCE_S) - 1, authors=5)
     effects = look(sealing, members, authors=5)
     assert kinds(effects, Adopt) == [Adopt(claim(32))]
-    assert "TWO LINEAGES" in kinds(effects, Notice)[0].text
+    (notice,) = kinds(effects, Notice)
+    assert "TWO LINEAGES" in notice.text and "77 rounds to go, those that we signed" in notice.text
     sealing.adopted(claim(32))
     assert sealing.floor == 32
     assert not kinds(drive(sealing, 70.0, 20, clock=39, others=[(claim(32), claim(24))] * 4), Adopt)

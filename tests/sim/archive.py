@@ -137,6 +137,7 @@ class Archive:
         node.disk.begin_at(claim, node.core.own_last)
         below = node.stage.audit.adopted(node, claim, node.stage.manifest.genesis.root)
         node.begin(self._fold(phi, base, {}, below))
+        node.adopted_at = node.stage.loop.now
         node.dispatch(fx.Adopted(claim))
 
     # -- sealing

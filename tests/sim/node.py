@@ -37,6 +37,8 @@ class Node(Process):
         self.index = traits.index
         self.disk = Disk()
         self.rng = stage.dice(f"node {self.index}")
+        self.adopted_at = -1e9
+        """When it last began at somebody's snapshot, for want of rounds or of a history."""
         self.gone = False
         """Left, or dead for good."""
         self.links: dict[int, End] = {}

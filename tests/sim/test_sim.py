@@ -155,10 +155,9 @@ def test_a_founder_that_lost_its_disk_and_is_told_of_nobody_comes_back_to_its_sw
     assert not any("both are void" in line for line in lines), "it signed no round again"
 
 
-def test_who_ran_ahead_alone_for_longer_than_rounds_are_kept_comes_back_to_the_others() -> None:
-    """Ten times as fast, it has closed by its own clock the rounds that the others are at."""
-    lines: list[str] = []
-    scenario = choose(1, 3, 12.0, "lineages")
+def _one_runs_ahead_alone(lines: list[str], minutes: float) -> World:
+    """Ten times as fast, it has closed by its own clock the rounds that the others are at after 400 s."""
+    scenario = choose(1, 3, minutes, "lineages")
     traits = [
         replace(node, trains=True, listens=True, step_s=5.0 if node.index else 0.5)
         for node in scenario.traits
@@ -166,21 +165,52 @@ def test_who_ran_ahead_alone_for_longer_than_rounds_are_kept_comes_back_to_the_o
     pace = scenario.manifest.pace.model_copy(update={"every_steps": 16, "every_seconds": 0.0})
     manifest = scenario.manifest.model_copy(update={"pace": pace})
     world = World(replace(scenario, storms=(), traits=tuple(traits), manifest=manifest), lines.append)
+    world.loop.at(150.0, world.close, "alone", between([0], [0, 1, 2]))
+    world.loop.at(400.0, lambda: world.reopen("alone"))
+    return world
+
+
+def test_who_ran_ahead_alone_for_longer_than_rounds_are_kept_comes_back_to_the_others() -> None:
+    lines: list[str] = []
+    world = _one_runs_ahead_alone(lines, 12.0)
     standing: list[tuple[int, int]] = []
 
     def look() -> None:
         fast, slow, _ = world.nodes
         standing.append((fast.core.ledger.floor, slow.core.clock))
 
-    world.loop.at(150.0, world.close, "alone", between([0], [0, 1, 2]))
-    for time, act in ((399.0, look), (400.0, lambda: world.reopen("alone")), (440.0, look)):
-        world.loop.at(time, act)
+    for time in (399.0, 440.0):
+        world.loop.at(time, look)
     assert world.run().failure is None
     (floor, clock), (floor_later, clock_later) = standing
     assert floor > clock + 20, "it had closed what the others are at"
     assert floor_later < clock_later < floor, "it is where they are"
     assert sum("n0: TWO LINEAGES" in line for line in lines) == 1
     assert not any("both are void" in line for line in lines), "it signed no round again"
+
+
+def test_who_went_back_and_starts_again_seals_what_the_others_do() -> None:
+    """For a moment it is alone then, and reads its own last round."""
+    lines: list[str] = []
+    world = _one_runs_ahead_alone(lines, 16.0)
+    newest: list[int] = []
+
+    def look() -> None:
+        assert world.nodes[0].core.clock < world.nodes[0].core.own_last, "the others have yet to come so far"
+        newest.append(max(claim.round for claim in world.nodes[0].core.sealing.claims))
+        newest.append(max(claim.round for claim in world.nodes[1].core.sealing.claims))
+
+    world.loop.at(450.0, lambda: world.crash(world.nodes[0], with_trainer=True))
+    world.loop.at(455.0, lambda: world.revive(world.nodes[0]))
+    world.loop.at(500.0, look)
+    assert world.run().failure is None
+    assert sum("n0: TWO LINEAGES" in line for line in lines) == 1
+    assert newest[0] == newest[1]
+
+
+def test_who_gave_its_history_up_took_no_records_until_then() -> None:
+    """It has the payloads late, and nothing is wrong with how they spread."""
+    assert simulate(choose(5006, 5, 10.0, "lineages")).failure is None
 
 
 def test_three_that_start_together_keep_what_one_of_them_did_alone() -> None:
