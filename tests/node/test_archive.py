@@ -27,7 +27,7 @@ from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.chunks import HASH_BYTES, chunk_hashes, root_of
-from gossamer.protocol.effects import Adopted, Close, Event, Need, Sealed, Unusable
+from gossamer.protocol.effects import Adopted, Close, Event, Need, Sealed, Store, Unusable
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.layout import Fragment, TensorSpec
@@ -83,9 +83,9 @@ async def test_what_we_publish_survives_the_closing_of_what_is_the_same(tmp_path
     (zeros, old) = closed.body.chunks
     for blob, data in ((zeros, b"zeros"), (old, b"old")):
         chunks.put(blob, data)
-    publisher = Publisher(chunks, lambda event: [])
+    publisher = Publisher(chunks, lambda event: [Store(delta(b"zeros"), own=True)])
     message = control.Publish(9, 8, 100, 10, 2.0, "int4", 5)
-    await publisher.publish(message, memoryview(bytearray(b"zeros")))
+    assert await publisher.publish(message, memoryview(bytearray(b"zeros")))
     shelf.drop_unneeded({zeros, old}, [])
     assert zeros in chunks and old not in chunks
     shelf.drop_unneeded({zeros}, [delta(b"zeros")])
