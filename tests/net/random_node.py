@@ -27,6 +27,7 @@ from gossamer.protocol.errors import DivergedError, LocalError
 
 FEATURES = 6
 WORDS = 40
+CLIP_NORM = 1.0
 
 PARTS = (
     "scalar", "single", "norm", "words", "rare", "tied", "frozen", "unused", "huge", "tiny", "weightnorm",
@@ -138,11 +139,18 @@ class Loop:
             total += loss.detach()
         return total
 
+    def _clip(self) -> None:
+        """Keep the model from diverging by itself, which products of parameters do with two rows a step."""
+        dense, *_ = self.optimizers
+        self._scaler.unscale_(dense)
+        nn.utils.clip_grad_norm_(dense.param_groups[0]["params"], CLIP_NORM)
+
     def train(self) -> Tensor:
         """One step; returns its loss."""
         if isinstance(self.optimizers[0], torch.optim.LBFGS):
             return self.optimizers[0].step(self._backward)  # type: ignore[no-any-return]
         loss = self._backward()
+        self._clip()
         for optimizer in self.optimizers:
             self._scaler.step(optimizer)
         self._scaler.update()
