@@ -14,12 +14,12 @@ from gossamer.node.phi import snapshots
 from gossamer.node.phi.merger import Merger
 from gossamer.node.phi.merging import Merging
 from gossamer.node.phi.restore import is_held, restore_merger
+from gossamer.node.phi.snapshot_fetch import SnapshotFetch
 from gossamer.node.storage.base import Base
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import effects as fx
-from gossamer.protocol.chunks import chunk_sizes
-from gossamer.protocol.errors import PayloadError, StorageError
+from gossamer.protocol.errors import StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.history import Claim
 from gossamer.protocol.records import Delta
@@ -33,7 +33,6 @@ LATE_PATIENCE_S = 6.0
 then, and would soon pass for another lineage."""
 
 RETRY_S = 5.0
-PROGRESS_S = 2.0
 
 log = logging.getLogger("gossamer.archive")
 
@@ -56,13 +55,6 @@ class Archive:
         self._records = records
         self._shelf = shelf
         self._dispatch = dispatch
-        self._adopting: Claim | None = None
-        self._prefetching: Claim | None = None
-        """What may have to be adopted soon."""
-        self._reader: snapshots.SnapshotReader | None = None
-        """Of the one of those that is being fetched."""
-        self._given_up: set[bytes] = set()
-        """Roots of those that were fetched and are not any more, until what came of them is removed."""
         self._seal_round = 0
         self._sealing = 0
         """The round whose snapshot is being written."""
@@ -74,7 +66,7 @@ class Archive:
         self._lost: set[bytes] = set()
         """Chunks of kept snapshots that turned out damaged on disk."""
         self._news = asyncio.Event()
-        self._told_at = 0.0
+        self._fetch = SnapshotFetch(core, chunks, dispatch, self._news.set)
         self._reach = self._reach_noted = 0
         merging.on_merged = self._note_merged
 
@@ -117,11 +109,11 @@ class Archive:
 
     def adopt(self, claim: Claim) -> None:
         """Fetch a snapshot and start from it; a newer request replaces an older one."""
-        self._seek(claim, None)
+        self._fetch.seek(claim, None)
 
     def prefetch(self, claim: Claim) -> None:
         """Fetch a snapshot that is not to be adopted yet."""
-        self._seek(self._adopting, claim)
+        self._fetch.seek(self._fetch.adopting, claim)
 
     def seal(self, round_: int) -> None:
         """Snapshot everything up to a round."""
@@ -145,11 +137,7 @@ class Archive:
 
     def progress(self) -> tuple[int, int] | None:
         """Chunks here and chunks in all of the snapshot that is being fetched."""
-        claim = self._adopting or self._prefetching
-        if claim is None:
-            return None
-        total = len(chunk_sizes(self._core.layout.snapshot_bytes))
-        return total - len(self._core.fetcher.wants.missing(claim.key)), total
+        return self._fetch.progress()
 
     # -- the worker
 
@@ -166,16 +154,15 @@ class Archive:
         if self._reach > self._reach_noted:
             await asyncio.to_thread(self._records.note_reach, self._reach)
             self._reach_noted = self._reach
-        if self._adopting is not None and self._adopting != self._core.sealing.adopting:
-            self._reader = None
-            self._seek(None, self._prefetching)  # nobody has it any more: our own history goes on
-        if self._given_up and self._may_clear_up:
+        self._fetch.check()
+        if self._fetch.given_up and self._fetch.may_clear_up:
             await self._drop_others()
-        if self._adopting is not None:
-            if await self._try_to_adopt(self._adopting):
+        if (claim := self._fetch.adopting) is not None:
+            if await self._fetch.go_on(claim):
+                await self._adopt(claim, self._fetch.take())
                 return
-        elif self._prefetching is not None:
-            await self._go_on_fetching(self._prefetching)
+        elif (claim := self._fetch.prefetching) is not None:
+            await self._fetch.go_on(claim)
         elif self._closing is not None:
             await self._close(self._closing)
             return
@@ -190,29 +177,6 @@ class Archive:
             return
         await self._wait()
 
-    @property
-    def _sought(self) -> set[bytes]:
-        """Roots of the snapshots that are wanted."""
-        return {claim.root for claim in (self._adopting, self._prefetching) if claim is not None}
-
-    def _seek(self, adopting: Claim | None, prefetching: Claim | None) -> None:
-        """From now on these are wanted; any other is given up."""
-        before = self._sought
-        self._adopting, self._prefetching = adopting, prefetching
-        self._given_up = (self._given_up | before) - self._sought
-        self._news.set()  # what had to wait for them may be done now
-
-    @property
-    def _may_clear_up(self) -> bool:
-        """Whether what came of the snapshots that were given up is of no use any more.
-
-        The one that is wanted now may share chunks with them: its index tells. Where none is, and we have no
-        model yet, one of them may be wanted again: that goes on where it was.
-        """
-        if self._sought:
-            return all(root in self._chunks for root in self._sought)
-        return self._core.sealing.joined
-
     def _is_due_anew(self, now: float) -> bool:
         """Whether the newest snapshot is to be written anew."""
         if self._late_since is None:
@@ -220,7 +184,7 @@ class Archive:
         return now - self._late_at > LATE_SETTLE_S or now - self._late_since > LATE_PATIENCE_S
 
     async def _wait(self) -> None:
-        busy = bool(self._sought) or self._late_since is not None
+        busy = bool(self._fetch.sought) or self._late_since is not None
         try:
             async with asyncio.timeout(0.5 if busy else None):
                 await self._news.wait()
@@ -240,54 +204,15 @@ class Archive:
                 self._late_since = self._late_at
             self._news.set()
 
-    async def _go_on_with(self, claim: Claim) -> Ints | None:
-        """Ask for what is missing of a snapshot, read what is here; returns Phi once that is all of it.
-
-        Raises MissingChunkError or PayloadError.
-        """
-        total = self._core.layout.snapshot_bytes
-        lacking = await asyncio.to_thread(snapshots.missing, claim.root, total, self._chunks)
-        if lacking and self._is_wanted(claim):  # else the core has thought better of it
-            self._dispatch(fx.Need(claim.key, lacking))
-            self._tell_progress(claim, len(lacking))
-        if self._reader is None or self._reader.root != claim.root:
-            self._reader = None  # before there is memory for another
-            self._reader = snapshots.SnapshotReader(claim.root, total, self._chunks)
-        reader = self._reader
-        is_read = await asyncio.to_thread(reader.read_on)
-        return reader.phi if is_read and not lacking else None
-
-    def _is_wanted(self, claim: Claim) -> bool:
-        return claim == self._prefetching or claim == self._adopting == self._core.sealing.adopting
-
-    async def _go_on_fetching(self, claim: Claim) -> None:
-        try:
-            await self._go_on_with(claim)
-        except MissingChunkError:
-            pass
-        except PayloadError as error:
-            self._give_up(claim, error)
-
-    async def _try_to_adopt(self, claim: Claim) -> bool:
-        """Start from a snapshot once all of it is here; returns whether it was."""
-        try:
-            phi = await self._go_on_with(claim)
-        except MissingChunkError:
-            return False
-        except PayloadError as error:
-            self._give_up(claim, error)
-            return False
-        if phi is None:
-            return False
-        self._reader = None
+    async def _adopt(self, claim: Claim, phi: Ints) -> None:
+        """Start from a snapshot of which all is here. Raises StorageError."""
         base = Base(claim.round, claim.digest, claim.tokens)
         await asyncio.to_thread(self._records.begin_at, claim, self._core.own_last)
         self._shelf.replace(claim)
         merger = Merger(self._core.manifest, phi, self._chunks, self._core.identity.node_id, base=base)
         await self._merging.begin(merger, claim.round)
         await self._drop_others()
-        self._seek(None, None)
-        self._given_up.discard(claim.root)
+        self._fetch.adopted(claim)
         self._seal_round = claim.round
         self._late_since = None
         if claim.round:
@@ -295,22 +220,6 @@ class Archive:
             log.info("starting from the swarm's model of round %d (%d tokens)", claim.round, tokens)
         self._dispatch(fx.Adopted(claim))
         self._merging.look()  # it may have found before that we have not joined
-        return True
-
-    def _give_up(self, claim: Claim, error: PayloadError) -> None:
-        """A snapshot cannot be used: the core chooses another one, or our own history goes on."""
-        log.error("the snapshot of round %d cannot be used: %s", claim.round, error)
-        self._reader = None
-        wanted = (self._adopting, self._prefetching)
-        self._seek(*(None if other is None or other.root == claim.root else other for other in wanted))
-        self._dispatch(fx.Unusable(claim))
-
-    def _tell_progress(self, claim: Claim, lacking: int) -> None:
-        now = time.monotonic()
-        total = len(chunk_sizes(self._core.layout.snapshot_bytes))
-        if now - self._told_at > PROGRESS_S and claim.root in self._chunks:
-            self._told_at = now
-            log.info("fetching the model of round %d: %d of %d MiB", claim.round, total - lacking, total)
 
     async def _seal_anew(self) -> None:
         """Write the newest snapshot with what came late for it. If that fails, it is still to be done."""
@@ -403,14 +312,15 @@ class Archive:
 
     async def _drop_others(self) -> None:
         """Remove what is left of snapshots that are not kept or wanted. Raises StorageError or OSError."""
-        given_up, self._given_up = self._given_up, set()
+        given_up, sought = self._fetch.given_up, self._fetch.sought
+        self._fetch.given_up = set()
         try:
-            await asyncio.to_thread(self._shelf.drop_others, self._open_records(), given_up, self._sought)
+            await asyncio.to_thread(self._shelf.drop_others, self._open_records(), given_up, sought)
         except MissingChunkError as error:  # an index: what it lists is known until that is mended
-            self._given_up |= given_up - self._sought
+            self._fetch.given_up |= given_up - self._fetch.sought
             self.snapshot_lost(error.blob)
         except (OSError, StorageError):
-            self._given_up |= given_up - self._sought
+            self._fetch.given_up |= given_up - self._fetch.sought
             raise
 
     def _open_records(self) -> list[Delta]:

@@ -22,6 +22,7 @@ from gossamer.node.phi import snapshots
 from gossamer.node.phi.archive import Archive
 from gossamer.node.phi.merger import Merger, Prefix
 from gossamer.node.phi.merging import Merging
+from gossamer.node.phi.snapshot_fetch import SnapshotFetch
 from gossamer.node.phi.snapshots import SnapshotShelf
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
@@ -99,26 +100,20 @@ async def test_what_is_fetched_ahead_is_not_adopted(tmp_path: Path) -> None:
     hashes = chunk_hashes(b"\0" * 16)
     wanted, other = (Claim(8, 1, bytes(32), root) for root in (root_of(hashes), bytes(32)))
     asked: list[Event] = []
-    archive = Archive(
-        SimpleNamespace(layout=SimpleNamespace(snapshot_bytes=16)),  # type: ignore[arg-type]
-        SimpleNamespace(on_merged=None),  # type: ignore[arg-type]
-        chunks,
-        SimpleNamespace(),  # type: ignore[arg-type]
-        snapshots.SnapshotShelf(chunks, 16),
-        dispatch=asked.append,
-    )
-    archive.prefetch(wanted)
-    await archive._go_on_fetching(wanted)
+    core = SimpleNamespace(layout=SimpleNamespace(snapshot_bytes=16))
+    fetch = SnapshotFetch(core, chunks, asked.append, on_change=lambda: None)  # type: ignore[arg-type]
+    fetch.seek(None, wanted)
+    assert not await fetch.go_on(wanted)
     assert asked == [Need(wanted.key, ((wanted.root, HASH_BYTES),))]
     chunks.put(wanted.root, b"".join(hashes))
-    await archive._go_on_fetching(wanted)
+    assert not await fetch.go_on(wanted)
     assert asked[1:] == [Need(wanted.key, ((hashes[0], 16),))]
     chunks.put(hashes[0], b"\0" * 16)
-    await archive._go_on_fetching(wanted)
+    assert await fetch.go_on(wanted)
     assert len(asked) == 2, "all of it is here, and only the core's word is missing"
-    archive.adopt(other)
+    fetch.seek(other, None)
     chunks.drop(hashes[0])
-    await archive._go_on_fetching(wanted)
+    await fetch.go_on(wanted)
     assert len(asked) == 2, "the core has chosen another one since"
 
 
@@ -455,7 +450,7 @@ async def test_another_snapshot_is_fetched_though_the_one_before_turns_out_unusa
     lie, other = (Claim(8, 1, bytes(32), root) for root in (sha256(index).digest(), bytes(32)))
     world.chunks.put(lie.root, index)
     sealing.adopt(other)
-    await sealing.archive._try_to_adopt(lie)
+    await sealing.archive._fetch.go_on(lie)
     assert sealing.told == [Unusable(lie)]
     await sealing.archive._one_thing()
     assert sealing.told[1:] == [Need(other.key, ((other.root, HASH_BYTES),))]

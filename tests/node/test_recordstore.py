@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.node.storage.recordstore import FORMAT, MARK_NAME, RecordStore
+from gossamer.node.storage.original import MARK_NAME
+from gossamer.node.storage.recordstore import FORMAT, RecordStore
 from gossamer.protocol.errors import DiskFullError, StorageError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.records import Delta
@@ -47,7 +48,7 @@ def test_records_come_back_in_order_of_round(path: Path, deltas: list[Delta]) ->
 def test_closing_waits_for_what_a_thread_still_writes(path: Path, deltas: list[Delta]) -> None:
     """A task that is cancelled leaves its thread behind, and SQLite would be used after it is freed."""
     store = RecordStore(path, SMALL.swarm_id)
-    with store._lock, store._transaction(durable=False) as db:
+    with store._db.transaction(durable=False) as db:
         closing = threading.Thread(target=store.close)
         closing.start()
         closing.join(0.2)
@@ -74,7 +75,7 @@ def test_a_newer_format_is_left_alone(path: Path, read_only: bool) -> None:
 def test_writes_ahead_and_waits_for_the_disk_when_it_must(path: Path, deltas: list[Delta]) -> None:
     store = RecordStore(path, SMALL.swarm_id)
     said: list[str] = []
-    store._db.set_trace_callback(said.append)
+    store._db._connection.set_trace_callback(said.append)
     store.add(deltas[:1], durable=True)
     assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)
@@ -230,7 +231,7 @@ def test_a_disk_without_room_for_the_mark_is_full(
     def refuse(*_: object) -> int:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr("gossamer.node.storage.recordstore.os.open", refuse)
+    monkeypatch.setattr("gossamer.node.storage.original.os.open", refuse)
     with pytest.raises(StorageError) as error:
         RecordStore(path, SMALL.swarm_id)
     assert isinstance(error.value, DiskFullError) == (code == errno.ENOSPC)
@@ -409,10 +410,12 @@ def test_a_disk_that_fails_does_not_make_a_database_damaged(
     store = RecordStore(path, SMALL.swarm_id)
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
-    assert "look after its disk" in str(store._broken(error))
+    with pytest.raises(StorageError, match="look after its disk"), store._db.explained():
+        raise error
     usage = shutil.disk_usage(path.parent)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=4096))
-    assert "the disk is full" in str(store._broken(error)), "as SQLite says it of a file that it maps"
+    with pytest.raises(DiskFullError), store._db.explained():
+        raise error  # as SQLite says it of a file that it maps
     store.close()
 
 

@@ -18,7 +18,8 @@ from gossamer.node.phi.restore import has_model, replay
 from gossamer.node.storage.base import GENESIS
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
-from gossamer.node.storage.recordstore import MARK_NAME, RecordStore
+from gossamer.node.storage.original import MARK_NAME
+from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints

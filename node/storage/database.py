@@ -1,0 +1,151 @@
+"""A SQLite file in WAL mode, whose troubles come as errors that say what to do about them.
+
+Blocking, and used from several threads: changes wait for each other.
+"""
+
+import os
+import shutil
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gossamer.node.storage.wholefile import FULL
+from gossamer.protocol.errors import DiskFullError, StorageError
+
+BESIDE_BYTES = 32 * 1024
+"""Of the index of the log of writes."""
+
+_TROUBLES = (sqlite3.Error, UnicodeDecodeError)
+"""The second when a message quotes what is in a damaged file."""
+
+_OUT_OF_REACH = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)
+_HELD = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+class Database:
+    """One open file. What it raises of its own accord is always StorageError."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        """Open or create it; `read_only` leaves it as it is. Raises StorageError."""
+        self._path = path
+        self._lock = threading.Lock()
+        with self.explained():
+            self._connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?{_mode(path, read_only)}",
+                uri=True,
+                check_same_thread=False,
+                isolation_level=None,
+                timeout=10,
+            )
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Have what SQLite or the file system complains of inside raised as StorageError."""
+        try:
+            yield
+        except _TROUBLES as error:
+            raise self._explained(error) from None
+        except OSError as error:
+            if error.errno in FULL:
+                raise self._full() from None
+            raise StorageError(f"cannot use the database {self._path}: {error.strerror}") from None
+
+    @contextmanager
+    def transaction(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
+        """All or nothing; with `durable`, it survives a power cut once done. Raises StorageError."""
+        with self._lock, self.explained():
+            self.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            self.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self.execute("COMMIT")
+            except BaseException:
+                self._roll_back()  # unless a full disk has done so already
+                raise
+
+    @contextmanager
+    def one_state(self) -> Iterator[None]:
+        """What is read inside is of one moment, whatever another process commits. Raises StorageError."""
+        with self.explained():
+            self.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._roll_back()  # of nothing: it only ends the reading
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            self.execute("ROLLBACK")
+
+    def execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+        """Run one statement. Raises sqlite3.Error: see `explained`."""
+        return self._connection.execute(statement, values)
+
+    def create(self, schema: str) -> None:
+        """Have the tables of a schema in it. Raises sqlite3.Error: see `explained`."""
+        self.execute("PRAGMA journal_mode=WAL")
+        self._connection.executescript(schema)
+
+    def has(self, table: str) -> bool:
+        """Whether there is such a table. Raises sqlite3.Error: see `explained`."""
+        query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+        return self.execute(query, (table,)).fetchone() is not None
+
+    def close(self) -> None:
+        """Close it, folding the log of writes into it.
+
+        Not in the middle of what a thread still writes: SQLite would go on with what is gone.
+        """
+        with self._lock:
+            self._connection.close()
+
+    def _explained(self, error: Exception) -> StorageError:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # above are details
+        if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and self._lacks_room()):
+            return self._full()
+        if code in _OUT_OF_REACH:
+            return StorageError(
+                f"cannot use the database {self._path} ({error}): this user has to be able to write to its"
+                " folder, and its path must not be much longer than 500 bytes"
+            )
+        if code in _HELD:
+            return StorageError(
+                f"another program holds the database {self._path}: nothing is stored or published until it"
+                " lets go"
+            )
+        if code == sqlite3.SQLITE_IOERR:
+            return StorageError(
+                f"cannot use the database {self._path} ({error}): look after its disk, which failed"
+            )
+        return self.damaged(str(error))
+
+    def _full(self) -> DiskFullError:
+        return DiskFullError(f"cannot write {self._path}: the disk is full; free some space")
+
+    def _lacks_room(self) -> bool:
+        """Whether there is none for the file that SQLite maps beside a database, which fails like a disk."""
+        with suppress(OSError):
+            return shutil.disk_usage(self._path.parent).free < BESIDE_BYTES
+        return False
+
+    def damaged(self, problem: str) -> StorageError:
+        """What to raise of a file that holds what was never written."""
+        what = problem if problem.isprintable() else ascii(problem)  # SQLite quotes what it found on disk
+        return StorageError(
+            f"cannot use the database {self._path} ({what});"
+            " if it is damaged, remove it: what others hold is fetched again"
+        )
+
+
+def _mode(path: Path, read_only: bool) -> str:
+    """How to open a database, as SQLite's URIs say it.
+
+    SQLite writes files beside it even to read it, unless told that nobody changes it: nobody can where the
+    folder is read-only, a backup say. What is left in a log of writes would be missed then.
+    """
+    if not read_only:
+        return "mode=rwc"
+    is_fixed = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
+    return "mode=ro&immutable=1" if is_fixed else "mode=ro"
