@@ -1,36 +1,26 @@
 """What only this node knows, kept across restarts: residuals, momenta, inner optimizer, data position.
 
 Phi is the swarm's; all else that training needs is here. A checkpoint is one safetensors file, written while
-training goes on (see `checkpointwriter`) and again when the node leaves. When one is read back, a fragment's
-residual counts only if it belongs to the last delta that we published of it: what an older one holds has been
-sent since. It carries a checksum, since a flipped bit in a momentum would make the node diverge at every
-start.
+training goes on (see `checkpointwriter`) and again when the node leaves, and read at the next start (see
+`checkpointreader`). It carries a checksum, since a flipped bit in a momentum would make the node diverge at
+every start.
 """
 
 import json
-import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import isfinite
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gossamer.node.training.innerstate import DTYPES, dtypes, inner_state, kinds, options, restore_inner
+from gossamer.node.training.innerstate import DTYPES, dtypes, inner_state, kinds, options
 from gossamer.node.training.outer import OuterLoop
 
 VERSION = "2"
 CHECKSUM = "crc32"
-
-_NOT_AS_WRITTEN = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
-"""What reading JSON, and using what it holds, comes to where something else was written."""
-
-log = logging.getLogger("gossamer.checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,72 +135,3 @@ def checksums_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """The CRC-32 of each tensor's bytes; they are on the CPU."""
     views = {name: tensor.reshape(-1).view(torch.uint8) for name, tensor in tensors.items()}
     return {name: zlib.crc32(view.numpy().data) for name, view in views.items()}
-
-
-def restore(
-    path: Path, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]
-) -> tuple[Progress, bool] | None:
-    """Take up a checkpoint. The fragments' `last_published` must say what others have of us.
-
-    Returns how far the node had come, and whether the inner optimizers go on from there (some cannot be
-    saved, and others than those that were saved begin afresh). None, with nothing changed, if there is no
-    checkpoint or it does not fit the model.
-    """
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("version") != VERSION:
-                raise ValueError("another release wrote it")
-            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-        if metadata.pop(CHECKSUM) != checksum(checksums_of(tensors), metadata):
-            raise ValueError("it is damaged")
-        rounds: list[int] = json.loads(metadata["rounds"])
-        progress = Progress(int(metadata["steps"]), int(metadata["tokens"]))
-        if len(rounds) != len(outer.fragments) or not _fits(outer, tensors):
-            raise ValueError("it is of another model")
-        is_ours = metadata.get("optimizers") == kinds(optimizers) and bool(optimizers)
-        now = options(optimizers)
-        if is_ours and metadata.get("options", now) != now:  # earlier releases do not say
-            log.warning("the inner optimizer has other options than its saved state: it begins afresh")
-            is_ours = False
-        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        learnt = json.loads(metadata.get("learnt", "[]"))
-        if is_ours and len(learnt) not in (0, len(groups)):
-            log.warning("the inner optimizer has other groups than its saved state: it begins afresh")
-            is_ours = False
-        # A state that diverged since the last delta would make the model diverge again, at any learning rate.
-        has_inner = is_ours and all(
-            map(_is_finite, (t for n, t in tensors.items() if n.startswith("inner/")))
-        )
-        has_inner = has_inner and all(isfinite(number) for numbers in learnt for number in numbers.values())
-        if has_inner:
-            trained_as = list(json.loads(metadata.get("dtypes", "[]")))  # earlier releases do not say
-            has_inner = restore_inner(optimizers, tensors, json.loads(metadata["inner"]), trained_as)
-        if has_inner:
-            for group, numbers in zip(groups, learnt, strict=False):
-                group.update(numbers)
-    except FileNotFoundError:
-        return None
-    except (OSError, SafetensorError, *_NOT_AS_WRITTEN) as error:
-        log.warning("cannot use %s (%s): residuals and inner optimizer begin afresh", path, error)
-        return None
-    for state, saved in zip(outer.fragments, rounds, strict=True):
-        for i, slot in enumerate(state.fragment.slots):
-            state.momentum[i].copy_(tensors[f"momentum/{slot.spec.name}"])
-            if saved == state.last_published:
-                state.residual[i].copy_(tensors[f"residual/{slot.spec.name}"])
-    return progress, has_inner
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """Whether all values are; those of a byte are taken to be, for torch cannot tell of all such dtypes."""
-    return tensor.itemsize == 1 or bool(tensor.isfinite().all())
-
-
-def _fits(outer: OuterLoop, tensors: dict[str, Tensor]) -> bool:
-    return all(
-        tensors[f"{kind}/{slot.spec.name}"].shape == state.residual[i].shape
-        for state in outer.fragments
-        for i, slot in enumerate(state.fragment.slots)
-        for kind in ("residual", "momentum")
-    )

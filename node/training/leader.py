@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from gossamer.node.ipc import control
 from gossamer.node.ipc.daemon_link import DaemonLink, Offer
 from gossamer.node.training.beside import Beside
-from gossamer.node.training.checkpoint import Progress, restore
+from gossamer.node.training.checkpoint import Progress
+from gossamer.node.training.checkpointreader import restore
 from gossamer.node.training.checkpointwriter import CheckpointWriter
 from gossamer.node.training.idle import IdleWatch
 from gossamer.node.training.incoming import Incoming

@@ -31,7 +31,7 @@ from gossamer.node.phi import snapshots
 from gossamer.node.storage.base import Base
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
-from gossamer.node.training import checkpoint
+from gossamer.node.training import checkpoint, checkpointreader
 from gossamer.node.training.checkpointwriter import CheckpointWriter
 from gossamer.node.training.outer import OuterLoop
 from gossamer.protocol.chunks import chunk_hashes, chunk_sizes
@@ -286,7 +286,7 @@ def _checkpoint(data: bytes) -> Iterator[None]:
     path = _folder() / "trainer.safetensors"
     path.write_bytes(data)
     _, outer, optimizer = _trainer()
-    taken_up = checkpoint.restore(path, outer, [optimizer])
+    taken_up = checkpointreader.restore(path, outer, [optimizer])
     if taken_up is None:
         assert not optimizer.state_dict()["state"]
         assert not any(t.any() for s in outer.fragments for t in (*s.residual, *s.momentum))

@@ -19,8 +19,9 @@ from torch import nn
 from gossamer.models.inner_optimizer import InnerOptimizer
 from gossamer.models.task import named_tensors
 from gossamer.node.storage.wholefile import UNFINISHED_S
-from gossamer.node.training import checkpoint, checkpointwriter
-from gossamer.node.training.checkpoint import CHECKSUM, Progress, checksum, checksums_of, restore
+from gossamer.node.training import checkpointreader, checkpointwriter
+from gossamer.node.training.checkpoint import CHECKSUM, Progress, checksum, checksums_of
+from gossamer.node.training.checkpointreader import restore
 from gossamer.node.training.checkpointwriter import CheckpointWriter
 from gossamer.node.training.outer import OuterLoop
 from tests.protocol import builders
@@ -293,7 +294,7 @@ def test_what_does_not_fit_changes_nothing(saved, damage, monkeypatch, caplog):
         data[-5] ^= 0x40
         path.write_bytes(data)
     elif damage == "another version":
-        monkeypatch.setattr(checkpoint, "VERSION", "0")
+        monkeypatch.setattr(checkpointreader, "VERSION", "0")
     _, outer, optimizer = make(seed=1)
     if damage == "another model":
         wider = nn.Sequential(nn.Linear(6, 7))
