@@ -32,6 +32,7 @@ from gossamer.node.network.dialling import Dialler
 from gossamer.node.network.local_chunks import LocalChunks
 from gossamer.node.network.open_files import SaidSeldom, ask_for_open_files
 from gossamer.node.network.open_links import OpenLinks
+from gossamer.node.network.own_addresses import OwnAddresses
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.questions import Questions
 from gossamer.node.network.reception import Reception
@@ -102,7 +103,8 @@ class Daemon:
         # Links with other nodes, and chunks over them.
         self.links = OpenLinks()
         self.policing = Policing(self.links.turn_away)
-        self.acquaintances = Acquaintances(self.home, self.core, self.carry_out)
+        self.acquaintances = Acquaintances(self.home, self.core)
+        self.own_addresses = OwnAddresses(self.core, self.carry_out)
         self.admitting = Admitting(self.core, self.records, self.dispatch, self.spawn, self._stopping)
         shelf = SnapshotShelf(self.chunks, self.core.layout.snapshot_bytes)
         self.local_chunks = LocalChunks(self.chunks, shelf, self.core, self.dispatch)
@@ -111,7 +113,7 @@ class Daemon:
         reception = Reception(
             self.links,
             self.transfers,
-            self.acquaintances,
+            self.own_addresses,
             self.policing,
             self.writer,
             self.dispatch,
@@ -231,7 +233,7 @@ class Daemon:
             (format_address(host, port),) if host not in WILDCARDS else ()
         )
         assert self.transport.door is not None
-        self.acquaintances.listening(port, advertised, self.transport.door.families)
+        self.own_addresses.listening(port, advertised, self.transport.door.families)
         local = format_address("127.0.0.1" if host in WILDCARDS else host, port)
         try:
             self.home.write_daemon(

@@ -1,22 +1,11 @@
-"""Being found, and finding others again: our own address, and those of members met."""
+"""Finding others again: where the members are that a node has met, from one of its lives to the next."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
 from contextlib import suppress
-from socket import AddressFamily
 
-from gossamer.node.address import (
-    Contact,
-    format_address,
-    is_loopback,
-    is_of_one_interface,
-    parse_contact,
-)
-from gossamer.node.network.link import PeerLink
-from gossamer.node.network.listening import family_of, is_gone, own_address
+from gossamer.node.address import Contact, parse_contact
 from gossamer.node.storage.home import Home
-from gossamer.protocol.effects import Effect
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.replica import Replica
 
@@ -41,84 +30,11 @@ def whom_to_join(told: tuple[str, ...], home: Home) -> tuple[Contact, ...]:
 
 
 class Acquaintances:
-    """Writes down where members are, and works out where they can dial us."""
+    """Writes down where members are."""
 
-    def __init__(self, home: Home, core: Replica, carry_out: Callable[[Iterable[Effect]], None]) -> None:
+    def __init__(self, home: Home, core: Replica) -> None:
         self._home = home
         self._core = core
-        self._carry_out = carry_out
-        self._port = 0
-        self._learns = False
-        """Whether our links show where others can dial us, since nobody has told us."""
-        self._families: frozenset[AddressFamily] = frozenset()
-        """The kinds of address that we listen on."""
-        self._hosts: dict[AddressFamily, str] = {}
-        """What they have shown, one of a kind."""
-        self._was_warned = False
-
-    def listening(self, port: int, advertised: tuple[str, ...], families: frozenset[AddressFamily]) -> None:
-        """We listen on `port` of such `families`; others can dial the `advertised`, if any are known."""
-        self._port = port
-        self._families = families
-        self._learns = not advertised
-        self._carry_out(self._core.announce(advertised))
-
-    def learn_address(self, link: PeerLink) -> None:
-        """A node that listens everywhere and was not told its address uses those that its links show.
-
-        One that only this machine can reach gives way to a better one, and so does one that this machine has
-        no longer: a laptop goes from one network to the next, and routers hand out new addresses.
-        """
-        name = link.socket_name()
-        if name is None or not self._learns:
-            return
-        shown = self._dialable(name[0])
-        if not shown and not self._hosts and not self._was_warned:
-            self._was_warned = True
-            log.warning(
-                "others are not told where to dial this node: our end of its first link, %s, is no address"
-                " where they could; listen on [::]:PORT, or say --advertise HOST:PORT",
-                name[0],
-            )
-        better = {family_of(host): host for host in shown if self._is_better(host)}
-        lost = {
-            family: host for family, host in self._hosts.items() if not is_loopback(host) and is_gone(host)
-        }
-        instead = {family: self._instead_of(host) for family, host in lost.items()}
-        better = {family: host for family, host in instead.items() if host is not None} | better
-        kept = {
-            family: host
-            for family, host in self._hosts.items()
-            if family not in lost and not is_loopback(host)
-        }
-        if not better and not (lost and kept):  # the last one is told until there is another
-            return
-        if lost:
-            now = f"at {' and '.join(better.values())} now, and " if better else ""
-            log.info("this machine is %sno longer at %s", now, " and ".join(lost.values()))
-        self._hosts = kept | better
-        self._carry_out(
-            self._core.announce(tuple(format_address(host, self._port) for host in self._hosts.values()))
-        )
-
-    def _dialable(self, host: str) -> list[str]:
-        """Our end of a link, if others can dial it; else where they may, by the kinds that we listen on."""
-        if family_of(host) in self._families and not is_of_one_interface(host):
-            return [host]
-        found = (own_address(family, loopback=is_loopback(host)) for family in sorted(self._families))
-        return [own for own in found if own is not None and not is_of_one_interface(own)]
-
-    @staticmethod
-    def _instead_of(lost: str) -> str | None:
-        """Where others may dial us, if anywhere, by the kind of an address that this machine has lost."""
-        own = own_address(family_of(lost), loopback=False)
-        return None if own is None or own == lost or is_of_one_interface(own) else own
-
-    def _is_better(self, host: str) -> bool:
-        if is_loopback(host):
-            return not self._hosts
-        known = self._hosts.get(family_of(host))
-        return known is None or is_loopback(known) or is_gone(known)
 
     def remember(self) -> None:
         """Write down where members are, and who they are: the anchors, the others alive, those who are gone.

@@ -4,9 +4,9 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from gossamer.node.network.acquaintances import Acquaintances
 from gossamer.node.network.link import PeerLink
 from gossamer.node.network.open_links import OpenLinks
+from gossamer.node.network.own_addresses import OwnAddresses
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.transfers import Transfers
 from gossamer.node.storage.recordwriter import RecordWriter
@@ -20,7 +20,7 @@ class Reception:
         self,
         links: OpenLinks,
         transfers: Transfers,
-        acquaintances: Acquaintances,
+        own_addresses: OwnAddresses,
         policing: Policing,
         writer: RecordWriter,
         dispatch: Callable[[fx.Event], list[fx.Effect]],
@@ -29,7 +29,7 @@ class Reception:
         """Once `stopping` is set, the core hears no more of links that end: it would dial others."""
         self._links = links
         self._transfers = transfers
-        self._acquaintances = acquaintances
+        self._own_addresses = own_addresses
         self._policing = policing
         self._writer = writer
         self._dispatch = dispatch
@@ -39,7 +39,7 @@ class Reception:
         self._links.add(link)
         if link.outbound:
             self._transfers.begin(link)
-        self._acquaintances.learn_address(link)
+        self._own_addresses.learn(link)
         self._dispatch(
             fx.LinkUp(link.number, link.node_id, link.outbound, link.address, link.credential, link.group)
         )
