@@ -360,7 +360,7 @@ def _opened(options: DaemonOptions) -> tuple[Home, Manifest]:
     """A node's folder, which is ours as long as this process lives. Raises ConfigError or StorageError."""
     home = Home(options.folder)
     home.create()
-    home.lock()
+    home.lock.take()
     home.tidy()
     manifest = home.manifest()
     if manifest is None:

@@ -1,6 +1,5 @@
 """Whether a node can live in its folder: writable, not in use, its files whole and of one swarm."""
 
-import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -26,24 +25,12 @@ def check_folder(home: Home, joins: bool) -> Iterator[Finding]:
         return
     yield (
         warning("dir", f"a node is running in {home.root}; what you change counts from its next start")
-        if is_running(home)
+        if home.lock.is_taken()
         else ok("dir", f"{home.root} is there, and no node is running in it")
     )
     if home.has_key:
         yield from told("key", lambda: f"this node is {short(home.identity().node_id)}")
     yield from _check_swarm(home, joins)
-
-
-def is_running(home: Home) -> bool:
-    """Whether a daemon holds the folder's lock."""
-    try:
-        with open(home.root / "lock", "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # and let go again
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
 
 
 def _would_be_made(root: Path) -> Finding:

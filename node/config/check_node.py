@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.node.address import is_loopback, parse_address, parse_contact
-from gossamer.node.config.check_folder import check_folder, check_invitation, is_running
+from gossamer.node.config.check_folder import check_folder, check_invitation
 from gossamer.node.config.check_machine import (
     check_admin,
     check_advertised,
@@ -188,7 +188,7 @@ class NodeCheck:
             )
 
     def _machine(self) -> Iterator[Finding]:
-        params, running = self.params, self.home is not None and is_running(self.home)
+        params, running = self.params, self.home is not None and self.home.lock.is_taken()
         listen = params.get("listen") or ""
         is_local = bool(params.get("plaintext")) or _all_local(params.get("join") or ())
         if listen:

@@ -129,7 +129,7 @@ class Watching:
         if ticks % DISK_TICKS == 0:
             home = self._view.home
             self.disk_free, self._files_free = await asyncio.to_thread(_free_in, home)
-            self._folder_gone = await asyncio.to_thread(home.is_gone)
+            self._folder_gone = await asyncio.to_thread(home.lock.is_elsewhere)
             self._unwritable = await asyncio.to_thread(home.unwritable)
         if ticks % SAVE_TICKS == 0:
             await self._save()

@@ -21,7 +21,6 @@
 Everything is created 0700/0600; files appear whole (written aside, then renamed) or not at all.
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -34,6 +33,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gossamer.node.storage.folderlock import FolderLock
 from gossamer.node.storage.wholefile import remove_unfinished, write_atomically, write_first
 from gossamer.protocol.errors import ConfigError, MalformedError, StorageError, UnsupportedError
 from gossamer.protocol.identity import Identity
@@ -49,11 +49,6 @@ _SOCKET_PATH_MAX = 100
 
 
 _INCARNATION_MAX = 2**52
-
-LOCK_S = 0.2
-"""How long somebody else may hold a folder's lock before we take it that a node runs there."""
-
-LOCK_POLL_S = 0.005
 
 
 def _read_json(path: Path) -> Any:
@@ -75,18 +70,6 @@ def _unusable_key(path: Path, error: OSError) -> str:
     return f"cannot use {path}: {error.strerror}"
 
 
-def _lock_soon(file: int) -> None:
-    """Who looks whether a node is free (`Home.is_free`) holds its lock for a moment. Raises OSError."""
-    deadline = time.monotonic() + LOCK_S
-    while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(LOCK_POLL_S)
-
-
 class Home:
     """Paths and small files of one node."""
 
@@ -105,7 +88,7 @@ class Home:
         self.incarnation_path = root / "incarnation"
         self.checkpoint_path = root / "trainer.safetensors"
         self.pretrained_path = root / "pretrained"
-        self._lock = self._folder = -1
+        self.lock = FolderLock(root)
 
     def create(self) -> None:
         """Make the folder. Raises StorageError."""
@@ -113,30 +96,6 @@ class Home:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise StorageError(f"cannot create {self.root}: {error.strerror}; choose another --dir") from None
-
-    def lock(self) -> None:
-        """Make sure that no other daemon uses this folder, as long as we live. Raises StorageError.
-
-        The folder itself is locked too, where its file system can do that: the file may be removed.
-        """
-        try:
-            self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-            _lock_soon(self._lock)
-            self._folder = os.open(self.root, os.O_RDONLY)
-            try:
-                fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise
-            except OSError as error:
-                log.debug("cannot lock %s: %s", self.root, error.strerror)
-        except BlockingIOError:
-            raise StorageError(
-                f"another node is running in {self.root}; stop it or choose another --dir"
-            ) from None
-        except OSError as error:
-            raise StorageError(
-                f"cannot use {self.root / 'lock'}: {error.strerror}; choose another --dir"
-            ) from None
 
     def tidy(self) -> None:
         """Remove what a crash left unfinished here."""
@@ -163,33 +122,12 @@ class Home:
                 with suppress(OSError):
                     path.unlink()
 
-    def is_gone(self) -> bool:
-        """Whether the folder that we have locked is not where it was: moved, removed, or unmounted."""
-        try:
-            return self._folder >= 0 and not os.path.samestat(os.fstat(self._folder), os.stat(self.root))
-        except OSError:
-            return True
-
     def unwritable(self) -> Path | None:
         """Where no files can be made, disk space aside: a disk may have been mounted anew, read-only."""
         for folder in (self.root, self.chunks_path):  # which may be on another disk
             if os.path.lexists(folder) and not os.access(folder, os.W_OK | os.X_OK):
                 return folder
         return None
-
-    def is_free(self) -> bool:
-        """Whether no daemon uses this folder now. Raises StorageError."""
-        try:
-            file = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise StorageError(f"cannot use {self.root}: {error.strerror}; choose another --dir") from None
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        finally:
-            os.close(file)
-        return True
 
     @property
     def has_key(self) -> bool:

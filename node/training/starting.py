@@ -121,7 +121,7 @@ def started(
         return StartedNode(home, manifest, joins, beside, _connect(socket, manifest, beside))
     except BaseException as error:
         beside.stop()
-        if isinstance(error, ConfigError) and not home.is_free():  # since we looked: so our daemon gave up
+        if isinstance(error, ConfigError) and not home.lock.is_free():  # since we looked: it gave up
             raise _in_use(home) from None
         raise
 
@@ -165,7 +165,7 @@ def _enter(joins: tuple[str, ...], invitation: Invitation | None, options: Attac
 def _wait_until_free(home: Home) -> None:
     """Wait for the daemon of a script that has just ended. Raises StorageError if it goes on."""
     deadline = time.monotonic() + FREE_TIMEOUT_S
-    while not home.is_free():
+    while not home.lock.is_free():
         if time.monotonic() > deadline:
             raise _in_use(home)
         time.sleep(POLL_S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -66,8 +65,7 @@ async def started(home: Home, **options: Any) -> AsyncIterator[tuple[Daemon, asy
     finally:
         daemon.stop()
         await asyncio.wait([task], timeout=10)
-        os.close(daemon.home._lock)  # as its process would
-        os.close(daemon.home._folder)
+        daemon.home.lock.let_go()  # as its process would
         await task
 
 

@@ -23,6 +23,7 @@ from torch import nn
 from gossamer.bootstrap import manifests
 from gossamer.node.options import DaemonOptions
 from gossamer.node.peer import Peer
+from gossamer.node.storage.folderlock import FolderLock
 from gossamer.node.storage.home import Home
 from gossamer.node.training import attaching, starting
 from gossamer.node.training.beside import Beside
@@ -167,7 +168,7 @@ def test_a_folder_that_another_node_runs_in(
     monkeypatch.setattr(starting, "FREE_TIMEOUT_S", 0.2)
     other = Home(tmp_path / "d")
     other.create()
-    other.lock()
+    other.lock.take()
     with pytest.raises(StorageError, match=r"another node is running in .*leave\(\) it"):
         attach(manifest=manifest, folder=tmp_path / "d")
 
@@ -176,7 +177,7 @@ def test_a_folder_is_waited_for_whose_node_is_ending(
     manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = iter([False, False, True])
-    monkeypatch.setattr(Home, "is_free", lambda _: next(free))
+    monkeypatch.setattr(FolderLock, "is_free", lambda _: next(free))
     with pytest.raises(AssertionError, match="no daemon"):
         attach(manifest=manifest, folder=tmp_path / "d")
     assert next(free, None) is None

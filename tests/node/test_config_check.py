@@ -22,7 +22,7 @@ from gossamer.bootstrap import cli, manifests
 from gossamer.bootstrap.owners import create_owner, invite
 from gossamer.node.address import parse_contact
 from gossamer.node.config import check_machine
-from gossamer.node.config.check_folder import check_folder, is_running
+from gossamer.node.config.check_folder import check_folder
 from gossamer.node.config.check_manifest import check_manifest, disk_needed
 from gossamer.node.config.check_swarm import ask_nodes
 from gossamer.node.config.config_check import check
@@ -85,13 +85,13 @@ def test_a_folder_without_a_model_must_join(home: Home) -> None:
 
 
 def test_a_running_node_is_seen_by_its_lock(home: Home) -> None:
-    assert not is_running(home)
+    assert not home.lock.is_taken()
     with open(home.root / "lock", "w") as lock:
-        assert not is_running(home)
+        assert not home.lock.is_taken()
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert is_running(home)
+        assert home.lock.is_taken()
         assert levels(check_folder(home, joins=True))["dir"] == ["warning"]
-    home.lock()
+    home.lock.take()
 
 
 def test_a_damaged_folder(home: Home) -> None:

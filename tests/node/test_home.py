@@ -11,17 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.storage import home as home_module
+from gossamer.node.storage import folderlock
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.wholefile import write_atomically
 from gossamer.protocol.errors import ConfigError, StorageError
 from tests.protocol.builders import SMALL, manifest, newer
-
-
-def let_go(home: Home) -> None:
-    """As when its process ends."""
-    os.close(home._lock)
-    os.close(home._folder)
 
 
 @pytest.fixture
@@ -36,7 +30,7 @@ def mode(path: Path) -> int:
 
 
 def test_everything_is_for_its_owner_only(home: Home) -> None:
-    home.lock()
+    home.lock.take()
     home.identity()
     home.adopt(SMALL)
     home.write_daemon(address="127.0.0.1:1")
@@ -105,37 +99,37 @@ def test_a_folder_that_cannot_be_written_to_is_named(home: Home, monkeypatch: py
 
 
 def test_a_folder_has_one_daemon(home: Home) -> None:
-    home.lock()
+    home.lock.take()
     with pytest.raises(StorageError, match=f"another node is running in {home.root}"):
-        Home(home.root).lock()
-    let_go(home)
-    Home(home.root).lock()
+        Home(home.root).lock.take()
+    home.lock.let_go()
+    Home(home.root).lock.take()
 
 
 def test_a_folder_has_one_daemon_also_where_somebody_removes_the_lock(home: Home) -> None:
     """As who is told that another node is running may do, and then one key signs twice."""
-    home.lock()
+    home.lock.take()
     (home.root / "lock").unlink()
     with pytest.raises(StorageError, match=f"another node is running in {home.root}"):
-        Home(home.root).lock()
-    assert not home.is_gone(), "only a file of it is"
+        Home(home.root).lock.take()
+    assert not home.lock.is_elsewhere(), "only a file of it is"
 
 
 def test_a_folder_that_was_moved_or_removed_is_seen_to_be_gone(home: Home) -> None:
-    assert not home.is_gone(), "nobody has locked it"
-    home.lock()
-    assert not home.is_gone()
+    assert not home.lock.is_elsewhere(), "nobody has locked it"
+    home.lock.take()
+    assert not home.lock.is_elsewhere()
     home.root.rename(home.root.with_name("elsewhere"))
-    assert home.is_gone()
+    assert home.lock.is_elsewhere()
     Home(home.root).create()
-    Home(home.root).lock()
-    assert home.is_gone(), "what is there now is another"
+    Home(home.root).lock.take()
+    assert home.lock.is_elsewhere(), "what is there now is another"
 
 
 def test_a_lock_that_cannot_be_taken_is_not_said_to_be_taken(home: Home) -> None:
     (home.root / "lock").mkdir()
     with pytest.raises(StorageError, match="lock: Is a directory"):
-        home.lock()
+        home.lock.take()
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"-5", b"9" * 40, b"9" * 100_000])
@@ -284,10 +278,10 @@ def test_who_looks_whether_a_folder_is_free_keeps_no_daemon_from_it(
 ) -> None:
     looks = os.open(home.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(looks, fcntl.LOCK_SH)
-    monkeypatch.setattr(home_module.time, "sleep", lambda _: fcntl.flock(looks, fcntl.LOCK_UN))
-    home.lock()
+    monkeypatch.setattr(folderlock.time, "sleep", lambda _: fcntl.flock(looks, fcntl.LOCK_UN))
+    home.lock.take()
     os.close(looks)
-    assert not Home(home.root).is_free()
+    assert not Home(home.root).lock.is_free()
 
 
 def test_sockets_of_scripts_that_were_killed_are_removed(home: Home) -> None:
