@@ -11,13 +11,12 @@ published last, whoever had old rounds change, and those come to an end all the 
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
-from statistics import median
 
 from gossamer.node.ipc.trainer_port import TrainerPort
+from gossamer.node.phi.held_back import HeldBack
 from gossamer.node.phi.merger import MergedState, Merger, Prefix
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import MissingChunkError
@@ -36,13 +35,6 @@ PATIENCE_S = 1.0
 """A trainer that has not looked for this long does not hold merging up."""
 
 RETRY_S = 5.0
-
-HELD_BACK_ROUNDS = 2
-HELD_BACK_MIN_S = 5.0
-"""A round is held back for as long as two of the last rounds took, and at least for this: by then all have
-published who are going to, and where training has ended that is nobody."""
-
-PACE_ROUNDS = 8
 
 OnJudged = Callable[[int, tuple[Delta, ...], RoundFigures | None], None]
 
@@ -73,11 +65,7 @@ class Merging:
         self._merger: Merger | None = None
         self._begun = asyncio.Event()
         self._dirty: set[int] = set()
-        self._held_back: dict[int, float] = {}
-        """Until when, by rounds that wait for others' deltas."""
-        self._pace: deque[float] = deque(maxlen=PACE_ROUNDS)
-        """Seconds that the swarm's last rounds took."""
-        self._clock, self._clock_moved_at = 0, 0.0
+        self._held_back = HeldBack()
         self.reach = 0
         """The newest round merged, by an earlier run maybe."""
         self._unoffered: set[int] = set()
@@ -165,7 +153,7 @@ class Merging:
     def mark(self, round_: int) -> None:
         """A round's set of complete, valid records has changed."""
         self._dirty.add(round_)
-        self._held_back.pop(round_, None)
+        self._held_back.release(round_)
         self._news.set()
 
     def look(self) -> None:
@@ -183,7 +171,7 @@ class Merging:
                 await asyncio.sleep(GATHER_S)
                 newest_next = True
             self._note_new_trainer()
-            self._note_pace()
+            self._held_back.note_clock(self._core.clock, time.monotonic())
             self._forget_closed()
             reached = self._reached()
             # What was due once is: it need not wait until the trainer has taken what was merged before it.
@@ -227,7 +215,7 @@ class Merging:
         return [
             round_
             for round_ in sorted(self._dirty)
-            if round_ <= reachable and not (round_ >= clock and now < self._held_back.get(round_, now))
+            if round_ <= reachable and not self._held_back.waits(round_, clock, now)
         ]
 
     @property
@@ -240,20 +228,11 @@ class Merging:
         """The newest round that the swarm can have reached. What it had once reached, it has."""
         return max(self._core.horizon, self.reach)
 
-    def _note_pace(self) -> None:
-        """The swarm has gone on: note how long that took. What it had reached when we came tells nothing."""
-        clock, now = self._core.clock, time.monotonic()
-        if clock > self._clock:
-            if self._clock:
-                self._pace.append((now - self._clock_moved_at) / (clock - self._clock))
-            self._clock, self._clock_moved_at = clock, now
-
     def _forget_closed(self) -> None:
         """What the core has closed is no longer in its ledger, and stays as it is merged here."""
         floor = self._core.ledger.floor
         self._dirty = {round_ for round_ in self._dirty if round_ > floor}
-        for round_ in self._held_back.keys() - self._dirty:
-            del self._held_back[round_]
+        self._held_back.keep(self._dirty)
 
     def _stand_alone(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
         """Whether nothing in a round that is still under way shows what is usual in it: too few have
@@ -272,11 +251,8 @@ class Merging:
         return alone and await asyncio.to_thread(self._merger.are_outliers, round_, deltas)
 
     def _hold_back(self, round_: int, deltas: tuple[Delta, ...]) -> None:
-        """Wait with a round until others have published for it, or the swarm has gone past it, or has had
-        the time to."""
         self._dirty.add(round_)
-        usual = median(self._pace) if self._pace else 0.0
-        self._held_back[round_] = time.monotonic() + max(HELD_BACK_MIN_S, HELD_BACK_ROUNDS * usual)
+        self._held_back.hold(round_, time.monotonic())
         names = ", ".join(short(delta.author) for delta in deltas)
         log.info("%s: a delta far longer than usual; round %d waits for those of others", names, round_)
 
@@ -297,7 +273,7 @@ class Merging:
         if round_ <= self._core.ledger.floor:  # closed while the rounds before it were merged
             return
         self._dirty.discard(round_)
-        has_waited = self._held_back.pop(round_, None) is not None
+        has_waited = self._held_back.release(round_)
         deltas = tuple(d for d in self._core.ledger.valid(round_) if self._core.holds(d.record_id))
         fragment = self._core.layout.of_round(round_)
         before = self._merger.version

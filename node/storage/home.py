@@ -8,7 +8,7 @@
     D/invitation          what an owner of the swarm gave us, where it lets in invited nodes only
     D/task                which file holds the swarm's task, where that does not come with Gossamer
     D/ledger.sqlite       signed records
-    D/original            tells this folder from a copy of it, see `recordstore`
+    D/original            tells this folder from a copy of it, see `original`
     D/chronicle.sqlite    what happened round by round, for those who watch
     D/chunks/ab/abcd...   payload and snapshot chunks by hash
     D/trainer.safetensors residuals, momenta and inner optimizer of our own trainer

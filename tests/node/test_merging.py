@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from gossamer.node.phi import held_back
 from gossamer.node.phi import merging as merging_module
 from gossamer.node.phi.merger import MergedState
 from gossamer.node.phi.merging import Merging
@@ -464,14 +465,14 @@ async def test_what_waited_is_merged_when_nobody_else_publishes_any_more(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training has ended: Phi is what the records say all the same, and on all nodes."""
-    monkeypatch.setattr(merging_module, "HELD_BACK_MIN_S", 0.5)
+    monkeypatch.setattr(held_back, "HELD_BACK_MIN_S", 0.5)
     await setup.merging.begin(setup.merger)
     setup.core.clock = 3
     _arrive(setup, *(_delta(author, 2, 1000) for author in (1, 2, 3)))
     await setup.merged_all()
     assert setup.merging.unmerged == 0
     _arrive(setup, _delta(1, 4, 100_000))
-    await until(lambda: bool(setup.merging._held_back))
+    await until(lambda: setup.merging._held_back.until(4) is not None)
     assert (setup.merged, setup.merging.unmerged, setup.merging.behind) == ([2], 1, 0)
     await until(lambda: setup.merged == [2, 4])
     assert setup.merging.unmerged == 0
@@ -479,14 +480,15 @@ async def test_what_waited_is_merged_when_nobody_else_publishes_any_more(
 
 async def test_a_round_is_held_back_for_longer_where_rounds_are_long(setup: Setup) -> None:
     await setup.merging.begin(setup.merger)
-    setup.merging._pace.extend((100.0, 900.0, 100.0))
+    for clock, at in ((1, 0.0), (2, 100.0), (3, 1000.0), (4, 1100.0)):
+        setup.merging._held_back.note_clock(clock, at)
     setup.core.clock = 3
     _arrive(setup, *(_delta(author, 2, 1000) for author in (1, 2, 3)))
     await setup.merged_all()
     _arrive(setup, _delta(1, 4, 100_000))
-    await until(lambda: bool(setup.merging._held_back))
-    waits_s = setup.merging._held_back[4] - time.monotonic()
-    assert 190.0 < waits_s <= 200.0
+    await until(lambda: setup.merging._held_back.until(4) is not None)
+    until_s = setup.merging._held_back.until(4)
+    assert until_s is not None and 190.0 < until_s - time.monotonic() <= 200.0
 
 
 async def test_an_ordinary_delta_waits_for_nobody(setup: Setup) -> None:

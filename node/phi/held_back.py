@@ -1,0 +1,56 @@
+"""Rounds that wait for others' deltas before they are merged.
+
+A delta far longer than usual may be a liar's, and clipping can only tell beside those of others. So a round
+that has too few of them waits, until others have published for it, or the swarm has gone past it, or has had
+the time to.
+"""
+
+from collections import deque
+from collections.abc import Set
+from statistics import median
+
+HELD_BACK_ROUNDS = 2
+HELD_BACK_MIN_S = 5.0
+"""A round is held back for as long as two of the last rounds took, and at least for this: by then all have
+published who are going to, and where training has ended that is nobody."""
+
+PACE_ROUNDS = 8
+
+
+class HeldBack:
+    """Which rounds wait, and until when."""
+
+    def __init__(self) -> None:
+        self._until: dict[int, float] = {}
+        self._pace: deque[float] = deque(maxlen=PACE_ROUNDS)
+        """Seconds that the swarm's last rounds took."""
+        self._clock, self._clock_moved_at = 0, 0.0
+
+    def note_clock(self, clock: int, now: float) -> None:
+        """The swarm is at round `clock`. What it had reached when we came tells nothing of its pace."""
+        if clock > self._clock:
+            if self._clock:
+                self._pace.append((now - self._clock_moved_at) / (clock - self._clock))
+            self._clock, self._clock_moved_at = clock, now
+
+    def hold(self, round_: int, now: float) -> None:
+        """Have a round wait."""
+        usual = median(self._pace) if self._pace else 0.0
+        self._until[round_] = now + max(HELD_BACK_MIN_S, HELD_BACK_ROUNDS * usual)
+
+    def release(self, round_: int) -> bool:
+        """A round waits no longer; returns whether it did."""
+        return self._until.pop(round_, None) is not None
+
+    def keep(self, rounds: Set[int]) -> None:
+        """Forget all but these."""
+        for round_ in self._until.keys() - rounds:
+            del self._until[round_]
+
+    def waits(self, round_: int, clock: int, now: float) -> bool:
+        """Whether it is not to be merged yet in a swarm that is at round `clock`."""
+        return round_ >= clock and now < self._until.get(round_, now)
+
+    def until(self, round_: int) -> float | None:
+        """When it will have waited for long enough; None if it does not wait."""
+        return self._until.get(round_)
