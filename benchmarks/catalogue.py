@@ -43,7 +43,7 @@ SECTIONS = (
     ),
     Section("learning", "Learning at equal tokens", (Benchmark("learning", "benchmarks.learning", 155.0),)),
     Section(
-        "goodput", "Goodput under failures", (Benchmark("goodput", "benchmarks.goodput", 0.1, usual=True),)
+        "goodput", "Goodput under failures", (Benchmark("goodput", "benchmarks.goodput", 1.5, usual=True),)
     ),
     Section(
         "scale",
