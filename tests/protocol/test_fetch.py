@@ -53,10 +53,12 @@ class Net:
         self.fetched += [e.key for e in effects]
 
     def plan(self) -> list[tuple[int, bytes]]:
-        for blob in [blob for blob, flight in self.fetcher._late.items() if self.now >= flight.deadline]:
+        for blob in [
+            blob for blob, flight in self.fetcher._flights.late.items() if self.now >= flight.deadline
+        ]:
             del self.late[blob]
         for blob, began in list(self.began.items()):
-            flight = self.fetcher._flights.get(blob)
+            flight = self.fetcher._flights.newest.get(blob)
             if self.now >= (flight.deadline if flight else began + limits.FETCH_TIMEOUT_S):
                 self._ended(blob)
         started = []
@@ -72,7 +74,7 @@ class Net:
                 assert not self.links[link], "an Ask needs a link that dialled us"
             assert blob not in self.have
             if blob in self.flights:
-                assert blob in self.fetcher._late, "asked for twice at a time"
+                assert blob in self.fetcher._flights.late, "asked for twice at a time"
                 assert link not in (self.flights[blob], self.late.get(blob))
                 self.late[blob] = self.flights[blob]  # what was late before is given up
             self.flights[blob] = link
@@ -83,7 +85,7 @@ class Net:
         assert all(under_way.count(link) <= limits.FETCHES_PER_LINK_MAX for link in self.links)
         assert self.late.keys() <= self.flights.keys()
         assert len(self.late) <= limits.FETCHES_TWICE_MAX
-        assert self.late == {blob: flight.link for blob, flight in self.fetcher._late.items()}
+        assert self.late == {blob: flight.link for blob, flight in self.fetcher._flights.late.items()}
         assert self.fetcher.deadline() > self.now, "a deadline that has passed already: a busy loop"
         return started
 
@@ -92,7 +94,7 @@ class Net:
         self.began.pop(blob, None)
         if blob in self.late:
             self.flights[blob] = self.late.pop(blob)
-            self.began[blob] = self.fetcher._late[blob].began
+            self.began[blob] = self.fetcher._flights.late[blob].began
 
     def arrive(self, blob: bytes) -> None:
         self.late.pop(blob, None)
@@ -269,7 +271,7 @@ def test_somebody_else_is_asked_for_what_a_silent_holder_has_and_the_first_to_br
     assert second != first
     net.arrive(blob)
     assert net.fetched == [_key(1)]
-    assert net.plan() == [] and not net.fetcher._late
+    assert net.plan() == [] and not net.fetcher._flights.late
 
 
 def test_who_was_silent_is_asked_last_whatever_it_says():
@@ -354,7 +356,7 @@ def test_who_was_asked_too_may_fail_and_the_first_is_waited_for_again():
     net.fail(_blob(1))
     assert net.flights == {_blob(1): 1}
     net.plan()
-    assert net.fetcher._flights[_blob(1)].link == 1
+    assert net.fetcher._flights.newest[_blob(1)].link == 1
     net.arrive(_blob(1))
     assert net.fetched == [_key(1)]
 
@@ -537,7 +539,7 @@ def test_of_a_slow_line_among_fast_ones_little_comes_twice():
 @pytest.mark.parametrize("rng_seed", range(3))
 def test_a_silent_holder_delays_a_payload_by_seconds_and_few_of_many(rng_seed):
     lines = Lines(1e9, 0.01, 0.01, 0.01)
-    lines.net.fetcher._rng.seed(rng_seed)
+    lines.net.fetcher._sources._rng.seed(rng_seed)
     took = []
     for key in range(40):
         took.append(lines.fetch(key, 16, limits.PAYLOAD_CHUNK_BYTES_MIN))
@@ -598,7 +600,7 @@ def test_a_large_chunk_is_given_more_time_and_so_is_what_waits_behind_it():
     net.want(1, 1, 2, size=limits.CHUNK_BYTES_MAX)
     net.fetcher.hint(1, _key(1))
     assert len(net.plan()) == 2
-    first, second = (flight.deadline for flight in net.fetcher._flights.values())
+    first, second = (flight.deadline for flight in net.fetcher._flights)
     assert first == limits.FETCH_TIMEOUT_S
     assert second == 2 * limits.FETCH_TIMEOUT_S - limits.FETCH_PATIENCE_S
 

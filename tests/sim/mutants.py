@@ -199,12 +199,12 @@ def _no_anti_entropy() -> list[Patch]:
 
 def _never_give_up_a_fetch() -> list[Patch]:
     """A fetch that failed is under way for ever, and tried nowhere else."""
-    return [(Fetcher, "_fail", lambda self, blob, now, wait: None)]
+    return [(Fetcher, "_fail", lambda self, flight, now, wait: None)]
 
 
 def _wait_for_the_silent() -> list[Patch]:
     """Who says that it holds a chunk, and never sends it, is waited for until that is given up."""
-    return [(Fetcher, "_ask_others_too", lambda self, load, now: [])]
+    return [(Fetcher, "_ask_others_too", lambda self, now: [])]
 
 
 def _deal_half() -> list[Patch]:
