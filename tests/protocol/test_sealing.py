@@ -5,17 +5,12 @@ from itertools import pairwise
 import pytest
 
 from gossamer.protocol import limits
+from gossamer.protocol.absence import RETURN_S
 from gossamer.protocol.effects import Adopt, Close, Notice, Prefetch, Seal
 from gossamer.protocol.history import Claim, genesis_claim
 from gossamer.protocol.joining import PREFETCHES_MAX, Witness
-from gossamer.protocol.sealing import (
-    DIFFERENCE_KEPT_S,
-    GONE_AFTER_S,
-    LOOK_INTERVAL_S,
-    RETURN_S,
-    SILENCE_S,
-    Sealing,
-)
+from gossamer.protocol.lineages import DIFFERENCE_KEPT_S, SILENCE_S
+from gossamer.protocol.sealing import GONE_AFTER_S, LOOK_INTERVAL_S, Sealing
 from tests.protocol import builders
 
 HISTORY = {"seal_after": 4, "snapshot_every": 8, "retain": 16}
@@ -125,7 +120,7 @@ def test_a_snapshot_that_nobody_claims_any_more_is_given_up(manifest):
 def test_a_snapshot_that_cannot_be_does_not_hold_our_own_history_up(manifest):
     """Though those who claim it are most, and go on claiming it."""
     sealing = joined(manifest, claim(8))
-    sealing._returns_until = 0.0
+    sealing._absence.looks_until = 0.0
     lie = claim(8, tokens=5, mark=9)
     others = [(lie,)] * 3
     assert kinds(drive(sealing, 0.0, 2 * limits.LINEAGE_PATIENCE_S, clock=10, others=others), Adopt) == [
@@ -241,7 +236,7 @@ def test_what_others_who_were_away_publish_late_tells_nothing_of_the_rounds_sinc
     for tick in range(40):
         sealing.wake(tick / 4, 59, others)
     assert sealing.begins_anew
-    assert sealing._extent == 20
+    assert sealing._absence.extent == 20
 
 
 def slept(manifest, company):

@@ -13,11 +13,13 @@ from types import ModuleType
 from typing import Any
 
 from gossamer.protocol import (
+    absence,
     author,
     clock,
     envelope,
     gossip,
     ledger,
+    lineages,
     links,
     membership,
     merge,
@@ -117,7 +119,7 @@ def _close_what_is_sealed() -> list[Patch]:
     def closable(agreed_round: int, clock: int, section: HistorySection) -> int:
         return agreed_round
 
-    return [(sealing, "closable_round", closable)]
+    return [(sealing, "closable_round", closable), (absence, "closable_round", closable)]
 
 
 def _any_other_history_wins() -> list[Patch]:
@@ -127,7 +129,7 @@ def _any_other_history_wins() -> list[Patch]:
         said = [claim for claims in others for claim in claims]
         return max((claim for claim in said if claim != own and claim.round <= own.round), default=None)
 
-    return [(sealing, "contest", contest)]
+    return [(lineages, "contest", contest)]
 
 
 def _believe_a_lone_voice() -> list[Patch]:
@@ -137,7 +139,7 @@ def _believe_a_lone_voice() -> list[Patch]:
         said = [claim for claims in others for claim in claims]
         return max((claim for claim in said if claim.round == own.round and claim > own), default=None)
 
-    return [(sealing, "contest", contest)]
+    return [(lineages, "contest", contest)]
 
 
 # --- writing before speaking -------------------------------------------------------------------------------
