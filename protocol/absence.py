@@ -42,7 +42,7 @@ class Absence:
 
     # -- what happens
 
-    def began(self, extent: int, company: frozenset[bytes] | None, has_history: bool) -> None:
+    def came_back(self, extent: int, company: frozenset[bytes] | None, has_history: bool) -> None:
         """We are back, and knew of rounds up to `extent` when we went. `company`: who was there then.
 
         If we have not looked since we came back the last time, for want of a network, that was no return.
@@ -63,7 +63,7 @@ class Absence:
         """Our history begins at a snapshot that we have adopted."""
         self.given_up, self.looks_until, self._outlived_since = None, 0.0, None
 
-    # -- what others ask
+    # -- what is heard of the others
 
     @property
     def may_be_outlived(self) -> bool:

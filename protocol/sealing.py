@@ -99,7 +99,7 @@ class Sealing:
     def came_back(self, extent: int, company: frozenset[bytes] | None = None) -> None:
         """We were away, stopped or asleep, and know of rounds up to `extent`. `company`: see `Absence`."""
         known = max(extent, self.floor, *(claim.round for claim in self.claims))
-        self._absence.began(known, company, has_history=self.joined)
+        self._absence.came_back(known, company, has_history=self.joined)
 
     def sealed(self, claims: Claims) -> None:
         """Our snapshots have changed."""
@@ -155,9 +155,8 @@ class Sealing:
         others = [member.claims for member in members]
         if self.adopting is not None:
             if self._is_gone(self.adopting, others, now) or (
-                # One liar can claim for ever what it does not serve.
                 is_stalled(self.adopting) and self._joining.prefers_another(self.adopting, members)
-            ):
+            ):  # one liar can claim for ever what it does not serve
                 self.adopting = None
             return []
         if not self.joined:
