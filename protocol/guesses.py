@@ -2,14 +2,17 @@
 
 Such chunks stand in a line that every link goes down by itself; what a link failed comes again when it has
 rested. So each is asked of everybody, however many payloads nobody has, and the next one is found without a
-look at all the others.
+look at all the others. A link that failed a chunk is spared guesses for a while.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from math import inf
 
+from gossamer.protocol import limits
+from gossamer.protocol.failures import Failures
+from gossamer.protocol.flights import Flights
 from gossamer.protocol.wants import Want, Wants
 
 LINE_MIN = 1_024
@@ -22,13 +25,11 @@ Turn = tuple[float, bytes]
 class Guesses:
     """What each link may be asked for without having said that it holds it."""
 
-    def __init__(self, wants: Wants, free_at: Callable[[int, Want, bytes], float]) -> None:
-        """`free_at` tells from when on a link may be asked for a chunk; never, while that is under way.
-
-        Of that it is told by `ended`, and of what was asked for in vain by `failed`.
-        """
+    def __init__(self, wants: Wants, flights: Flights, failures: Failures) -> None:
+        """When a transfer is over this is told: by `failed` if it was in vain, else by `ended`."""
         self._wants = wants
-        self._free_at = free_at
+        self._flights = flights
+        self._failures = failures
         self._young: list[Turn] = []
         """A heap of what others may still say that they hold."""
         self._line: list[Turn] = []
@@ -40,6 +41,8 @@ class Guesses:
         """Of each link a heap of what it was asked for before, or passed by."""
         self._passed_by: dict[bytes, set[int]] = {}
         """Links that came by chunks that were under way."""
+        self._spared: dict[int, float] = {}
+        """Until when links that failed a chunk are."""
 
     # -- what happens
 
@@ -51,9 +54,11 @@ class Guesses:
     def link_down(self, link: int) -> None:
         self._places.pop(link, None)
         self._again.pop(link, None)
+        self._spared.pop(link, None)
 
-    def failed(self, link: int, blob: bytes, until: float) -> None:
+    def failed(self, link: int, blob: bytes, until: float, now: float) -> None:
         """A link did not bring a chunk and rests from it until then."""
+        self._spared[link] = now + limits.FETCH_RETRY_S
         heappush(self._again[link], (until, blob))
         self.ended(blob)
 
@@ -65,10 +70,14 @@ class Guesses:
 
     # -- what to do
 
+    def spares(self, link: int, now: float) -> bool:
+        """Whether a link is not to be asked for anything that it has not said that it holds."""
+        return self._spared.get(link, -inf) > now
+
     def open_to(self, links: Iterable[int], now: float) -> list[int]:
         """Those links that there may be something to ask for now."""
         self._enter(now)
-        return [link for link in links if self.next_turn(link) <= now]
+        return [link for link in links if self.next_turn(link, now) <= now]
 
     def take(self, link: int, now: float) -> tuple[bytes, bytes] | None:
         """The next key and chunk to ask a link for: what has waited longest of what it may be asked for."""
@@ -83,10 +92,12 @@ class Guesses:
                     heappush(self._again[link], (free_at, blob))
         return None
 
-    def next_turn(self, link: int) -> float:
+    def next_turn(self, link: int, now: float) -> float:
         """When there may be something to ask a link for, if there is nothing now: not later than that."""
-        again = self._again[link]
-        return -inf if self._places[link] < len(self._line) else again[0][0] if again else inf
+        at, again = max(now, self._spared.get(link, now)), self._again[link]
+        if self._places[link] < len(self._line):
+            return at
+        return max(at, again[0][0]) if again else inf
 
     def next_entry(self) -> float:
         """When there may be more to ask all of them for."""
@@ -102,6 +113,12 @@ class Guesses:
             self._places[link] += 1
             return self._line[place][1]
         return heappop(again)[1] if is_again else None
+
+    def _free_at(self, link: int, want: Want, blob: bytes) -> float:
+        """From when on a link may be asked for a chunk, which may be under way, or failed not long ago."""
+        if blob in self._flights:
+            return inf
+        return self._failures.rests_until(link, blob, want.missing[blob])
 
     def _unheld(self, blob: bytes) -> Iterator[tuple[bytes, Want]]:
         """The keys that a chunk is still missing of, but for those that somebody is known to hold some of."""

@@ -6,22 +6,14 @@ for silence that only takes its time, less the longer it is slow, and on a fast 
 others outrun many times.
 """
 
-from dataclasses import dataclass
+from math import inf
 
 from gossamer.protocol import limits
+from gossamer.protocol.backoff import Backoff
+from gossamer.protocol.flights import Flight
 
 _WEIGHT = 1 / 8
 """Of the last transfer, in the average."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Rest:
-    until: float
-    wait: float
-
-    @property
-    def forgotten_at(self) -> float:
-        return self.until + self.wait
 
 
 class Promptness:
@@ -30,29 +22,29 @@ class Promptness:
     def __init__(self) -> None:
         self._share = limits.FETCH_SHARE_AT_FIRST
         """How much of the patience with it a chunk takes, on average of those that came lately."""
-        self._rests: dict[int, _Rest] = {}
+        self.brought_at = -inf
+        """When something last came, from whomever."""
+        self._rests: dict[int, Backoff] = {}
 
-    def brought(self, began: float, deadline: float, now: float) -> None:
-        """A chunk came whose first transfer would have been given up at `deadline`, from whomever it came.
+    def brought(self, first: Flight, now: float) -> None:
+        """A chunk came. `first` is the first transfer of it that was waited for, whoever brought it.
 
-        Were it the second transfer that counts, a line that has become slow would never be found to be so.
+        Were it the second that counts, a line that has become slow would never be found to be so.
         """
-        share = min(1.0, max(0.0, now - began) / (deadline - began))
+        share = min(1.0, max(0.0, now - first.began) / (first.deadline - first.began))
         self._share += _WEIGHT * (share - self._share)
+        self.brought_at = now
 
-    def overdue_at(self, began: float, deadline: float) -> float:
+    def overdue_at(self, flight: Flight) -> float:
         """From when on a transfer has lasted far longer than is usual."""
-        usual = self._share * (deadline - began)
-        return began + max(limits.FETCH_OVERDUE_S, limits.FETCH_OVERDUE_TIMES * usual)
+        usual = self._share * (flight.deadline - flight.began)
+        return flight.began + max(limits.FETCH_OVERDUE_S, limits.FETCH_OVERDUE_TIMES * usual)
 
     def kept_waiting(self, link: int, now: float) -> None:
         """A link did not bring something in time, so it rests: longer each time."""
         rest = self._rests.get(link)
-        if rest is None or rest.forgotten_at <= now:
-            self._rests[link] = _Rest(now + limits.TARDY_REST_S, limits.TARDY_REST_S)
-        elif rest.until <= now:
-            wait = min(2 * rest.wait, limits.TARDY_REST_MAX_S)
-            self._rests[link] = _Rest(now + wait, wait)
+        if rest is None or rest.until <= now:
+            self._rests[link] = Backoff.after(rest, now, limits.TARDY_REST_S, limits.TARDY_REST_MAX_S)
 
     def tardy(self, now: float, links: int) -> set[int]:
         """Those of so many links that rest: not to be asked for what others have.

@@ -12,6 +12,7 @@ from contextlib import suppress
 from gossamer.protocol import effects as fx
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
+from gossamer.protocol.absence import ROUNDS_UNDER_WAY
 from gossamer.protocol.admission import Charter
 from gossamer.protocol.author import Author
 from gossamer.protocol.catchup import CatchUp
@@ -36,7 +37,7 @@ from gossamer.protocol.peering import Peering
 from gossamer.protocol.presence import NodeInfo, Presence
 from gossamer.protocol.records import Delta, PeerBody
 from gossamer.protocol.roster import Roster
-from gossamer.protocol.sealing import ROUNDS_UNDER_WAY, Sealing
+from gossamer.protocol.sealing import Sealing
 from gossamer.protocol.snapshots import Snapshots
 from gossamer.protocol.unix_time import UnixTime
 from gossamer.protocol.vetting import Vetting

@@ -68,15 +68,16 @@ BOUNDS: dict[str, Callable[[], int]] = {
     "membership._link_heard": lambda: limits.LINKS_MAX,
     "membership._vouching": lambda: limits.MEMBERS_MAX,
     "fetcher._links": lambda: limits.LINKS_MAX,
-    "fetcher._flights": lambda: limits.FETCHES_MAX,
-    "fetcher._late": lambda: limits.FETCHES_TWICE_MAX,
-    "fetcher._tardy": lambda: limits.LINKS_MAX,
+    "fetcher._flights.newest": lambda: limits.FETCHES_MAX,
+    "fetcher._flights.late": lambda: limits.FETCHES_TWICE_MAX,
+    "fetcher._flights.load": lambda: limits.LINKS_MAX,
+    "fetcher._sources.tardy": lambda: limits.LINKS_MAX,
     "fetcher._promptness._rests": lambda: limits.LINKS_MAX,
     "fetcher._guesses._places": lambda: limits.LINKS_MAX,
     "fetcher._guesses._again": lambda: limits.LINKS_MAX,
-    "fetcher._spared": lambda: limits.LINKS_MAX,
+    "fetcher._guesses._spared": lambda: limits.LINKS_MAX,
     "sealing.claims": lambda: limits.CLAIMS_MAX,
-    "sealing._yields": lambda: limits.LINEAGE_DOUBLINGS_MAX,
+    "sealing._lineages._yields": lambda: limits.LINEAGE_DOUBLINGS_MAX,
     "_snapshots._unusable": lambda: limits.UNUSABLE_MAX,
 }
 """The tables of the core's machines with a bound of their own. Others must not outgrow what happened."""
@@ -195,12 +196,12 @@ class Siege:
             assert size <= most, f"{name} holds {size}, over {most}"
         for awaited in core.gossip._awaited.values():
             assert len(awaited) <= limits.IDS_PER_MESSAGE_MAX
-        fetcher = core.fetcher
-        under_way = (*fetcher._flights.values(), *fetcher._late.values())
-        load = Counter(flight.link for flight in under_way)
-        assert fetcher._late.keys() <= fetcher._flights.keys()
+        flights = core.fetcher._flights
+        load = Counter(flight.link for flight in flights)
+        assert flights.late.keys() <= flights.newest.keys()
         assert all(count <= limits.FETCHES_PER_LINK_MAX for count in load.values())
         assert set(load) <= {link.number for link in core.links.all()}
+        assert flights.load == {link: load[link] for link in core.fetcher._links}
         linked = {link.number for link in core.links.all()}
         assert linked <= set(self.links)
         assert linked == core.gossip._links == set(core.fetcher._links) == set(core.membership._links)

@@ -15,13 +15,13 @@ from gossamer.node.phi import snapshots
 from gossamer.protocol import intake
 from gossamer.protocol.chunks import parse_index
 from gossamer.protocol.codecs import block
-from gossamer.protocol.fetch import Fetcher
 from gossamer.protocol.gossip import Gossip
 from gossamer.protocol.links import Links
 from gossamer.protocol.membership import Membership
 from gossamer.protocol.messages import Inventory
 from gossamer.protocol.presence import Presence
 from gossamer.protocol.roster import Roster
+from gossamer.protocol.sources import Sources
 from gossamer.protocol.wire import Fields
 from tests.fuzz.strategy import TARGETS
 
@@ -67,7 +67,7 @@ PLANTED: dict[str, tuple[str, Callable[[], Any]]] = {
     "what honest peers refuse": ("replica", lambda: mock.patch.object(Gossip, "_take_stock", _large_stock)),
     "too many transfers": (
         "replica",
-        lambda: mock.patch.object(Fetcher, "_free", lambda _, c, __: sorted(c)),
+        lambda: mock.patch.object(Sources, "_free", lambda _, links, most: sorted(links)),
     ),
     "a parser that fails": (
         "replica",

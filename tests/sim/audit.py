@@ -11,6 +11,7 @@
   Wake always moves `next_wake` on.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -204,17 +205,15 @@ class Audit:
         rate = (node.wakes - node.chunks_came) / seconds
         node.wakes = node.chunks_came = 0
         self.wakes_per_s = max(self.wakes_per_s, rate)
-        load: dict[int, int] = {}
-        fetcher = core.fetcher
-        for flight in (*fetcher._flights.values(), *fetcher._late.values()):
-            load[flight.link] = load.get(flight.link, 0) + 1
+        flights = core.fetcher._flights
+        load = Counter(flight.link for flight in flights)
         links = {link.number for link in core.links.all()}
         bounds = (
             ("wakes a second", rate, WAKES_PER_S_MAX),
             ("links", len(links), limits.LINKS_MAX),
             ("dials", len(core.links._dialling), limits.DIALS_AT_ONCE_MAX),
-            ("flights", len(fetcher._flights), limits.FETCHES_MAX),
-            ("flights of what is under way", len(fetcher._late), limits.FETCHES_TWICE_MAX),
+            ("flights", len(flights), limits.FETCHES_MAX),
+            ("flights of what is under way", len(flights.late), limits.FETCHES_TWICE_MAX),
             ("flights on a link", max(load.values(), default=0), limits.FETCHES_PER_LINK_MAX),
             ("deals", len(core.dealing._deals), DEALS_MAX),
             ("members", len(core.roster.members()), limits.MEMBERS_MAX),

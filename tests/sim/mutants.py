@@ -13,11 +13,13 @@ from types import ModuleType
 from typing import Any
 
 from gossamer.protocol import (
+    absence,
     author,
     clock,
     envelope,
     gossip,
     ledger,
+    lineages,
     links,
     membership,
     merge,
@@ -117,7 +119,7 @@ def _close_what_is_sealed() -> list[Patch]:
     def closable(agreed_round: int, clock: int, section: HistorySection) -> int:
         return agreed_round
 
-    return [(sealing, "closable_round", closable)]
+    return [(sealing, "closable_round", closable), (absence, "closable_round", closable)]
 
 
 def _any_other_history_wins() -> list[Patch]:
@@ -127,7 +129,7 @@ def _any_other_history_wins() -> list[Patch]:
         said = [claim for claims in others for claim in claims]
         return max((claim for claim in said if claim != own and claim.round <= own.round), default=None)
 
-    return [(sealing, "contest", contest)]
+    return [(lineages, "contest", contest)]
 
 
 def _believe_a_lone_voice() -> list[Patch]:
@@ -137,7 +139,7 @@ def _believe_a_lone_voice() -> list[Patch]:
         said = [claim for claims in others for claim in claims]
         return max((claim for claim in said if claim.round == own.round and claim > own), default=None)
 
-    return [(sealing, "contest", contest)]
+    return [(lineages, "contest", contest)]
 
 
 # --- writing before speaking -------------------------------------------------------------------------------
@@ -199,12 +201,12 @@ def _no_anti_entropy() -> list[Patch]:
 
 def _never_give_up_a_fetch() -> list[Patch]:
     """A fetch that failed is under way for ever, and tried nowhere else."""
-    return [(Fetcher, "_fail", lambda self, blob, now, wait: None)]
+    return [(Fetcher, "_fail", lambda self, flight, now, wait: None)]
 
 
 def _wait_for_the_silent() -> list[Patch]:
     """Who says that it holds a chunk, and never sends it, is waited for until that is given up."""
-    return [(Fetcher, "_ask_others_too", lambda self, load, now: [])]
+    return [(Fetcher, "_ask_others_too", lambda self, now: [])]
 
 
 def _deal_half() -> list[Patch]:

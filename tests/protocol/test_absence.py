@@ -1,0 +1,174 @@
+"""Who was away: whether the swarm has outlived what it holds, and where it begins anew."""
+
+import pytest
+
+from gossamer.protocol import limits
+from gossamer.protocol.absence import RETURN_S
+from gossamer.protocol.effects import Adopt, Notice
+from gossamer.protocol.joining import Witness
+from gossamer.protocol.sealing import LOOK_INTERVAL_S, Sealing
+from tests.protocol.histories import MANIFEST, claim, drive, joined, kinds
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_who_missed_rounds_that_the_swarm_has_closed_begins_anew(is_first):
+    sealing = Sealing(MANIFEST, is_first=is_first)
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    others = [(claim(96), claim(88))] * 2 + [()]
+    assert drive(sealing, 0.0, 2, clock=39, others=others) == [], "these are kept yet"
+    effects = drive(sealing, 2.5, 5, clock=40, others=others)
+    assert kinds(effects, Adopt) == [Adopt(claim(96))]
+    (notice,) = kinds(effects, Notice)
+    assert "we were away since round 20" in notice.text
+    assert not sealing.claims, "it stands for nothing: two such could be most of a small swarm"
+    sealing.adopted(claim(96))
+    assert sealing.joined and sealing.floor == 96
+
+
+@pytest.mark.parametrize("others", [[], [(claim(16), claim(8))]], ids=["alone", "all were away"])
+def test_who_comes_back_and_goes_on_by_itself_has_missed_nothing(others):
+    """However fast its rounds are: nobody has gone on without it."""
+    sealing = Sealing(MANIFEST, is_first=False)
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    for tick in range(60):
+        sealing.wake(tick / 2, 20 + 2 * tick, list(map(Witness, others)))
+    assert not sealing.begins_anew and sealing.joined
+
+
+def test_who_is_told_of_every_round_since_it_came_back_has_missed_none():
+    ledger = set(range(1, 21))
+    sealing = Sealing(MANIFEST, is_first=False, tells_of=lambda round_, but: round_ in ledger)
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    for clock in range(21, 100):
+        ledger.add(clock)
+        others = [Witness((claim(clock // 8 * 8),))] * 2
+        sealing.wake(clock / 4, clock, others)
+    assert not sealing.begins_anew and sealing.joined
+
+
+def test_who_is_told_of_new_rounds_only_has_missed_those_between():
+    ledger = {*range(1, 21), *range(42, 60)}
+    sealing = Sealing(MANIFEST, is_first=False, tells_of=lambda round_, but: round_ in ledger)
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    drive(sealing, 0.0, 5, clock=59, others=[(claim(56), claim(48))] * 2)
+    assert sealing.begins_anew
+
+
+def test_what_others_who_were_away_publish_late_tells_nothing_of_the_rounds_since():
+    """They wake as we do, and hand out deltas of the round of then: of those after it nobody tells us."""
+    ledger = {round_: {b"away"} for round_ in range(21, 25)} | {round_: {b"on"} for round_ in range(42, 60)}
+    sealing = Sealing(
+        MANIFEST, is_first=False, tells_of=lambda round_, but: bool(ledger.get(round_, set()) - set(but))
+    )
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    others = [Witness((claim(56), claim(48)), b"on"), Witness((claim(16), claim(8)), b"away")]
+    for tick in range(40):
+        sealing.wake(tick / 4, 59, others)
+    assert sealing.begins_anew
+    assert sealing._absence.extent == 20
+
+
+def slept(company):
+    """Fell asleep at round 20, and woke."""
+    sealing = joined(claim(16), claim(8))
+    drive(sealing, 0.0, RETURN_S + 2 * LOOK_INTERVAL_S, clock=20)
+    sealing.came_back(18, frozenset(company))
+    return sealing
+
+
+def finds_out(sealing, now, members):
+    """Look for long enough to be sure that the swarm went on to round 100."""
+    sealing.wake(now - limits.ROSTER_PATIENCE_S, 100, members)
+    assert sealing.may_be_outlived and not sealing.begins_anew
+    return sealing.wake(now, 100, members)
+
+
+def test_the_first_to_be_heard_after_a_return_is_not_believed_alone():
+    """It may be a liar, whose word about the clock is all there is for a moment."""
+    sealing = Sealing(MANIFEST, is_first=False)
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    liar = Witness((claim(5_000_000),), b"liar")
+    assert not sealing.wake(0.0, 5_000_000, [liar])
+    assert sealing.may_be_outlived
+    others = [Witness((claim(16), claim(8)), b"friend %d" % number) for number in range(3)]
+    for tick in range(2 * int(RETURN_S)):
+        assert not kinds(sealing.wake(0.5 + tick / 2, 22, [liar, *others]), Adopt)
+        assert not sealing.begins_anew and not sealing.may_be_outlived
+
+
+@pytest.mark.parametrize("woke_in_between", [False, True])
+def test_who_slept_for_longer_than_rounds_are_kept_begins_anew(woke_in_between):
+    sealing = slept([b"friend"])
+    if woke_in_between:
+        sealing.came_back(18, frozenset())  # for half a minute, without a network: nobody was there
+    others = [Witness((claim(96), claim(88)), b"friend"), Witness((claim(96), claim(88)), b"new")]
+    effects = [effect for tick in range(10) for effect in sealing.wake(100 + tick / 2, 100, others)]
+    assert kinds(effects, Adopt) == [Adopt(claim(96))]
+    assert sealing.begins_anew
+    sealing.adopted(claim(96))
+    assert not sealing.begins_anew
+
+
+def test_who_slept_and_was_cut_off_before_keeps_its_history():
+    """Those who went on were not there when it fell asleep: two lineages, of which one wins."""
+    sealing = slept([b"friend"])
+    others = [Witness((claim(96), claim(88)), b"stranger"), Witness((claim(16), claim(8)), b"friend")]
+    for tick in range(120):
+        assert not kinds(sealing.wake(100 + tick / 2, 100, others), Adopt)
+    assert claim(16) in sealing.claims
+
+
+def test_who_begins_anew_does_not_start_from_the_snapshot_of_one_that_was_away_too():
+    """Though that one answers at its join address, and has not found out yet."""
+    sealing = slept([b"friend"])
+    others = [Witness((claim(96),), b"friend"), Witness((claim(16), claim(8)), b"away", is_named=True)]
+    effects = [effect for tick in range(20) for effect in sealing.wake(100 + tick / 2, 100, others)]
+    assert kinds(effects, Adopt) == [Adopt(claim(96))]
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_who_begins_anew_goes_on_from_its_own_snapshot_if_those_who_went_on_are_gone_for_long(is_named):
+    """No single death stops a swarm; another one that was away has no more than we have."""
+    sealing = slept([b"friend"])
+    away = Witness((), b"away", is_named)
+    ahead = Witness((claim(96),), b"friend", is_named)
+    assert not kinds(finds_out(sealing, 100.0, [away, ahead]), Adopt)
+    assert sealing.begins_anew
+    patience = int(limits.OUTLIVED_PATIENCE_S)
+    effects = [effect for tick in range(patience - 5) for effect in sealing.wake(101.0 + tick, 100, [away])]
+    assert not effects, "they may come back"
+    effects = [e for tick in range(30) for e in sealing.wake(100.0 + patience + tick, 100, [away])]
+    assert kinds(effects, Adopt) == [Adopt(claim(16))]
+    assert "from our own snapshot of round 16" in kinds(effects, Notice)[0].text
+    sealing.adopted(claim(16))
+    assert sealing.joined and not sealing.begins_anew
+
+
+def test_who_begins_anew_and_falls_asleep_again_still_does():
+    """Meanwhile it has heard of the rounds since, though not of all."""
+    sealing = slept([b"friend"])
+    others = [Witness((claim(96),), b"friend")]
+    finds_out(sealing, 100.0, others)
+    sealing.came_back(98, frozenset([b"friend"]))
+    effects = [effect for tick in range(20) for effect in sealing.wake(200 + tick / 2, 100, others)]
+    assert kinds(effects, Adopt) == [Adopt(claim(96))]
+
+
+def test_a_snapshot_that_was_being_written_does_not_bring_back_what_is_given_up():
+    sealing = slept([b"friend"])
+    others = [Witness((claim(96),), b"friend")]
+    finds_out(sealing, 100.0, others)
+    sealing.sealed((claim(24), claim(16)))
+    assert not sealing.joined
+    effects = [effect for tick in range(20) for effect in sealing.wake(101 + tick / 2, 100, others)]
+    assert kinds(effects, Adopt) == [Adopt(claim(96))]
+
+
+def test_who_has_been_in_the_swarm_for_a_while_has_missed_nothing():
+    sealing = Sealing(MANIFEST, is_first=False)
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    assert sealing.is_in_a_hurry
+    drive(sealing, 0.0, RETURN_S + 2 * LOOK_INTERVAL_S, clock=22)
+    assert not sealing.is_in_a_hurry
+    drive(sealing, 40.0, 10, clock=100, others=[(claim(96), claim(88))] * 2)
+    assert sealing.joined

@@ -1,0 +1,254 @@
+"""Two lineages: which one yields, when, and what is waited for before."""
+
+from itertools import pairwise
+
+import pytest
+
+from gossamer.protocol import limits
+from gossamer.protocol.effects import Adopt, Notice, Seal
+from gossamer.protocol.joining import Witness
+from gossamer.protocol.lineages import DIFFERENCE_KEPT_S, SILENCE_S
+from gossamer.protocol.sealing import Sealing
+from tests.protocol.histories import MANIFEST, claim, drive, joined, kinds
+
+
+def test_a_snapshot_that_cannot_be_does_not_hold_our_own_history_up():
+    """Though those who claim it are most, and go on claiming it."""
+    sealing = joined(claim(8))
+    sealing._absence.looks_until = 0.0
+    lie = claim(8, tokens=5, mark=9)
+    others = [(lie,)] * 3
+    assert kinds(drive(sealing, 0.0, 2 * limits.LINEAGE_PATIENCE_S, clock=10, others=others), Adopt) == [
+        Adopt(lie)
+    ]
+    sealing.unusable(claim(16))
+    assert sealing.adopting == lie, "that was another one"
+    sealing.unusable(lie._replace(tokens=6))
+    assert sealing.adopting is None
+    others = [(claim(8, tokens=5, mark=10),)] * 3
+    found = drive(sealing, 30.0, limits.LINEAGE_PATIENCE_S - 1, clock=20, others=others)
+    assert kinds(found, Seal) == [Seal(16)]
+    assert not kinds(found, Adopt), "what comes after it has to last as long"
+
+
+def test_a_member_whose_snapshots_have_stopped_holds_up_no_contest_for_long():
+    """Its disk is full, say: it claims an old round for ever, which would keep two halves apart."""
+    ours, theirs, old = claim(16, tokens=5, mark=1), claim(16, tokens=9, mark=2), claim(8)
+    for friends in (0, 1):
+        sealing = joined(ours)
+        others = [(ours,)] * friends + [(theirs,)] * (1 + friends) + [(old,)]
+        before = drive(sealing, 0.0, SILENCE_S, clock=16, others=others)
+        assert not kinds(before, Adopt), "it may be writing the next one"
+        late = drive(sealing, SILENCE_S + 1, limits.LINEAGE_PATIENCE_S + 10, clock=16, others=others)
+        assert kinds(late, Adopt) == [Adopt(theirs)]
+
+
+def test_a_lone_liar_that_waits_for_its_moments_wins_no_contest():
+    """The others come to our round each time, or to the next, when the liar is silent."""
+    ours, lie, old = claim(16, tokens=5), claim(16, tokens=2**59, mark=7), claim(8)
+    sealing = joined(ours)
+    for start in range(0, 2 * int(SILENCE_S), 40):
+        assert not kinds(drive(sealing, start, 20.0, clock=16, others=[(lie,), (old,), (old,)]), Adopt)
+        assert not kinds(drive(sealing, start + 20, 20.0, clock=16, others=[(old,), (ours,), (ours,)]), Adopt)
+
+
+def test_who_is_cut_off_does_not_yield_to_what_was_said_before():
+    """It alone has a delta that it published late, and the others' rows are from before they could know."""
+    sealing = joined(claim(16, tokens=5, mark=1))
+    winner = claim(16, tokens=9, mark=2)
+    for tick in range(100):
+        said = [Witness((winner,), told=min(tick / 2, 3.0))] * 3
+        assert not kinds(sealing.wake(tick / 2, 16, said), Adopt)
+    back = [
+        effect
+        for now in range(50, 70)
+        for effect in sealing.wake(float(now), 16, [Witness((winner,), told=float(now))] * 3)
+    ]
+    assert kinds(back, Adopt) == [Adopt(winner)]
+
+
+def test_a_claim_of_nobody_who_is_there_is_not_adopted():
+    """Those who made it are down: there is nobody to fetch it from."""
+    sealing = joined(claim(16, tokens=5))
+    gone = (claim(16, tokens=9, mark=2),)
+    for tick in range(200):
+        effects = sealing.wake(
+            2.5 * tick, 16, [Witness((claim(16, tokens=4, mark=3),))], contributors=lambda: [gone] * 3
+        )
+        assert not kinds(effects, Adopt)
+
+
+def test_the_lighter_lineage_yields_loudly_after_a_while():
+    sealing = joined(claim(16, tokens=5, mark=1))
+    winner = claim(16, tokens=9, mark=2)
+    others = [(winner,)] * 3
+    early = drive(sealing, 0.0, limits.LINEAGE_PATIENCE_S - 1, clock=16, others=others)
+    assert not kinds(early, Adopt)
+    late = drive(sealing, limits.LINEAGE_PATIENCE_S, 2, clock=16, others=others)
+    assert kinds(late, Adopt) == [Adopt(winner)]
+    assert any("TWO LINEAGES" in notice.text for notice in kinds(late, Notice))
+
+
+def test_names_without_deltas_have_no_voice_against_our_history():
+    sealing = Sealing(MANIFEST, is_first=True)
+    sealing.adopted(claim(8, tokens=10, mark=1))
+    invented = [(claim(8, tokens=2**59, mark=2),)] * 5
+    effects = []
+    for tick in range(100):
+        effects += sealing.wake(tick / 2, 0, list(map(Witness, invented)), contributors=lambda: [])
+    assert effects == []
+    for tick in range(int(2 * limits.LINEAGE_PATIENCE_S) + 2):
+        now = 60.0 + tick / 2
+        effects += sealing.wake(now, 0, list(map(Witness, invented)), contributors=lambda: invented[:3])
+    assert kinds(effects, Adopt), "those who contribute have one"
+
+
+def test_the_heavier_lineage_stays():
+    sealing = joined(claim(16, tokens=9, mark=1))
+    others = [(claim(16, tokens=5, mark=2),)]
+    assert not kinds(drive(sealing, 0.0, 60, clock=16, others=others), Adopt)
+
+
+def test_a_difference_is_no_lineage_while_payloads_are_missing():
+    sealing = joined(claim(16, tokens=5, mark=1))
+    others = [(claim(16, tokens=9, mark=2),)] * 3
+    patience = limits.LINEAGE_MINORITY_PATIENCE_S
+    assert not kinds(drive(sealing, 0.0, 2 * patience, clock=16, others=others, lacking=0.5), Adopt)
+
+
+def test_a_few_who_dribble_their_payloads_are_waited_for_only_a_while():
+    sealing = joined(claim(16, tokens=5, mark=1))
+    others = [(claim(16, tokens=9, mark=2),)] * 3
+    patience = limits.LINEAGE_MINORITY_PATIENCE_S
+    drive(sealing, 0.0, 100, clock=16, others=others, lacking=0.5)
+    assert not kinds(drive(sealing, 101.0, patience - 10, clock=16, others=others, lacking=0.3), Adopt)
+    assert kinds(drive(sealing, 101.0 + patience, 5, clock=16, others=others, lacking=0.3), Adopt)
+
+
+def test_payloads_of_later_rounds_explain_no_difference():
+    sealing = joined(claim(16, tokens=5, mark=1))
+    witnesses = [Witness((claim(16, tokens=9, mark=2),))] * 3
+    effects = []
+    for tick in range(2 * int(limits.LINEAGE_PATIENCE_S) + 6):
+        effects += sealing.wake(tick / 2, 16, witnesses, lambda round_: float(round_ > 16))
+    assert kinds(effects, Adopt)
+
+
+def test_a_difference_that_heals_is_forgotten():
+    sealing = joined(claim(16, tokens=5, mark=1))
+    winner = claim(16, tokens=9, mark=2)
+    drive(sealing, 0.0, limits.LINEAGE_PATIENCE_S - 2, clock=16, others=[(winner,)] * 3)
+    sealing.sealed((winner,))
+    assert drive(sealing, limits.LINEAGE_PATIENCE_S, 5, clock=16, others=[(winner,)] * 3) == []
+
+
+def test_a_difference_that_shows_now_and_then_is_one_all_the_same():
+    """With fast rounds members have seldom sealed the very round that we have."""
+    sealing = joined(claim(16, tokens=5, mark=1))
+    differs, elsewhere = [(claim(16, tokens=9, mark=2),)] * 3, [(claim(24, tokens=12, mark=2),)] * 3
+    effects = []
+    for period in range(4):
+        effects += drive(sealing, period * 8.0, 3.0, clock=16, others=differs)
+        effects += drive(sealing, period * 8.0 + 4.0, 3.0, clock=16, others=elsewhere)
+    assert kinds(effects, Adopt) == [Adopt(claim(16, tokens=9, mark=2))]
+
+
+def test_a_difference_from_long_ago_is_a_new_one():
+    sealing = joined(claim(16, tokens=5, mark=1))
+    differs = [(claim(16, tokens=9, mark=2),)] * 3
+    effects = drive(sealing, 0.0, 3.0, clock=16, others=differs)
+    effects += drive(sealing, 3.5, 2 * DIFFERENCE_KEPT_S, clock=16, others=[])
+    effects += drive(sealing, 4.0 + 2 * DIFFERENCE_KEPT_S, 3.0, clock=16, others=differs)
+    assert not kinds(effects, Adopt)
+
+
+def yields(sealing, start, seconds):
+    """Others claim another thing than we do for our round, each time anew."""
+    times = []
+    for tick in range(int(seconds)):
+        own = sealing.claims[0]
+        other = own._replace(root=bytes([own.root[0] % 250 + 1]) * 32)
+        found = kinds(sealing.wake(start + tick, 16, [Witness((other,))] * 3), Adopt)
+        if found:
+            times.append(start + tick)
+            sealing.adopted(other)
+    return times
+
+
+def test_who_has_given_its_history_up_lately_takes_its_time():
+    """One key can split those who have closed a round from those who have not, for 300 bytes each time."""
+    sealing = joined(claim(16, tokens=5))
+    times = yields(sealing, 0.0, 1600)
+    assert len(times) == 7
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    wanted = [limits.LINEAGE_PATIENCE_S * 2**number for number in range(1, 7)]
+    assert all(want <= gap < want + 10 for gap, want in zip(gaps, wanted, strict=True))
+    (again,) = yields(sealing, 1600.0 + limits.LINEAGE_MEMORY_S, 20)
+    assert again < 1620 + limits.LINEAGE_MEMORY_S, "that was long ago"
+
+
+def ahead():
+    """One that has closed rounds up to 96, which the others have not reached."""
+    return joined(claim(112, mark=9), claim(104, mark=9), floor=96, own_last=115)
+
+
+def at(round_, claims, node_id, told=float("inf")):
+    return Witness(claims, node_id, told=told, round=round_)
+
+
+SLOW = [at(38, (claim(32), claim(24)), bytes([n])) for n in range(4)]
+
+
+LIAR = at(5, (claim(0, mark=7),), b"liar")
+
+
+BESIDE = at(117, (claim(112, mark=9),), b"fast too")
+
+
+STARTED = at(0, (claim(32),), b"just started")
+
+
+def look(sealing, members, seconds=60, authors=0):
+    effects = []
+    for tick in range(2 * seconds):
+        effects += sealing.wake(tick / 2, 112, members, authors=lambda: authors)
+    return effects
+
+
+def test_who_has_closed_what_most_members_are_at_begins_anew_where_they_are():
+    """It was cut off, and went by its own fast clock."""
+    sealing = ahead()
+    members = [*SLOW, BESIDE]
+    assert not look(sealing, members, int(limits.LINEAGE_PATIENCE_S) - 1, authors=5)
+    effects = look(sealing, members, authors=5)
+    assert kinds(effects, Adopt) == [Adopt(claim(32))]
+    (notice,) = kinds(effects, Notice)
+    assert "TWO LINEAGES" in notice.text and "77 rounds to go, those that we signed" in notice.text
+    sealing.adopted(claim(32))
+    assert sealing.floor == 32
+    assert not kinds(drive(sealing, 70.0, 20, clock=39, others=[(claim(32), claim(24))] * 4), Adopt)
+
+
+@pytest.mark.parametrize(
+    ("members", "authors"),
+    [
+        ([LIAR], 3),
+        ([LIAR, LIAR._replace(node_id=b"another"), *[BESIDE] * 4], 6),
+        ([LIAR, LIAR._replace(node_id=b"another"), *[STARTED] * 4], 6),
+        ([LIAR, LIAR._replace(node_id=b"another")], 6),
+        ([STARTED] * 4, 4),
+        ([member._replace(told=-100.0) for member in SLOW], 4),
+        ([member._replace(claims=(claim(104, mark=9),)) for member in SLOW], 4),
+    ],
+    ids=[
+        "one liar",
+        "a third that lies",
+        "a third that lies as the others start again",
+        "a third that lies as the others are gone",
+        "nobody has published since it came",
+        "what was said long ago",
+        "their rows are late, and they have our history",
+    ],
+)
+def test_nothing_less_takes_it_back(members, authors):
+    assert not kinds(look(ahead(), members, authors=authors), Adopt)

@@ -1,0 +1,80 @@
+"""Which chunk is next: the rarest, and at little cost however many are wanted."""
+
+from __future__ import annotations
+
+from gossamer.protocol import limits
+from tests.protocol.fetching import Net, blob_of, calls, key_of
+
+
+def test_parts_are_fetched_from_those_who_have_them_and_the_rarest_first():
+    net = Net(links={1: True, 2: False})
+    net.want(1, *range(4))
+    net.fetcher.hint_part(1, key_of(1), blob_of(0))
+    net.fetcher.hint_part(2, key_of(1), blob_of(0))
+    net.fetcher.hint_part(1, key_of(1), blob_of(3))
+    net.fetcher.hint_part(1, key_of(1), blob_of(9))
+    net.fetcher.hint_part(7, key_of(1), blob_of(1))
+    net.fetcher.hint_part(1, key_of(2), blob_of(1))
+    assert net.plan() == [(1, blob_of(3)), (2, blob_of(0))]
+    assert net.fetcher.wants.holders_of(key_of(1), blob_of(0)) == {1, 2}
+    net.arrive(blob_of(3))
+    net.drop(2)
+    assert net.plan() == [(1, blob_of(0))]
+    net.drop(1)
+    net.pass_time(limits.ORPHAN_PATIENCE_S)
+    net.plan()
+    assert not net.fetcher.wants.lacking(net.now, net.now), "nobody holds any of it any more"
+
+
+def test_payloads_that_wait_for_busy_links_cost_little_to_look_at():
+    net = Net(links=dict.fromkeys(range(1, 7), True))
+    for number in range(1000):
+        net.want(number, number)
+        for link in (1, 2):
+            net.fetcher.hint(link, key_of(number))
+    net.plan()
+    assert len(net.flights) == 2 * limits.FETCHES_PER_LINK_MAX
+    net.arrive(next(iter(net.flights)))
+    assert calls(net.plan) < 3 * 1000
+
+
+def test_payloads_that_only_a_silent_holder_is_free_for_cost_little_to_look_at():
+    net = Net(links=dict.fromkeys(range(1, 4), True))
+    net.want(0, 0)
+    for link in net.links:
+        net.fetcher.hint(link, key_of(0))
+    ((silent, blob),) = net.plan()
+    while blob not in net.late:
+        net.now = net.fetcher.deadline()
+        net.plan()
+    net.arrive(blob)
+    for number in range(1, 1001):
+        net.want(number, *range(10 * number, 10 * number + 10))
+        for link in net.links:
+            net.fetcher.hint(link, key_of(number))
+    net.plan()
+    net.pass_time()
+    net.fetcher._changed = True
+    assert calls(net.plan) < 3 * 1000
+    assert silent not in net.flights.values()
+    assert len(net.flights) == 2 * limits.FETCHES_PER_LINK_MAX
+
+
+def test_who_claims_to_hold_thousands_and_sends_none_costs_little():
+    """Nor does it keep anyone from those that others hold, however late they came."""
+    net = Net(links=dict.fromkeys(range(1, 7), True))
+    for number in range(20_000):
+        net.want(number, number)
+        net.fetcher.hint(1, key_of(number))
+    net.now += 0.5
+    net.plan()
+    net.want(30_000, 30_000)
+    net.fetcher.hint(2, key_of(30_000))
+    looks = 0
+    while blob_of(30_000) not in net.flights:
+        looks += 1
+        assert calls(net.plan) < 3_000
+        net.fetcher.hint(3, key_of(30_000 + looks))
+        net.fetcher._changed = True
+        net.now += 0.001
+        assert looks <= 1 + 20_000 / limits.WANTS_LOOKED_AT_MAX
