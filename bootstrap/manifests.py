@@ -10,7 +10,7 @@ from gossamer.bootstrap.manifest_toml import to_toml
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import OptionValue
 from gossamer.models.task_file import kind_of
-from gossamer.node.entering import read_manifest
+from gossamer.node.given import read_manifest
 from gossamer.node.phi import genesis, snapshots
 from gossamer.node.storage.placing import put
 from gossamer.node.tilde import expanded

@@ -6,83 +6,23 @@ What `gossamer node` and `Peer.attach` have in common before a daemon is started
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from gossamer.node.address import parse_address, parse_contact, parse_node_id
-from gossamer.node.network.askers import asker_of, nodes_root
+from gossamer.node.address import parse_contact
+from gossamer.node.folders import new_home, own_id
+from gossamer.node.network.askers import asker_of
 from gossamer.node.network.client import fetch_manifest
 from gossamer.node.phi.restore import has_model
 from gossamer.node.storage.home import Home
-from gossamer.node.tilde import expanded
 from gossamer.protocol.errors import ConfigError, NobodyThereError, NotAnsweredError
-from gossamer.protocol.invitation import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
-from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX, MANIFEST_BYTES_MAX
-from gossamer.protocol.manifest import Manifest, from_toml
+from gossamer.protocol.invitation import Invitation
+from gossamer.protocol.manifest import Manifest
 
 ASK_AGAIN_S = 5.0
 TELL_AGAIN_S = 300.0
 
 log = logging.getLogger("gossamer.node")
-
-
-def default_folder(swarm_id: bytes, suffix: str = "") -> Path:
-    """Where a node of a swarm lives unless told otherwise."""
-    return nodes_root() / (swarm_id.hex()[:12] + suffix)
-
-
-def checked_join(join: Iterable[str] | None) -> tuple[str, ...]:
-    """Join addresses. Raises ConfigError for one that is none."""
-    return tuple(str(parse_contact(text)) for text in join or ())
-
-
-def checked_trust(trust: Iterable[str] | None) -> tuple[str, ...]:
-    """Node ids in hex, as options hold them. Raises ConfigError for one that is none."""
-    return tuple(parse_node_id(text).hex() for text in trust or ())
-
-
-def checked_advertise(advertise: Sequence[str] | None) -> tuple[str, ...]:
-    """Addresses to be dialled at. Raises ConfigError for one that is none, and for more than others take."""
-    addresses = tuple(text.strip() for text in advertise or ())
-    for address in addresses:
-        parse_address(address)
-    if len(addresses) > ADDRESSES_PER_PEER_MAX:
-        raise ConfigError(
-            f"others take {ADDRESSES_PER_PEER_MAX} addresses of a node, and not {len(addresses)}"
-        )
-    return addresses
-
-
-def given_invitation(text: str | None) -> Invitation | None:
-    """An invitation given as its text, or as a file that holds it. Raises ConfigError."""
-    if text is None:
-        return None
-    if PREFIX not in text:
-        try:
-            with open(expanded(Path(text)), encoding="utf-8-sig") as file:
-                text = file.read(INVITATION_BYTES_MAX)
-        except UnicodeDecodeError:
-            raise ConfigError(f"{text} is not text; an invitation is, as gossamer invite prints it") from None
-        except (OSError, ValueError) as error:  # the latter where there is a null in it
-            raise ConfigError(
-                f"--invite takes an invitation or a file with one; {text!r:.60}: "
-                + (error.strerror if isinstance(error, OSError) and error.strerror else str(error))
-            ) from None
-    return read_invitation(text)
-
-
-def read_manifest(path: Path) -> Manifest:
-    """Read a manifest that a person has written or edited. Raises ConfigError."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MANIFEST_BYTES_MAX + 1)
-        if len(data) > MANIFEST_BYTES_MAX:
-            raise ConfigError(f"{path} is too large for a manifest")
-        return from_toml(data.decode("utf-8-sig"), str(path))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not text; a manifest is TOML, as gossamer init writes it") from None
 
 
 def once_somebody_is_there(enter: Callable[[], Home]) -> Home:
@@ -166,32 +106,3 @@ def enter_invited(
         asker = asker_of(home)
         home.adopt(fetch_manifest(contacts, invitation.swarm_id.hex(), plaintext=plaintext, asker=asker))
     return home
-
-
-def new_home(folder: Path | None, swarm_id: bytes) -> Home:
-    """A folder for a node; the default one becomes this machine's own node (see `gossamer id`)."""
-    home = Home((folder or default_folder(swarm_id)).absolute())
-    home.create()
-    machine = Home(nodes_root()) if folder is None else None
-    if machine is not None and machine.has_key:
-        home.copy_key(machine)
-    return home
-
-
-def node_in(folder: Path | None) -> Home:
-    """The node in a folder; without one, that of the only swarm of this machine. Raises ConfigError."""
-    if folder is not None:
-        return Home(folder)
-    found = {path.parent: path.read_bytes() for path in sorted(nodes_root().glob("*/manifest"))}
-    if not found:
-        raise ConfigError(f"there is no node in {nodes_root()}; give one's folder with --dir")
-    if len(set(found.values())) > 1:
-        raise ConfigError(f"which node? Give one of {', '.join(f'--dir {where}' for where in found)}")
-    return Home(next(iter(found)))  # any will do: they hold one model
-
-
-def own_id(folder: Path | None) -> str:
-    """Id of the node in a folder, or of this machine's node; a key is made if there is none."""
-    home = Home(folder or nodes_root())
-    home.create()
-    return home.identity().node_id.hex()

@@ -74,7 +74,8 @@ def bootstrap(
     """
     from gossamer.bootstrap import manifests
     from gossamer.bootstrap.genesis import ensure_genesis
-    from gossamer.node.entering import checked_advertise, checked_join, default_folder, given_invitation
+    from gossamer.node.folders import default_folder
+    from gossamer.node.given import checked_advertise, checked_join, given_invitation
     from gossamer.node.options import DaemonOptions
     from gossamer.node.storage.home import Home
     from gossamer.node.supervisor import Supervisor

@@ -58,7 +58,7 @@ def invite(
         gossamer invite NODE_ID --days 30 --tell my.host:7700
     """
     from gossamer.bootstrap import owners
-    from gossamer.node.entering import checked_join
+    from gossamer.node.given import checked_join
     from gossamer.node.network.client import deliver
     from gossamer.protocol.admission import Role
 

@@ -102,15 +102,8 @@ def node(
 
         gossamer node --config node.toml
     """
-    from gossamer.node.entering import (
-        checked_advertise,
-        checked_join,
-        checked_trust,
-        enter_invited,
-        enter_swarm,
-        given_invitation,
-        once_somebody_is_there,
-    )
+    from gossamer.node.entering import enter_invited, enter_swarm, once_somebody_is_there
+    from gossamer.node.given import checked_advertise, checked_join, checked_trust, given_invitation
     from gossamer.node.options import DaemonOptions, TrainerOptions
     from gossamer.node.own_task import check_trainable, remember_task
     from gossamer.node.supervisor import Supervisor
@@ -184,6 +177,6 @@ def show_id(
         gossamer id
         gossamer id --dir d0
     """
-    from gossamer.node.entering import own_id
+    from gossamer.node.folders import own_id
 
     typer.echo(own_id(folder))

@@ -34,7 +34,7 @@ def generate(
         gossamer generate --prompt "def "
         gossamer generate --dir d0 --length 2000 --temperature 0.3 --seed 7
     """
-    from gossamer.node.entering import node_in
+    from gossamer.node.folders import node_in
     from gossamer.node.own_task import remember_task
 
     home = node_in(folder)
@@ -82,8 +82,8 @@ def export(
 
         gossamer export my-model
     """
-    from gossamer.node.entering import node_in
     from gossamer.node.exports.export import export as write_model
+    from gossamer.node.folders import node_in
 
     done = write_model(node_in(folder), out, dtype=dtype, sealed=sealed, force=force)
     if as_json:

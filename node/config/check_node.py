@@ -17,14 +17,8 @@ from gossamer.node.config.check_machine import (
 from gossamer.node.config.check_manifest import check_manifest, disk_needed
 from gossamer.node.config.check_swarm import ask_nodes
 from gossamer.node.config.findings import Finding, error
-from gossamer.node.entering import (
-    checked_advertise,
-    checked_join,
-    default_folder,
-    given_invitation,
-    read_manifest,
-)
-from gossamer.node.network.askers import nodes_root
+from gossamer.node.folders import default_folder, nodes_root
+from gossamer.node.given import checked_advertise, checked_join, given_invitation, read_manifest
 from gossamer.node.network.client import Asker, fetch_manifest
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Role
@@ -127,7 +121,7 @@ class NodeCheck:
         """Who the node is, if that is decided already: a check makes no key. Raises StorageError."""
         homes = [self.home] if self.home else []
         if self.params.get("folder") is None and not self.is_bootstrap:
-            homes.append(Home(nodes_root()))  # as `entering.new_home` does
+            homes.append(Home(nodes_root()))  # as `folders.new_home` does
         return next((home.identity() for home in homes if home.has_key), None)
 
     def _asker(self) -> Asker | None:

@@ -12,7 +12,7 @@ from gossamer.node.config.check_manifest import check_manifest
 from gossamer.node.config.check_node import NodeCheck
 from gossamer.node.config.command import command_named
 from gossamer.node.config.findings import Finding, error, ok, warning
-from gossamer.node.entering import read_manifest
+from gossamer.node.given import read_manifest
 from gossamer.protocol.errors import ConfigError
 
 RUNS_A_NODE = ("node", "bootstrap")

@@ -117,7 +117,7 @@ def at_most(bound: int) -> Callable[[Any], Any]:
 
 def node_folders() -> list[str]:
     """Folders of this machine's nodes."""
-    from gossamer.node.network.askers import nodes_root
+    from gossamer.node.folders import nodes_root
 
     return sorted(str(path.parent) for path in nodes_root().glob("*/manifest"))
 

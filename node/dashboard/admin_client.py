@@ -10,7 +10,7 @@ import aiohttp
 
 from gossamer.node.address import format_address, parse_address
 from gossamer.node.dashboard.admin import token_here
-from gossamer.node.network.askers import nodes_root
+from gossamer.node.folders import nodes_root
 from gossamer.node.network.resolver import Resolver
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError, UnreachableError

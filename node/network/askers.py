@@ -1,27 +1,11 @@
 """Whose key asks: an invited swarm answers the questions of its members only."""
 
-import os
 from pathlib import Path
 
+from gossamer.node.folders import nodes_root
 from gossamer.node.network.client import Asker
 from gossamer.node.storage.home import Home
-from gossamer.node.tilde import expanded
 from gossamer.protocol.errors import ConfigError, LocalError
-
-
-def nodes_root() -> Path:
-    """Where nodes live unless told otherwise; ``key`` in it is this machine's, see `gossamer id`.
-
-    Raises ConfigError if that cannot be told.
-    """
-    if root := os.environ.get("GOSSAMER_HOME"):
-        return expanded(Path(root))
-    try:
-        return Path.home() / ".gossamer"
-    except RuntimeError:  # a user whom the system does not know, as in many a container
-        raise ConfigError(
-            "this user has no home folder: set GOSSAMER_HOME to a folder for nodes, or name the node's own"
-        ) from None
 
 
 def asker_of(home: Home) -> Asker:

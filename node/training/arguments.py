@@ -4,7 +4,7 @@ import os
 from collections.abc import Collection, Iterator
 
 from gossamer.node.address import check_node_name, check_swarm_id, parse_address
-from gossamer.node.entering import checked_advertise
+from gossamer.node.given import checked_advertise
 from gossamer.node.training.starting import AttachOptions
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import Manifest

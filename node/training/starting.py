@@ -17,14 +17,13 @@ from typing import TypedDict
 from torch import Tensor
 
 from gossamer.node import logs
-from gossamer.node.entering import (
+from gossamer.node.entering import enter_invited, enter_swarm
+from gossamer.node.folders import new_home
+from gossamer.node.given import (
     checked_advertise,
     checked_join,
     checked_trust,
-    enter_invited,
-    enter_swarm,
     given_invitation,
-    new_home,
     read_manifest,
 )
 from gossamer.node.ipc.daemon_link import CONNECT_TIMEOUT_S, DaemonLink

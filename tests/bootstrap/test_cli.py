@@ -183,7 +183,7 @@ def test_a_bug_of_ours_is_one_line_too(run: Run, monkeypatch: pytest.MonkeyPatch
     def broken(folder: object) -> str:
         raise RuntimeError("no\nidea")
 
-    monkeypatch.setattr("gossamer.node.entering.own_id", broken)
+    monkeypatch.setattr("gossamer.node.folders.own_id", broken)
     outcome = run("id")
     assert outcome.status == 1
     assert outcome.err.startswith("gossamer: a bug in gossamer: RuntimeError: no idea (test_cli.py:")
@@ -194,7 +194,7 @@ def test_a_full_disk_under_the_output_is_no_bug(run: Run, monkeypatch: pytest.Mo
     def full(folder: object) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("gossamer.node.entering.own_id", full)
+    monkeypatch.setattr("gossamer.node.folders.own_id", full)
     run("id").assert_user_error("No space left on device")
 
 

@@ -14,7 +14,7 @@ import typer
 from gossamer.bootstrap import cli
 from gossamer.bootstrap.processes import NodeProcess
 from gossamer.node.config.settings import flag_of, key_of, settable, settings_of, variable_of
-from gossamer.node.network.askers import nodes_root
+from gossamer.node.folders import nodes_root
 from gossamer.protocol.errors import ConfigError
 
 GOSSAMER: Any = typer.main.get_command(cli.app)

@@ -13,8 +13,7 @@ import aiohttp
 import pytest
 
 from gossamer.node.address import Contact, parse_contact
-from gossamer.node.entering import new_home
-from gossamer.node.network import askers
+from gossamer.node.folders import new_home, nodes_root
 from gossamer.node.network.askers import asker_for, asker_of
 from gossamer.node.network.chunk_requests import get_chunk, put_chunk
 from gossamer.node.network.client import Asker, deliver, fetch_manifest, fetch_status
@@ -318,7 +317,7 @@ def test_the_node_of_this_machine_that_runs_there_asks(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GOSSAMER_HOME", str(tmp_path))
-    assert askers.nodes_root() == tmp_path
+    assert nodes_root() == tmp_path
     assert asker_for(None, "127.0.0.1:7700") is None
     home.adopt(SMALL)
     home.write_daemon(address="127.0.0.1:7700")
@@ -343,7 +342,7 @@ def test_a_user_without_a_home_folder_asks_as_nobody(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Path, "home", homeless)
     assert asker_for(None, "127.0.0.1:7700") is None
     with pytest.raises(ConfigError, match="GOSSAMER_HOME"):
-        askers.nodes_root()
+        nodes_root()
 
 
 # -- addresses that carry a node id

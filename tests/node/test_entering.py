@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from gossamer.bootstrap.owners import invite
-from gossamer.node.entering import checked_advertise, enter_invited, enter_swarm, given_invitation, node_in
+from gossamer.node.entering import enter_invited, enter_swarm
+from gossamer.node.folders import node_in
+from gossamer.node.given import checked_advertise, given_invitation
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Role
 from gossamer.protocol.errors import ConfigError

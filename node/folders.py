@@ -1,0 +1,57 @@
+"""Where this machine's nodes have their folders."""
+
+import os
+from pathlib import Path
+
+from gossamer.node.storage.home import Home
+from gossamer.node.tilde import expanded
+from gossamer.protocol.errors import ConfigError
+
+
+def nodes_root() -> Path:
+    """Where nodes live unless told otherwise; ``key`` in it is this machine's, see `gossamer id`.
+
+    Raises ConfigError if that cannot be told.
+    """
+    if root := os.environ.get("GOSSAMER_HOME"):
+        return expanded(Path(root))
+    try:
+        return Path.home() / ".gossamer"
+    except RuntimeError:  # a user whom the system does not know, as in many a container
+        raise ConfigError(
+            "this user has no home folder: set GOSSAMER_HOME to a folder for nodes, or name the node's own"
+        ) from None
+
+
+def default_folder(swarm_id: bytes, suffix: str = "") -> Path:
+    """Where a node of a swarm lives unless told otherwise."""
+    return nodes_root() / (swarm_id.hex()[:12] + suffix)
+
+
+def new_home(folder: Path | None, swarm_id: bytes) -> Home:
+    """A folder for a node; the default one becomes this machine's own node (see `gossamer id`)."""
+    home = Home((folder or default_folder(swarm_id)).absolute())
+    home.create()
+    machine = Home(nodes_root()) if folder is None else None
+    if machine is not None and machine.has_key:
+        home.copy_key(machine)
+    return home
+
+
+def node_in(folder: Path | None) -> Home:
+    """The node in a folder; without one, that of the only swarm of this machine. Raises ConfigError."""
+    if folder is not None:
+        return Home(folder)
+    found = {path.parent: path.read_bytes() for path in sorted(nodes_root().glob("*/manifest"))}
+    if not found:
+        raise ConfigError(f"there is no node in {nodes_root()}; give one's folder with --dir")
+    if len(set(found.values())) > 1:
+        raise ConfigError(f"which node? Give one of {', '.join(f'--dir {where}' for where in found)}")
+    return Home(next(iter(found)))  # any will do: they hold one model
+
+
+def own_id(folder: Path | None) -> str:
+    """Id of the node in a folder, or of this machine's node; a key is made if there is none."""
+    home = Home(folder or nodes_root())
+    home.create()
+    return home.identity().node_id.hex()

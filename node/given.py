@@ -1,0 +1,65 @@
+"""What people give to commands and scripts, checked: addresses, node ids, invitations, manifests."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from gossamer.node.address import parse_address, parse_contact, parse_node_id
+from gossamer.node.tilde import expanded
+from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.invitation import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
+from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX, MANIFEST_BYTES_MAX
+from gossamer.protocol.manifest import Manifest, from_toml
+
+
+def checked_join(join: Iterable[str] | None) -> tuple[str, ...]:
+    """Join addresses. Raises ConfigError for one that is none."""
+    return tuple(str(parse_contact(text)) for text in join or ())
+
+
+def checked_trust(trust: Iterable[str] | None) -> tuple[str, ...]:
+    """Node ids in hex, as options hold them. Raises ConfigError for one that is none."""
+    return tuple(parse_node_id(text).hex() for text in trust or ())
+
+
+def checked_advertise(advertise: Sequence[str] | None) -> tuple[str, ...]:
+    """Addresses to be dialled at. Raises ConfigError for one that is none, and for more than others take."""
+    addresses = tuple(text.strip() for text in advertise or ())
+    for address in addresses:
+        parse_address(address)
+    if len(addresses) > ADDRESSES_PER_PEER_MAX:
+        raise ConfigError(
+            f"others take {ADDRESSES_PER_PEER_MAX} addresses of a node, and not {len(addresses)}"
+        )
+    return addresses
+
+
+def given_invitation(text: str | None) -> Invitation | None:
+    """An invitation given as its text, or as a file that holds it. Raises ConfigError."""
+    if text is None:
+        return None
+    if PREFIX not in text:
+        try:
+            with open(expanded(Path(text)), encoding="utf-8-sig") as file:
+                text = file.read(INVITATION_BYTES_MAX)
+        except UnicodeDecodeError:
+            raise ConfigError(f"{text} is not text; an invitation is, as gossamer invite prints it") from None
+        except (OSError, ValueError) as error:  # the latter where there is a null in it
+            raise ConfigError(
+                f"--invite takes an invitation or a file with one; {text!r:.60}: "
+                + (error.strerror if isinstance(error, OSError) and error.strerror else str(error))
+            ) from None
+    return read_invitation(text)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest that a person has written or edited. Raises ConfigError."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MANIFEST_BYTES_MAX + 1)
+        if len(data) > MANIFEST_BYTES_MAX:
+            raise ConfigError(f"{path} is too large for a manifest")
+        return from_toml(data.decode("utf-8-sig"), str(path))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text; a manifest is TOML, as gossamer init writes it") from None
