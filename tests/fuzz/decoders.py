@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -38,30 +39,52 @@ LISTS = limits.MESSAGE_BYTES_MAX - 6
 # --- msgpack and fields ------------------------------------------------------------------------------
 
 
+def _is_text(value: Any) -> bool:
+    return type(value) is str and value.isprintable() and len(value.encode()) <= limits.TEXT_BYTES_MAX
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is bytes and len(value) == 32
+
+
+READERS: dict[str, tuple[Callable[[Fields], Any], Callable[[Any], bool]]] = {
+    "integer": (
+        lambda f: f.integer("x", 0, limits.ROUND_MAX),
+        lambda value: type(value) is int and 0 <= value <= limits.ROUND_MAX,
+    ),
+    "boolean": (lambda f: f.boolean("x"), lambda value: type(value) is bool),
+    "number": (
+        lambda f: f.number("x", -limits.LOSS_MAX, limits.LOSS_MAX),
+        lambda value: type(value) is float and abs(value) <= limits.LOSS_MAX,
+    ),
+    "blob": (lambda f: f.blob("x", 32), _is_id),
+    "text": (lambda f: f.text("x"), _is_text),
+    "texts": (lambda f: f.texts("x", 8), lambda value: len(value) <= 8 and all(map(_is_text, value))),
+    "blobs": (
+        lambda f: f.blobs("x", 32, 1024),
+        lambda value: len(value) <= 1024 and all(map(_is_id, value)),
+    ),
+    "array": (lambda f: f.array("x", 2048), lambda value: type(value) is list and len(value) <= 2048),
+    "integer or refusal": (lambda f: f.refuses() or f.integer("x", 0, 1), lambda value: value in (0, 1)),
+}
+"""How a field is read, and what may come of it."""
+
+
 def _wire(data: bytes) -> Iterator[None]:
     value = unpack(data, limits.MESSAGE_BYTES_MAX)
     yield
-    readers: list[Callable[[Fields], object]] = [
-        lambda f: f.integer("x", 0, limits.ROUND_MAX),
-        lambda f: f.boolean("x"),
-        lambda f: f.number("x", -limits.LOSS_MAX, limits.LOSS_MAX),
-        lambda f: f.blob("x", 32),
-        lambda f: f.text("x"),
-        lambda f: f.texts("x", 8),
-        lambda f: f.blobs("x", 32, 1024),
-        lambda f: f.array("x", 2048),
-        lambda f: f.refuses() or f.integer("x", 0, 1),
-    ]
     refused = 0
     items = value[:50] if isinstance(value, list) else value
     for index in range(len(items) if isinstance(items, list) else 1):
-        for read in readers:
+        for what, (read, fits) in READERS.items():
             fields = Fields(items[index:] if isinstance(items, list) else items, "fuzz")
             try:
-                read(fields)
+                taken = read(fields)
                 fields.end()
             except MalformedError:
                 refused += 1
+            else:
+                assert fits(taken), f"took {taken!r} for {what}"
     if refused and not isinstance(value, list):
         raise MalformedError("not an array")
 

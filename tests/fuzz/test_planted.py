@@ -1,8 +1,12 @@
-"""Faults planted on purpose: each must be found soon, or the fuzzing is blind where it claims to look."""
+"""Faults planted on purpose: each must be found soon, and for what it is about.
+
+Else the fuzzing is blind where it claims to look."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import traceback
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 from unittest import mock
@@ -24,15 +28,32 @@ from gossamer.protocol.roster import Roster
 from gossamer.protocol.sources import Sources
 from gossamer.protocol.wire import Fields
 from tests.fuzz.strategy import TARGETS
+from tests.fuzz.target import Target
 
 INPUTS = 400
 
 
-def _unchecked_integer(self: Fields, name: str, low: int, high: int) -> Any:
-    return self._take(name)
+def _integer_of_any_size(self: Fields, name: str, low: int, high: int) -> int:
+    value = self._take(name)
+    if type(value) is not int:
+        raise self._fail(name, "is not an integer")
+    return value
 
 
-def _unchecked_blob(self: Fields, name: str, value: Any, low: int, high: int) -> Any:
+def _integer_of_any_type(self: Fields, name: str, low: int, high: int) -> Any:
+    value = self._take(name)
+    if not isinstance(value, int | float) or not low <= value <= high:
+        raise self._fail(name, f"is not from {low} to {high}")
+    return value
+
+
+def _blob_of_any_type(self: Fields, name: str, value: Any, low: int, high: int) -> Any:
+    return value
+
+
+def _blob_of_any_length(self: Fields, name: str, value: Any, low: int, high: int) -> bytes:
+    if not isinstance(value, bytes):
+        raise self._fail(name, "is not bytes")
     return value
 
 
@@ -40,56 +61,109 @@ def _large_stock(self: Gossip, rounds: list[int]) -> Inventory:
     return Inventory(tuple((round_, (bytes(31),)) for round_ in rounds))
 
 
-PLANTED: dict[str, tuple[str, Callable[[], Any]]] = {
-    "integers of any size": ("messages", lambda: mock.patch.object(Fields, "integer", _unchecked_integer)),
-    "bytes of any type": ("records", lambda: mock.patch.object(Fields, "_as_blob", _unchecked_blob)),
-    "exponents of any size": (
+@dataclass(frozen=True)
+class Planted:
+    """A fault, where it should be found, and by what."""
+
+    target: str
+    found_by: str
+    """A regular expression of the line of code that raised, and of what it raised (see `_verdict`)."""
+    owner: Any
+    name: str
+    broken: Any
+
+
+PLANTED = {
+    "integers of any size": Planted(
+        "wire", r"AssertionError: took -?\d+ for integer", Fields, "integer", _integer_of_any_size
+    ),
+    "integers of any type": Planted(
+        "messages", r"assert conforms\(message", Fields, "integer", _integer_of_any_type
+    ),
+    "bytes of any type": Planted("records", r"assert conforms\(body", Fields, "_as_blob", _blob_of_any_type),
+    "bytes of any length": Planted(
+        "wire", "AssertionError: took b.* for blob", Fields, "_as_blob", _blob_of_any_length
+    ),
+    "exponents of any size": Planted(
         "payload-int8",
-        lambda: mock.patch.object(block, "multipliers", lambda exponents, *_: np.int32(1) << exponents),
+        r"assert np\.abs.* < VALUE_LIMIT",
+        block,
+        "multipliers",
+        lambda exponents, *_: np.int32(1) << exponents,
     ),
-    "no control message refused": (
+    "control messages refused as nobody expects": Planted(
         "control",
-        lambda: mock.patch.object(control, "TypeError", OSError, create=True),
+        "ValueError: control message ",
+        control,
+        "MalformedError",
+        ValueError,
     ),
-    "indexes of any length": (
+    "indexes of any length": Planted(
         "snapshot",
-        lambda: mock.patch.object(
-            snapshots, "parse_index", lambda index, _: parse_index(index, len(index) << 15)
-        ),
+        r"ValueError: zip\(\) argument 2 is",
+        snapshots,
+        "parse_index",
+        lambda index, _: parse_index(index, len(index) << 15),
     ),
-    "a roster without end": ("replica", lambda: mock.patch.object(Roster, "_make_room", return_value=True)),
-    "a link that stays known": ("replica", lambda: mock.patch.object(Gossip, "link_down", return_value=None)),
-    "two links to one node": (
+    "a roster without end": Planted(
+        "replica", r"roster\._members holds \d+, over", Roster, "_make_room", lambda *_: True
+    ),
+    "a link that stays known": Planted(
+        "replica", r"assert linked == core\.gossip\._links", Gossip, "link_down", lambda *_: None
+    ),
+    "two links to one node": Planted(
+        "replica", r"assert len\(set\(nodes\)\) == len\(nodes\)", Links, "to", lambda *_: None
+    ),
+    "a timer that spins": Planted(
+        "replica", r"assert self\.core\.next_wake\(\) > self\.now", Membership, "deadline", lambda _: 0.0
+    ),
+    "what honest peers refuse": Planted(
         "replica",
-        lambda: mock.patch.object(Links, "to", return_value=None),
+        "MalformedError: rounds: field record_ids is not 32 to 32 bytes",
+        Gossip,
+        "_take_stock",
+        _large_stock,
     ),
-    "a timer that spins": ("replica", lambda: mock.patch.object(Membership, "deadline", return_value=0.0)),
-    "what honest peers refuse": ("replica", lambda: mock.patch.object(Gossip, "_take_stock", _large_stock)),
-    "too many transfers": (
+    "too many transfers": Planted(
         "replica",
-        lambda: mock.patch.object(Sources, "_free", lambda _, links, most: sorted(links)),
+        r"assert all\(count <= limits\.FETCHES_PER_LINK_MAX",
+        Sources,
+        "_free",
+        lambda _, links, most: sorted(links),
     ),
-    "a parser that fails": (
-        "replica",
-        lambda: mock.patch.object(intake, "parse_peer", side_effect=ValueError),
+    "a parser that fails": Planted(
+        "replica", "ValueError: planted", intake, "parse_peer", mock.Mock(side_effect=ValueError("planted"))
     ),
-    "a handler that fails": ("replica", lambda: mock.patch.object(Presence, "refute", side_effect=KeyError)),
+    "a handler that fails": Planted(
+        "replica", "KeyError: 'planted'", Presence, "refute", mock.Mock(side_effect=KeyError("planted"))
+    ),
 }
+
+
+def _verdict(target: Target, data: bytes) -> str | None:
+    """What an input finds: the line of code that raised, since an assertion may say nothing more, and what.
+
+    A TypeError, AttributeError or NameError is no finding: the patch does not fit the code any more.
+    """
+    try:
+        target.feed(data)
+    except (TypeError, AttributeError, NameError):
+        raise
+    except Exception as error:
+        return f"{traceback.extract_tb(error.__traceback__)[-1].line}\n{type(error).__name__}: {error}"
+    return None
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_found(name: str) -> None:
-    target_name, plant = PLANTED[name]
-    target, dice = TARGETS[target_name], Random(name)
+    planted = PLANTED[name]
+    target, dice = TARGETS[planted.target], Random(name)
     pairs = [
         (dice.randrange(1000), [dice.getrandbits(32) for _ in range(dice.randrange(1, 6))])
         for _ in range(INPUTS)
     ]
     assert target.seeds  # made while all is well
-    with plant():
-        for data in (target.derive(*pair) for pair in pairs):
-            try:
-                target.feed(data)
-            except Exception:  # of whatever kind: found
-                return
-    pytest.fail(f"not found by {INPUTS} inputs")
+    with mock.patch.object(planted.owner, planted.name, planted.broken):
+        verdict = next(filter(None, (_verdict(target, target.derive(*pair)) for pair in pairs)), None)
+    assert verdict, f"not found by {INPUTS} inputs"
+    assert re.search(planted.found_by, verdict), f"found, but not for what it is about: {verdict}"

@@ -22,6 +22,7 @@ from gossamer.node.network.tls import client_context
 from gossamer.node.network.transport import PREFIX
 from gossamer.node.storage.home import Home
 from gossamer.protocol import messages as msg
+from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.identity import Identity, short
 from gossamer.protocol.limits import MESSAGE_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
@@ -175,7 +176,7 @@ async def test_websockets_that_do_not_shake_hands(live: Live) -> None:
                     answer = await ws.receive(timeout=5)
                 assert answer.type is aiohttp.WSMsgType.CLOSE
             await asyncio.sleep(0.05)
-    with pytest.raises(Exception, match="belongs to swarm"):
+    with pytest.raises(RefusedError, match="belongs to swarm"):
         async with linked(live.address, bytes(32)):
             pass
     async with linked(live.address, swarm_id) as peer:

@@ -293,7 +293,7 @@ async def test_chunks_that_are_not_here_are_asked_for_slowly(
 
     monkeypatch.setattr(door_module.asyncio, "sleep", note)
     for _ in range(6):
-        with contextlib.suppress(Exception):
+        with pytest.raises(RefusedError, match="does not have chunk"):
             await get_chunk(out, bytes(32), 1)
     assert len([seconds for seconds in slept if 0 < seconds <= 0.2]) >= 1
     assert listener.gone == []

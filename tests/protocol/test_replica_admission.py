@@ -375,15 +375,19 @@ def test_who_shows_its_own_revocation_leaves_nothing_behind(seed):
     assert node.core.gossip._links == set() and len(node.core.links) == 0
 
 
-def test_nothing_after_a_peers_revocation_is_listened_to(member):
-    world, node = member
-    peer, link = world.nodes[1].identity, next(iter(node.links))
+def test_nothing_after_a_peers_revocation_is_listened_to(seed):
+    world = _swarm(seed, 3)  # somebody is left to relay to
+    node = world.nodes[0]
+    link, *others = node.links
+    node_id = node.core.links.get(link).node_id
+    peer = next(other.identity for other in world.nodes.values() if other.identity.node_id == node_id)
     rng = np.random.default_rng(0)
     before, after = (builders.random_delta(rng, peer, round_, of=INVITED)[0] for round_ in (1, 2))
     unknown = builders.row(identity(6), of=INVITED)
     effects = _give(world, node, before.data, revocation(peer, INVITED), after.data, unknown.data)
     assert fx.Hangup(link, "revoked") in effects
     assert len(node.core.ledger) == 0
+    assert others and node.core.gossip.synced_once
     sent = [e.message for e in effects if isinstance(e, fx.Send) and isinstance(e.message, msg.Records)]
     assert all(data != before.data for message in sent for data, _ in message.entries), "not relayed"
     assert node.core.vetting.met_strangers() == []

@@ -1,14 +1,16 @@
 """Deliberately broken variants of the protocol, which show that the checkers can fail.
 
 Each patches one thing, for as long as a `with` block lasts, and says in which scenario its like should come
-to light. `tests/sim/test_mutants.py` demands that it does, within a few seeds. A mutant that nothing finds
-is a hole in the checkers, or a line of the protocol that nothing needs.
+to light, and by which verdict. `tests/sim/test_mutants.py` demands that it does, within a few seeds. A mutant
+that nothing finds is a hole in the checkers, or a line of the protocol that nothing needs; one that something
+else finds breaks more than it says, or is stale.
 """
 
 import builtins
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +19,7 @@ from gossamer.protocol import (
     author,
     clock,
     envelope,
+    flights,
     gossip,
     ledger,
     lineages,
@@ -42,11 +45,13 @@ Patch = tuple[type | ModuleType, str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A broken variant, and where it should be found out."""
+    """A broken variant, and where and by what it should be found out."""
 
     name: str
     patches: Callable[[], list[Patch]]
     scenario: str
+    verdict: str
+    """A regular expression of the violation that it is about."""
     nodes: int = 8
     minutes: float = 4.0
 
@@ -55,6 +60,9 @@ class Mutant:
         """Break the protocol for a while."""
         originals = []
         for target, name, broken in self.patches():
+            assert hasattr(target, name) or hasattr(builtins, name), (
+                f"{target.__name__} has no {name} to break"
+            )
             originals.append((target, name, target.__dict__.get(name)))
             setattr(target, name, broken)
         try:
@@ -196,12 +204,21 @@ def _sleep_unnoticed() -> list[Patch]:
 
 
 def _no_anti_entropy() -> list[Patch]:
-    return [(gossip.Gossip, "open_exchange", lambda self, link, above=0: [])]
+    """Whoever has caught up once, as it must before it trains, opens no comparison of ledgers again."""
+    original = gossip.Gossip.open_exchange
+
+    def open_exchange(self: gossip.Gossip, link: int, above: int = 0) -> list[Effect]:
+        return [] if self.synced_once else original(self, link, above)
+
+    return [(gossip.Gossip, "open_exchange", open_exchange)]
 
 
 def _never_give_up_a_fetch() -> list[Patch]:
-    """A fetch that failed is under way for ever, and tried nowhere else."""
-    return [(Fetcher, "_fail", lambda self, flight, now, wait: None)]
+    """A fetch that failed, or that nothing comes of, stays under way for as long as its link."""
+    return [
+        (Fetcher, "failed", lambda self, link, blob, now: None),
+        (flights.Flights, "_patience", lambda self, link, size: inf),
+    ]
 
 
 def _wait_for_the_silent() -> list[Patch]:
@@ -282,28 +299,102 @@ def _spin() -> list[Patch]:
 MUTANTS = {
     mutant.name: mutant
     for mutant in (
-        Mutant("merge in order of arrival", _merge_in_order_of_arrival, "calm"),
-        Mutant("merge the first three only", _merge_the_first_three, "calm"),
-        Mutant("forget equivocation", _forget_equivocation, "liar"),
-        Mutant("trust any signature", _trust_any_signature, "liar"),
-        Mutant("close what is sealed", _close_what_is_sealed, "halves", minutes=8.0),
-        Mutant("any other history wins", _any_other_history_wins, "lineages", minutes=8.0),
-        Mutant("believe a lone voice", _believe_a_lone_voice, "liar", minutes=8.0),
-        Mutant("speak before it is stored", _speak_before_it_is_stored, "power"),
-        Mutant("forget own rounds", _forget_own_rounds, "diskloss", minutes=8.0),
-        Mutant("who comes back keeps its say", _who_comes_back_keeps_its_say, "hangs", nodes=3, minutes=10.0),
-        Mutant("who is behind takes all back", _who_is_behind_takes_all_back, "stuck", minutes=10.0),
-        Mutant("sleep unnoticed", _sleep_unnoticed, "nights", nodes=4, minutes=8.0),
-        Mutant("no anti-entropy", _no_anti_entropy, "halves"),
-        Mutant("never give up a fetch", _never_give_up_a_fetch, "parts", minutes=3.0),
-        Mutant("wait for the silent", _wait_for_the_silent, "liar", minutes=5.0),
-        Mutant("deal half", _deal_half, "parts", minutes=3.0),
-        Mutant("forget who holds parts", _forget_who_holds_parts, "parts", minutes=3.0),
-        Mutant("keep parts to oneself", _keep_parts_to_oneself, "parts", minutes=3.0),
-        Mutant("nobody is ever down", _nobody_is_ever_down, "power", minutes=8.0),
-        Mutant("keep silent links", _keep_silent_links, "ring", nodes=12, minutes=8.0),
-        Mutant("the dead stay dead", _the_dead_stay_dead, "halves", nodes=12, minutes=8.0),
-        Mutant("spin", _spin, "calm", nodes=4, minutes=1.5),
+        Mutant(
+            "merge in order of arrival",
+            _merge_in_order_of_arrival,
+            "calm",
+            "has another Phi than a node with the same records",
+        ),
+        Mutant("merge the first three only", _merge_the_first_three, "calm", "has merged other records than"),
+        Mutant("forget equivocation", _forget_equivocation, "liar", "ends with other records of round"),
+        Mutant("trust any signature", _trust_any_signature, "liar", "which its author has not on disk"),
+        Mutant("close what is sealed", _close_what_is_sealed, "halves", "the swarm has lost it", minutes=8.0),
+        Mutant(
+            "any other history wins",
+            _any_other_history_wins,
+            "lineages",
+            "has merged other records than",
+            minutes=8.0,
+        ),
+        Mutant(
+            "believe a lone voice",
+            _believe_a_lone_voice,
+            "liar",
+            r"starts from a past up to round \d+ that never was",
+            minutes=8.0,
+        ),
+        Mutant(
+            "speak before it is stored",
+            _speak_before_it_is_stored,
+            "power",
+            "which its author has not on disk",
+        ),
+        Mutant(
+            "forget own rounds", _forget_own_rounds, "diskloss", "signed two deltas for round", minutes=8.0
+        ),
+        Mutant(
+            "who comes back keeps its say",
+            _who_comes_back_keeps_its_say,
+            "hangs",
+            "and waits: all are at",
+            nodes=3,
+            minutes=10.0,
+        ),
+        Mutant(
+            "who is behind takes all back",
+            _who_is_behind_takes_all_back,
+            "stuck",
+            "no round since .*, though nothing is wrong",
+            minutes=10.0,
+        ),
+        Mutant("sleep unnoticed", _sleep_unnoticed, "nights", "the swarm has lost it", nodes=4, minutes=8.0),
+        Mutant("no anti-entropy", _no_anti_entropy, "halves", r"lacks .* \([1-9]\d* records,"),
+        Mutant(
+            "never give up a fetch",
+            _never_give_up_a_fetch,
+            "liar",
+            r"lacks .* \(0 records, [1-9]\d* payloads\)",
+        ),
+        Mutant("wait for the silent", _wait_for_the_silent, "liar", "payloads took over 10 s", minutes=5.0),
+        Mutant("deal half", _deal_half, "parts", "half of all payloads took over", minutes=3.0),
+        Mutant(
+            "forget who holds parts",
+            _forget_who_holds_parts,
+            "parts",
+            "half of all payloads took over",
+            minutes=3.0,
+        ),
+        Mutant(
+            "keep parts to oneself",
+            _keep_parts_to_oneself,
+            "parts",
+            "half of all payloads took over",
+            minutes=3.0,
+        ),
+        Mutant(
+            "nobody is ever down",
+            _nobody_is_ever_down,
+            "power",
+            "believes that .* though it died",
+            minutes=8.0,
+        ),
+        Mutant(
+            "keep silent links",
+            _keep_silent_links,
+            "ring",
+            "keeps a link to .* on which nothing has moved",
+            nodes=12,
+            minutes=8.0,
+        ),
+        Mutant(
+            "the dead stay dead",
+            _the_dead_stay_dead,
+            "halves",
+            r"lacks .* \([1-9]\d* records,",
+            nodes=12,
+            minutes=8.0,
+        ),
+        Mutant("spin", _spin, "calm", "spins: next_wake has not moved on", nodes=4, minutes=1.5),
     )
 }
 """All of them by name."""
