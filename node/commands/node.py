@@ -172,10 +172,10 @@ def show_id(
 ) -> None:
     """Print this machine's node id, for an owner to invite.
 
-    A key is made if there is none yet.
+    A key is made if there is none yet. A bootstrap peer has one of its own, in its folder.
 
         gossamer id
-        gossamer id --dir d0
+        gossamer id --dir ~/.gossamer/0f2aa9b7d875-bootstrap
     """
     from gossamer.node.folders import own_id
 
