@@ -20,6 +20,7 @@ from gossamer.node.config.findings import Finding, error
 from gossamer.node.folders import default_folder, nodes_root
 from gossamer.node.given import checked_advertise, checked_join, given_invitation, read_manifest
 from gossamer.node.network.client import Asker, fetch_manifest
+from gossamer.node.renewal import better_invitation
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Role
 from gossamer.protocol.errors import ConfigError, LocalError
@@ -158,6 +159,7 @@ class NodeCheck:
         joins = self.is_bootstrap or bool(self.params.get("join") or self.invitation)
         yield from check_folder(self.home, joins)
         if self.params.get("invite") and self.invitation is not None:
+            self.invitation = better_invitation(self.home, self.invitation)
             yield from self._given_invitation(self.invitation, self.home)
         pinned = str(self.params.get("swarm_id") or "")
         if swarm_id is not None and not swarm_id.hex().startswith(pinned.lower()):

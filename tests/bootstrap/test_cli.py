@@ -23,7 +23,9 @@ from gossamer.bootstrap.manifests import read
 from gossamer.models.registry import build_task
 from gossamer.models.task_file import parse_task_file
 from gossamer.node import __version__
+from gossamer.node.options import DaemonOptions
 from gossamer.node.phi import genesis
+from gossamer.node.renewal import keep_grant
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Charter, Revocation, Role
 from gossamer.protocol.codecs import CODECS
@@ -739,6 +741,39 @@ def test_an_invitation_for_another_node_or_without_an_address(run: Run, tmp_path
         run("node", "--invite", given, "--dir", "d").assert_user_error(f"is for node {NODE_ID}")
     mine = run("invite", run("id", "--dir", "e").out.strip()).out
     run("node", "--invite", mine, "--dir", "e").assert_user_error("names no address", "--join")
+
+
+def test_a_promoted_node_trains_though_it_is_started_with_its_first_invitation(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose node file holds that; and `config check` says no more that it has run out."""
+    started: list[DaemonOptions] = []
+
+    class Supervisor:
+        def __init__(self, daemon: DaemonOptions, _: object) -> None:
+            started.append(daemon)
+
+        def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr("gossamer.node.supervisor.Supervisor", Supervisor)
+    assert run("init", "my.toml", "--invited").status == 0
+    home = Home(tmp_path / "d")
+    home.create()
+    home.adopt(read(tmp_path / "my.toml"))
+    to = run("id", "--dir", "d").out.strip(), "--join", "127.0.0.1:1"
+    first, soon = (run("invite", *to, "--role", "observe", "--days", days).out for days in (30, 0.000001))
+    (tmp_path / "node.toml").write_text(f'[node]\ndir = "d"\ninvite = "{first.strip()}"\n')
+    assert run("node", "--config", "node.toml").status == 0
+    promotion = read_invitation(run("invite", *to).out)
+    keep_grant(home, promotion.swarm_id, promotion.grant)
+    assert run("node", "--config", "node.toml").status == 0
+    assert run("node", "--dir", "d", *to[1:]).status == 0
+    assert run("node", "--dir", "d", *to[1:], "--observe").status == 0
+    assert [options.trains for options in started] == [False, True, True, False]
+    (tmp_path / "node.toml").write_text(f'[node]\ndir = "d"\ninvite = "{soon.strip()}"\n')
+    checked = run("config", "check", "node.toml", "--offline").out
+    assert "invited to train" in checked and "has run out" not in checked
 
 
 STATUS = {"node_id": NODE_ID, "clock": 40, "sealed_round": 16, "closed_round": 0}
