@@ -72,6 +72,7 @@ class Admitting:
         self._core.vetting.vet_question(node_id, credential, time.monotonic())
 
     def deliver(self, credential: bytes) -> None:
+        self._core.charter.check_of_use(credential)
         self._dispatch(fx.Deliver(credential))
 
     # -- what owners have signed

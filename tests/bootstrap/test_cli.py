@@ -29,7 +29,7 @@ from gossamer.node.renewal import keep_grant
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Charter, Revocation, Role
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.errors import DiskFullError, NobodyThereError, StorageError
+from gossamer.protocol.errors import DiskFullError, NobodyThereError, NotAnsweredError, StorageError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import read_invitation
 from gossamer.protocol.rules import RULES
@@ -687,6 +687,8 @@ def told(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def check(address: str) -> None:
         if address.endswith(":1"):
             raise NobodyThereError(f"nobody useful answers at {address}")
+        if address.endswith(":9"):
+            raise NotAnsweredError(f"{address} refuses: node abab was revoked by an owner of this swarm")
 
     async def fetch_status(address: str, **_: object) -> dict[str, Any]:
         check(address)
@@ -721,6 +723,12 @@ def test_where_nobody_answers_an_owner_fails_and_the_invitation_is_there(run: Ru
             f"gossamer: nobody useful answers at {address}:1" for address in "ab"
         ]
     assert read_invitation(outcome.out) and not told
+
+
+def test_an_owner_is_told_that_a_node_was_revoked(run: Run, told: list[str]) -> None:
+    outcome = run("invite", NODE_ID, "--tell", "a:9")
+    assert outcome.status == 2
+    assert outcome.err == "gossamer: a:9 refuses: node abab was revoked by an owner of this swarm\n"
 
 
 def test_an_owner_is_asked_which_swarm_is_meant(run: Run) -> None:

@@ -216,6 +216,21 @@ async def test_a_node_that_is_revoked_ends_and_does_not_come_back(folder: Folder
             pass
 
 
+async def test_a_grant_to_a_revoked_node_is_refused_where_an_owner_hands_it_over(folder: Folder) -> None:
+    async with folder.running() as daemon:
+        facts = folder.home.read_daemon()
+        assert facts is not None
+        await deliver(facts["address"], revocation(OUTCAST, folder.manifest, reason="stolen"), plaintext=True)
+        late = grant(OUTCAST, folder.manifest)
+        said = "refuses: node .* was revoked by an owner of this swarm: stolen$"
+        with pytest.raises(NotAnsweredError, match=said):
+            await deliver(facts["address"], late, plaintext=True)
+        assert late not in [record.data for record in daemon.core.charter.records()]
+        await deliver(facts["address"], grant(FRIEND, folder.manifest), plaintext=True)
+        daemon.dispatch(fx.Deliver(late))
+        assert late in [record.data for record in daemon.core.charter.records()], "it is a set, as ever"
+
+
 async def test_an_invited_node_answers_its_members_and_keeps_what_it_hears(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "d", manifest("invited"))
     folder.home.keep_invitation(invitation(folder.manifest, folder.identity, role=Role.OBSERVE))
