@@ -6,12 +6,18 @@ from gossamer.node.address import parse_address, parse_contact
 from gossamer.node.folders import nodes_root
 from gossamer.node.network.client import Asker
 from gossamer.node.storage.home import Home
-from gossamer.protocol.errors import ConfigError, LocalError
+from gossamer.protocol.errors import ConfigError, LocalError, StorageError
 
 
 def asker_of(home: Home) -> Asker:
     """Ask as the node in a folder. Raises ConfigError or StorageError."""
-    manifest, invitation = home.manifest(), home.invitation()
+    manifest = home.manifest()
+    try:
+        invitation = home.invitation()
+    except StorageError:
+        if manifest is None:
+            raise
+        invitation = None  # members have seen it, as a rule
     if manifest is None and invitation is None:
         raise ConfigError(f"there is no node in {home.root}; give a node's folder with --dir")
     swarm_id = manifest.swarm_id if manifest else invitation.swarm_id if invitation else b""

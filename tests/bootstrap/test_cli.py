@@ -610,13 +610,15 @@ def test_an_invited_swarm_from_init_to_invitation(run: Run, tmp_path: Path) -> N
     assert (tmp_path / "my.owner").stat().st_mode & 0o777 == 0o600
     manifest = read(tmp_path / "my.toml")
     owner = Identity.from_seed((tmp_path / "my.owner").read_bytes())
+    assert f"as admission.owners names it:  {owner.public_key.hex()}\n" in outcome.out
     assert manifest.admission.mode == "invited" and manifest.admission.owners == (owner.public_key.hex(),)
     assert manifest.outer.weight_cap == 0
     node_id = run("id").out.strip()
     assert run("id").out.strip() == node_id, "always the same"
     contact = f"gossamer://{NODE_ID}@my.host:7700"
     outcome = run("invite", node_id, "--join", contact, "--days", 3, "--role", "observe")
-    assert outcome.status == 0 and "to observe for 3 days" in outcome.err
+    said = f"to observe in swarm 'my' ({manifest.swarm_id.hex()[:12]}) for 3 days; on that machine"
+    assert outcome.status == 0 and outcome.err.startswith(said)
     found = read_invitation(outcome.out)
     assert found.swarm_id == manifest.swarm_id and found.contacts == (contact,)
     assert (found.grant.node_id.hex(), found.grant.role) == (node_id, Role.OBSERVE)

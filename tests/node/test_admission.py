@@ -265,7 +265,7 @@ def test_an_invitation_for_somebody_else_or_damaged(home: Home) -> None:
     assert not home.invitation_path.exists()
     for content in (b"", b"junk", b"\xff", invitation().to_text().encode()[:-9]):
         home.invitation_path.write_bytes(content)
-        with pytest.raises(StorageError, match=r"invitation is damaged .* give it again with --invite"):
+        with pytest.raises(StorageError, match=r"invitation is damaged .* --invite to give it again"):
             home.invitation()
 
 
@@ -308,8 +308,12 @@ def test_a_folder_asks_as_its_node(home: Home) -> None:
     found = asker_of(home)
     assert (found.identity.node_id, found.swarm_id) == (ALICE.node_id, INVITED.swarm_id)
     assert found.credential == invitation().grant.data
-    home.invitation_path.unlink()
+    home.invitation_path.write_text("damaged")
+    with pytest.raises(StorageError, match="invitation is damaged"):
+        asker_of(home)
     home.adopt(SMALL)
+    assert asker_of(home).credential == b"", "members have seen it"
+    home.invitation_path.unlink()
     assert (asker_of(home).swarm_id, asker_of(home).credential) == (SMALL.swarm_id, b"")
 
 
