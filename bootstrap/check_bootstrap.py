@@ -25,7 +25,8 @@ def check_bootstrap(
         yield error(
             "invite",
             f"swarm {manifest.swarm.name!r} lets in only whom an owner invites: put the owner's key there,"
-            f" {key}, or start with --invite and what gossamer invite prints for this node",
+            f" {key}, or start with --invite and what gossamer invite prints for this node, which"
+            f" gossamer id --dir {home.root} names",
         )
 
 

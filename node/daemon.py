@@ -105,7 +105,9 @@ class Daemon:
         self.policing = Policing(self.links.turn_away)
         self.acquaintances = Acquaintances(self.home, self.core)
         self.own_addresses = OwnAddresses(self.core, self.carry_out)
-        self.admitting = Admitting(self.core, self.records, self.dispatch, self.spawn, self._stopping)
+        self.admitting = Admitting(
+            self.core, self.home, self.records, self.dispatch, self.spawn, self._stopping
+        )
         shelf = SnapshotShelf(self.chunks, self.core.layout.snapshot_bytes)
         self.local_chunks = LocalChunks(self.chunks, shelf, self.core, self.dispatch)
         uploads = Uploads(self.chunks)
@@ -179,6 +181,7 @@ class Daemon:
             invitation = self.home.invitation()
             effects = await self.archive.restore([invitation.grant.data] if invitation else [])
             self.admitting.check_own()
+            await self.admitting.keep_own()
             await self.watching.restore()
             self.carry_out(effects)
             before = self.home.read_daemon() or {}

@@ -14,6 +14,7 @@ from gossamer.node.folders import new_home, own_id
 from gossamer.node.network.askers import asker_of
 from gossamer.node.network.client import fetch_manifest
 from gossamer.node.phi.restore import has_model
+from gossamer.node.renewal import keep_better
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError, NobodyThereError, NotAnsweredError
 from gossamer.protocol.invitation import Invitation
@@ -96,7 +97,7 @@ def enter_invited(
     known = home.manifest()
     if known is not None and known.swarm_id != invitation.swarm_id:
         raise ConfigError(f"{home.root} belongs to another swarm than the invitation; choose another --dir")
-    home.keep_invitation(invitation)
+    keep_better(home, invitation)
     if known is None and manifest is not None:
         home.adopt(manifest)
     elif known is None:

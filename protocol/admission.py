@@ -245,10 +245,7 @@ class Charter:
         The credential is judged and not yet taken into the set. Raises RefusedError with what the operator
         of that node should know.
         """
-        revocation = self._revocations.get(node_id)
-        if revocation is not None:
-            because = f": {revocation.reason}" if revocation.reason else ""
-            raise RefusedError(f"node {short(node_id)} was revoked by an owner of this swarm{because}")
+        self._check_not_revoked(node_id)
         if self.is_open:
             return
         grants = [*self._grants.get(node_id, ()), *self._shown(node_id, credential)]
@@ -262,6 +259,22 @@ class Charter:
             raise RefusedError(
                 f"the invitation of node {short(node_id)} ran out {days:.1f} days ago; ask an owner for one"
             )
+
+    def check_of_use(self, data: bytes) -> None:
+        """Whether a record that an owner hands over would change anything: no grant undoes a revocation.
+
+        The set takes it all the same, from members: in what order they hear of both must not matter. Raises
+        RefusedError, MalformedError or SignatureError.
+        """
+        record = self._open(data)
+        if isinstance(record, Grant):
+            self._check_not_revoked(record.node_id)
+
+    def _check_not_revoked(self, node_id: bytes) -> None:
+        revocation = self._revocations.get(node_id)
+        if revocation is not None:
+            because = f": {revocation.reason}" if revocation.reason else ""
+            raise RefusedError(f"node {short(node_id)} was revoked by an owner of this swarm{because}")
 
     def _shown(self, node_id: bytes, credential: bytes) -> list[Grant]:
         if not credential or credential in self._datas:

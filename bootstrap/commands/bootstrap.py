@@ -118,10 +118,11 @@ def bootstrap(
 def _let_in(home: "Home", manifest: "Manifest", path: Path, invitation: "Invitation | None") -> None:
     """Keep an invitation, or make one where the owner's key is at hand. Raises ConfigError."""
     from gossamer.bootstrap import owners
+    from gossamer.node.renewal import keep_better
     from gossamer.protocol.admission import Role
 
     if invitation is not None:
-        home.keep_invitation(invitation)
+        keep_better(home, invitation)
         return
     key = path.with_suffix(owners.SUFFIX)
     if manifest.admission.mode == "open" or home.invitation() is not None or not key.exists():

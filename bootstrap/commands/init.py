@@ -144,4 +144,6 @@ def init(
         first.unlink(missing_ok=True)  # of the manifest that was replaced
     if new_key is not None:
         typer.echo(f"wrote {new_key}: the owner's key, which no node needs; back it up")
+    if owner is not None:
+        typer.echo(f"the owner's public key, as admission.owners names it:  {owner.public_key.hex()}")
     typer.echo(f"next, on a machine that the others can reach:  gossamer bootstrap {shlex.quote(str(path))}")

@@ -74,7 +74,9 @@ def invite(
     typer.echo(invitation.to_text())
     _from_each(tell or (), lambda address: deliver(address, invitation.grant.data, plaintext=plaintext))
     until = f"for {days:g} days" if days else "for ever"
-    typer.echo(f"to {role} {until}; on that machine:  gossamer node --invite INVITATION", err=True)
+    swarm = f"{manifest.swarm.name!r} ({manifest.swarm_id.hex()[:12]})"
+    what = f"to {role} in swarm {swarm} {until}"
+    typer.echo(f"{what}; on that machine:  gossamer node --invite INVITATION", err=True)
 
 
 def revoke(

@@ -116,14 +116,12 @@ def node(
     enter: Callable[[], Home]
     if invitation is not None:
         addresses = addresses or checked_join(list(invitation.contacts))
-        observe = observe or invitation.grant.role is Role.OBSERVE
         enter = partial(enter_invited, invitation, addresses, folder, plaintext, swarm_id=swarm_id)
     else:
         enter = partial(enter_swarm, addresses, folder, swarm_id, plaintext)
     home = once_somebody_is_there(enter) if wait else enter()
-    if invitation is None:
-        kept = home.invitation()
-        observe = observe or (kept is not None and kept.grant.role is Role.OBSERVE)
+    kept = home.invitation()
+    observe = observe or (kept is not None and kept.grant.role is Role.OBSERVE)
     if task is not None:
         remember_task(home, task)
     if not observe:
@@ -172,10 +170,10 @@ def show_id(
 ) -> None:
     """Print this machine's node id, for an owner to invite.
 
-    A key is made if there is none yet.
+    A key is made if there is none yet. A bootstrap peer has one of its own, in its folder.
 
         gossamer id
-        gossamer id --dir d0
+        gossamer id --dir ~/.gossamer/0f2aa9b7d875-bootstrap
     """
     from gossamer.node.folders import own_id
 

@@ -20,6 +20,7 @@ from gossamer.node.config.findings import Finding, error
 from gossamer.node.folders import default_folder, nodes_root
 from gossamer.node.given import checked_advertise, checked_join, given_invitation, read_manifest
 from gossamer.node.network.client import Asker, fetch_manifest
+from gossamer.node.renewal import better_invitation
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Role
 from gossamer.protocol.errors import ConfigError, LocalError
@@ -86,14 +87,22 @@ class NodeCheck:
             self.manifest = read_manifest(path) if path is not None else None
         except LocalError as problem:
             yield error("manifest", str(problem))
-        if folder is None:
+        if folder is not None:
+            self.home = Home(folder)
+        elif self.is_bootstrap:
+            self.home = self._default_home()
+        if self.home is None:
             return
-        self.home = Home(folder)
         try:
             self.manifest = self.manifest or self.home.manifest()
             self.invitation = self.invitation or self.home.invitation()
         except LocalError:
             return  # said where the folder is looked at
+
+    def _default_home(self) -> Home | None:
+        """Where the node lives unless told otherwise; None as long as its swarm is not known."""
+        swarm_id, suffix = self._named_swarm, "-bootstrap" if self.is_bootstrap else ""
+        return Home(default_folder(swarm_id, suffix)) if swarm_id is not None else None
 
     def _swarm(self) -> Iterator[Finding]:
         """What the nodes to join say, and their manifest where ours is not known."""
@@ -144,14 +153,13 @@ class NodeCheck:
         ):
             yield error("join", "which swarm? Name a node of it with --join, or a folder with --dir")
         swarm_id = self.manifest.swarm_id if self.manifest else None
-        if self.home is None and self._named_swarm is not None:
-            suffix = "-bootstrap" if self.is_bootstrap else ""
-            self.home = Home(default_folder(self._named_swarm, suffix))
+        self.home = self.home or self._default_home()
         if self.home is None:
             return
         joins = self.is_bootstrap or bool(self.params.get("join") or self.invitation)
         yield from check_folder(self.home, joins)
         if self.params.get("invite") and self.invitation is not None:
+            self.invitation = better_invitation(self.home, self.invitation)
             yield from self._given_invitation(self.invitation, self.home)
         pinned = str(self.params.get("swarm_id") or "")
         if swarm_id is not None and not swarm_id.hex().startswith(pinned.lower()):
@@ -165,7 +173,8 @@ class NodeCheck:
         except LocalError:
             return  # said already
         if identity is None:
-            where = f" --dir {home.root}" if self.params.get("folder") else ""
+            own_key = self.is_bootstrap or self.params.get("folder")  # others take this machine's
+            where = f" --dir {home.root}" if own_key else ""
             yield error("invite", f"no key is here that it could be for; send an owner: gossamer id{where}")
             return
         swarm_id = self.manifest.swarm_id if self.manifest else None

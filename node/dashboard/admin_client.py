@@ -31,11 +31,12 @@ def find_admin(address: str | None, folder: Path | None) -> str:
     if address is not None:
         return format_address(*parse_address(address))
     if folder is not None:
-        found = admin_of(folder)
+        found = admin_of(folder) if _is_running(folder) else None
         if found is None:
             raise ConfigError(f"no node with an admin server runs in {folder}; start it, without --admin off")
         return found
-    told = {str(path.parent): admin_of(path.parent) for path in nodes_root().glob("*/daemon.json")}
+    folders = [path.parent for path in nodes_root().glob("*/daemon.json")]
+    told = {str(where): admin_of(where) for where in folders if _is_running(where)}
     known = {where: found for where, found in told.items() if found is not None and _answers(found)}
     if not known:
         raise ConfigError(
@@ -50,6 +51,11 @@ def find_admin(address: str | None, folder: Path | None) -> str:
     return next(iter(known.values()))
 
 
+def _is_running(folder: Path) -> bool:
+    """Where a node was once, another one may be now: what it said of itself is no longer true."""
+    return Home(folder).lock.is_taken()
+
+
 def _manifest_in(folder: str) -> bytes:
     """As it is stored; what tells swarms apart."""
     try:
@@ -59,7 +65,7 @@ def _manifest_in(folder: str) -> bytes:
 
 
 def _answers(address: str) -> bool:
-    """Whether anybody listens there: a node that was killed leaves its address behind."""
+    """Whether anybody listens there: one that has just been started says later where it does."""
     try:
         socket.create_connection(parse_address(address), CONNECT_TIMEOUT_S).close()
     except OSError:
@@ -68,7 +74,7 @@ def _answers(address: str) -> bool:
 
 
 def admin_of(folder: Path) -> str | None:
-    """Where the daemon that runs in a folder, or ran last, serves its pages."""
+    """Where the daemon that runs in a folder, or ran last, serves its pages; None where that is not known."""
     found = (Home(folder).read_daemon() or {}).get("admin")
     try:
         return format_address(*parse_address(found)) if isinstance(found, str) else None

@@ -9,10 +9,13 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from gossamer.node.renewal import keep_grant
+from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import effects as fx
-from gossamer.protocol.admission import Role
-from gossamer.protocol.errors import ConfigError, PeerError, StorageError
+from gossamer.protocol.admission import Role, parse_grant
+from gossamer.protocol.envelope import open_envelope
+from gossamer.protocol.errors import ConfigError, LocalError, PeerError, StorageError
 from gossamer.protocol.replica import Replica
 
 RENEWAL_PATIENCE_S = 30.0
@@ -31,6 +34,7 @@ class Admitting:
     def __init__(
         self,
         core: Replica,
+        home: Home,
         records: RecordStore,
         dispatch: Callable[[fx.Event], object],
         spawn: Spawn,
@@ -39,11 +43,14 @@ class Admitting:
         """Once `stopping` is set, nothing more is delivered: what writes it down has ended, or will soon."""
         self._stopping = stopping
         self._core = core
+        self._home = home
         self._records = records
         self._dispatch = dispatch
         self._spawn = spawn
         self._expelled: str | None = None
         self._keeping: set[asyncio.Task[None]] = set()
+        self._own_kept = b""
+        self._keeping_own = asyncio.Lock()
 
     # -- others
 
@@ -65,6 +72,7 @@ class Admitting:
         self._core.vetting.vet_question(node_id, credential, time.monotonic())
 
     def deliver(self, credential: bytes) -> None:
+        self._core.charter.check_of_use(credential)
         self._dispatch(fx.Deliver(credential))
 
     # -- what owners have signed
@@ -85,6 +93,20 @@ class Admitting:
             await asyncio.to_thread(self._records.add_credential, effect.record_id, effect.data)
         except StorageError as error:  # others hold it: it comes again when we link to them
             log.error("%s", error)
+        await self.keep_own()
+
+    async def keep_own(self) -> None:
+        """Keep what lets this node in where its next start looks for it: owners may have renewed that."""
+        async with self._keeping_own:
+            data = self.own_credential()
+            if self.answers_anyone or data in (b"", self._own_kept):
+                return
+            self._own_kept, swarm_id = data, self._core.swarm_id
+            grant = parse_grant(open_envelope(data, swarm_id))
+            try:
+                await asyncio.to_thread(keep_grant, self._home, swarm_id, grant)
+            except LocalError as error:
+                log.warning("%s: this node's next start may go by an older invitation", error)
 
     # -- ourselves
 

@@ -2,15 +2,22 @@
 
 from pathlib import Path
 
+from gossamer.node.address import parse_address, parse_contact
 from gossamer.node.folders import nodes_root
 from gossamer.node.network.client import Asker
 from gossamer.node.storage.home import Home
-from gossamer.protocol.errors import ConfigError, LocalError
+from gossamer.protocol.errors import ConfigError, LocalError, StorageError
 
 
 def asker_of(home: Home) -> Asker:
     """Ask as the node in a folder. Raises ConfigError or StorageError."""
-    manifest, invitation = home.manifest(), home.invitation()
+    manifest = home.manifest()
+    try:
+        invitation = home.invitation()
+    except StorageError:
+        if manifest is None:
+            raise
+        invitation = None  # members have seen it, as a rule
     if manifest is None and invitation is None:
         raise ConfigError(f"there is no node in {home.root}; give a node's folder with --dir")
     swarm_id = manifest.swarm_id if manifest else invitation.swarm_id if invitation else b""
@@ -18,18 +25,30 @@ def asker_of(home: Home) -> Asker:
 
 
 def asker_for(folder: Path | None, address: str) -> Asker | None:
-    """Ask as the node in `folder`, or as one of this machine's that runs at `address`, or as nobody."""
+    """Ask as the node in `folder`, or as one of this machine's that runs at `address`, or as nobody.
+
+    Raises ConfigError or StorageError.
+    """
     if folder is not None:
         return asker_of(Home(folder))
+    asked = _host_and_port(address)
     try:
         nodes = nodes_root()
     except ConfigError:
         return None  # without a home folder there are no nodes in it
     for found in nodes.glob("*/daemon.json"):
+        home = Home(found.parent)
+        if not home.lock.is_taken():
+            continue  # it was there once, where another one may be now
         try:
-            home = Home(found.parent)
-            if (home.read_daemon() or {}).get("address") == address:
+            if _host_and_port(str((home.read_daemon() or {}).get("address"))) == asked:
                 return asker_of(home)
         except LocalError:
             continue  # not ours to read, or not a node's
     return None
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    """The same for every way to write an address. Raises ConfigError."""
+    host, port = parse_address(parse_contact(text).address)
+    return "127.0.0.1" if host.lower() == "localhost" else host.lower(), port

@@ -172,7 +172,7 @@ class Home:
             raise StorageError(_unreadable(self.invitation_path, error)) from None
         except (UnicodeDecodeError, ConfigError) as error:
             raise StorageError(
-                f"{self.invitation_path} is damaged ({error}); give it again with --invite"
+                f"{self.invitation_path} is damaged ({error}); start its node with --invite to give it again"
             ) from None
 
     def keep_invitation(self, invitation: Invitation) -> None:

@@ -23,11 +23,13 @@ from gossamer.bootstrap.manifests import read
 from gossamer.models.registry import build_task
 from gossamer.models.task_file import parse_task_file
 from gossamer.node import __version__
+from gossamer.node.options import DaemonOptions
 from gossamer.node.phi import genesis
+from gossamer.node.renewal import keep_grant
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Charter, Revocation, Role
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.errors import DiskFullError, NobodyThereError, StorageError
+from gossamer.protocol.errors import DiskFullError, NobodyThereError, NotAnsweredError, StorageError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import read_invitation
 from gossamer.protocol.rules import RULES
@@ -608,13 +610,15 @@ def test_an_invited_swarm_from_init_to_invitation(run: Run, tmp_path: Path) -> N
     assert (tmp_path / "my.owner").stat().st_mode & 0o777 == 0o600
     manifest = read(tmp_path / "my.toml")
     owner = Identity.from_seed((tmp_path / "my.owner").read_bytes())
+    assert f"as admission.owners names it:  {owner.public_key.hex()}\n" in outcome.out
     assert manifest.admission.mode == "invited" and manifest.admission.owners == (owner.public_key.hex(),)
     assert manifest.outer.weight_cap == 0
     node_id = run("id").out.strip()
     assert run("id").out.strip() == node_id, "always the same"
     contact = f"gossamer://{NODE_ID}@my.host:7700"
     outcome = run("invite", node_id, "--join", contact, "--days", 3, "--role", "observe")
-    assert outcome.status == 0 and "to observe for 3 days" in outcome.err
+    said = f"to observe in swarm 'my' ({manifest.swarm_id.hex()[:12]}) for 3 days; on that machine"
+    assert outcome.status == 0 and outcome.err.startswith(said)
     found = read_invitation(outcome.out)
     assert found.swarm_id == manifest.swarm_id and found.contacts == (contact,)
     assert (found.grant.node_id.hex(), found.grant.role) == (node_id, Role.OBSERVE)
@@ -685,6 +689,8 @@ def told(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def check(address: str) -> None:
         if address.endswith(":1"):
             raise NobodyThereError(f"nobody useful answers at {address}")
+        if address.endswith(":9"):
+            raise NotAnsweredError(f"{address} refuses: node abab was revoked by an owner of this swarm")
 
     async def fetch_status(address: str, **_: object) -> dict[str, Any]:
         check(address)
@@ -721,6 +727,12 @@ def test_where_nobody_answers_an_owner_fails_and_the_invitation_is_there(run: Ru
     assert read_invitation(outcome.out) and not told
 
 
+def test_an_owner_is_told_that_a_node_was_revoked(run: Run, told: list[str]) -> None:
+    outcome = run("invite", NODE_ID, "--tell", "a:9")
+    assert outcome.status == 2
+    assert outcome.err == "gossamer: a:9 refuses: node abab was revoked by an owner of this swarm\n"
+
+
 def test_an_owner_is_asked_which_swarm_is_meant(run: Run) -> None:
     run("invite", NODE_ID).assert_user_error("which swarm?", "--manifest")
     assert run("init", "one.toml", "--invited").status == 0
@@ -739,6 +751,39 @@ def test_an_invitation_for_another_node_or_without_an_address(run: Run, tmp_path
         run("node", "--invite", given, "--dir", "d").assert_user_error(f"is for node {NODE_ID}")
     mine = run("invite", run("id", "--dir", "e").out.strip()).out
     run("node", "--invite", mine, "--dir", "e").assert_user_error("names no address", "--join")
+
+
+def test_a_promoted_node_trains_though_it_is_started_with_its_first_invitation(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose node file holds that; and `config check` says no more that it has run out."""
+    started: list[DaemonOptions] = []
+
+    class Supervisor:
+        def __init__(self, daemon: DaemonOptions, _: object) -> None:
+            started.append(daemon)
+
+        def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr("gossamer.node.supervisor.Supervisor", Supervisor)
+    assert run("init", "my.toml", "--invited").status == 0
+    home = Home(tmp_path / "d")
+    home.create()
+    home.adopt(read(tmp_path / "my.toml"))
+    to = run("id", "--dir", "d").out.strip(), "--join", "127.0.0.1:1"
+    first, soon = (run("invite", *to, "--role", "observe", "--days", days).out for days in (30, 0.000001))
+    (tmp_path / "node.toml").write_text(f'[node]\ndir = "d"\ninvite = "{first.strip()}"\n')
+    assert run("node", "--config", "node.toml").status == 0
+    promotion = read_invitation(run("invite", *to).out)
+    keep_grant(home, promotion.swarm_id, promotion.grant)
+    assert run("node", "--config", "node.toml").status == 0
+    assert run("node", "--dir", "d", *to[1:]).status == 0
+    assert run("node", "--dir", "d", *to[1:], "--observe").status == 0
+    assert [options.trains for options in started] == [False, True, True, False]
+    (tmp_path / "node.toml").write_text(f'[node]\ndir = "d"\ninvite = "{soon.strip()}"\n')
+    checked = run("config", "check", "node.toml", "--offline").out
+    assert "invited to train" in checked and "has run out" not in checked
 
 
 STATUS = {"node_id": NODE_ID, "clock": 40, "sealed_round": 16, "closed_round": 0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import socket
 import threading
@@ -426,15 +425,23 @@ def test_finding_the_admin_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         one.listen()
         where = {each: f"127.0.0.1:{each.getsockname()[1]}" for each in (one, two, silent)}
         told = (("one", where[one]), ("off", None), ("odd", 7), ("worse", "x"), ("killed", where[silent]))
-        for name, admin in told:
-            (tmp_path / name).mkdir()
-            (tmp_path / name / "daemon.json").write_text(json.dumps({"admin": admin}))
+        homes = {name: Home(tmp_path / name) for name, _ in (*told, ("stopped", ""), ("two", ""))}
+        for home in homes.values():
+            home.create()
+            home.lock.take()
+        for name, admin in (*told, ("stopped", where[one])):  # its port is another node's now
+            homes[name].write_daemon(admin=admin)
+        homes["stopped"].lock.let_go()
         assert find_admin(None, None) == admin_of(tmp_path / "one") == where[one]
+        with pytest.raises(ConfigError, match="no node with an admin server runs in .*stopped"):
+            find_admin(None, tmp_path / "stopped")
         two.listen()
-        (tmp_path / "two").mkdir()
-        (tmp_path / "two" / "daemon.json").write_text(json.dumps({"admin": where[two]}))
-        with pytest.raises(ConfigError, match=r"which node\? Give one of --dir .*one, --dir .*two"):
+        homes["two"].write_daemon(admin=where[two])
+        with pytest.raises(ConfigError, match=r"which node\? Give one of --dir .*one, --dir .*two$"):
             find_admin(None, None)
+        for name, home in homes.items():
+            if name != "stopped":
+                home.lock.let_go()
 
 
 def test_of_a_swarms_nodes_on_this_machine_the_one_that_trains_is_meant(
@@ -447,6 +454,7 @@ def test_of_a_swarms_nodes_on_this_machine_the_one_that_trains_is_meant(
         homes = [founded(tmp_path / name) for name in ("peer", "trainer")]
         for home, admin, trains in zip(homes, where, (False, True), strict=True):
             home.write_daemon(admin=admin, trains=trains)
+            home.lock.take()
         assert find_admin(None, None) == where[1]
         homes[0].manifest_path.write_bytes(b"of another swarm")
         with pytest.raises(ConfigError, match="which node"):
@@ -455,6 +463,8 @@ def test_of_a_swarms_nodes_on_this_machine_the_one_that_trains_is_meant(
         homes[0].write_daemon(admin=where[0], trains=True)
         with pytest.raises(ConfigError, match="which node"):
             find_admin(None, None)
+        for home in homes:
+            home.lock.let_go()
 
 
 async def test_what_a_daemon_says_of_itself_tells_whether_it_trains(tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ def test_an_invitation_for_somebody_else_or_damaged(home: Home) -> None:
     assert not home.invitation_path.exists()
     for content in (b"", b"junk", b"\xff", invitation().to_text().encode()[:-9]):
         home.invitation_path.write_bytes(content)
-        with pytest.raises(StorageError, match=r"invitation is damaged .* give it again with --invite"):
+        with pytest.raises(StorageError, match=r"invitation is damaged .* --invite to give it again"):
             home.invitation()
 
 
@@ -308,8 +308,12 @@ def test_a_folder_asks_as_its_node(home: Home) -> None:
     found = asker_of(home)
     assert (found.identity.node_id, found.swarm_id) == (ALICE.node_id, INVITED.swarm_id)
     assert found.credential == invitation().grant.data
-    home.invitation_path.unlink()
+    home.invitation_path.write_text("damaged")
+    with pytest.raises(StorageError, match="invitation is damaged"):
+        asker_of(home)
     home.adopt(SMALL)
+    assert asker_of(home).credential == b"", "members have seen it"
+    home.invitation_path.unlink()
     assert (asker_of(home).swarm_id, asker_of(home).credential) == (SMALL.swarm_id, b"")
 
 
@@ -321,8 +325,12 @@ def test_the_node_of_this_machine_that_runs_there_asks(
     assert asker_for(None, "127.0.0.1:7700") is None
     home.adopt(SMALL)
     home.write_daemon(address="127.0.0.1:7700")
-    found = asker_for(None, "127.0.0.1:7700")
-    assert found is not None and found.identity.node_id == ALICE.node_id
+    assert asker_for(None, "127.0.0.1:7700") is None, "it ran there once: another one may now"
+    home.lock.take()
+    same = "127.0.0.1:7700", " 127.0.0.1:7700", "localhost:7700", f"gossamer://{'ab' * 32}@127.0.0.1:7700"
+    for address in same:
+        found = asker_for(None, address)
+        assert found is not None and found.identity.node_id == ALICE.node_id
     assert asker_for(None, "127.0.0.1:7701") is None
     told = asker_for(home.root, "127.0.0.1:7701")
     assert told is not None and told.identity.node_id == ALICE.node_id
@@ -330,6 +338,24 @@ def test_the_node_of_this_machine_that_runs_there_asks(
         data = content if isinstance(content, bytes) else content.encode()
         home.daemon_path.write_bytes(data)
         assert asker_for(None, "127.0.0.1:7700") is None
+    home.lock.let_go()
+
+
+def test_of_a_machines_nodes_the_running_one_asks(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One swarm after another on one port, the usual one."""
+    monkeypatch.setenv("GOSSAMER_HOME", str(tmp_path))
+    homes = [home, Home(tmp_path / "second"), Home(tmp_path / "third")]
+    for each in homes:
+        each.create()
+        each.adopt(SMALL)
+        each.write_daemon(address="127.0.0.1:7700")
+    for each in homes:
+        each.lock.take()
+        found = asker_for(None, "127.0.0.1:7700")
+        assert found is not None and found.identity.node_id == each.identity().node_id
+        each.lock.let_go()
 
 
 def test_a_user_without_a_home_folder_asks_as_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

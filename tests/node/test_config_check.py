@@ -27,9 +27,11 @@ from gossamer.node.config.check_manifest import check_manifest, disk_needed
 from gossamer.node.config.check_swarm import ask_nodes
 from gossamer.node.config.config_check import check
 from gossamer.node.config.findings import Finding
+from gossamer.node.folders import default_folder, own_id
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Role
 from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.rules import RULES
 from tests.node.daemons import facts, founded, joining, manifest_of, running
 from tests.protocol import builders
@@ -121,6 +123,31 @@ def test_an_invitation_that_comes_before_the_key(home: Home, tmp_path: Path) -> 
         assert [level for level, _ in found_there] == ["error"]
         assert found_there[0][1].endswith(said)
     assert not home.key_path.exists()
+
+
+def test_a_bootstrap_peers_invitation_is_for_the_key_of_its_own_folder(home: Home, tmp_path: Path) -> None:
+    """Not for this machine's, which a node beside it would take."""
+    file, own = tmp_path / "b.toml", Home(default_folder(INVITED.swarm_id, "-bootstrap"))
+    manifests.write(INVITED, tmp_path / "m.toml")
+    machine = own_id(None)
+    text = '[bootstrap]\nmanifest = "m.toml"\njoin = ["127.0.0.1:1"]\n'
+    file.write_text(text)
+    assert f"gossamer id --dir {own.root} names" in errors(look(file))["invite"]
+
+    def invited(node_id: str) -> Invitation:
+        node = bytes.fromhex(node_id)
+        return invite(OWNER, INVITED.swarm_id, node, role=Role.OBSERVE, days=0, contacts=())
+
+    file.write_text(f'{text}invite = "{invited(machine).to_text()}"\n')
+    assert errors(look(file))["invite"].endswith(f"send an owner: gossamer id --dir {own.root}")
+    assert not own.root.exists()
+    right = invited(own_id(own.root))
+    assert right.grant.node_id.hex() != machine
+    file.write_text(f'{text}invite = "{right.to_text()}"\n')
+    assert errors(look(file)) == {}
+    own.keep_invitation(right)
+    file.write_text(text)
+    assert errors(look(file)) == {}, "it is let in by what it was given before"
 
 
 def test_an_invitation_for_somebody_else_or_elsewhere(home: Home, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from gossamer.node.daemon import Daemon
 from gossamer.node.network.client import deliver, fetch_status
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.restore import replay
+from gossamer.node.renewal import keep_better
 from gossamer.node.storage.base import GENESIS
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
@@ -23,7 +25,7 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol.admission import Role, parse_grant
 from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.envelope import open_envelope
-from gossamer.protocol.errors import ConfigError, NotAnsweredError, UnreachableError
+from gossamer.protocol.errors import ConfigError, NotAnsweredError, StorageError, UnreachableError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import Invitation
@@ -214,6 +216,21 @@ async def test_a_node_that_is_revoked_ends_and_does_not_come_back(folder: Folder
             pass
 
 
+async def test_a_grant_to_a_revoked_node_is_refused_where_an_owner_hands_it_over(folder: Folder) -> None:
+    async with folder.running() as daemon:
+        facts = folder.home.read_daemon()
+        assert facts is not None
+        await deliver(facts["address"], revocation(OUTCAST, folder.manifest, reason="stolen"), plaintext=True)
+        late = grant(OUTCAST, folder.manifest)
+        said = "refuses: node .* was revoked by an owner of this swarm: stolen$"
+        with pytest.raises(NotAnsweredError, match=said):
+            await deliver(facts["address"], late, plaintext=True)
+        assert late not in [record.data for record in daemon.core.charter.records()]
+        await deliver(facts["address"], grant(FRIEND, folder.manifest), plaintext=True)
+        daemon.dispatch(fx.Deliver(late))
+        assert late in [record.data for record in daemon.core.charter.records()], "it is a set, as ever"
+
+
 async def test_an_invited_node_answers_its_members_and_keeps_what_it_hears(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "d", manifest("invited"))
     folder.home.keep_invitation(invitation(folder.manifest, folder.identity, role=Role.OBSERVE))
@@ -257,6 +274,74 @@ async def test_a_node_that_is_stopping_takes_no_grant_that_it_might_not_keep(
             left.set()
     with folder.records() as store:
         assert store.load_credentials() == []
+
+
+async def test_what_an_owner_gives_a_running_node_is_what_its_next_start_goes_by(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Promoted by one and renewed by another; what gives less comes too late, in whatever order."""
+    folder, now = Folder(tmp_path / "d", manifest("invited")), int(time.time())
+    home, own = folder.home, folder.identity
+    first = invitation(folder.manifest, own, role=Role.OBSERVE, expires=now + 60)
+    home.keep_invitation(replace(first, contacts=("a:1",)))
+
+    def kept() -> Invitation:
+        found = home.invitation()
+        assert found is not None and found.contacts == ("a:1",)
+        return found
+
+    promoted, renewed, older = (
+        grant(own, folder.manifest, expires=now + lasts_s, role=role)
+        for lasts_s, role in ((60, Role.TRAIN), (7200, Role.TRAIN), (3600, Role.OBSERVE))
+    )
+    async with folder.running() as daemon:
+        for credential in (promoted, grant(FRIEND, folder.manifest), renewed, older):
+            daemon.dispatch(fx.Deliver(credential))
+            if credential is promoted:
+                await until(lambda: kept().grant.data == promoted)
+        await daemon.admitting.kept_all(5)
+        assert kept().grant.data == renewed
+        keep_better(home, first)  # as `gossamer node` with the line that the newcomer was sent
+        assert kept().grant.data == renewed
+    home.keep_invitation(replace(first, contacts=("a:1",)))  # as earlier releases left it
+    async with folder.running():
+        assert kept().grant.data == renewed
+    home.invitation_path.write_text("damaged")
+    keep_better(home, replace(first, contacts=("a:1",)))
+    assert kept() == replace(first, contacts=("a:1",))
+    assert "older invitation" not in caplog.text
+
+
+async def test_a_folder_that_cannot_keep_what_an_owner_gives_says_so_and_its_node_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Folder(tmp_path / "d", manifest("invited"))
+    first = invitation(folder.manifest, folder.identity, role=Role.OBSERVE)
+    folder.home.keep_invitation(first)
+
+    def fail(*_: object) -> None:
+        raise StorageError("cannot write D/invitation: No space left on device")
+
+    async with folder.running() as daemon:
+        monkeypatch.setattr(Home, "keep_invitation", fail)
+        promoted = grant(folder.identity, folder.manifest)
+        daemon.dispatch(fx.Deliver(promoted))
+        await daemon.admitting.kept_all(5)
+        assert daemon.admitting.own_credential() == promoted
+    assert folder.home.invitation() == first
+    assert "No space left on device: this node's next start may go by an older invitation" in caplog.text
+    monkeypatch.undo()
+    async with folder.running():
+        found = folder.home.invitation()
+        assert found is not None and found.grant.data == promoted
+
+
+def test_an_invitation_that_no_owner_signed_is_in_nobodys_way(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "d", manifest("invited"))
+    folder.home.keep_invitation(invitation(folder.manifest, folder.identity, by=FRIEND))
+    right = invitation(folder.manifest, folder.identity, role=Role.OBSERVE, expires=int(time.time()) + 60)
+    keep_better(folder.home, right)
+    assert folder.home.invitation() == right
 
 
 async def test_an_invitation_that_ran_out_while_the_node_was_stopped_is_renewed_by_others(

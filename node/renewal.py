@@ -1,0 +1,44 @@
+"""Which invitation a node's folder goes by: of the one kept there and another, the one that gives more.
+
+An owner may have renewed it, or promoted the node, while the node ran (`gossamer invite --tell`), and who
+starts the node may still give it the first one.
+"""
+
+import time
+from contextlib import suppress
+
+from gossamer.node.storage.home import Home
+from gossamer.protocol.admission import Charter, Grant
+from gossamer.protocol.errors import PeerError, StorageError
+from gossamer.protocol.invitation import Invitation
+
+
+def better_invitation(home: Home, offered: Invitation) -> Invitation:
+    """The one kept in a folder if it holds now and gives its node more; else the one that is offered."""
+    try:
+        manifest, kept = home.manifest(), home.invitation()
+    except StorageError:
+        return offered
+    if manifest is None or kept is None or not kept.swarm_id == offered.swarm_id == manifest.swarm_id:
+        return offered
+    charter = Charter(manifest.admission, manifest.swarm_id)
+    for invitation in (offered, kept):
+        with suppress(PeerError):  # signed by nobody who owns this swarm
+            charter.learn(invitation.grant.data)
+    shown = charter.credential_of(offered.grant.node_id, time.time())
+    return kept if shown == kept.grant.data else offered
+
+
+def keep_better(home: Home, offered: Invitation) -> None:
+    """Keep an invitation unless a folder's own gives more. Raises what `Home.keep_invitation` does."""
+    if better_invitation(home, offered) is offered:
+        home.keep_invitation(offered)
+
+
+def keep_grant(home: Home, swarm_id: bytes, grant: Grant) -> None:
+    """Have a folder's invitation hold a grant that came without addresses. Raises as `keep_better` does."""
+    try:
+        kept = home.invitation()
+    except StorageError:
+        kept = None  # damaged: it is of no use any more
+    keep_better(home, Invitation(swarm_id, grant, kept.contacts if kept else ()))
