@@ -16,9 +16,10 @@ from gossamer.protocol.manifest import Manifest
 
 
 def _has_snapshot(home: Home, manifest: Manifest) -> bool:
+    """Whether a folder holds a later snapshot than genesis; changes nothing in it. Raises StorageError."""
     if not home.ledger_path.exists():
         return False
-    store = RecordStore(home.ledger_path, manifest.swarm_id)
+    store = RecordStore(home.ledger_path, manifest.swarm_id, read_only=True)
     try:
         return any(claim.round > 0 for claim in store.load_history().claims)
     finally:
