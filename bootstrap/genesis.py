@@ -7,18 +7,19 @@ from pathlib import Path
 from gossamer.bootstrap import genesis_file
 from gossamer.models.registry import task_names
 from gossamer.models.task_file import is_own_name
-from gossamer.node.phi import genesis, snapshots
+from gossamer.node.phi import genesis
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
-from gossamer.protocol.errors import ConfigError, StorageError
+from gossamer.protocol.errors import ConfigError, DiskFullError
 from gossamer.protocol.manifest import Manifest
 
 
 def _has_snapshot(home: Home, manifest: Manifest) -> bool:
+    """Whether a folder holds a later snapshot than genesis; changes nothing in it. Raises StorageError."""
     if not home.ledger_path.exists():
         return False
-    store = RecordStore(home.ledger_path, manifest.swarm_id)
+    store = RecordStore(home.ledger_path, manifest.swarm_id, read_only=True)
     try:
         return any(claim.round > 0 for claim in store.load_history().claims)
     finally:
@@ -36,10 +37,7 @@ def ensure_genesis(home: Home, manifest: Manifest, manifest_path: Path) -> None:
         return
     file = genesis_file.beside(manifest_path)
     if file.exists():
-        try:
-            snapshots.store(genesis_file.read(manifest, file), chunks)
-        except OSError as error:
-            raise StorageError(f"cannot write to {home.chunks_path}: {error.strerror}") from None
+        genesis.store(genesis_file.read(manifest, file), chunks, home.chunks_path)
     elif manifest.task.name in task_names():
         _rebuild(home)
     else:
@@ -75,7 +73,8 @@ def _nobody_has_them(manifest: Manifest, file: Path) -> ConfigError:
 
 
 def _rebuild(home: Home) -> None:
-    """In a process that may import torch. Raises ConfigError with that process's own explanation."""
+    """In a process that may import torch. Raises ConfigError with that process's own explanation, or
+    DiskFullError."""
     result = subprocess.run(
         [sys.executable, "-P", "-m", "gossamer.node.phi.genesis", str(home.root)],
         capture_output=True,
@@ -84,4 +83,5 @@ def _rebuild(home: Home) -> None:
     )
     if result.returncode:
         lines = result.stderr.strip().splitlines() or ["the first parameters could not be built"]
-        raise ConfigError(lines[-1].removeprefix("gossamer: "))
+        kind = DiskFullError if result.returncode == genesis.DISK_FULL else ConfigError
+        raise kind(lines[-1].removeprefix("gossamer: "))

@@ -53,6 +53,7 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol.errors import ConfigError, DiskFullError, LocalError, StorageError
 from gossamer.protocol.identity import short
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.messages import Ask
 from gossamer.protocol.presence import NodeInfo
 from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
@@ -196,6 +197,7 @@ class Daemon:
                         ("merging", self.merging.run()),
                         ("archive", self.archive.run()),
                         ("chunks", self.local_chunks.run()),
+                        ("keeping", self.local_chunks.keeping.run()),
                         ("trainer", self.port.serve(self.briefing)),
                         ("acquaintances", self.acquaintances.run()),
                         ("policing", self.policing.run()),
@@ -299,6 +301,9 @@ class Daemon:
         """Do what the core asks for."""
         for effect in effects:
             match effect:
+                case fx.Send(message=Ask() as question) if not self.local_chunks.keeping.works:
+                    if effect.link in self.links:
+                        self.spawn(self.transfers.ask(self.links[effect.link], question))
                 case fx.Send():
                     self.links.send(effect.link, effect.message)
                 case fx.Store():

@@ -15,13 +15,13 @@ from gossamer.node.network.askers import asker_of
 from gossamer.node.network.client import fetch_manifest
 from gossamer.node.phi.restore import has_model
 from gossamer.node.renewal import keep_better
+from gossamer.node.seldom import Seldom
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError, NobodyThereError, NotAnsweredError
 from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.manifest import Manifest
 
 ASK_AGAIN_S = 5.0
-TELL_AGAIN_S = 300.0
 
 log = logging.getLogger("gossamer.node")
 
@@ -31,14 +31,13 @@ def once_somebody_is_there(enter: Callable[[], Home]) -> Home:
 
     Of machines that start together, the one to join may be the last; nobody is there to start a node again.
     """
-    tell_at = 0.0
+    seldom = Seldom()
     while True:
         try:
             return enter()
         except NobodyThereError as error:
-            if time.monotonic() >= tell_at:
+            if seldom.is_due("nobody", time.monotonic()):
                 log.warning("%s It is asked again every %.0f s", error, ASK_AGAIN_S)
-                tell_at = time.monotonic() + TELL_AGAIN_S
         time.sleep(ASK_AGAIN_S)
 
 

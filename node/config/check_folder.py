@@ -47,7 +47,8 @@ def _check_swarm(home: Home, joins: bool) -> Iterator[Finding]:
         if manifest is not None:
             name = manifest.swarm.name
             yield ok("manifest", f"the folder is of swarm {name!r} ({manifest.swarm_id.hex()[:12]})")
-            if not joins and not home.read_peers() and not has_model(home, manifest):
+            has_begun = has_model(home, manifest)  # and if its ledger is damaged the node would end of it
+            if not joins and not home.read_peers() and not has_begun:
                 yield error("join", "the folder never got a model: name a node of the swarm with --join")
         invitation = home.invitation()
     except LocalError as problem:

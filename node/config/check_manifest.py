@@ -1,7 +1,7 @@
 """What a manifest's values are like: allowed all of them, and yet some are seldom meant."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gossamer.models.errors import TaskError
@@ -9,6 +9,7 @@ from gossamer.models.registry import build_task, resolve_options, task_names
 from gossamer.models.task_file import is_own_name
 from gossamer.node import own_task
 from gossamer.node.config.findings import Finding, error, ok, told, warning
+from gossamer.protocol.chunks import HASH_BYTES, chunk_sizes, payload_chunk_sizes
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import Manifest
@@ -17,6 +18,16 @@ from gossamer.protocol.payload import payload_bytes_max
 CLOCK_S = 120.0
 SNAPSHOTS = 5
 """Two as a rule, four while old ones are downloaded, one more while it is written."""
+
+BLOCK_BYTES = 4096
+"""Each chunk is a file, and what most file systems give a file is so many bytes, again and again."""
+
+FOLDERS = 256
+"""In which the chunks lie; each takes a block."""
+
+RECORD_BYTES = 1024
+HASH_ROW_BYTES = 34
+"""Of a delta in the ledger, and besides for each chunk of its payload."""
 
 _BELOW_FOUR_BITS = ("int2", "topk")
 
@@ -140,7 +151,20 @@ def disk_needed(manifest: Manifest, members: int, trains: bool) -> int:
     """Bytes that a node's folder may reach (docs/operating.md, Sizing); with `retain` 0 after 256 rounds."""
     layout, history = manifest.plan(), manifest.history
     codec = CODECS[manifest.outer.codec]
-    payload = max(payload_bytes_max(codec, fragment) for fragment in layout.fragments)
-    payloads = members * ((history.retain or 256) + history.snapshot_every) * payload
+    payload = payload_chunk_sizes(max(payload_bytes_max(codec, fragment) for fragment in layout.fragments))
+    deltas = members * ((history.retain or 256) + history.snapshot_every)
+    record = RECORD_BYTES + HASH_ROW_BYTES * len(payload)
+    pieces = chunk_sizes(layout.snapshot_bytes)
+    snapshot = (*pieces, HASH_BYTES * len(pieces))
     trainer = 2 * 16 * layout.numel if trains else 0
-    return payloads + 4 * SNAPSHOTS * layout.numel + trainer
+    return (
+        FOLDERS * BLOCK_BYTES
+        + deltas * (_on_disk(payload) + record)
+        + SNAPSHOTS * _on_disk(snapshot)
+        + trainer
+    )
+
+
+def _on_disk(sizes: Iterable[int]) -> int:
+    """Bytes that files of these sizes take."""
+    return sum(-(-size // BLOCK_BYTES) * BLOCK_BYTES for size in sizes)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from hashlib import sha256
 
 from gossamer.node.ipc import control
+from gossamer.node.seldom import Trouble
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.wholefile import FULL
 from gossamer.protocol import effects as fx
@@ -23,6 +24,7 @@ class Publisher:
     def __init__(self, chunks: ChunkStore, dispatch: Callable[[fx.Event], list[fx.Effect]]) -> None:
         self._chunks = chunks
         self._dispatch = dispatch
+        self._trouble = Trouble(log, "our own deltas can be stored again")
 
     async def publish(self, message: control.Publish, payload: memoryview) -> bool:
         """Store a payload, then have the core sign for it. A full disk delays this, and nothing else.
@@ -33,11 +35,14 @@ class Publisher:
         while True:
             try:
                 hashes = await asyncio.to_thread(self._store, payload, reserved)
+                self._trouble.not_met()
                 break
             except OSError as error:
                 until = "there is space" if error.errno in FULL else "the folder can be written to"
                 self._dispatch(fx.Paused())
-                log.error("cannot store our own delta: %s; publishing pauses until %s", error.strerror, until)
+                self._trouble.met(
+                    f"cannot store our own delta: {error.strerror}; publishing pauses until {until}"
+                )
                 await asyncio.sleep(DISK_RETRY_S)
         body = DeltaBody(
             round=message.round,

@@ -15,7 +15,8 @@ from typing import Protocol
 from gossamer.node.ipc import control
 from gossamer.node.ipc.shared import SharedMemory
 from gossamer.node.phi.merger import MergedState
-from gossamer.protocol.errors import MalformedError, StorageError
+from gossamer.node.storage.wholefile import cannot_write
+from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
@@ -105,7 +106,9 @@ class TrainerPort:
             listener.setblocking(False)
         except OSError as error:
             listener.close()
-            raise StorageError(f"cannot listen on {self._path}: {error.strerror or error}") from None
+            raise cannot_write(
+                self._path, error, f"cannot listen on {self._path}: {error.strerror or error}"
+            ) from None
         return listener
 
     async def _attend(self, connection: socket.socket, attendant: Attendant) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.node.network.client import Asker, fetch_status
-from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.errors import ConfigError, UnreachableError
 
 ASK_INTERVAL_S = 0.25
 
@@ -39,14 +39,27 @@ class Verdict:
 async def verify(
     addresses: tuple[str, ...], *, wait_s: float, plaintext: bool, asker: Asker | None = None
 ) -> Verdict:
-    """Ask until all hold the same records, for at most `wait_s`. Raises UnreachableError or ConfigError."""
+    """Ask until all hold the same records, for at most `wait_s`. Raises UnreachableError or ConfigError.
+
+    Who has answered once may be busy, or start again, when it is asked the next time: it is waited for.
+    """
     deadline = time.monotonic() + wait_s
     seen: dict[str, tuple[str, str]] = {}
+    known_to_answer: set[str] = set()
     while True:
-        found = await asyncio.gather(
-            *(fetch_status(a, digest=True, plaintext=plaintext, asker=asker) for a in addresses)
+        is_over = time.monotonic() > deadline
+        asked = await asyncio.gather(
+            *(fetch_status(a, digest=True, plaintext=plaintext, asker=asker) for a in addresses),
+            return_exceptions=True,
         )
-        answers = dict(zip(addresses, found, strict=True))
+        answers: dict[str, dict[str, Any]] = {}
+        for address, answer in zip(addresses, asked, strict=True):
+            if not isinstance(answer, BaseException):
+                answers[address] = answer
+            elif is_over or address not in known_to_answer or not isinstance(answer, UnreachableError):
+                raise answer
+        known_to_answer.update(answers)
+        found = list(answers.values())
         if len({answer["node_id"] for answer in found}) < len(found):
             raise ConfigError("two of these addresses lead to one node, which agrees with itself")
         swarms = {answer["swarm_id"] for answer in found}
@@ -59,8 +72,9 @@ async def verify(
             if known[1] != answer["phi_digest"]:
                 return Verdict(False, (known[0], address), answers)
         merged = {(answer.get("merged_digest"), answer.get("phi_digest")) for answer in found}
-        if len(merged) == 1 and None not in next(iter(merged)):
+        have_all = len(found) == len(addresses)
+        if have_all and len(merged) == 1 and None not in next(iter(merged)):
             return Verdict(True, None, answers)
-        if time.monotonic() > deadline:
+        if have_all and time.monotonic() > deadline:
             return Verdict(False, None, answers)
         await asyncio.sleep(ASK_INTERVAL_S)

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from gossamer.node.network import clocks
+from gossamer.node.seldom import Seldom
 
 ALONE_S = 30.0
 REACH_S = 600.0
@@ -27,7 +28,6 @@ DISK_FREE_MIN = 64 * 1024 * 1024
 FILES_FREE_MIN = 1024
 """Each chunk is a file, and a file system may be out of those with space left."""
 
-REPEAT_S = 300.0
 LAGS = 60
 
 OUTDONE_MAX = 2
@@ -89,7 +89,7 @@ class Vitals:
         self._trainer_seen: float | None = None
         self._void = 0
         self._outdone = 0
-        self._said: dict[str, float] = {}
+        self._seldom = Seldom()
         self._lags: deque[float] = deque(maxlen=LAGS)
 
     @property
@@ -213,6 +213,5 @@ class Vitals:
 
     def _say(self, event: str, now: float, text: str) -> None:
         """Warn of an event, unless that was done a moment ago."""
-        if now - self._said.get(event, -REPEAT_S) >= REPEAT_S:
-            self._said[event] = now
+        if self._seldom.is_due(event, now):
             log.warning("%s", text)

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 
 from gossamer.node.address import Contact, parse_contact
+from gossamer.node.seldom import Seldom
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.replica import Replica
@@ -35,6 +37,7 @@ class Acquaintances:
     def __init__(self, home: Home, core: Replica) -> None:
         self._home = home
         self._core = core
+        self._seldom = Seldom()
 
     def remember(self) -> None:
         """Write down where members are, and who they are: the anchors, the others alive, those who are gone.
@@ -54,7 +57,8 @@ class Acquaintances:
             if contacts:
                 self._home.write_peers(contacts[:REMEMBERED_MAX])
         except OSError as error:
-            log.warning("cannot write down our peers' addresses: %s", error.strerror)
+            if self._seldom.is_due(error.errno, time.monotonic()):
+                log.warning("cannot write down our peers' addresses: %s", error.strerror)
 
     async def run(self) -> None:
         """Remember soon, for we may not live long, and then ever more rarely, until cancelled."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from gossamer.node.network.keeping import Keeping
 from gossamer.node.network.link import PeerLink
 from gossamer.node.phi.snapshots import SnapshotShelf
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
@@ -12,8 +13,6 @@ from gossamer.protocol.chunks import payload_chunk_sizes
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.identity import short
 from gossamer.protocol.replica import Replica
-
-DISK_RETRY_S = 5.0
 
 LOOK_AGAIN_S = 10.0
 """So often chunks that could not be read are looked for."""
@@ -35,6 +34,7 @@ class LocalChunks:
         self._shelf = shelf
         self._core = core
         self._dispatch = dispatch
+        self.keeping = Keeping(chunks, core.fetcher.wants.keys_of, self._arrived)
         self.on_snapshot_lost: Callable[[bytes], None] = lambda blob: None
         """Called with the hash of a chunk of a kept snapshot that turned out damaged on disk."""
 
@@ -64,20 +64,21 @@ class LocalChunks:
     def expected_size(self, blob: bytes) -> int | None:
         return self._core.fetcher.expected_size(blob)
 
+    async def can_keep(self) -> bool:
+        return await self.keeping.works_soon()
+
     async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
-        """Keep a chunk that we wanted, whose hash holds. Returns whether it is; else it is fetched again.
+        """Keep a chunk that we wanted, whose hash holds. Returns whether it is; else it comes later.
 
         One that is of no use any more, since what it belongs to was given up meanwhile, is let go.
         """
-        try:
-            if self._core.fetcher.wants.keys_of(blob):
-                await asyncio.to_thread(self._chunks.put, blob, data)
-        except OSError as error:
-            log.error("cannot store a payload: %s; free some space, it will be fetched again", error.strerror)
-            await asyncio.sleep(DISK_RETRY_S)
-            return False
+        is_kept = await self.keeping.keep(blob, data)
+        if is_kept:
+            self._arrived(blob)
+        return is_kept
+
+    def _arrived(self, blob: bytes) -> None:
         self._dispatch(fx.ChunkArrived(blob))
-        return True
 
     def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
         self._dispatch(fx.ChunkFailed(link.number, blob))

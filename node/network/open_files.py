@@ -5,8 +5,8 @@ import logging
 import resource
 import time
 from contextlib import suppress
-from math import inf
 
+from gossamer.node.seldom import Seldom
 from gossamer.protocol.limits import CONNECTIONS_MAX
 
 FILES_MIN = 1024
@@ -17,8 +17,6 @@ OWN_FILES = 256
 
 CONNECTIONS_MIN = 64
 """What a node needs, however few files it may open."""
-
-REPEAT_S = 300.0
 
 
 def open_files_allowed() -> int:
@@ -42,19 +40,18 @@ def ask_for_open_files() -> None:
 
 class SaidSeldom(logging.Filter):
     """For asyncio's log, which says with a traceback of every connection that no file is left for it, 1,000
-    times a second. One line in REPEAT_S is enough."""
+    times a second. One line in minutes is enough."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._said_at = -inf
+        self._seldom = Seldom()
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
             return True
-        if time.monotonic() - self._said_at < REPEAT_S:
+        if not self._seldom.is_due("files", time.monotonic()):
             return False
-        self._said_at = time.monotonic()
         record.msg, record.args = f"connections wait: {error.strerror} (ulimit -n)", None
         record.exc_info = None
         return True

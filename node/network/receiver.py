@@ -22,6 +22,10 @@ class Chunks(Protocol):
         """Size of a chunk that we want now, None for any other."""
         ...
 
+    async def can_keep(self) -> bool:
+        """Whether a chunk that comes now could be stored. Where none can, it takes a moment to say so."""
+        ...
+
     async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
         """A wanted chunk whose hash holds. Returns whether it could be stored."""
         ...

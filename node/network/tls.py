@@ -19,8 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 
-from gossamer.node.storage.wholefile import write_atomically
-from gossamer.protocol.errors import StorageError
+from gossamer.node.storage.wholefile import cannot_write, write_atomically
 
 _BEGIN = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _VALID = datetime.timedelta(days=36500)
@@ -66,7 +65,7 @@ class Certificate:
                 write_atomically(path, _self_signed(), durable=True)
                 return cls._load(path)
         except OSError as error:
-            raise StorageError(f"cannot use {path}: {error.strerror or error}") from None
+            raise cannot_write(path, error, f"cannot use {path}: {error.strerror or error}") from None
 
     @classmethod
     def fresh(cls) -> Self:

@@ -1,4 +1,4 @@
-"""Carries out the transfers of chunks that the core has scheduled: `Get` and `Put`."""
+"""Carries out the transfers of chunks that the core has scheduled: `Get`, `Put`, and `Ask`."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ from gossamer.protocol.errors import PayloadError, PeerError
 from gossamer.protocol.greylist import Offence
 from gossamer.protocol.identity import short
 from gossamer.protocol.limits import ASKS_PER_LINK_MAX, PUTS_PER_LINK_MAX, SMALL_CHUNK_BYTES
-from gossamer.protocol.messages import Decline, encode
+from gossamer.protocol.messages import Ask, Decline, encode
 
 _Asked = tuple[bytes, int]
 """A chunk's hash, and the number of its upload."""
@@ -44,7 +44,12 @@ class Transfers:
         self._serving: dict[int, asyncio.Task[None]] = {}
 
     async def get(self, link: PeerLink, effect: fx.Get) -> None:
-        """Fetch one chunk and report the outcome to the core."""
+        """Fetch one chunk, unless it could not be kept, and report the outcome to the core."""
+        if await self._chunks.can_keep():
+            await self._get(link, effect)
+        self._chunks.chunk_failed(link, effect.blob)
+
+    async def _get(self, link: PeerLink, effect: fx.Get) -> None:
         try:
             await self._chunks.chunk_arrived(effect.blob, await get_chunk(link, effect.blob, effect.size))
         except PayloadError as error:
@@ -53,7 +58,13 @@ class Transfers:
             log.debug("%s", error)
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             log.debug("fetching from %s: %s", short(link.node_id), error)
-        self._chunks.chunk_failed(link, effect.blob)
+
+    async def ask(self, link: PeerLink, question: Ask) -> None:
+        """Have a peer that dialled us put a chunk, unless it could not be kept."""
+        if await self._chunks.can_keep():
+            link.send(encode(question))
+        else:
+            self._chunks.chunk_failed(link, question.blob)
 
     def begin(self, link: PeerLink) -> None:
         """From now on, put to a peer that we dialled what it asks for."""

@@ -15,6 +15,7 @@ from gossamer.node.phi.merger import Merger
 from gossamer.node.phi.merging import Merging
 from gossamer.node.phi.restore import is_held, restore_merger
 from gossamer.node.phi.snapshot_fetch import SnapshotFetch
+from gossamer.node.seldom import Trouble
 from gossamer.node.storage.base import Base
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
@@ -66,6 +67,7 @@ class Archive:
         self._lost: set[bytes] = set()
         """Chunks of kept snapshots that turned out damaged on disk."""
         self._news = asyncio.Event()
+        self._trouble = Trouble(log, "snapshots can be written again")
         self._fetch = SnapshotFetch(core, chunks, dispatch, self._news.set)
         self._reach = self._reach_noted = 0
         merging.on_merged = self._note_merged
@@ -146,9 +148,15 @@ class Archive:
         while True:
             try:
                 await self._one_thing()
-            except (OSError, StorageError) as error:
-                log.error("%s; trying again in %.0f s", error, RETRY_S)
-                await asyncio.sleep(RETRY_S)
+                self._trouble.not_met()
+            except StorageError as error:
+                await self._later(str(error))
+            except OSError as error:
+                await self._later(f"cannot write or remove chunks: {error.strerror}")
+
+    async def _later(self, problem: str) -> None:
+        self._trouble.met(f"{problem}; trying again every {RETRY_S:.0f} s")
+        await asyncio.sleep(RETRY_S)
 
     async def _one_thing(self) -> None:
         if self._reach > self._reach_noted:

@@ -14,7 +14,8 @@ import numpy as np
 from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.home import Home
-from gossamer.protocol.errors import ConfigError, DivergedError, LocalError
+from gossamer.node.storage.wholefile import cannot_write
+from gossamer.protocol.errors import ConfigError, DiskFullError, DivergedError, LocalError
 from gossamer.protocol.fixedpoint import Ints, to_fixed
 from gossamer.protocol.layout import Layout
 from gossamer.protocol.manifest import Manifest
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor, nn
+
+DISK_FULL = 3
+"""Exit status where there is no room for them."""
 
 
 def parameters(model: "nn.Module", layout: Layout) -> Ints:
@@ -60,6 +64,14 @@ def found(manifest: Manifest, phi: Ints, chunks: ChunkStore) -> None:
             " weights, dtype and torch), write the manifest anew, or join a node that runs"
         )
     snapshots.store(phi, chunks)
+
+
+def store(phi: Ints, chunks: ChunkStore, path: Path) -> None:
+    """Keep Phi_0 in the chunk store, whose folder is `path`. Raises StorageError."""
+    try:
+        snapshots.store(phi, chunks)
+    except OSError as error:
+        raise cannot_write(path, error) from None
 
 
 def is_stored(manifest: Manifest, chunks: ChunkStore) -> bool:
@@ -106,13 +118,10 @@ def main() -> int:
             raise ConfigError(f"no manifest in {home.root}")
         chunks = ChunkStore(home.chunks_path)
         if not is_stored(manifest, chunks):
-            snapshots.store(rebuilt(manifest), chunks)
+            store(rebuilt(manifest), chunks, home.chunks_path)
     except LocalError as error:
         print(f"gossamer: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"gossamer: cannot write to {home.chunks_path}: {error.strerror}", file=sys.stderr)
-        return 2
+        return DISK_FULL if isinstance(error, DiskFullError) else 2
     return 0
 
 

@@ -18,6 +18,7 @@ from math import inf
 from gossamer.node.ipc.trainer_port import TrainerPort
 from gossamer.node.phi.held_back import HeldBack
 from gossamer.node.phi.merger import MergedState, Merger, Prefix
+from gossamer.node.seldom import Trouble
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.protocol.conduct import Conduct, RoundFigures
@@ -69,6 +70,7 @@ class Merging:
         self.reach = 0
         """The newest round merged, by an earlier run maybe."""
         self._unoffered: set[int] = set()
+        self._trouble = Trouble(log, "payloads can be read again")
         self._merged_at: dict[int, float] = {}
         self._news = asyncio.Event()
         self._merged_some = asyncio.Event()
@@ -291,10 +293,11 @@ class Merging:
                 self._dirty.add(round_)  # without that delta, until it is here again
             return
         except StorageError as error:
-            log.error("%s; trying again in %.0f s", error, RETRY_S)
+            self._trouble.met(f"{error}; trying again every {RETRY_S:.0f} s", event="reading")
             self._dirty.add(round_)
             await asyncio.sleep(RETRY_S)
             return
+        self._trouble.not_met()
         self._judge(round_)
         self.on_judged(round_, deltas, self._merger.figures)
         if self._merger.version == before:

@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 
-from gossamer.node.storage.wholefile import remove_unfinished, sync_folder, write_atomically
+from gossamer.node.storage.wholefile import cannot_write, remove_unfinished, sync_folder, write_atomically
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.rations import Stock
 
@@ -56,7 +56,7 @@ class ChunkStore:
             if not read_only:
                 remove_unfinished(root.glob("[0-9a-f][0-9a-f]/.*-*"), _HASH_NAME.fullmatch)
         except OSError as error:
-            raise StorageError(f"cannot use {root}: {error.strerror}") from None
+            raise cannot_write(root, error, f"cannot use {root}: {error.strerror}") from None
         self._unchecked = set(self._sizes)
         """Those that a power cut may have torn: found here at the start, and not read since."""
         self._mislaid: set[bytes] = set()

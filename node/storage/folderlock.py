@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from gossamer.node.storage.wholefile import cannot_write
 from gossamer.protocol.errors import StorageError
 
 LOCK_S = 0.2
@@ -44,7 +45,9 @@ class FolderLock:
                 f"another node is running in {self._root}; stop it or choose another --dir"
             ) from None
         except OSError as error:
-            raise StorageError(f"cannot use {self._path}: {error.strerror}; choose another --dir") from None
+            raise cannot_write(
+                self._path, error, f"cannot use {self._path}: {error.strerror}; choose another --dir"
+            ) from None
 
     def let_go(self) -> None:
         """As the end of our process does."""

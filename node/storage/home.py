@@ -34,7 +34,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gossamer.node.storage.folderlock import FolderLock
-from gossamer.node.storage.wholefile import remove_unfinished, write_atomically, write_first
+from gossamer.node.storage.wholefile import (
+    cannot_write,
+    keep,
+    remove_unfinished,
+    write_atomically,
+    write_first,
+)
 from gossamer.protocol.errors import ConfigError, MalformedError, StorageError, UnsupportedError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import INVITATION_BYTES_MAX, Invitation, read_invitation
@@ -64,10 +70,12 @@ def _unreadable(path: Path, error: OSError) -> str:
     return f"cannot read {path}: {error.strerror}; is this the user whose node it is?"
 
 
-def _unusable_key(path: Path, error: OSError) -> str:
+def _unusable_key(path: Path, error: OSError) -> StorageError:
     if isinstance(error, FileNotFoundError) and path.is_symlink():
-        return f"{path} is a link to {os.readlink(path)}, and nothing is there: is its disk mounted?"
-    return f"cannot use {path}: {error.strerror}"
+        return StorageError(
+            f"{path} is a link to {os.readlink(path)}, and nothing is there: is its disk mounted?"
+        )
+    return cannot_write(path, error, f"cannot use {path}: {error.strerror}")
 
 
 class Home:
@@ -95,7 +103,9 @@ class Home:
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            raise StorageError(f"cannot create {self.root}: {error.strerror}; choose another --dir") from None
+            raise cannot_write(
+                self.root, error, f"cannot create {self.root}: {error.strerror}; choose another --dir"
+            ) from None
 
     def tidy(self) -> None:
         """Remove what a crash left unfinished here."""
@@ -144,7 +154,7 @@ class Home:
                 raise StorageError(f"{self.key_path} can be read by others; run: chmod 600 {self.key_path}")
             return Identity.from_seed(self.key_path.read_bytes())
         except OSError as error:
-            raise StorageError(_unusable_key(self.key_path, error)) from None
+            raise _unusable_key(self.key_path, error) from None
         except ConfigError as error:
             raise StorageError(f"{self.key_path} is damaged ({error}); restore it from a backup") from None
 
@@ -155,11 +165,11 @@ class Home:
         try:
             seed = other.key_path.read_bytes()
         except OSError as error:
-            raise StorageError(_unusable_key(other.key_path, error)) from None
+            raise _unusable_key(other.key_path, error) from None
         try:
             write_first(self.key_path, seed)
         except OSError as error:
-            raise StorageError(_unusable_key(self.key_path, error)) from None
+            raise _unusable_key(self.key_path, error) from None
 
     def invitation(self) -> Invitation | None:
         """The invitation kept here, None if there is none. Raises StorageError."""
@@ -183,10 +193,7 @@ class Home:
                 f"this invitation is for node {invitation.grant.node_id.hex()}, and {self.root} is node"
                 f" {own.hex()}; ask an owner for one for that id"
             )
-        try:
-            write_atomically(self.invitation_path, invitation.to_text().encode(), durable=True)
-        except OSError as error:
-            raise StorageError(f"cannot write {self.invitation_path}: {error.strerror}") from None
+        keep(self.invitation_path, invitation.to_text().encode(), durable=True)
 
     def task(self) -> str | None:
         """The task's file and class, as ``--task`` named them; None if it never did. Raises StorageError."""
@@ -199,10 +206,7 @@ class Home:
 
     def keep_task(self, text: str) -> None:
         """Keep which file holds the task, for the next start. Raises StorageError."""
-        try:
-            write_atomically(self.task_path, text.encode())
-        except OSError as error:
-            raise StorageError(f"cannot write {self.task_path}: {error.strerror}") from None
+        keep(self.task_path, text.encode())
 
     def manifest(self) -> "Manifest | None":
         """The manifest kept here, None if there is none yet. Raises StorageError."""
@@ -229,16 +233,14 @@ class Home:
             ) from None
 
     def adopt(self, manifest: "Manifest") -> None:
-        """Keep the manifest of the swarm this folder is for. Raises ConfigError if it is for another."""
+        """Keep the manifest of the swarm this folder is for. Raises ConfigError if it is for another, or
+        StorageError."""
         known = self.manifest()
         if known is not None and known.swarm_id != manifest.swarm_id:
             ours, theirs = known.swarm_id.hex()[:12], manifest.swarm_id.hex()[:12]
             raise ConfigError(f"{self.root} belongs to swarm {ours}, not {theirs}; choose another --dir")
         if known is None:
-            try:
-                write_atomically(self.manifest_path, manifest.canonical(), durable=True)
-            except OSError as error:
-                raise StorageError(f"cannot write {self.manifest_path}: {error.strerror}") from None
+            keep(self.manifest_path, manifest.canonical(), durable=True)
 
     def socket_path(self, mark: str = "") -> str:
         """Where the trainer finds the daemon: in the folder, or if its path is too long, under /tmp.

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from gossamer.node.seldom import Trouble
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.records import Delta
@@ -26,6 +27,7 @@ class RecordWriter:
         self._store = store
         self._on_own_stored = on_own_stored
         self._on_failed = on_failed
+        self._trouble = Trouble(log, "records can be written again")
         self._waiting: list[tuple[Delta, bool]] = []
         self._news = asyncio.Event()
         self._idle = asyncio.Event()
@@ -67,8 +69,8 @@ class RecordWriter:
         while True:
             try:
                 await asyncio.to_thread(self._store.add, deltas, durable=durable)
-                return
+                return self._trouble.not_met()
             except StorageError as error:
                 self._on_failed()
-                log.error("%s; trying again in %.0f s", error, RETRY_S)
+                self._trouble.met(f"{error}; trying again every {RETRY_S:.0f} s")
                 await asyncio.sleep(RETRY_S)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from gossamer.protocol.errors import DiskFullError, StorageError
+
 log = logging.getLogger("gossamer.node")
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -21,6 +23,14 @@ UNFINISHED_S = 60.0
 
 _ASIDE = re.compile(r"\.(.+)-[a-z0-9_]{8}")
 """What `open_aside` calls a file; tempfile chooses the last eight characters."""
+
+
+def cannot_write(path: Path, error: OSError, otherwise: str = "") -> StorageError:
+    """What to raise where a file or folder could not be made: DiskFullError where there is no room for it,
+    else what says `otherwise`."""
+    if error.errno in FULL:
+        return DiskFullError(f"cannot write {path}: the disk is full; free some space")
+    return StorageError(otherwise or f"cannot write {path}: {error.strerror}")
 
 
 def open_aside(path: Path) -> tuple[int, str]:
@@ -44,6 +54,15 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
         with suppress(FileNotFoundError):  # renamed, and then not synced
             os.unlink(aside)
         raise
+
+
+def keep(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Write a file, unless it holds that already, which a full disk does not hinder. Raises StorageError."""
+    try:
+        if not (path.is_file() and path.read_bytes() == data):
+            write_atomically(path, data, durable=durable)
+    except OSError as error:
+        raise cannot_write(path, error) from None
 
 
 def write_first(path: Path, data: bytes) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import os
 import signal
 import socket
@@ -26,6 +28,7 @@ from gossamer.node import __version__
 from gossamer.node.options import DaemonOptions
 from gossamer.node.phi import genesis
 from gossamer.node.renewal import keep_grant
+from gossamer.node.storage import wholefile
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Charter, Revocation, Role
 from gossamer.protocol.codecs import CODECS
@@ -516,6 +519,32 @@ def test_a_bootstrap_peer_that_finds_the_disk_full_may_be_started_again(
     outcome = run("bootstrap", "my.toml", "--dir", "d")
     assert outcome.status == 1
     assert outcome.err == "gossamer: cannot write d/ledger.sqlite: the disk is full; free some space\n"
+
+
+@pytest.mark.parametrize("place", ["folder", "child"])
+def test_so_may_one_whose_disk_has_no_room_for_a_manifest_or_a_model(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def rebuild(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        """What runs in a process of its own, in this one."""
+        assert command[-2] == "gossamer.node.phi.genesis"
+        with monkeypatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
+            patch.setattr("sys.argv", command[-2:])
+            patch.setattr(wholefile, "open_aside", full)
+            return subprocess.CompletedProcess(command, genesis.main(), "", said.getvalue())
+
+    assert run("init", "my.toml", "--preset", "tiny").status == 0
+    if place == "folder":
+        monkeypatch.setattr(wholefile, "open_aside", full)
+    else:
+        monkeypatch.setattr("gossamer.bootstrap.genesis.subprocess.run", rebuild)
+    outcome = run("bootstrap", "my.toml", "--dir", "d")
+    assert outcome.status == 1
+    where = tmp_path / "d" / ("manifest" if place == "folder" else "chunks")
+    assert outcome.err == f"gossamer: cannot write {where}: the disk is full; free some space\n"
 
 
 def test_what_init_writes_may_be_read_by_whom_the_umask_lets(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import threading
 import time
@@ -36,6 +37,7 @@ from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
 from tests.node.test_merger import OWN, World
+from tests.node.trainer_side import until
 from tests.protocol.builders import LAYOUT, SMALL, manifest
 
 
@@ -338,6 +340,31 @@ async def test_a_snapshot_that_the_disk_has_no_room_for_leaves_nothing_and_is_ma
     claim = await sealing.seal(4)
     assert claim.round == 4 and sealing.told, "others hear of it"
     assert snapshots.missing(claim.root, 4 * LAYOUT.numel, world.chunks) == ()
+
+
+async def test_a_folder_that_is_away_is_said_once_and_in_words(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gossamer.node.phi.archive.RETRY_S", 0.001)
+    sealing = Sealing(world.merger(), world.chunks)
+    merge_all(sealing.merger, world.deltas)
+    tries: list[bytes] = []
+
+    def refuse(blob: bytes, data: bytes | memoryview, *, durable: bool = False) -> None:
+        tries.append(blob)
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.chunks, "put", refuse)
+        sealing.archive.seal(4)
+        running = asyncio.create_task(sealing.archive.run())
+        await until(lambda: len(tries) > 3)
+    assert caplog.messages == [
+        "cannot write or remove chunks: No such file or directory; trying again every 0 s"
+    ]
+    await until(lambda: sealing.shelf.claims[0].round == 4)
+    running.cancel()
+    await asyncio.wait([running])
 
 
 @pytest.mark.parametrize("what", ["index", "chunk"])

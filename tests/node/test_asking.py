@@ -166,6 +166,33 @@ async def test_the_proof_counts_even_if_they_held_the_records_at_different_times
     assert (await verdict(first, second)).differing is not None
 
 
+async def test_who_has_answered_before_is_waited_for() -> None:
+    """A busy node does not answer every question within its time."""
+    first = Replica("a", ("r1", "p1"), ("r2", "p2"), ("r3", "p3"))
+    second = Replica("b", ("r0", "p0"), ("r2", "p2"), ("r3", "p3"))
+    silent = iter([False, True, True])
+
+    def now_and_then() -> bytes:
+        return b"" if next(silent, False) else second()
+
+    assert (await verdict(first, now_and_then)).agreed
+    once = iter([b'{"swarm_id": "s", "node_id": "b"}'])
+    with pytest.raises(UnreachableError, match="cannot be read"):
+        await verdict(first, lambda: next(once, b""), wait_s=0.1)
+    with pytest.raises(UnreachableError, match="cannot be read"):
+        await verdict(first, lambda: b"", wait_s=3600.0)
+
+
+async def test_who_is_silent_hides_no_proof() -> None:
+    answers = iter([b'{"swarm_id": "s", "node_id": "c"}'])
+    found = await verdict(
+        Replica("a", ("r1", "p1"), ("r2", "p2")),
+        Replica("b", ("r0", "p0"), ("r2", "q2")),
+        lambda: next(answers, b""),
+    )
+    assert found.differing is not None
+
+
 async def test_half_an_answer_is_not_comparable() -> None:
     half = '{"swarm_id": "s", "node_id": "%s", "merged_digest": "r"}'
     found = await verdict((half % "a").encode, (half % "b").encode, wait_s=0.1)

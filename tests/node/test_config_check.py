@@ -32,6 +32,7 @@ from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Role
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.invitation import Invitation
+from gossamer.protocol.payload import payload_bytes_max
 from gossamer.protocol.rules import RULES
 from tests.node.daemons import facts, founded, joining, manifest_of, running
 from tests.protocol import builders
@@ -94,6 +95,17 @@ def test_a_running_node_is_seen_by_its_lock(home: Home) -> None:
         assert home.lock.is_taken()
         assert levels(check_folder(home, joins=True))["dir"] == ["warning"]
     home.lock.take()
+
+
+def test_a_damaged_ledger_is_seen_whoever_is_to_be_joined(home: Home) -> None:
+    """The node would end of it as it starts."""
+    home.ledger_path.write_bytes(bytes(range(1, 201)) * 15)
+    for joins in (True, False):
+        said = found(check_folder(home, joins))
+        assert said["dir"][1][0] == "error" and "if it is damaged, remove it" in said["dir"][1][1]
+    home.ledger_path.write_bytes(b"")
+    assert levels(check_folder(home, joins=True)) == {"dir": ["ok"], "manifest": ["ok"]}
+    assert {path.name: path.stat().st_size for path in home.root.glob("[!m]*")} == {"ledger.sqlite": 0}
 
 
 def test_a_damaged_folder(home: Home) -> None:
@@ -219,6 +231,20 @@ def test_a_bootstrap_peer_needs_first_parameters(home: Home, tmp_path: Path) -> 
     file.write_text('[bootstrap]\nmanifest = "m.toml"\ndir = "b"\njoin = ["127.0.0.1:1"]\n')
     assert errors(look(file)) == {}, "who joins is given them"
     assert not (tmp_path / "b").exists()
+
+
+def test_whether_a_bootstrap_peer_has_a_model_is_looked_at_and_nothing_written(
+    home: Home, tmp_path: Path
+) -> None:
+    file = tmp_path / "b.toml"
+    file.write_text('[bootstrap]\nmanifest = "m.toml"\ndir = "b"\n')
+    founding(tmp_path)
+    begun = Home(tmp_path / "b")
+    begun.chunks_path.mkdir(parents=True)
+    begun.ledger_path.touch()
+    assert errors(look(file)) == {}
+    assert sorted(path.name for path in begun.root.iterdir()) == ["chunks", "ledger.sqlite"]
+    assert begun.ledger_path.stat().st_size == 0
 
 
 def test_a_bootstrap_peer_of_an_invited_swarm_must_be_let_in(home: Home, tmp_path: Path) -> None:
@@ -393,8 +419,18 @@ def test_the_disk_that_a_model_needs() -> None:
     """As docs/operating.md has it: payloads of all members, five snapshots, the trainer's state twice."""
     numel = INVITED.plan().numel
     few, many = disk_needed(INVITED, 1, False), disk_needed(INVITED, 9, False)
-    assert few > 20 * numel and many - few == 8 * (few - 20 * numel)
+    more = disk_needed(INVITED, 2, False) - few
+    assert few > more + 20 * numel and many - few == 8 * more
     assert disk_needed(INVITED, 1, True) - few == 32 * numel
+
+
+def test_the_smallest_chunk_takes_a_block_of_the_disk() -> None:
+    """Of tiny models nearly all of the space is that."""
+    history = {"retain": 500, "seal_after": 4, "snapshot_every": 12}
+    tiny = builders.manifest(history=history)
+    assert payload_bytes_max(CODECS[tiny.outer.codec], tiny.plan().fragments[0]) < 4096
+    needed = disk_needed(tiny, 3, False)
+    assert 3 * 512 * 4096 < needed < 3 * 512 * (4096 + 1100) + 2e6
 
 
 # -- the swarm

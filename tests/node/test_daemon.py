@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -21,6 +22,7 @@ from gossamer.node.daemon import Daemon, main
 from gossamer.node.dashboard.peers import peers_table
 from gossamer.node.ipc import control, daemon_link
 from gossamer.node.ipc.daemon_link import DaemonLink
+from gossamer.node.network import keeping
 from gossamer.node.network.client import deliver, fetch_status
 from gossamer.node.options import DaemonOptions
 from gossamer.node.storage.chunkstore import ChunkStore
@@ -296,6 +298,32 @@ async def test_a_daemon_that_finds_the_disk_full_is_started_again(
 
     monkeypatch.setattr("gossamer.node.daemon.RecordStore", full)
     assert main() == 1
+
+
+async def test_nobody_is_asked_for_what_the_disk_would_not_take(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "PATIENCE_S", 0.01)
+
+    def full(blob: bytes, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    sent: list[bytes] = []
+    failed: list[bytes] = []
+    question = msg.Ask(bytes(32))
+    async with running(home) as daemon:
+        await until(lambda: daemon._tasks is not None)
+        with monkeypatch.context() as patch:
+            patch.setitem(daemon.links._links, 7, SimpleNamespace(number=7, send=sent.append))
+            daemon.carry_out([fx.Send(7, question)])
+            assert sent == [msg.encode(question)], "at once"
+            patch.setattr(daemon.chunks, "put", full)
+            patch.setattr(daemon.local_chunks.keeping, "_is_wanted", lambda blob: True)
+            patch.setattr(daemon.local_chunks, "chunk_failed", lambda link, blob: failed.append(blob))
+            assert not await daemon.local_chunks.chunk_arrived(sha256(b"x").digest(), b"x")
+            daemon.carry_out([fx.Send(7, question)])
+            await until(lambda: failed == [question.blob])
+            assert len(sent) == 1
 
 
 async def test_only_what_a_node_left_unfinished_is_removed_from_its_folder(home: Home) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from gossamer.node.ipc import control, publisher
 from gossamer.node.ipc.publisher import Publisher
-from gossamer.node.network import local_chunks, transfers
+from gossamer.node.network import keeping, local_chunks, transfers
 from gossamer.node.network.local_chunks import LocalChunks
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.transfers import Transfers
@@ -33,6 +33,7 @@ from gossamer.protocol.greylist import Offence
 from gossamer.protocol.history import Claim
 from gossamer.protocol.limits import (
     ASKS_PER_LINK_MAX,
+    FETCHES_MAX,
     PAYLOAD_CHUNK_BYTES_MIN,
     SMALL_CHUNK_BYTES,
     UPLOADS_MAX,
@@ -127,7 +128,7 @@ async def test_a_full_disk_pauses_publishing(
     core = Core()
     await Publisher(chunks, core.dispatch).publish(message(b"x"), memoryview(bytearray(b"x")))
     assert [type(event) for event in core.events] == [fx.Paused] * 3 + [fx.Publish]
-    assert caplog.text.count("No space left on device; publishing pauses until there is space") == 3
+    assert caplog.text.count("No space left on device; publishing pauses until there is space") == 1
     assert chunks.get(sha256(b"x").digest()) == b"x"
     FullDisk(chunks, 1, monkeypatch, errno.EROFS)
     await Publisher(chunks, core.dispatch).publish(message(b"x"), memoryview(bytearray(b"x")))
@@ -156,8 +157,10 @@ class Line:
         monkeypatch.setattr(transfers, "put_chunk", self.put_chunk)
         self.answer: bytes | Exception = b""
         self.put: list[bytes] = []
+        self.got = 0
 
     async def get_chunk(self, link: object, blob: bytes, size: int) -> bytes:
+        self.got += 1
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -209,6 +212,9 @@ class Setup:
         blob = sha256(data).digest()
         await self.transfers.get(self.link, fx.Get(7, blob, len(data)))  # type: ignore[arg-type]
 
+    async def ask(self, data: bytes) -> None:
+        await self.transfers.ask(self.link, msg.Ask(sha256(data).digest()))  # type: ignore[arg-type]
+
 
 @pytest.fixture
 def setup(chunks: ChunkStore, monkeypatch: pytest.MonkeyPatch) -> Setup:
@@ -258,18 +264,59 @@ async def test_a_chunk_that_is_not_what_its_hash_says_is_an_offence(setup: Setup
     assert setup.blamed == [(setup.link.node_id, Offence.CHUNK)]
 
 
-async def test_a_full_disk_pauses_fetching_and_the_chunk_is_fetched_again(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (errno.ENOSPC, "No space left on device; fetching pauses until there is space"),
+        (errno.ENOENT, "No such file or directory; fetching pauses until the folder can be written to"),
+        (errno.EROFS, "Read-only file system; fetching pauses until the folder can be written to"),
+    ],
+)
+async def test_a_disk_that_takes_nothing_pauses_fetching_and_what_came_is_kept_later(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, said: str
 ) -> None:
-    monkeypatch.setattr(local_chunks, "DISK_RETRY_S", 0.01)
+    monkeypatch.setattr(keeping, "DISK_RETRY_S", 0.01)
+    monkeypatch.setattr(keeping, "PATIENCE_S", 0.01)
+    disk = FullDisk(setup.chunks, 10**6, monkeypatch, code)
+    setup.line.answer = b"data"
+    await asyncio.gather(*(setup.get(b"data") for _ in range(FETCHES_MAX)))  # all those under way
+    assert setup.line.got == FETCHES_MAX
+    trying = asyncio.create_task(setup.local.keeping.run())
+    for n in range(100):
+        await setup.get(b"%d" % n)
+        await setup.ask(b"%d" % n)
+    assert setup.line.got == FETCHES_MAX and not setup.link.sent, "or it would be thrown away"
+    assert {type(event) for event in setup.events} == {fx.ChunkFailed} and len(setup.events) == 216
+    await until(lambda: disk.left < 10**6 - FETCHES_MAX - 3)
+    assert [record.getMessage() for record in caplog.records] == [f"cannot store a payload: {said}"]
+    setup.events.clear()
+    disk.left = 0
+    blob = sha256(b"data").digest()
+    await until(lambda: setup.events == [fx.ChunkArrived(blob)])
+    assert setup.line.got == FETCHES_MAX and setup.chunks.get(blob) == b"data"
+    setup.line.answer = b"more"
+    await setup.get(b"more")
+    assert fx.ChunkArrived(sha256(b"more").digest()) in setup.events
+    await setup.ask(b"more")
+    assert setup.link.sent == [msg.encode(msg.Ask(sha256(b"more").digest()))]
+    trying.cancel()
+    await asyncio.wait([trying])
+
+
+async def test_what_could_not_be_kept_and_is_of_no_use_any_more_holds_nothing_up(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "DISK_RETRY_S", 0.01)
     FullDisk(setup.chunks, 1, monkeypatch)
     setup.line.answer = b"data"
     await setup.get(b"data")
-    blob = sha256(b"data").digest()
-    assert setup.events == [fx.ChunkFailed(7, blob)]
-    assert "free some space" in caplog.text
-    await setup.get(b"data")
-    assert fx.ChunkArrived(blob) in setup.events
+    assert not setup.local.keeping.works
+    setup.wanted_by = ()
+    trying = asyncio.create_task(setup.local.keeping.run())
+    assert await setup.local.can_keep()
+    assert sha256(b"data").digest() not in setup.chunks
+    trying.cancel()
+    await asyncio.wait([trying])
 
 
 async def test_reading_finds_damage(setup: Setup) -> None:

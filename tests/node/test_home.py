@@ -11,11 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.storage import folderlock
+from gossamer.bootstrap.owners import invite
+from gossamer.node.network.tls import Certificate
+from gossamer.node.storage import folderlock, wholefile
+from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.wholefile import write_atomically
-from gossamer.protocol.errors import ConfigError, StorageError
-from tests.protocol.builders import SMALL, manifest, newer
+from gossamer.protocol.admission import Role
+from gossamer.protocol.errors import ConfigError, DiskFullError, StorageError
+from gossamer.protocol.invitation import Invitation
+from tests.protocol.builders import OWNER, SMALL, manifest, newer
 
 
 @pytest.fixture
@@ -59,6 +64,58 @@ def test_a_key_that_others_can_read_is_refused(home: Home) -> None:
     home.key_path.chmod(0o640)
     with pytest.raises(StorageError, match="chmod 600"):
         home.identity()
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def invitation(home: Home) -> Invitation:
+    return invite(OWNER, SMALL.swarm_id, home.identity().node_id, role=Role.TRAIN, days=1, contacts=())
+
+
+def test_a_disk_that_is_full_when_a_node_starts_can_be_waited_for(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its last word is that a person has to mend something, and nobody starts it again."""
+    here, another = invitation(home), Home(tmp_path / "another")
+    another.create()
+    monkeypatch.setattr(wholefile, "open_aside", full)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", full)
+        for make in (
+            Home(tmp_path / "a third").create,
+            lambda: ChunkStore(home.chunks_path),
+        ):
+            with pytest.raises(DiskFullError, match=r"the disk is full; free some space$"):
+                make()
+    for keep in (
+        another.identity,
+        lambda: another.copy_key(home),
+        lambda: home.adopt(SMALL),
+        lambda: home.keep_invitation(here),
+        lambda: home.keep_task("task.py:Mine"),
+        lambda: Certificate.of(home.tls_path),
+    ):
+        with pytest.raises(DiskFullError, match=r"the disk is full; free some space$"):
+            keep()
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(DiskFullError, match="lock: the disk is full"):
+        home.lock.take()
+
+
+def test_what_is_kept_already_needs_no_room(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = invitation(home)
+    home.adopt(SMALL)
+    home.keep_invitation(here)
+    home.keep_task("task.py:Mine")
+    monkeypatch.setattr(wholefile, "open_aside", full)
+    home.adopt(SMALL)
+    home.keep_invitation(here)
+    home.keep_task("task.py:Mine")
+    with pytest.raises(DiskFullError):
+        home.keep_task("task.py:Other")
+    assert home.task() == "task.py:Mine"
 
 
 def test_a_key_that_is_not_mounted_is_missed_and_not_replaced(home: Home, tmp_path: Path) -> None:

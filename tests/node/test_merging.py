@@ -544,5 +544,6 @@ async def test_a_payload_that_cannot_be_read_just_now_is_merged_later(
     setup.arrive(*setup.world.deltas)
     await setup.merged_all()
     assert setup.lost == []
-    assert caplog.text.count("Too many open files; trying again") == 3
+    assert next(refusals, None) is None
+    assert caplog.text.count("Too many open files; trying again") == 1
     assert np.array_equal(setup.merger.phi, setup.world.fold(setup.world.deltas))

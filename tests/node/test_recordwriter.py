@@ -83,7 +83,8 @@ async def test_a_disk_that_fails_is_tried_again_and_nothing_is_lost(
         await setup.writer.drained()
     assert setup.told == [first, second]
     assert [delta for batch, _ in setup.store.batches for delta in batch] == [first, second]
-    assert caplog.text.count("the disk is full") == setup.failed == 3
+    assert setup.failed == 3
+    assert caplog.text.count("the disk is full") == 1, "which may be so for days"
 
 
 async def test_whoever_brings_too_much_waits(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

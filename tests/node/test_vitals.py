@@ -10,6 +10,7 @@ import pytest
 from gossamer.node.monitoring import vitals as v
 from gossamer.node.monitoring.vitals import Look, Vitals
 from gossamer.node.network.clocks import judge, offset_of
+from gossamer.node.seldom import REPEAT_S
 
 
 class Shown:
@@ -82,9 +83,9 @@ def test_that_nobody_dials_says_nothing_where_nobody_would(shown: Shown) -> None
 
 def test_a_slow_node_says_so_now_and_then(shown: Shown) -> None:
     assert shown.for_s(10, late_s=0.9) == []
-    (said,) = shown.for_s(v.REPEAT_S, late_s=2.5)
+    (said,) = shown.for_s(REPEAT_S, late_s=2.5)
     assert "busy for 2.5 s" in said
-    assert len(shown.for_s(v.REPEAT_S, late_s=2.5)) == 1
+    assert len(shown.for_s(REPEAT_S, late_s=2.5)) == 1
     assert shown.vitals.lag_s == 2.5
     shown.for_s(60)
     assert shown.vitals.lag_s == 0.0
@@ -139,7 +140,7 @@ def test_a_trainer_that_stays_away_is_a_problem(shown: Shown) -> None:
 
 
 def test_a_clock_that_is_off_is_said_now_and_then(shown: Shown) -> None:
-    said = shown.for_s(v.REPEAT_S + 1, offsets=(90.0, 91.0, None, 89.0))
+    said = shown.for_s(REPEAT_S + 1, offsets=(90.0, 91.0, None, 89.0))
     assert said == ["this machine's clock is 90 s behind the clocks of 3 peers: set it (NTP)"] * 2
 
 

@@ -81,6 +81,9 @@ class End:
     def expected_size(self, blob: bytes) -> int | None:
         return self.wanted.get(blob)
 
+    async def can_keep(self) -> bool:
+        return True
+
     async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
         self.arrived[blob] = data
         return True

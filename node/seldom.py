@@ -1,0 +1,52 @@
+"""What is met again and again is said once, and again only after minutes."""
+
+import logging
+import time
+from collections.abc import Callable, Hashable
+from math import inf
+
+REPEAT_S = 300.0
+
+CALM_S = 30.0
+"""Trouble that was not met for so long is over: a disk that has room for one file may be full at the next."""
+
+
+class Seldom:
+    """Which events were said lately."""
+
+    def __init__(self) -> None:
+        self._said: dict[Hashable, float] = {}
+
+    def is_due(self, event: Hashable, now: float) -> bool:
+        """Whether to say an event now, in seconds of any clock: not if that was done within REPEAT_S.
+
+        If so, it counts as said.
+        """
+        if now - self._said.get(event, -inf) < REPEAT_S:
+            return False
+        self._said = {other: at for other, at in self._said.items() if now - at < REPEAT_S} | {event: now}
+        return True
+
+
+class Trouble:
+    """What keeps one thing from being done, which is tried every few seconds until it can be."""
+
+    def __init__(self, log: logging.Logger, over: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """`over` is said once it can be done again."""
+        self._log = log
+        self._over = over
+        self._clock = clock
+        self._seldom = Seldom()
+        self._met_at: float | None = None
+
+    def met(self, text: str, event: Hashable = None) -> None:
+        """It could not be done: `text` says why, and what it is about is `event`, if that is not the text."""
+        self._met_at = self._clock()
+        if self._seldom.is_due(event or text, self._met_at):
+            self._log.error("%s", text)
+
+    def not_met(self) -> None:
+        """It could be done."""
+        if self._met_at is not None and self._clock() - self._met_at > CALM_S:
+            self._met_at, self._seldom = None, Seldom()
+            self._log.info("%s", self._over)
