@@ -140,7 +140,7 @@ class Daemon:
             certificate,
             self.policing,
         )
-        self.dialler = Dialler(self.transport, self.policing, self.dispatch)
+        self.dialler = Dialler(self.transport, self.policing, self.core, self.dispatch)
 
         # Phi, and the trainer that it is offered to.
         self.port = TrainerPort(options.socket or self.home.socket_path(), manifest)

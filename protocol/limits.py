@@ -193,6 +193,8 @@ FORGET_DOWN_AFTER_S = 24 * 3600.0
 REDIAL_DOWN_INTERVAL_S = 30.0
 REDIAL_INTERVAL_S = 4.5
 DIALS_AT_ONCE_MAX = 4
+DIALS_TO_GONE_MAX = 2
+"""Of those, to members that did not answer: where an address swallows packets a dial takes ten seconds."""
 
 # --- history ------------------------------------------------------------------------------------------
 CLAIMS_MAX = 4

@@ -15,6 +15,7 @@ and then, and one of the inbound links that came last gives way, of the group th
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Dial, Effect, Hangup, LinkUp, RandomSource
@@ -30,6 +31,20 @@ class Link:
     outbound: bool
     address: str | None = None
     group: str | None = None
+
+
+Target = tuple[str, bytes | None]
+"""An address to dial, and which node must answer there, where that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Dialling:
+    """A dial under way."""
+
+    until: float
+    """When it is given up."""
+    is_to_gone: bool
+    """Whether nobody is expected to answer."""
 
 
 class Links:
@@ -51,11 +66,13 @@ class Links:
         self._roster = roster
         self._bootstrap = bootstrap
         self._pins = pins or {}
+        self._contacts: list[Target] = [(address, self._pins.get(address)) for address in bootstrap]
         self._remembered = frozenset(remembered)
         self._rng = rng
         self._links: dict[int, Link] = {}
-        self._dialling: dict[str, float] = {}
-        self._tried: dict[tuple[str, bytes | None], float] = {}
+        self._dialling: dict[str, _Dialling] = {}
+        self._tried: dict[Target, float] = {}
+        """When somebody was last dialled: members for a while, bootstrap addresses for ever."""
         self._leads_to: dict[str, bytes] = {}
         self._group_of: dict[str, str] = {}
         """Network groups of addresses that were dialled."""
@@ -185,51 +202,62 @@ class Links:
     def wake(self, now: float) -> list[Effect]:
         """Dial somebody if links are short, and now and then somebody who is down even if they are not.
 
-        Links may all be to our own half of a partition, so that those who are down are the other half.
+        Links may all be to our own half of a partition, so that those who are down are the other half. But
+        where nobody answers a dial may take long, and somebody may have made them up: they never take the
+        places of those who live.
         """
         if now < self._next_look and not self._is_told_of_more:
             return []
         self._next_look = now + limits.LINKS_LOOK_INTERVAL_S
         self._known_at_look = len(self._roster.members())
-        self._dialling = {address: until for address, until in self._dialling.items() if until > now}
+        self._dialling = {address: dial for address, dial in self._dialling.items() if dial.until > now}
         outbound = sum([link.outbound for link in self._links.values()])
         wanted = max(limits.LINKS_WANTED - len(self._links), limits.LINKS_OUTBOUND_MIN - outbound)
-        missing = max(0, wanted - len(self._dialling))
+        missing = max(0, wanted - (len(self._dialling) - self._dials_to_gone))
         if not missing and not any(map(self._is_missed, self._roster.doubted())):
             return []
         alive, gone = self._candidates(now)
+        chosen = [(target, False) for target in alive[:missing]]
+        room = limits.DIALS_TO_GONE_MAX - self._dials_to_gone
+        chosen += [(target, True) for target in gone[: min(room, max(1, missing - len(chosen)))]]
         effects: list[Effect] = []
-        chosen = alive[:missing]
-        chosen += gone[: max(1, missing - len(chosen))]
-        for address, node_id in chosen:
+        for (address, node_id), is_to_gone in chosen:
             if len(self._dialling) >= limits.DIALS_AT_ONCE_MAX:
                 break
             if address in self._dialling:
                 continue
-            self._dialling[address] = now + limits.REDIAL_INTERVAL_S * 2
+            self._dialling[address] = _Dialling(now + limits.REDIAL_INTERVAL_S * 2, is_to_gone)
             self._tried[address, node_id] = now
             effects.append(Dial(address, node_id, self._fingerprint_of(node_id)))
-        self._tried = {a: t for a, t in self._tried.items() if now - t < limits.REDIAL_DOWN_INTERVAL_S}
+        self._forget_old_tries(now)
         return effects
+
+    def _forget_old_tries(self, now: float) -> None:
+        kept = {contact: self._tried[contact] for contact in self._contacts if contact in self._tried}
+        recent = {to: at for to, at in self._tried.items() if now - at < limits.REDIAL_DOWN_INTERVAL_S}
+        self._tried = kept | recent
+
+    @property
+    def _dials_to_gone(self) -> int:
+        return sum([dial.is_to_gone for dial in self._dialling.values()])
 
     @property
     def _is_told_of_more(self) -> bool:
         """Whether links are short and we know of more to dial: a newcomer is told of all at once."""
-        is_short = len(self._links) + len(self._dialling) < limits.LINKS_MIN
+        hoped_for = len(self._dialling) - self._dials_to_gone
+        is_short = len(self._links) + hoped_for < limits.LINKS_MIN
         return is_short and len(self._roster.members()) > self._known_at_look
 
     def _fingerprint_of(self, node_id: bytes | None) -> bytes:
         member = self._roster.get(node_id) if node_id is not None else None
         return member.peer.body.fingerprint if member is not None else b""
 
-    def _candidates(
-        self, now: float
-    ) -> tuple[list[tuple[str, bytes | None]], list[tuple[str, bytes | None]]]:
+    def _candidates(self, now: float) -> tuple[list[Target], list[Target]]:
         """Whom to dial: a bootstrap address, the living, the other bootstrap addresses; and those who do not
         answer. None of the living may be where their rows say, and somebody may have made them up."""
         linked = {self._own_id, *(link.node_id for link in self._links.values())}
-        alive: list[tuple[str, bytes | None]] = []
-        gone: list[tuple[str, bytes | None]] = []
+        alive: list[Target] = []
+        gone: list[Target] = []
         for member in self._roster.members():
             addresses = member.peer.body.addresses
             is_alive = member.health is Health.ALIVE
@@ -249,8 +277,8 @@ class Links:
                 (alive if is_alive else gone).append((address, member.peer.node_id))
         self._shuffle(alive)
         self._shuffle(gone)
-        bootstrap = self._bootstrap_candidates(now, linked)
-        return [*bootstrap[:1], *alive, *bootstrap[1:]], gone
+        contacts = self._due_contacts(now, linked)
+        return [*contacts[:1], *alive, *contacts[1:]], gone
 
     def _is_crowded(self, address: str) -> bool:
         """Whether an address is known to lead where we have links enough."""
@@ -264,20 +292,22 @@ class Links:
         return any(address in self._bootstrap for address in member.peer.body.addresses)
 
     def _is_due(self, address: str, node_id: bytes | None, wait: float, now: float) -> bool:
-        return address not in self._dialling and now - self._tried.get((address, node_id), -1e9) >= wait
+        return address not in self._dialling and now - self._tried.get((address, node_id), -inf) >= wait
 
-    def _bootstrap_candidates(self, now: float, linked: set[bytes]) -> list[tuple[str, bytes | None]]:
-        """Bootstrap addresses that lead to nobody we are linked to, whatever name they go by."""
+    def _due_contacts(self, now: float, linked: set[bytes]) -> list[Target]:
+        """Bootstrap addresses that lead to nobody we are linked to, whatever name they go by: those that were
+        not tried, or not for the longest, come first."""
         if len(self._links) >= limits.LINKS_MIN:
             return []
-        return [
-            (address, self._pins.get(address))
-            for address in self._bootstrap
+        due = [
+            (address, node_id)
+            for address, node_id in self._contacts
             if self._leads_to.get(address) not in linked
-            and self._is_due(address, self._pins.get(address), limits.REDIAL_INTERVAL_S, now)
+            and self._is_due(address, node_id, limits.REDIAL_INTERVAL_S, now)
         ]
+        return sorted(due, key=lambda contact: self._tried.get(contact, -inf))
 
-    def _shuffle(self, items: list[tuple[str, bytes | None]]) -> None:
+    def _shuffle(self, items: list[Target]) -> None:
         for i in range(len(items) - 1, 0, -1):
             j = self._rng.randrange(i + 1)
             items[i], items[j] = items[j], items[i]

@@ -49,6 +49,8 @@ class Look:
     """Whether any other node has linked to us since we started."""
     addresses: tuple[str, ...] = ()
     """Where we say that we can be dialled."""
+    lost_address: str = ""
+    """The one that we listen on and dial from, if this machine has it no longer."""
     live: int = 0
     """Other members believed to be up."""
     known: int = 0
@@ -103,6 +105,7 @@ class Vitals:
             self._begun = look.now
         self._lags.append(max(0.0, look.late_s))
         self._look_at_links(look)
+        self._look_at_address(look)
         self._look_at_reach(look, look.now - self._begun)
         self._look_at_clock(look)
         self._look_at_key(look)
@@ -130,6 +133,16 @@ class Vitals:
                 " meanwhile is handed on later. Check this machine's network, and --join",
                 ALONE_S,
                 look.known,
+            )
+
+    def _look_at_address(self, look: Look) -> None:
+        if look.lost_address:
+            self._say(
+                "address",
+                look.now,
+                f"this machine has no address {look.lost_address} any more, and by --listen this node is"
+                " reached, and dials others, from there only: it is cut off. Give the machine that address"
+                " again, or start the node with another --listen ([::]:PORT follows the machine)",
             )
 
     def _look_at_reach(self, look: Look, uptime_s: float) -> None:

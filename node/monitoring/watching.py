@@ -19,6 +19,7 @@ from gossamer.node.monitoring.notices import Notices
 from gossamer.node.monitoring.rates import Rates
 from gossamer.node.monitoring.view import NodeView
 from gossamer.node.monitoring.vitals import Look, Vitals
+from gossamer.node.network.listening import is_gone
 from gossamer.node.storage.home import Home
 from gossamer.protocol.conduct import RoundFigures
 from gossamer.protocol.errors import StorageError
@@ -156,6 +157,7 @@ class Watching:
             links=len(view.links),
             was_dialled=view.links.was_dialled,
             addresses=core.own_row.addresses,
+            lost_address=self._lost_address(),
             live=len(live),
             known=len(addresses.union(core.info.bootstrap)),
             behind=view.merging.behind,
@@ -171,6 +173,11 @@ class Watching:
                 d.round > self._own_last and core.ledger.is_void(d) for d in core.ledger.by(view.node_id)
             ),
         )
+
+    def _lost_address(self) -> str:
+        """The address that this node listens on and dials from, if this machine has it no longer."""
+        host = self._view.transport.dials_from
+        return host if host is not None and is_gone(host) else ""
 
     async def _save(self) -> None:
         """Write down what has changed; what cannot be written is tried again with the next."""

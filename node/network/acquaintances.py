@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 import time
 from contextlib import suppress
 
@@ -42,16 +43,12 @@ class Acquaintances:
     def remember(self) -> None:
         """Write down where members are, and who they are: the anchors, the others alive, those who are gone.
 
-        Our own network may be what is gone, and they whom we look for the next time.
+        Our own network may be what is gone, and they whom we look for the next time. Of each one address, and
+        more while there is room, in no order that a member could choose: a few that one liar made up, with
+        many addresses each, could be all that we know.
         """
-        roster = self._core.roster
-        others = [
-            (address, member.peer.node_id)
-            for member in (*roster.live(), *roster.doubted())
-            for address in member.peer.body.addresses
-        ]
         # Anchors we chose long ago: nobody can have put them there since.
-        found = dict.fromkeys((*self._core.links.anchors(), *others))
+        found = dict.fromkeys((*self._core.links.anchors(), *self._others()))
         contacts = [str(Contact(address, node_id)) for address, node_id in found]
         try:
             if contacts:
@@ -59,6 +56,20 @@ class Acquaintances:
         except OSError as error:
             if self._seldom.is_due(error.errno, time.monotonic()):
                 log.warning("cannot write down our peers' addresses: %s", error.strerror)
+
+    def _others(self) -> list[tuple[str, bytes]]:
+        roster = self._core.roster
+        firsts: list[tuple[str, bytes]] = []
+        more: list[tuple[str, bytes]] = []
+        for members in (roster.live(), roster.doubted()):
+            for member in random.sample(members, len(members)):
+                addresses = member.peer.body.addresses
+                contacts = [
+                    (address, member.peer.node_id) for address in random.sample(addresses, len(addresses))
+                ]
+                firsts += contacts[:1]
+                more += contacts[1:]
+        return firsts + more
 
     async def run(self) -> None:
         """Remember soon, for we may not live long, and then ever more rarely, until cancelled."""

@@ -10,6 +10,7 @@ from gossamer.node.network.policing import Policing
 from gossamer.node.network.transport import Transport
 from gossamer.protocol import effects as fx
 from gossamer.protocol.errors import ConfigError, PeerError
+from gossamer.protocol.replica import Replica
 
 log = logging.getLogger("gossamer.node")
 
@@ -18,10 +19,15 @@ class Dialler:
     """Dials peers, except those that are turned away."""
 
     def __init__(
-        self, transport: Transport, policing: Policing, dispatch: Callable[[fx.Event], object]
+        self,
+        transport: Transport,
+        policing: Policing,
+        core: Replica,
+        dispatch: Callable[[fx.Event], object],
     ) -> None:
         self._transport = transport
         self._policing = policing
+        self._core = core
         self._dispatch = dispatch
 
     async def dial(self, effect: fx.Dial) -> None:
@@ -35,8 +41,20 @@ class Dialler:
             log.debug("%s", error)
         except PeerError as error:
             self._policing.complain(f"{effect.address}:", str(error))
-        except aiohttp.ServerFingerprintMismatch:
-            self._policing.complain(f"{effect.address}:", "shows another certificate than its own row names")
+        except aiohttp.ServerFingerprintMismatch as error:
+            if self._is_namesake(effect.address, error.got):
+                log.debug("%s is another member's address, too, who answers there", effect.address)
+            else:
+                what = "shows another certificate than its own row names"
+                self._policing.complain(f"{effect.address}:", what)
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             log.debug("cannot reach %s: %s", effect.address, error)
         self._dispatch(fx.DialFailed(effect.address))
+
+    def _is_namesake(self, address: str, fingerprint: bytes) -> bool:
+        """Whether a member, or we ourselves, tell that address and have that certificate.
+
+        In two homes two members may have the same private address: each is reached by those in its own home.
+        """
+        rows = [self._core.own_row, *(member.peer.body for member in self._core.roster.members())]
+        return any(address in row.addresses and row.fingerprint == fingerprint for row in rows)

@@ -19,7 +19,12 @@ WebSocket = aiohttp.ClientWebSocketResponse | web.WebSocketResponse
 WRITE_TIMEOUT_S = 30.0
 """A peer that takes nothing for this long is cut off; it will be dialled again."""
 
+CLOSING_TIMEOUT_S = 5.0
+"""What is queued on a link that was hung up goes out within this time, or not at all. It counts as no link
+any more, so that a peer which takes little could have any number of them."""
+
 CLOSE_TIMEOUT_S = 2.0
+"""For the other side's word that the link is closed."""
 
 SESSION_HEADER = "Gossamer-Session"
 """Hex of the session that the handshake of a link has agreed on: whose HTTP request it is."""
@@ -86,6 +91,8 @@ class PeerLink:
         self._queued_bytes = 0
         self._news = asyncio.Event()
         self._closing = False
+        self._deadline: asyncio.TimerHandle | None = None
+        """When a link that was hung up is cut."""
         self._ending = asyncio.Event()
 
     @property
@@ -117,8 +124,10 @@ class PeerLink:
         self._news.set()
 
     def close_soon(self) -> None:
-        """Close once the queue has gone out."""
-        self._closing = True
+        """Close once the queue has gone out, within `CLOSING_TIMEOUT_S`."""
+        if not self._closing:
+            self._closing = True
+            self._deadline = asyncio.get_running_loop().call_later(CLOSING_TIMEOUT_S, self._cut)
         self._news.set()
         self._ending.set()
 
@@ -144,6 +153,8 @@ class PeerLink:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
             await self._close()
+            if self._deadline is not None:
+                self._deadline.cancel()
 
     async def _write(self) -> None:
         try:

@@ -108,6 +108,8 @@ class Transport:
         self._chunk_routes = chunk_routes
         self._policing = policing
         self.door: Door | None = None
+        self.dials_from: str | None = None
+        """The one address of this machine that is dialled from, None for any."""
         self._numbers = count(1)
         self._sessions: dict[bytes, PeerLink] = {}
         self._server_ssl = certificate.context if certificate else None
@@ -144,11 +146,13 @@ class Transport:
             raise ConfigError(
                 f"cannot listen on {where}: {why_not(error)}; choose another --listen"
             ) from None
+        dials_from = _dial_from(bound_host)
+        self.dials_from = dials_from[0] if dials_from else None
         no_redirects = aiohttp.TraceConfig()
         no_redirects.on_request_redirect.append(_stay)
         self._client = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=64, ssl=self._client_ssl, local_addr=_dial_from(bound_host), resolver=Resolver()
+                limit=64, ssl=self._client_ssl, local_addr=dials_from, resolver=Resolver()
             ),
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S),

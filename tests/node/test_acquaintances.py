@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.node.address import Contact
-from gossamer.node.network.acquaintances import Acquaintances, whom_to_join
+from gossamer.node.network.acquaintances import REMEMBERED_MAX, Acquaintances, whom_to_join
 from gossamer.node.storage.home import Home
 from gossamer.protocol import effects as fx
 from gossamer.protocol.presence import NodeInfo
@@ -44,6 +44,36 @@ def test_whom_it_chose_long_ago_comes_first_after_a_restart(tmp_path: Path) -> N
     ids = {number: builders.identity(number).node_id for number in (1, 2, 3)}
     assert joined[:2] == (Contact("boot:1"), Contact("10.0.0.2:7700", ids[2]))
     assert set(joined[2:]) == {Contact(f"10.0.0.{number}:7700", ids[number]) for number in (1, 3)}
+
+
+def test_no_member_fills_the_memory_with_its_addresses(tmp_path: Path) -> None:
+    """Four whose node ids come first, with eight addresses each, were all that a node remembered."""
+    home = Home(tmp_path)
+    core = new_core(home)
+    members = sorted((builders.identity(number) for number in range(1, 45)), key=lambda m: m.node_id)
+    liars, honest = members[:4], members[4:]
+    for number, member in enumerate(honest):
+        core.roster.update(builders.row(member, addresses=(f"10.0.0.{number}:7700",)), 0.0)
+    for number, liar in enumerate(liars):
+        row = builders.row(liar, addresses=tuple(f"10.9.{number}.{host}:7700" for host in range(8)))
+        core.roster.update(row, 0.0)
+    Acquaintances(home, core).remember()
+    remembered = whom_to_join((), home)
+    assert len(remembered) == len({contact.node_id for contact in remembered}) == REMEMBERED_MAX
+
+
+def test_all_addresses_of_a_few_members_are_remembered_one_of_each_first(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    core = new_core(home)
+    for number in (1, 2, 3):
+        addresses = tuple(f"10.0.{number}.{host}:7700" for host in range(3))
+        core.roster.update(builders.row(builders.identity(number), addresses=addresses), 0.0)
+    core.roster.judge(builders.identity(2).node_id, Health.DOWN, 1.0)
+    Acquaintances(home, core).remember()
+    remembered = whom_to_join((), home)
+    assert len(remembered) == 9
+    assert len({contact.node_id for contact in remembered[:3]}) == 3
+    assert remembered[2].node_id == builders.identity(2).node_id, "who is gone comes last of those"
 
 
 async def test_whoever_does_not_live_long_remembers_too(

@@ -22,6 +22,7 @@ from gossamer.node.daemon import Daemon, main
 from gossamer.node.dashboard.peers import peers_table
 from gossamer.node.ipc import control, daemon_link
 from gossamer.node.ipc.daemon_link import DaemonLink
+from gossamer.node.monitoring import watching
 from gossamer.node.network import keeping
 from gossamer.node.network.client import deliver, fetch_status
 from gossamer.node.options import DaemonOptions
@@ -93,6 +94,15 @@ async def test_a_delta_is_published_merged_and_offered_back(home: Home) -> None:
         assert peers_table(status).row_count == 1
         await asyncio.to_thread(link.close)
         await until(lambda: not daemon.port.attached)
+
+
+async def test_a_daemon_whose_one_address_is_gone_says_so(
+    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watching, "is_gone", lambda host: host == "127.0.0.2")
+    monkeypatch.setattr(watching, "TICK_S", 0.01)
+    async with started(home, listen="127.0.0.2:0"):
+        await until(lambda: "no address 127.0.0.2 any more" in caplog.text)
 
 
 async def test_a_restarted_daemon_never_signs_a_round_again(

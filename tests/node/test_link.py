@@ -83,6 +83,36 @@ async def test_a_peer_that_takes_nothing_is_cut_off(
         assert sender.dropped > 0
 
 
+@pytest.mark.parametrize("tls", [True, False])
+@pytest.mark.parametrize("who", ["dialler", "listener"])
+async def test_a_link_that_was_hung_up_is_cut_though_its_queue_has_not_gone_out(
+    monkeypatch: pytest.MonkeyPatch, who: str, tls: bool
+) -> None:
+    """It counts as no link any more: whoever reads slowly enough could keep any number of them."""
+    monkeypatch.setattr(link_module, "CLOSING_TIMEOUT_S", 0.1)
+    dialler, listener = End(1, tls=tls), End(2, tls=tls)
+    async with listening(dialler, listener):
+        out, inward = await linked(dialler, listener)
+        sender, frozen = (out, inward) if who == "dialler" else (inward, out)
+        end, other = (dialler, listener) if who == "dialler" else (listener, dialler)
+        stuck = asyncio.Event()
+
+        async def never(data: bytes) -> None:
+            await stuck.wait()
+
+        monkeypatch.setattr(other, "message", lambda link, data: never(data))
+        try:
+            while not sender.dropped:
+                sender.send(bytes(1 << 20))
+                await asyncio.sleep(0)
+            sender.close_soon()
+            await until(lambda: end.gone == [sender])
+            assert sender._queue, "and all that waits goes with it"
+        finally:
+            stuck.set()
+            frozen.close_soon()
+
+
 async def test_a_rest_ends_with_the_link() -> None:
     dialler, listener = End(1), End(2)
     async with listening(dialler, listener):

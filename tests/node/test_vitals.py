@@ -46,6 +46,13 @@ def test_a_node_that_is_alone_says_so_once_and_when_it_is_over(shown: Shown) -> 
     assert said == "linked to others again after 630 s"
 
 
+def test_a_node_whose_address_is_gone_says_what_cuts_it_off(shown: Shown) -> None:
+    assert shown.for_s(20, links=1) == []
+    (said,) = shown.for_s(20, links=1, lost_address="10.0.0.5")
+    assert "no address 10.0.0.5 any more" in said and "--listen" in said
+    assert shown.for_s(20, links=1) == []
+
+
 def test_a_founder_that_waits_for_others_is_not_alone(shown: Shown) -> None:
     assert shown.for_s(1000, links=0, known=0) == []
 

@@ -59,14 +59,18 @@ class Bench:
         assert all(isinstance(e, Dial) for e in effects)
         return [(e.address, e.node_id) for e in effects]
 
-    def dials(self, seconds: float, failing: bool = True) -> list[tuple[float, str]]:
-        """All dials within some time, each failing at once."""
+    def dials(self, seconds: float, failing: bool = True, after: float = 0.0) -> list[tuple[float, str]]:
+        """All dials within some time, each failing at once, or `after` some seconds."""
         found = []
+        under_way: list[tuple[float, str]] = []
         end = self.now + seconds
         while self.now < end:
             for address, _ in self.look():
                 found.append((self.now, address))
-                if failing:
+                under_way.append((self.now + after, address))
+            for at, address in list(under_way):
+                if failing and at <= self.now:
+                    under_way.remove((at, address))
                     self.links.dial_failed(address, self.now)
         return found
 
@@ -362,13 +366,42 @@ def test_down_members_are_dialled_even_with_links_enough():
     assert len(found) == 10
 
 
-def test_memory_of_dials_is_bounded():
+@pytest.mark.parametrize("count", [12, 60])
+def test_those_who_are_gone_leave_room_for_dials_to_the_living(count):
+    """Their addresses may swallow packets, so that dials take long; and anybody can make such rows up."""
     bench = Bench()
+    for number in range(limits.LINKS_WANTED):
+        bench.up(number, outbound=number < limits.LINKS_OUTBOUND_MIN)
+    for number in range(200, 200 + count):
+        bench.member(number, health=Health.DOWN)
+    assert len(bench.dials(60.0, failing=False)) > 2
+    for number in range(limits.LINKS_OUTBOUND_MIN):
+        bench.links.down(number + 1)
+        bench.member(50 + number)
+    dialled = [address for address, _ in bench.look()]
+    assert {"n50", "n51"} <= set(dialled)
+    assert len(bench.links._dialling) <= limits.DIALS_AT_ONCE_MAX
+
+
+def test_with_no_link_left_the_gone_are_not_all_that_is_dialled():
+    bench = Bench("boot:1")
+    for number in range(200, 260):
+        bench.member(number, health=Health.DOWN)
+    for _ in range(20):
+        bench.look()
+        gone = sum(address.startswith("n") for address in bench.links._dialling)
+        assert 0 < gone <= limits.DIALS_TO_GONE_MAX
+    bench.member(1)
+    assert "n1" in {address for address, _ in bench.look()}
+
+
+def test_memory_of_dials_is_bounded():
+    bench = Bench("boot:1", "boot:2")
     for number in range(1000):
         bench.member(1, f"other{number}")
         for address, _ in bench.look():
             bench.links.dial_failed(address, bench.now)
-    assert len(bench.links._tried) <= 1 + limits.REDIAL_DOWN_INTERVAL_S
+    assert len(bench.links._tried) <= 2 + 1 + limits.REDIAL_DOWN_INTERVAL_S
     assert len(bench.links._dialling) <= limits.DIALS_AT_ONCE_MAX
 
 
@@ -384,6 +417,18 @@ def test_bootstrap_addresses_are_tried_until_links_suffice():
     assert bench.dials(60.0) == []
     bench.links.down(1)
     assert len(bench.dials(6.0)) >= 2
+
+
+@pytest.mark.parametrize("count", [5, 12, 64])
+@pytest.mark.parametrize("after", [0.0, 3.0, 10.0], ids=["refused", "unreachable", "silent"])
+def test_all_bootstrap_addresses_have_their_turns_however_long_the_dead_take(count, after):
+    """After a restart they are all that a node has, and the only living one may be the last."""
+    bench = Bench(*(f"boot:{number}" for number in range(count)))
+    turns = [address for _, address in bench.dials(600.0, after=after)]
+    assert set(turns) == set(bench.links._bootstrap)
+    numbers = [turns.count(address) for address in bench.links._bootstrap]
+    assert max(numbers) <= 2 * min(numbers)
+    assert turns[:count] == list(bench.links._bootstrap), "and those named first come first"
 
 
 @pytest.mark.parametrize("count", [3, 60])

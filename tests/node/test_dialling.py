@@ -1,0 +1,66 @@
+"""`gossamer.node.network.dialling`: what is said of a dial that came to nothing."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gossamer.node.network.dialling import Dialler
+from gossamer.node.network.policing import Policing
+from gossamer.protocol import effects as fx
+from gossamer.protocol.presence import NodeInfo
+from gossamer.protocol.records import Peer
+from gossamer.protocol.replica import Replica
+from tests.protocol import builders
+
+HOME = "192.168.1.5:7700"
+
+
+class Street:
+    """A transport that finds some certificate wherever it dials."""
+
+    def __init__(self, shown: bytes) -> None:
+        self.shown = shown
+
+    async def dial(self, address: str, expected: bytes | None, fingerprint: bytes) -> None:
+        host, _, port = address.partition(":")
+        raise aiohttp.ServerFingerprintMismatch(fingerprint, self.shown, host, int(port))
+
+
+def member(core: Replica, number: int, address: str, fingerprint: bytes) -> bytes:
+    """A row that tells an address and a certificate; returns its node id."""
+    row = builders.row(builders.identity(number), addresses=(address,))
+    peer = Peer(node_id=row.node_id, body=replace(row.body, fingerprint=fingerprint), data=row.data)
+    core.roster.update(peer, 0.0)
+    return row.node_id
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_said"),
+    [(b"o" * 32, False), (b"n" * 32, False), (b"f" * 32, True), (b"?" * 32, True)],
+    ids=["our own", "the neighbour's", "a member's elsewhere", "a stranger's"],
+)
+async def test_a_private_address_that_two_members_have_is_no_matter(
+    caplog: pytest.LogCaptureFixture, shown: bytes, is_said: bool
+) -> None:
+    core = Replica(
+        identity=builders.identity(0),
+        manifest=builders.SMALL,
+        info=NodeInfo(name="n", trains=False, incarnation=1, fingerprint=b"o" * 32),
+        fits=lambda blob, size: None,
+        unix_offset_s=builders.CREATED,
+        rng=random.Random(0),
+    )
+    core.announce((HOME,))
+    member(core, 1, HOME, b"n" * 32)
+    member(core, 2, "10.9.9.9:7700", b"f" * 32)
+    wanted = member(core, 3, HOME, b"w" * 32)
+    events: list[fx.Event] = []
+    street: Any = Street(shown)
+    await Dialler(street, Policing(), core, events.append).dial(fx.Dial(HOME, wanted, b"w" * 32))
+    assert events == [fx.DialFailed(HOME)]
+    assert ("shows another certificate" in caplog.text) is is_said
