@@ -152,6 +152,15 @@ def test_a_model_that_nearly_fits_is_told_what_to_look_at(make: Callable[[], nn.
         check_fits(parameters_of(make()), describe(two_layers(), name="t"))
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_a_lazy_layer_too_many() -> None:
+    """It has no shape that could be said."""
+    described = describe(two_layers(), name="t")
+    model = two_layers().append(nn.LazyLinear(3))
+    with pytest.raises(ConfigError, match=r"trains tensor '2\.weight', which the manifest does not list"):
+        check_fits(parameters_of(model), described)
+
+
 def resize(model: nn.Sequential) -> None:
     model[0].weight.data = torch.zeros(8, 4)
 
