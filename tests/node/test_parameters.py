@@ -261,7 +261,10 @@ def test_what_the_manifest_lists_may_be_frozen_for_a_while() -> None:
         (lambda _: None, "the optimizer is a NoneType: give a torch.optim.Optimizer"),
         (lambda model: model.parameters(), "the optimizer is a Parameter"),
         (lambda _: "sgd", "the optimizer is a str"),
-        (lambda _: torch.optim.SGD(two_layers().parameters(), lr=0.1), "has none of the model's trainable"),
+        (
+            lambda _: torch.optim.SGD(two_layers().parameters(), lr=0.1),
+            r"has none of the model's trainable .*; give \[\] where the backward pass steps without it",
+        ),
     ],
 )
 def test_optimizers_that_train_nothing_of_the_model(given: Callable[[nn.Module], Any], message: str) -> None:
