@@ -104,8 +104,11 @@ def create(
             model = built.build_model(seed)
             if kind.source and trial:
                 _try_out(built, seed, model)
+            from gossamer.models.task import embeddings_known
+
             tensors = _shareable_tensors(model)
-            by_task = {key: built.averaging(model, key, parameter) for key, parameter in tensors.items()}
+            with embeddings_known(model):
+                by_task = {key: built.averaging(model, key, parameter) for key, parameter in tensors.items()}
     except TaskError as error:
         raise ConfigError(str(error)) from error
     if fragments is not None:
@@ -248,12 +251,12 @@ def _describe(
 
 def _rules(for_matrices: str, model: "nn.Module", tensors: "Mapping[str, nn.Parameter]") -> dict[str, str]:
     """Every tensor's averaging rule, where somebody has chosen that of weight matrices."""
-    from gossamer.models.task import default_averaging
+    from gossamer.models.task import default_averaging, embeddings_known
 
-    return {
-        name: default_averaging(model, parameter) if for_matrices == "rda" else for_matrices
-        for name, parameter in tensors.items()
-    }
+    if for_matrices != "rda":
+        return dict.fromkeys(tensors, for_matrices)
+    with embeddings_known(model):
+        return {name: default_averaging(model, parameter) for name, parameter in tensors.items()}
 
 
 def write(manifest: Manifest, path: str | Path) -> None:

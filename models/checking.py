@@ -16,19 +16,30 @@ _STREAM = DataStream(seed=0, node_id=b"trial")
 
 
 def build_again(task: Task, seed: int, model: nn.Module) -> nn.Module:
-    """A second model from the same seed. Raises TaskError if it is not bit for bit like `model`."""
+    """A second model from the same seed.
+
+    Raises TaskError if it is not bit for bit like `model`, or shares parameters with it.
+    """
     again = task.build_model(seed)
     first, second = dict(named_tensors(model)), dict(named_tensors(again))
     if first.keys() != second.keys():
         name = min(first.keys() ^ second.keys())
         raise TaskError(f"build_model gives other parameters each time: only one of two models has {name!r}")
     for name, parameter in first.items():
+        if parameter is second[name] or _are_one_memory(parameter, second[name]):
+            raise TaskError(
+                f"build_model returns the same model each time, or parts of it ({name!r}): build a new one"
+            )
         if not torch.equal(parameter, second[name]):
             raise TaskError(
                 f"build_model gives other values for {name!r} each time it is called with the same seed: draw"
                 " them from torch's generator, or from one that you seed"
             )
     return again
+
+
+def _are_one_memory(one: nn.Parameter, other: nn.Parameter) -> bool:
+    return one.numel() > 0 and one.layout is torch.strided and one.data_ptr() == other.data_ptr()
 
 
 def first_batch(task: Task) -> Batch:

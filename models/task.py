@@ -14,6 +14,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import hashlib
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ from gossamer.models.inner_optimizer import Optimizers
 
 Batch = Any
 """One batch of training data; only its own task looks inside."""
+
+_COMPILED = re.compile(r"(?<![^.])_orig_mod\.")
+"""What torch.compile puts into names: a whole component, for others may end so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +176,31 @@ class Task(abc.ABC):
         raise TaskError(f"{type(self).__name__} has no Hugging Face form; export to a .safetensors file")
 
 
+_embeddings: dict[int, frozenset[int]] = {}
+"""The weights of the embeddings of models that stay as they are for now; both by their ids."""
+
+
+@contextlib.contextmanager
+def embeddings_known(model: nn.Module) -> Iterator[None]:
+    """Inside, while a model stays as it is, it is searched for embeddings once, not for each parameter."""
+    _embeddings[id(model)] = _embedding_weights(model)
+    try:
+        yield
+    finally:
+        _embeddings.pop(id(model), None)
+
+
+def _embedding_weights(model: nn.Module) -> frozenset[int]:
+    embeddings = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
+    return frozenset(id(embedding.weight) for embedding in embeddings)
+
+
 def default_averaging(model: nn.Module, parameter: Tensor) -> str:
     """The averaging rule of a parameter of any model; `Task.averaging` says which and why."""
     if parameter.ndim < 2:
         return "mean"
-    embeddings = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
-    return "mean" if any(e.weight is parameter for e in embeddings) else "rda"
+    known = _embeddings.get(id(model))
+    return "mean" if id(parameter) in (_embedding_weights(model) if known is None else known) else "rda"
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -201,7 +224,7 @@ def named_tensors(model: nn.Module, *, frozen: bool = False) -> list[tuple[str, 
     """
     model = _unwrapped(model)
     return [
-        (name.replace("_orig_mod.", ""), parameter)
+        (_COMPILED.sub("", name), parameter)
         for name, parameter in model.named_parameters()
         if parameter.requires_grad or frozen
     ]
@@ -217,7 +240,7 @@ def local_names(model: nn.Module, shared: Collection[str]) -> list[str]:
     frozen = [name for name, parameter in named_tensors(model, frozen=True) if not parameter.requires_grad]
     kept = model.state_dict().keys()
     buffers = [
-        name.replace("_orig_mod.", "")
+        _COMPILED.sub("", name)
         for name, buffer in model.named_buffers()
         if buffer.is_floating_point() and name in kept
     ]

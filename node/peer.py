@@ -59,6 +59,7 @@ class Peer(Standing):
         `try` that gives it back."""
         self._told_to_stop = False
         self._left = False
+        self._is_closed = False
         self._pid = os.getpid()
 
     @classmethod
@@ -146,26 +147,32 @@ class Peer(Standing):
             StorageError: the folder cannot be used.
             SystemExit: the node was told to stop before it had the model.
         """
-        place = attaching.attach(
-            model,
-            optimizer,
-            manifest=manifest,
-            join=join,
-            invite=invite,
-            folder=folder,
-            name=name,
-            listen=listen,
-            advertise=advertise,
-            swarm_id=swarm_id,
-            trust=trust,
-            stop_round=stop_round,
-            plaintext=plaintext,
-            debug=debug,
-        )
-        peer = Peer(model, place.role)
-        peer.folder, peer.contact = place.folder, place.contact
-        peer._begin_attached(place.tell_waiting)
-        return peer
+        place = None
+        try:
+            place = attaching.attach(
+                model,
+                optimizer,
+                manifest=manifest,
+                join=join,
+                invite=invite,
+                folder=folder,
+                name=name,
+                listen=listen,
+                advertise=advertise,
+                swarm_id=swarm_id,
+                trust=trust,
+                stop_round=stop_round,
+                plaintext=plaintext,
+                debug=debug,
+            )
+            peer = Peer(model, place.role)
+            peer.folder, peer.contact = place.folder, place.contact
+            peer._begin_attached(place.tell_waiting)
+            return peer
+        except BaseException:  # Ctrl-C anywhere: nobody else could stop the daemon
+            if place is not None:
+                place.role.close()
+            raise
 
     def _begin_attached(self, tell_waiting: Callable[[], None]) -> None:
         """Wait for the swarm's model."""
@@ -174,15 +181,15 @@ class Peer(Standing):
             self._tell("joining")
             tell_waiting()
 
-        atexit.register(self.leave_at_exit)
         try:
+            atexit.register(self.leave_at_exit)
             if not self.begin(on_wait):
                 raise self._role.ending()
+            attaching.claim(self)
         except BaseException:
+            self._left = True
             atexit.unregister(self.leave_at_exit)
-            self.close()
             raise
-        attaching.claim(self)
 
     # -- what the loop does
 
@@ -349,8 +356,9 @@ class Peer(Standing):
 
     def close(self) -> None:
         """Disconnect from the daemon; an attached peer's daemon stops. In a forked process, nothing."""
-        if self.is_here:
+        if self.is_here and not self._is_closed:
             self._role.close()
+            self._is_closed = True
 
     def __reduce__(self) -> NoReturn:
         """Raise TypeError: no copy could be the same node, in this process or another."""
@@ -371,15 +379,16 @@ class Peer(Standing):
         self._end(in_order=ends_alike or (interrupted and self._role.team.size == 1))
 
     def _end(self, *, in_order: bool) -> None:
-        if self._left or not self.is_here:
+        if not self.is_here:
             return
-        self._left = True
-        atexit.unregister(self.leave_at_exit)
         try:
-            if in_order and self._others_step_is_over() and not self._role.is_stepping:
-                self._role.flush(LEAVE_S)
+            if not self._left:
+                self._left = True
+                atexit.unregister(self.leave_at_exit)
+                if in_order and self._others_step_is_over() and not self._role.is_stepping:
+                    self._role.flush(LEAVE_S)
         finally:
-            self.close()
+            self.close()  # again, where Ctrl-C has kept it from coming to an end
 
     def _others_step_is_over(self) -> bool:
         """Wait a moment for a step that another thread is in, or both would publish. Returns if it ended."""

@@ -50,6 +50,9 @@ _ARRAYS_MAX = 2 + 2 * TENSORS_MAX
 _MAPS_MAX = 64
 """A manifest is a map of sections, of which one holds a map of options."""
 
+_METADATA = "__metadata__"
+"""What a safetensors file, such as an export, keeps among its tensors and is none."""
+
 
 def _printable(text: str) -> str:
     if not text.isprintable():
@@ -183,6 +186,10 @@ class LayoutSection(_Section):
             if spec.name in seen:
                 raise ValueError(f"tensor {spec.name!r} is listed twice")
             seen.add(spec.name)
+            if spec.name == _METADATA:
+                raise ValueError(
+                    f"tensor {spec.name!r} is called as safetensors files call what is no tensor: rename it"
+                )
             if spec.averaging not in RULES:
                 raise ValueError(
                     f"tensor {spec.name!r}: averaging {spec.averaging!r} is unknown; "

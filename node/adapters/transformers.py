@@ -12,7 +12,7 @@ the hook is moved to the base.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -138,8 +138,7 @@ class GossamerCallback(Membership, TrainerCallback):
     def _watch(self, model: nn.Module) -> None:
         self._unhook()
         self._watched = model
-        # Not compiled with the model: the sums would be constants of the graph, each compiled anew.
-        self._hook = model.register_forward_hook(torch.compiler.disable(self._saw), with_kwargs=True)
+        self._hook = model.register_forward_hook(_Hook(self._saw), with_kwargs=True)
 
     def _look_further(self) -> None:
         """After a step in which what is watched was not called: watch its base instead from now on."""
@@ -162,10 +161,46 @@ class GossamerCallback(Membership, TrainerCallback):
             self._hook = None
 
 
+Saw = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
+"""(model, args, kwargs, outputs): told of a forward pass."""
+
+
+class _Hook:
+    """On a model's forward pass. What is copied or pickled along with the model counts nothing.
+
+    A model is pickled while it trains for the workers of a DataLoader that are spawned, where the collator
+    holds it, and by `torch.save(model)`.
+    """
+
+    def __init__(self, saw: Saw) -> None:
+        self._saw = saw
+
+    # Not compiled with the model: the sums would be constants of the graph, each compiled anew.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
+        self._saw(model, args, kwargs, outputs)
+
+    def __reduce__(self) -> tuple[Callable[[], Saw], tuple[()]]:
+        return _hook_of_a_copy, ()
+
+
+def _hook_of_a_copy() -> Saw:
+    return _look_away
+
+
+def _look_away(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
+    """A copy's forward pass is no part of the training."""
+
+
 def _check(args: TrainingArguments) -> None:
     """Raise ConfigError where the trainer's processes are not one trainer of the parameters they hold."""
     if args.deepspeed:
         raise ConfigError("DeepSpeed keeps the parameters to itself; train with DistributedDataParallel")
+    if args.n_gpu > 1:
+        raise ConfigError(
+            f"without torchrun, the trainer spreads each batch over {args.n_gpu} GPUs by DataParallel, which"
+            " cannot be counted: start it with torchrun, or set CUDA_VISIBLE_DEVICES to one of them"
+        )
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() != args.world_size:
         raise ConfigError(
             f"torchrun started {dist.get_world_size()} ranks, and each trains on its own; without GPUs,"

@@ -89,13 +89,17 @@ def attach(
     try:
         if team.rank > 0:
             return Place(role=_follower(tensors, team, stop_round))
+        node = None
         try:
             node = started(tensors, lambda manifest: _bound(team, manifest), options)
-        except BaseException as error:
-            _say_failed(team, error)
+            _say(team, node.link.node_id)
+            return _leader(model, optimizers, node, team, stop_round)
+        except BaseException as error:  # no memory for what the outer loop needs, say, or Ctrl-C
+            if node is None:
+                _say_failed(team, error)
+            else:
+                node.close()
             raise
-        _say(team, node.link.node_id)
-        return _leader(model, optimizers, node, team, stop_round)
     except BaseException:
         team.close()
         raise
@@ -144,21 +148,16 @@ def _leader(
     team: Team,
     stop_round: int,
 ) -> Place:
-    try:
-        leader = Leader(
-            model,
-            optimizers,
-            node.manifest,
-            node.link,
-            team,
-            checkpoint=node.home.checkpoint_path,
-            stop_round=stop_round,
-            beside=node.beside,
-        )
-    except BaseException:  # no memory for what the outer loop needs, say
-        node.link.close()
-        node.beside.stop()
-        raise
+    leader = Leader(
+        model,
+        optimizers,
+        node.manifest,
+        node.link,
+        team,
+        checkpoint=node.home.checkpoint_path,
+        stop_round=stop_round,
+        beside=node.beside,
+    )
     return Place(
         role=leader,
         folder=node.home.root,

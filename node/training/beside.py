@@ -85,27 +85,32 @@ class Beside:
         return SystemExit(TERMINATED)
 
     def stop(self) -> None:
-        """End the daemon, within `STOP_S`, and give SIGTERM back."""
-        self._closing.set()
+        """End the daemon, within `STOP_S`, and give SIGTERM back.
+
+        Where Ctrl-C ends the waiting, the daemon ends all the same.
+        """
         try:
+            self._closing.set()
             if self._thread.ident is not None:
                 self._thread.join()
         finally:
-            child = self._service.child if self._service else None
-            if child is not None:
-                child.terminate()
-                child.end(STOP_S)
             self._give_signal_back()
 
     def _keep_running(self) -> None:
         assert self._service is not None
-        while not self._closing.is_set() and self._ended is None:
-            try:
-                self._ended = self._service.keep_running(time.monotonic())
-            except OSError as error:  # no memory for a process just now, say
-                log.warning("cannot start the daemon: %s", error)
-                self._closing.wait(10 * POLL_S)
-            self._closing.wait(POLL_S)
+        try:
+            while not self._closing.is_set() and self._ended is None:
+                try:
+                    self._ended = self._service.keep_running(time.monotonic())
+                except OSError as error:  # no memory for a process just now, say
+                    log.warning("cannot start the daemon: %s", error)
+                    self._closing.wait(10 * POLL_S)
+                self._closing.wait(POLL_S)
+        finally:  # here, where no signal comes between
+            child = self._service.child
+            if child is not None:
+                child.terminate()
+                child.end(STOP_S)
 
     def _give_signal_back(self) -> None:
         _listening.discard(self)

@@ -32,6 +32,8 @@ class Window:
     def add(self, tokens: int, loss: float | Tensor) -> None:
         self.steps += 1
         self.tokens += tokens
+        if isinstance(loss, Tensor) and isinstance(self.loss, Tensor):
+            loss = loss.to(self.loss.device)  # of a model that is spread over devices, it may be on any
         self.loss = self.loss + loss
 
     @property

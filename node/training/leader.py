@@ -129,9 +129,9 @@ class Leader(Role):
     def drop_progress(self) -> None:
         everything = frozenset(range(len(self._outer.fragments)))
         self._agree(everything)
-        with self.team.full(everything):
+        with held_back(), self.team.full(everything):
             self._outer.reset()
-        self._steps_since = 0
+            self._steps_since = 0
 
     def settle(self) -> bool:
         offers = self._incoming.take()

@@ -158,10 +158,9 @@ def check_fits(tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
             )
     for name, tensor in tensors.items():
         if name not in specs and tensor.requires_grad:
-            raise ConfigError(
-                f"the model trains tensor {name!r} of shape {list(tensor.shape)}, which the manifest does not"
-                " list"
-            )
+            # A lazy layer's has no shape before its first batch.
+            shape = "" if isinstance(tensor, UninitializedParameter) else f" of shape {list(tensor.shape)}"
+            raise ConfigError(f"the model trains tensor {name!r}{shape}, which the manifest does not list")
 
 
 def _near(spec: TensorSpec, tensors: Mapping[str, Tensor]) -> str:
@@ -188,7 +187,7 @@ def checked_optimizers(
     if optimizers and tensors and own.isdisjoint(trained):
         raise ConfigError(
             "the optimizer has none of the model's trainable parameters: make it of model.parameters(), after"
-            " wrapping, sharding or moving the model"
+            " wrapping, sharding or moving the model; give [] where the backward pass steps without it"
         )
     return optimizers
 

@@ -82,6 +82,13 @@ class StartedNode:
         address = (self.home.read_daemon() or {}).get("address", "")
         return f"gossamer://{self.link.node_id.hex()}@{address}"
 
+    def close(self) -> None:
+        """Disconnect from the daemon, and stop it."""
+        try:
+            self.link.close()
+        finally:
+            self.beside.stop()
+
 
 def started(
     tensors: Mapping[str, Tensor],
@@ -115,8 +122,8 @@ def started(
             log_level=logs.level_of(logging.getLogger("gossamer")),
         )
     )
-    beside.start()
     try:
+        beside.start()
         return StartedNode(home, manifest, joins, beside, _connect(socket, manifest, beside))
     except BaseException as error:
         beside.stop()

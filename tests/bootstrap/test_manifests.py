@@ -59,6 +59,41 @@ def test_a_model_of_few_tensors_has_no_more_fragments_than_those(task_folder: Pa
     assert manifest.layout.fragments == len(manifest.layout.tensors) == 2
 
 
+def test_a_model_is_not_searched_again_for_each_of_its_tensors(
+    task_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of 8,000 matrices took a minute."""
+    searches: list[nn.Module] = []
+    modules = nn.Module.modules
+    monkeypatch.setattr(nn.Module, "modules", lambda model: (searches.append(model), modules(model))[1])
+    layers = "*(nn.Linear(8, 8) for _ in range(self.options.width))"
+    task = write_task(
+        task_folder, "nn.Linear(8, self.options.width), nn.Linear(self.options.width, 1)", layers
+    )
+
+    def described(width: int) -> Manifest:
+        return manifests.describe(nn.Sequential(*(nn.Linear(8, 8) for _ in range(width))), name="n")
+
+    def created(width: int) -> Manifest:
+        return create(task=task, options={"width": width}, trial=False)[0]
+
+    for make in (described, created):
+        counts = []
+        for width in (2, 9):
+            searches.clear()
+            assert len(make(width).layout.tensors) == 2 * width
+            counts.append(len(searches))
+        assert counts[0] == counts[1], make
+
+
+def test_what_is_tied_later_is_averaged_as_an_embedding_from_then_on() -> None:
+    model = nn.ModuleList([nn.Linear(8, 8, bias=False), nn.Embedding(8, 8)])
+    rules = [[spec.averaging for spec in manifests.describe(model, name="n").layout.tensors]]
+    model[1].weight = model[0].weight
+    rules.append([spec.averaging for spec in manifests.describe(model, name="n").layout.tensors])
+    assert rules == [["rda", "mean"], ["mean"]]
+
+
 @pytest.mark.parametrize("invited", [True, False])
 @pytest.mark.parametrize("count", [1, 3])
 def test_owners_survive(tmp_path: Path, invited: bool, count: int) -> None:

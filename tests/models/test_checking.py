@@ -51,6 +51,17 @@ def test_a_good_task_takes_its_step_on_a_model_of_its_own(task_folder: Path) -> 
             "self.n = getattr(self, 'n', 0) + 1; return nn.Linear(8, self.n)",
             "other values for 'weight'",
         ),
+        (
+            MODEL,
+            "self.m = getattr(self, 'm', None) or nn.Linear(8, 1); return self.m",
+            "build_model returns the same model each time, or parts of it ('weight'): build a new one",
+        ),
+        (
+            MODEL,
+            "self.w = getattr(self, 'w', torch.ones(1, 8)); m = nn.Linear(8, 1); m.weight.data = self.w;"
+            " return m",
+            "build_model returns the same model each time, or parts of it ('weight'): build a new one",
+        ),
         (LOSS, "return model(inputs).mean() / 0", "the loss of the first batch is "),
         (LOSS, "return torch.ones((), requires_grad=True).square()", "no parameter has a gradient"),
         (

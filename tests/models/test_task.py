@@ -136,6 +136,17 @@ def test_named_tensors_drops_the_prefix_of_torch_compile() -> None:
     assert [name for name, _ in named_tensors(model)] == ["weight", "bias"]
 
 
+def test_only_what_torch_compile_put_there_is_dropped() -> None:
+    model = nn.ModuleDict({name: nn.Linear(2, 1, bias=False) for name in ("a_orig_mod", "b", "_orig_mods")})
+    model["b"].register_buffer("c_orig_mod", torch.ones(1))
+    for _ in range(2):  # compiled twice
+        plain, model["b"] = model["b"], nn.Module()
+        model["b"].add_module("_orig_mod", plain)
+    shared = [name for name, _ in named_tensors(model)]
+    assert shared == ["a_orig_mod.weight", "b.weight", "_orig_mods.weight"]
+    assert local_names(model, shared) == ["b.c_orig_mod"]
+
+
 def test_named_tensors_has_all_of_a_model_that_shows_what_a_compiled_part_has() -> None:
     """As PEFT's models do, and many that wrap a backbone."""
 

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 
 from gossamer.bootstrap import manifests
+from gossamer.node import peer as peer_module
 from gossamer.node.options import DaemonOptions
 from gossamer.node.peer import Peer
 from gossamer.node.storage.folderlock import FolderLock
@@ -201,6 +203,45 @@ def test_a_model_that_is_attached_already(manifest: Manifest, monkeypatch: pytes
     peer.has_left = True
     with pytest.raises(AssertionError, match="no daemon"):
         attach(model, manifest=manifest)
+
+
+def test_ctrl_c_as_the_daemon_starts_stops_it(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[int] = []
+
+    class Interrupted(Beside):
+        def start(self) -> None:
+            raise KeyboardInterrupt
+
+        def stop(self) -> None:
+            stopped.append(1)
+
+    monkeypatch.setattr(starting, "Beside", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        attach(manifest=manifest)
+    assert stopped == [1]
+
+
+@pytest.mark.parametrize("at", ["_say", "_leader", "Place"])
+def test_ctrl_c_once_the_daemon_listens_stops_it(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    node = Mock()
+    node.link.node_id = bytes(32)
+    monkeypatch.setattr(attaching, "started", lambda *_: node)
+    monkeypatch.setattr(attaching, "Leader", Mock())
+    monkeypatch.setattr(attaching, at, Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        attach(manifest=manifest)
+    node.close.assert_called_once_with()
+
+
+def test_ctrl_c_as_its_peer_is_made_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    role = Mock()
+    monkeypatch.setattr(attaching, "attach", lambda *_, **__: attaching.Place(role=role))
+    monkeypatch.setattr(peer_module, "Reporter", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        attach()
+    role.close.assert_called_once_with()
 
 
 def test_the_daemon_says_no_more_than_the_script_wants_to_hear(

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gossamer.node.options import DaemonOptions
+from gossamer.node.service import Service
+from gossamer.node.training import beside as beside_module
 from gossamer.node.training.beside import TERMINATED, Beside
 
 
@@ -66,6 +72,40 @@ def test_a_handler_that_the_script_sets_later_stays() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     beside.stop()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+
+def test_ctrl_c_while_the_daemon_is_ended_does_not_keep_it_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, ended = threading.Event(), threading.Event()
+
+    class Daemon:
+        def poll(self) -> None:
+            pass
+
+        def terminate(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+        def end(self, grace_s: float) -> None:
+            ended.set()
+
+    def start() -> Any:
+        started.set()
+        return Daemon()
+
+    monkeypatch.setattr(beside_module, "daemon_service", lambda _: Service("daemon", start))
+    monkeypatch.setattr(beside_module, "POLL_S", 0.01)
+    beside = Beside(DaemonOptions(folder=tmp_path))
+    beside.start()
+    assert started.wait(10)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            beside.stop()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.wait(10)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

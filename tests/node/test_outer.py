@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gossamer.models.task import named_tensors
@@ -546,3 +547,15 @@ def test_phi_that_has_not_changed_moves_nothing(dtype: torch.dtype, rng: np.rand
     for name, values in model.state_dict().items():
         assert torch.equal(values, before[name]) or dtype == torch.float64, name
         assert torch.allclose(values, before[name], rtol=0, atol=1e-15), name
+
+
+def test_a_loss_may_come_from_another_device_at_each_step() -> None:
+    """As that of a model that is spread over several."""
+    model = Net()
+    loop = loop_for(model, manifest_for(model))
+    with FakeTensorMode():
+        for device in ("xpu:0", "xpu:1"):  # of a kind that no machine with these tests is likely to have
+            loop.step(1, torch.ones((), device=device))
+    window = loop.fragments[0].window
+    assert window.steps == 2 and isinstance(window.loss, torch.Tensor)
+    assert window.loss.device == torch.device("xpu:0")

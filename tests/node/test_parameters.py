@@ -152,6 +152,15 @@ def test_a_model_that_nearly_fits_is_told_what_to_look_at(make: Callable[[], nn.
         check_fits(parameters_of(make()), describe(two_layers(), name="t"))
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_a_lazy_layer_too_many() -> None:
+    """It has no shape that could be said."""
+    described = describe(two_layers(), name="t")
+    model = two_layers().append(nn.LazyLinear(3))
+    with pytest.raises(ConfigError, match=r"trains tensor '2\.weight', which the manifest does not list"):
+        check_fits(parameters_of(model), described)
+
+
 def resize(model: nn.Sequential) -> None:
     model[0].weight.data = torch.zeros(8, 4)
 
@@ -252,7 +261,10 @@ def test_what_the_manifest_lists_may_be_frozen_for_a_while() -> None:
         (lambda _: None, "the optimizer is a NoneType: give a torch.optim.Optimizer"),
         (lambda model: model.parameters(), "the optimizer is a Parameter"),
         (lambda _: "sgd", "the optimizer is a str"),
-        (lambda _: torch.optim.SGD(two_layers().parameters(), lr=0.1), "has none of the model's trainable"),
+        (
+            lambda _: torch.optim.SGD(two_layers().parameters(), lr=0.1),
+            r"has none of the model's trainable .*; give \[\] where the backward pass steps without it",
+        ),
     ],
 )
 def test_optimizers_that_train_nothing_of_the_model(given: Callable[[nn.Module], Any], message: str) -> None:

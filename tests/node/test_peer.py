@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -432,6 +433,35 @@ async def test_leaving_stops_the_daemon_beside_also_where_it_is_interrupted(
             patched.setattr(setup.link, "close", interrupted)
             setup.peer.leave()
         assert stopped == [1]
+
+
+async def test_who_was_interrupted_as_it_left_may_leave_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with begun(tmp_path) as setup:
+        ends: list[str] = []
+        monkeypatch.setattr(setup.peer._role, "flush", lambda _: ends.append("flush"))
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(setup.peer._role, "close", Mock(side_effect=KeyboardInterrupt))
+            setup.peer.leave()
+        monkeypatch.setattr(setup.peer._role, "close", lambda: ends.append("close"))
+        for _ in range(2):
+            setup.peer.leave()
+        assert ends == ["flush", "close"]
+
+
+async def test_ctrl_c_waits_until_all_progress_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with begun(tmp_path, fragments=2) as setup:
+        setup.step()
+        loop = setup.peer._role._outer  # type: ignore[attr-defined]
+        with python_hears_ctrl_c(), pytest.raises(KeyboardInterrupt):
+            monkeypatch.setattr(loop, "reset", _interrupted(loop.reset))
+            setup.peer.drop_progress()
+        assert np.allclose(setup.weights(), setup.phi / ONE, atol=1e-7)
+        await asyncio.to_thread(setup.peer.leave)
+        assert setup.daemon.seen == [], "nothing is left to publish"
 
 
 async def test_who_has_left_or_was_forked_off_trains_no_more(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
-from gossamer.protocol.errors import ConfigError, MalformedError
+from gossamer.protocol.errors import ConfigError, MalformedError, UnsupportedError
 from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import from_canonical, from_toml, from_values
 from tests.protocol import builders
@@ -122,6 +122,13 @@ def test_a_second_encoding_of_the_same_values_is_refused():
         from_canonical(from_toml(TOML, "a").canonical() + b"\xc0")
 
 
+def test_a_peers_manifest_whose_model_no_safetensors_file_can_hold_is_one_of_another_release():
+    values = _unpacked()
+    values["layout"]["tensors"][1][0] = "__metadata__"
+    with pytest.raises(UnsupportedError, match="'__metadata__' is called as safetensors files call"):
+        from_canonical(msgpack.packb(values))
+
+
 CANONICAL = from_toml(TOML, "a").canonical()
 
 
@@ -199,6 +206,7 @@ WRONG = [
     ("fragments = 2", "fragments = 0", "layout.fragments"),
     ("fragments = 2", "fragments = 4", "4 fragments of 3 tensors"),
     ('["w", [64, 64], "rda"]', '["wte", [64, 64], "rda"]', "tensor 'wte' is listed twice"),
+    ('"w",', '"__metadata__",', "tensor '__metadata__' is called as safetensors files call"),
     ('"rda"', '"median"', "tensor 'w': averaging 'median' is unknown; choose one of rda, mean"),
     ("[64, 64]", "[64, 0]", "tensor 'w': shape [64, 0]"),
     ("[64, 64]", "[64, -64]", "tensor 'w': shape"),

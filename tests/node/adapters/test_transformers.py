@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import io
 import json
 import logging
 import math
@@ -38,6 +40,7 @@ from transformers import (  # noqa: E402
     LlamaConfig,
     LlamaForCausalLM,
     Trainer,
+    TrainerCallback,
     TrainerControl,
     TrainerState,
     TrainingArguments,
@@ -207,6 +210,22 @@ def test_a_trainer_that_calls_neither_is_told_once(
     assert "calls neither the model nor its base_model" in record.getMessage()
 
 
+def test_copies_of_the_model_are_made_while_it_trains_and_count_nothing(fakes: Fakes, tmp_path: Path) -> None:
+    """As a DataLoader pickles it whose workers are spawned, and whose collator holds the model."""
+    saved: list[io.BytesIO] = []
+
+    class Copies(TrainerCallback):
+        def on_step_begin(self, *_: Any, **kwargs: Any) -> None:
+            saved.append(io.BytesIO())
+            torch.save(kwargs["model"], saved[-1])
+            model = copy.deepcopy(kwargs["model"])
+            model.train()(**{name: row.unsqueeze(0) for name, row in Rows(1)[0].items()})
+
+    trainer_of(tmp_path, GossamerCallback(), callbacks=[Copies()], max_steps=2).train()
+    assert [tokens for tokens, _ in fakes.peer.steps] == [2 + 3 + 4 + 5, 6 + 7 + 8 + 2]
+    assert len(saved) == 2
+
+
 @pytest.mark.slow
 def test_what_is_kept_and_the_weights_make_a_pretrained_model(fakes: Fakes, tmp_path: Path) -> None:
     fakes.folder = tmp_path
@@ -269,6 +288,15 @@ def test_ranks_that_the_trainer_does_not_use(monkeypatch: pytest.MonkeyPatch, tm
     swarm, args = GossamerCallback(), TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
     kept = dict.fromkeys(("model", "optimizer", "lr_scheduler"))
     with pytest.raises(ConfigError, match="started 2 ranks, and each trains on its own"):
+        swarm.on_train_begin(args, TrainerState(), TrainerControl(), **kept)
+
+
+def test_several_gpus_in_one_process(tmp_path: Path) -> None:
+    """Of which DataParallel uses all: each replica would be counted, in a thread of its own."""
+    swarm, args = GossamerCallback(), TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    args._n_gpu = 2
+    kept = dict.fromkeys(("model", "optimizer", "lr_scheduler"))
+    with pytest.raises(ConfigError, match="over 2 GPUs by DataParallel.*or set CUDA_VISIBLE_DEVICES"):
         swarm.on_train_begin(args, TrainerState(), TrainerControl(), **kept)
 
 
