@@ -16,7 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.node.training.innerstate import DTYPES, dtypes, inner_state, kinds, options
+from gossamer.node.training.innerstate import (
+    DTYPES,
+    dtypes,
+    inner_state,
+    kinds,
+    names,
+    options,
+    state_keepers,
+)
 from gossamer.node.training.outer import OuterLoop
 
 VERSION = "2"
@@ -63,7 +71,8 @@ class State:
     @classmethod
     def of(cls, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]) -> "State":
         """The state as it is now; its tensors go on changing."""
-        inner = inner_state(optimizers)
+        keepers = state_keepers(optimizers)
+        inner = inner_state(keepers) if keepers else None
         tensors = [
             Saved(name, tensor, parameter=_parameter(name))
             for name, tensor in (inner.tensors.items() if inner else ())
@@ -73,9 +82,12 @@ class State:
                 tensors.append(Saved(f"residual/{slot.spec.name}", state.residual[i], index))
                 tensors.append(Saved(f"momentum/{slot.spec.name}", state.momentum[i], index))
         metadata = {"version": VERSION}
-        if inner and optimizers:
-            metadata |= {"inner": json.dumps(inner.values), "optimizers": kinds(optimizers)}
-            metadata |= {"options": options(optimizers), "dtypes": json.dumps(dtypes(optimizers))}
+        if inner and keepers:
+            metadata["inner"] = json.dumps(inner.values)
+            metadata["optimizers"] = json.dumps(kinds(keepers))
+            metadata["names"] = json.dumps(names(keepers, outer.names))
+            metadata["options"] = json.dumps(options(keepers))
+            metadata["dtypes"] = json.dumps(dtypes(keepers))
             if any(inner.learnt):
                 metadata["learnt"] = json.dumps(inner.learnt)
         return cls(tensors, metadata)
