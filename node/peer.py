@@ -336,7 +336,8 @@ class Peer(Standing):
         self._end(in_order=True)
 
     def abandon(self) -> None:
-        """Stop the daemon and publish nothing more; what an exception in the `with` does."""
+        """Save what is whole, publish nothing more, and stop the daemon; what an exception in the `with`
+        does."""
         self._end(in_order=False)
 
     def leave_at_exit(self) -> None:
@@ -376,8 +377,11 @@ class Peer(Standing):
         self._left = True
         atexit.unregister(self.leave_at_exit)
         try:
-            if in_order and self._others_step_is_over() and not self._role.is_stepping:
-                self._role.flush(LEAVE_S)
+            if self._others_step_is_over() and not self._role.is_stepping:
+                if in_order:
+                    self._role.flush(LEAVE_S)
+                else:
+                    self._role.save()
         finally:
             self.close()
 
