@@ -10,8 +10,8 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,22 +104,39 @@ class State:
     def header(self, progress: Progress, rounds: Sequence[int], checksums: Mapping[str, int]) -> bytes:
         """The header, JSON; `rounds` are those that the fragments' residuals belong to, `checksums` the
         CRC-32 of each tensor's bytes."""
-        header: dict[str, Any] = {
-            saved.name: {
-                "dtype": DTYPES[saved.tensor.dtype],
-                "shape": list(saved.tensor.shape),
-                "data_offsets": [start, start + saved.tensor.nbytes],
-            }
-            for saved, start in zip(self.tensors, self._offsets, strict=False)
-        }
-        metadata = {
+        metadata = self._with(progress, rounds)
+        return self._header({**metadata, CHECKSUM: checksum(checksums, metadata)})
+
+    def header_bytes(self, rounds: int) -> int:
+        """How long the header can be, of so many rounds."""
+        longest = self._with(Progress(2**63, 2**63), [2**63] * rounds)
+        return len(self._header({**longest, CHECKSUM: checksum({}, {})}))
+
+    def _with(self, progress: Progress, rounds: Sequence[int]) -> dict[str, str]:
+        said = {
             "steps": str(progress.steps),
             "tokens": str(progress.tokens),
             "rounds": json.dumps(list(rounds)),
         }
-        metadata |= self._metadata
-        metadata[CHECKSUM] = checksum(checksums, metadata)
-        return json.dumps({"__metadata__": metadata, **header}).encode()
+        return said | self._metadata
+
+    def _header(self, metadata: Mapping[str, str]) -> bytes:
+        return f'{{"__metadata__": {json.dumps(metadata)}, {self._entries}}}'.encode()
+
+    @cached_property
+    def _entries(self) -> str:
+        """What the header says of the tensors. Each by itself, so that training need not wait for all."""
+        return ", ".join(
+            f"{json.dumps(saved.name)}: "
+            + json.dumps(
+                {
+                    "dtype": DTYPES[saved.tensor.dtype],
+                    "shape": list(saved.tensor.shape),
+                    "data_offsets": [start, start + saved.tensor.nbytes],
+                }
+            )
+            for saved, start in zip(self.tensors, self._offsets, strict=False)
+        )
 
 
 def _parameter(name: str) -> int:

@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -187,6 +188,23 @@ def test_a_share_is_few_tensors_however_small(tmp_path, monkeypatch):
         assert advances == -(-len(file.keys()) // 3) + 2, "then it is closed, and found to be"
     _, again, fresh = make(seed=1)
     assert restore(path, again, [fresh]) == (Progress(8, 16), True)
+
+
+def test_many_small_tensors_are_written_less_often(tmp_path, monkeypatch):
+    """Each costs the same time, whatever is in it."""
+    now = 100.0
+    monkeypatch.setattr(checkpointwriter, "time", SimpleNamespace(monotonic=lambda: now))
+    _, outer, _ = make()
+    for count, seconds in ((20, 5), (2000, 20)):
+        optimizer = Counting([nn.Parameter(torch.zeros(1, 1)) for _ in range(count)])
+        optimizer.step()
+        writer = CheckpointWriter(tmp_path / "t")
+        assert writer.is_due()
+        writer.save(outer, [optimizer], Progress())
+        begun, now = now, now + seconds
+        assert not writer.is_due()
+        now = begun + 10 * seconds
+        assert writer.is_due()
 
 
 def test_a_fragment_published_while_it_is_copied_is_copied_again(tmp_path, monkeypatch):
