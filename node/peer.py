@@ -343,7 +343,8 @@ class Peer(Standing):
         self._end(in_order=True)
 
     def abandon(self) -> None:
-        """Stop the daemon and publish nothing more; what an exception in the `with` does."""
+        """Save what is whole, publish nothing more, and stop the daemon; what an exception in the `with`
+        does."""
         self._end(in_order=False)
 
     def leave_at_exit(self) -> None:
@@ -385,10 +386,18 @@ class Peer(Standing):
             if not self._left:
                 self._left = True
                 atexit.unregister(self.leave_at_exit)
-                if in_order and self._others_step_is_over() and not self._role.is_stepping:
-                    self._role.flush(LEAVE_S)
+                self._hand_over(in_order)
         finally:
             self.close()  # again, where Ctrl-C has kept it from coming to an end
+
+    def _hand_over(self, in_order: bool) -> None:
+        """Publish and save, or only save, unless a step is half done."""
+        if not self._others_step_is_over() or self._role.is_stepping:
+            return
+        if in_order:
+            self._role.flush(LEAVE_S)
+        else:
+            self._role.save()
 
     def _others_step_is_over(self) -> bool:
         """Wait a moment for a step that another thread is in, or both would publish. Returns if it ended."""

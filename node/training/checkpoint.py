@@ -10,13 +10,21 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gossamer.node.training.innerstate import DTYPES, dtypes, inner_state, kinds, options
+from gossamer.node.training.innerstate import (
+    DTYPES,
+    dtypes,
+    inner_state,
+    kinds,
+    names,
+    options,
+    state_keepers,
+)
 from gossamer.node.training.outer import OuterLoop
 
 VERSION = "2"
@@ -63,7 +71,8 @@ class State:
     @classmethod
     def of(cls, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]) -> "State":
         """The state as it is now; its tensors go on changing."""
-        inner = inner_state(optimizers)
+        keepers = state_keepers(optimizers)
+        inner = inner_state(keepers) if keepers else None
         tensors = [
             Saved(name, tensor, parameter=_parameter(name))
             for name, tensor in (inner.tensors.items() if inner else ())
@@ -73,9 +82,12 @@ class State:
                 tensors.append(Saved(f"residual/{slot.spec.name}", state.residual[i], index))
                 tensors.append(Saved(f"momentum/{slot.spec.name}", state.momentum[i], index))
         metadata = {"version": VERSION}
-        if inner and optimizers:
-            metadata |= {"inner": json.dumps(inner.values), "optimizers": kinds(optimizers)}
-            metadata |= {"options": options(optimizers), "dtypes": json.dumps(dtypes(optimizers))}
+        if inner and keepers:
+            metadata["inner"] = json.dumps(inner.values)
+            metadata["optimizers"] = json.dumps(kinds(keepers))
+            metadata["names"] = json.dumps(names(keepers, outer.names))
+            metadata["options"] = json.dumps(options(keepers))
+            metadata["dtypes"] = json.dumps(dtypes(keepers))
             if any(inner.learnt):
                 metadata["learnt"] = json.dumps(inner.learnt)
         return cls(tensors, metadata)
@@ -92,22 +104,39 @@ class State:
     def header(self, progress: Progress, rounds: Sequence[int], checksums: Mapping[str, int]) -> bytes:
         """The header, JSON; `rounds` are those that the fragments' residuals belong to, `checksums` the
         CRC-32 of each tensor's bytes."""
-        header: dict[str, Any] = {
-            saved.name: {
-                "dtype": DTYPES[saved.tensor.dtype],
-                "shape": list(saved.tensor.shape),
-                "data_offsets": [start, start + saved.tensor.nbytes],
-            }
-            for saved, start in zip(self.tensors, self._offsets, strict=False)
-        }
-        metadata = {
+        metadata = self._with(progress, rounds)
+        return self._header({**metadata, CHECKSUM: checksum(checksums, metadata)})
+
+    def header_bytes(self, rounds: int) -> int:
+        """How long the header can be, of so many rounds."""
+        longest = self._with(Progress(2**63, 2**63), [2**63] * rounds)
+        return len(self._header({**longest, CHECKSUM: checksum({}, {})}))
+
+    def _with(self, progress: Progress, rounds: Sequence[int]) -> dict[str, str]:
+        said = {
             "steps": str(progress.steps),
             "tokens": str(progress.tokens),
             "rounds": json.dumps(list(rounds)),
         }
-        metadata |= self._metadata
-        metadata[CHECKSUM] = checksum(checksums, metadata)
-        return json.dumps({"__metadata__": metadata, **header}).encode()
+        return said | self._metadata
+
+    def _header(self, metadata: Mapping[str, str]) -> bytes:
+        return f'{{"__metadata__": {json.dumps(metadata)}, {self._entries}}}'.encode()
+
+    @cached_property
+    def _entries(self) -> str:
+        """What the header says of the tensors. Each by itself, so that training need not wait for all."""
+        return ", ".join(
+            f"{json.dumps(saved.name)}: "
+            + json.dumps(
+                {
+                    "dtype": DTYPES[saved.tensor.dtype],
+                    "shape": list(saved.tensor.shape),
+                    "data_offsets": [start, start + saved.tensor.nbytes],
+                }
+            )
+            for saved, start in zip(self.tensors, self._offsets, strict=False)
+        )
 
 
 def _parameter(name: str) -> int:

@@ -8,15 +8,17 @@ afresh then, and the node says so.
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gossamer.node.training.checkpoint import CHECKSUM, VERSION, Progress, checksum, checksums_of
-from gossamer.node.training.innerstate import kinds, options, restore_inner
+from gossamer.node.training.innerstate import kinds, names, options, restore_inner, state_keepers
 from gossamer.node.training.outer import OuterLoop
 
 _NOT_AS_WRITTEN = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
@@ -40,7 +42,7 @@ def restore(
         progress = Progress(int(metadata["steps"]), int(metadata["tokens"]))
         if len(rounds) != len(outer.fragments) or not _fits(outer, tensors):
             raise ValueError("it is of another model")
-        has_inner = _take_up_inner(optimizers, tensors, metadata)
+        has_inner = _take_up_inner(outer, optimizers, tensors, metadata)
     except FileNotFoundError:
         return None
     except (OSError, SafetensorError, *_NOT_AS_WRITTEN) as error:
@@ -76,28 +78,59 @@ def _fits(outer: OuterLoop, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _take_up_inner(
-    optimizers: Sequence[torch.optim.Optimizer], tensors: dict[str, Tensor], metadata: Mapping[str, str]
+    outer: OuterLoop,
+    optimizers: Sequence[torch.optim.Optimizer],
+    tensors: dict[str, Tensor],
+    metadata: Mapping[str, str],
 ) -> bool:
     """Have the inner optimizers go on where they were, if they can; returns whether they do."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    keepers = state_keepers(optimizers)
+    if not keepers or "optimizers" not in metadata:
+        return False
+    own = names(keepers, outer.names)
+    then: list[list[str]] = json.loads(metadata["names"]) if "names" in metadata else own
+    places = _places(list(chain(*then)), list(chain(*own)))
+    if places is None:
+        return _begins_afresh("parameters")
+    kept, now = _each(json.loads(metadata["optimizers"])), _each(kinds(keepers))
+    if len(kept) != len(now) or [kept[place] for place in places] != now:
+        return False
+    if "options" in metadata:
+        decided: list[list[str]] = json.loads(metadata["options"])
+        if [decided[place] for place in places] != options(keepers):
+            return _begins_afresh("options")
+    groups = [group for keeper in keepers for group in keeper.param_groups]
     learnt: list[dict[str, float]] = json.loads(metadata.get("learnt", "[]"))
-    if not optimizers or metadata.get("optimizers") != kinds(optimizers):
-        return False
-    now = options(optimizers)
-    if metadata.get("options", now) != now:  # earlier releases do not say
-        log.warning("the inner optimizer has other options than its saved state: it begins afresh")
-        return False
-    if len(learnt) not in (0, len(groups)):
-        log.warning("the inner optimizer has other groups than its saved state: it begins afresh")
-        return False
+    if learnt and (len(learnt) != len(groups) or [*map(sorted, then)] != [*map(sorted, own)]):
+        return _begins_afresh("groups")
     if not _is_sound(tensors, learnt):
         return False
-    trained_as = list(json.loads(metadata.get("dtypes", "[]")))  # earlier releases do not say
-    if not restore_inner(optimizers, tensors, json.loads(metadata["inner"]), trained_as):
+    trained_as: list[str] = json.loads(metadata.get("dtypes", "[]"))
+    trained_as = [trained_as[place] for place in places if place < len(trained_as)]
+    if not restore_inner(keepers, tensors, json.loads(metadata["inner"]), places, trained_as):
         return False
     for group, numbers in zip(groups, learnt, strict=False):
         group.update(numbers)
     return True
+
+
+def _begins_afresh(what: str) -> bool:
+    log.warning("the inner optimizer has other %s than its saved state: it begins afresh", what)
+    return False
+
+
+def _places(then: Sequence[str], now: Sequence[str]) -> list[int] | None:
+    """Where each of `now` stood; None if others did. Those of one name are taken to be in order."""
+    stood, stand = (sorted(range(len(names)), key=names.__getitem__) for names in (then, now))
+    if [then[place] for place in stood] != [now[place] for place in stand]:
+        return None
+    moved = dict(zip(stand, stood, strict=True))
+    return [moved[place] for place in range(len(now))]
+
+
+def _each(optimizers: Sequence[Sequence[Any]]) -> list[tuple[str, list[int]]]:
+    """The class of each parameter's optimizer, and its shape."""
+    return [(kind, shape) for kind, shapes in optimizers for shape in shapes]
 
 
 def _is_sound(tensors: Mapping[str, Tensor], learnt: Sequence[Mapping[str, float]]) -> bool:

@@ -55,6 +55,9 @@ class Follower(Role):
             pass
         self._follow()
 
+    def save(self) -> None:
+        pass
+
     def drop_progress(self) -> None:
         self._follow()
 

@@ -1,10 +1,10 @@
 """The inner optimizers' state, as a checkpoint holds it: tensors, plain values, numbers of their groups."""
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, signature
+from itertools import chain, count
 from numbers import Integral, Real
 from typing import Any
 
@@ -43,12 +43,45 @@ class Inner:
     """Numbers of each group."""
 
 
+def state_keepers(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.optim.Optimizer] | None:
+    """The optimizers that keep the state: for one around another, whose state it gives out as its own, the
+    other, as for accelerate's.
+
+    None where both keep some, as SAM and the optimizer in it do: half of it would do harm.
+    """
+    keepers: list[torch.optim.Optimizer] = []
+    for optimizer in optimizers:
+        around = [optimizer]
+        try:
+            while held := [one for one in _held(around[-1]) if all(one is not known for known in around)]:
+                if not all(_gives_out(around[-1], one) for one in held):
+                    return None
+                around.append(held[0])
+        except Exception:  # somebody's own, which was never meant to be saved
+            return None
+        keepers.append(around[-1])
+    return keepers
+
+
+def _held(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """The optimizers that one holds, by themselves or in a list."""
+    values = vars(optimizer).values()
+    held = chain.from_iterable(value if isinstance(value, list | tuple) else (value,) for value in values)
+    return [value for value in held if isinstance(value, torch.optim.Optimizer)]
+
+
+def _gives_out(outer: torch.optim.Optimizer, inner: torch.optim.Optimizer) -> bool:
+    """Whether what one would save of its parameters is what the other keeps, and not a state of its own."""
+    ours, theirs = outer.state_dict()["state"], inner.state_dict()["state"]
+    return ours.keys() == theirs.keys() and all(ours[index] is theirs[index] for index in ours)
+
+
 def inner_state(optimizers: Sequence[torch.optim.Optimizer]) -> Inner | None:
-    """The inner optimizers' state as named tensors and plain values.
+    """The state of `state_keepers` as named tensors and plain values.
 
     None for a state that holds anything else (LBFGS keeps lists, SGD with momentum sparse tensors where
     gradients are, FSDP2 on one rank sharded ones, 8-bit optimizers quantised ones, some a state that is of no
-    parameter, or two states as wrappers around another optimizer do): half of it would do harm.
+    parameter, or under keys that are no text): half of it would do harm.
     """
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}
@@ -67,13 +100,15 @@ def inner_state(optimizers: Sequence[torch.optim.Optimizer]) -> Inner | None:
             if not (isinstance(index, int) and isinstance(state, dict)):
                 return None
             for key, value in state.items():
+                if not (isinstance(key, str) and key.isprintable()):
+                    return None
                 if type(value) is Tensor and _can_be_saved(value):
                     tensors[f"inner/{start + index}/{key}"] = value
                 elif value is None or isinstance(value, bool | int | float | str):
                     plain[f"{start + index}/{key}"] = value
                 else:
                     return None
-        start += _parameters(optimizer)
+        start += len(_parameters(optimizer))
     return Inner(tensors, plain, learnt)
 
 
@@ -123,75 +158,75 @@ def _can_be_saved(tensor: Tensor) -> bool:
     return tensor.dtype in DTYPES and tensor.layout is torch.strided and not tensor.is_meta
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> int:
-    return sum(len(group["params"]) for group in optimizer.param_groups)
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def kinds(optimizers: Sequence[torch.optim.Optimizer]) -> str:
-    """What a state belongs to: the optimizers' classes and their parameters' shapes, as text."""
-    return json.dumps(
-        [
-            [
-                type(optimizer).__name__,
-                [list(p.shape) for group in optimizer.param_groups for p in group["params"]],
-            ]
-            for optimizer in optimizers
-        ]
-    )
+def kinds(optimizers: Sequence[torch.optim.Optimizer]) -> list[list[Any]]:
+    """What a state belongs to: each optimizer's class, and its parameters' shapes."""
+    return [
+        [type(optimizer).__name__, [list(parameter.shape) for parameter in _parameters(optimizer)]]
+        for optimizer in optimizers
+    ]
 
 
-def options(optimizers: Sequence[torch.optim.Optimizer]) -> str:
-    """Which of `_DECIDING` are on for each parameter, as text."""
-    return json.dumps(
-        [
-            [name for name in _DECIDING if group.get(name)]
-            for optimizer in optimizers
-            for group in optimizer.param_groups
-            for _ in group["params"]
-        ]
-    )
+def names(optimizers: Sequence[torch.optim.Optimizer], known: Mapping[Tensor, str]) -> list[list[str]]:
+    """The names of each group's parameters; those that are none of the model's are counted."""
+    others = count()
+    return [
+        [known[p] if p in known else f"#{next(others)}" for p in group["params"]]
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+    ]
+
+
+def options(optimizers: Sequence[torch.optim.Optimizer]) -> list[list[str]]:
+    """Which of `_DECIDING` are on for each parameter."""
+    return [
+        [name for name in _DECIDING if group.get(name)]
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for _ in group["params"]
+    ]
 
 
 def dtypes(optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
     """Each parameter's dtype."""
-    return [
-        str(parameter.dtype)
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    ]
+    return [str(parameter.dtype) for optimizer in optimizers for parameter in _parameters(optimizer)]
 
 
 def restore_inner(
     optimizers: Sequence[torch.optim.Optimizer],
     tensors: dict[str, Tensor],
     plain: dict[str, Any],
+    places: Sequence[int],
     trained_as: Sequence[str] = (),
 ) -> bool:
     """Load what `inner_state` took, out of `tensors`, with the groups that the optimizers have now.
 
-    `trained_as` are the `dtypes` of then, if they are known: what belongs to a parameter that is still of the
-    same dtype comes back in its own. Returns whether all of them took it up.
+    `places` are those that their parameters had then. `trained_as` are the `dtypes` of now's parameters then,
+    if they are known: what belongs to one that is still of the same dtype comes back in its own. Returns
+    whether all of them took it up.
     """
-    state: dict[int, dict[str, Any]] = {}
+    saved: dict[int, dict[str, Any]] = {}
     for name in [name for name in tensors if name.startswith("inner/")]:
         _, index, key = name.split("/", 2)
-        state.setdefault(int(index), {})[key] = tensors.pop(name)
+        saved.setdefault(int(index), {})[key] = tensors.pop(name)
     for name, value in plain.items():
         index, key = name.split("/", 1)
-        state.setdefault(int(index), {})[key] = value
-    counts = [_parameters(optimizer) for optimizer in optimizers]
-    if any(not 0 <= index < sum(counts) for index in state):
+        saved.setdefault(int(index), {})[key] = value
+    if not saved.keys() <= set(places):
         raise ValueError("state of more parameters than there are")
     start = 0
-    for optimizer, count in zip(optimizers, counts, strict=True):
-        own = {index - start: state[index] for index in state if start <= index < start + count}
+    for optimizer in optimizers:
+        parameters = _parameters(optimizer)
+        end = start + len(parameters)
+        own = {index: saved[place] for index, place in enumerate(places[start:end]) if place in saved}
         groups = list(optimizer.param_groups)
         try:
-            parameters = [parameter for group in groups for parameter in group["params"]]
             _lay_out(own, parameters)
             optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
-            _undo_casts(optimizer, own, parameters, trained_as[start : start + count])
+            _undo_casts(optimizer, own, parameters, trained_as[start:end])
         except Exception as error:  # somebody's own, and so it would be at every start
             kind = type(optimizer).__name__
             log.warning("%s takes up no state (%s: %s): it begins afresh", kind, type(error).__name__, error)
@@ -200,7 +235,7 @@ def restore_inner(
             # Copies of them are in their place: a schedule that holds the groups would have no effect. The
             # list stays, since optimizers around another one share it.
             optimizer.param_groups[:] = groups
-        start += count
+        start = end
     return True
 
 

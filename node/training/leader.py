@@ -3,6 +3,7 @@
 It never waits for the network: what it spends is encoding and adding, and it keeps count of that.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,17 +21,21 @@ from gossamer.node.training.checkpointreader import restore
 from gossamer.node.training.checkpointwriter import CheckpointWriter
 from gossamer.node.training.idle import IdleWatch
 from gossamer.node.training.incoming import Incoming
+from gossamer.node.training.innerstate import state_keepers
 from gossamer.node.training.interrupts import held_back
 from gossamer.node.training.outer import OuterLoop
 from gossamer.node.training.parameters import Binding
 from gossamer.node.training.ranks import DONE, Team, Word
 from gossamer.node.training.role import Role
+from gossamer.node.training.stepwatch import StepWatch
 from gossamer.protocol.errors import DivergedError
 from gossamer.protocol.limits import LOSS_MAX, STEPS_MAX, TOKENS_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
 
 POLL_S = 0.01
+
+log = logging.getLogger("gossamer.checkpoint")
 
 
 class Leader(Role):
@@ -65,6 +70,7 @@ class Leader(Role):
         self._has_diverged = False
         """Since the last delta."""
         self._idle = IdleWatch(len(self._outer.fragments))
+        self._step_watch = StepWatch(state_keepers(self._saved_optimizers) or ())
 
     # -- what the loop does
 
@@ -90,6 +96,7 @@ class Leader(Role):
 
     def step(self, tokens: int, loss: float | Tensor) -> int | None:
         begun = time.perf_counter()
+        self._step_watch.begin_anew()
         self.is_stepping = self.team.size > 1  # which are out of step until this is over
         round_ = self._due()
         offers = self._incoming.take_for_step(round_)
@@ -126,6 +133,19 @@ class Leader(Role):
         self._checkpoint.save(self._outer, self._sound_optimizers, self.progress)
         self._link.wait_acknowledged(left)
 
+    def save(self) -> None:
+        if self.team.size > 1 or self.is_stepping or self._has_diverged or not self.progress.steps:
+            return
+        if not self._step_watch.is_whole:
+            return
+        try:
+            self._outer.check()
+            self._checkpoint.save(self._outer, self._sound_optimizers, self.progress)
+        except DivergedError:
+            self._has_diverged = True
+        except Exception as error:  # a device that failed, say, which has ended training: that is to be told
+            log.warning("cannot save the trainer's state to %s: %s", self._checkpoint_path, error)
+
     def drop_progress(self) -> None:
         everything = frozenset(range(len(self._outer.fragments)))
         self._agree(everything)
@@ -147,6 +167,7 @@ class Leader(Role):
         self._link.send(report)
 
     def close(self) -> None:
+        self._step_watch.end()
         try:
             if self._has_diverged:  # or an earlier one would have the next process diverge at once
                 self._checkpoint.save(self._outer, (), self.progress)

@@ -79,6 +79,8 @@ class OuterLoop:
     def __init__(self, tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
         """Bind to a model's parameters by name. Raises ConfigError naming the first that does not fit."""
         check_fits(tensors, manifest)
+        self.names = {tensor: name for name, tensor in tensors.items()}
+        """Those of all the model's parameters."""
         self._outer = manifest.outer
         layout = manifest.plan()
         self.fragments = [
@@ -120,6 +122,12 @@ class OuterLoop:
                 theta.copy_(ref)
 
     @_as_written
+    def check(self) -> None:
+        """Raise DivergedError if a parameter is not finite or far out of range."""
+        for state in self.fragments:
+            _sound_values(state)
+
+    @_as_written
     def publish(self, index: int, round_: int, out: memoryview) -> tuple[int, Window]:
         """Close a fragment's window: write its payload to `out`; returns its length and the window.
 
@@ -129,10 +137,7 @@ class OuterLoop:
         """
         state = self.fragments[index]
         writer = PayloadWriter(self._outer.codec, state.fragment, out)
-        rows = [part.values() for part in state.parts]
-        for part, values in zip(state.parts, rows, strict=True):
-            if not _magnitude(values) * ONE < 2 * VALUE_LIMIT:
-                raise _diverged(state, part, values.float() * ONE)
+        rows = _sound_values(state)
         largest = 0.0
         for part, values in zip(state.parts, rows, strict=True):
             section, room = part.section(writer), self._room(part)
@@ -192,6 +197,15 @@ class OuterLoop:
 def _magnitude(step: Tensor) -> float:
     """The largest of its values; NaN if any is. Two reductions are faster than `aminmax`."""
     return max(-float(step.amin()), float(step.amax()))
+
+
+def _sound_values(state: FragmentState) -> list[Tensor]:
+    """The values of each of a fragment's parts. Raises DivergedError."""
+    rows = [part.values() for part in state.parts]
+    for part, values in zip(state.parts, rows, strict=True):
+        if not _magnitude(values) * ONE < 2 * VALUE_LIMIT:
+            raise _diverged(state, part, values.float() * ONE)
+    return rows
 
 
 def _diverged(state: FragmentState, part: Part, step: Tensor) -> DivergedError:

@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -187,6 +188,23 @@ def test_a_share_is_few_tensors_however_small(tmp_path, monkeypatch):
         assert advances == -(-len(file.keys()) // 3) + 2, "then it is closed, and found to be"
     _, again, fresh = make(seed=1)
     assert restore(path, again, [fresh]) == (Progress(8, 16), True)
+
+
+def test_many_small_tensors_are_written_less_often(tmp_path, monkeypatch):
+    """Each costs the same time, whatever is in it."""
+    now = 100.0
+    monkeypatch.setattr(checkpointwriter, "time", SimpleNamespace(monotonic=lambda: now))
+    _, outer, _ = make()
+    for count, seconds in ((20, 5), (2000, 20)):
+        optimizer = Counting([nn.Parameter(torch.zeros(1, 1)) for _ in range(count)])
+        optimizer.step()
+        writer = CheckpointWriter(tmp_path / "t")
+        assert writer.is_due()
+        writer.save(outer, [optimizer], Progress())
+        begun, now = now, now + seconds
+        assert not writer.is_due()
+        now = begun + 10 * seconds
+        assert writer.is_due()
 
 
 def test_a_fragment_published_while_it_is_copied_is_copied_again(tmp_path, monkeypatch):
@@ -451,21 +469,91 @@ def test_metadata_that_was_never_written_changes_nothing(saved, tmp_path, key, t
     assert fresh.state_dict()["state"] == {}
 
 
-@pytest.mark.parametrize("change", ["another class", "split in two", "another order"])
+def without(path, *keys):
+    """A checkpoint as earlier releases wrote it."""
+    tensors, changed = load_file(path), metadata_of(path)
+    for key in (CHECKSUM, *keys):
+        del changed[key]
+    path.write_bytes(save(tensors, {**changed, CHECKSUM: checksum(checksums_of(tensors), changed)}))
+
+
+@pytest.mark.parametrize("change", ["another class", "a parameter less", "another order, without names"])
 def test_other_optimizers_begin_afresh_and_the_rest_comes_back(saved, change):
     path, outer, _ = saved
     model, again, _ = make(seed=1)
     first, *others = model.parameters()
-    optimizers = {
-        "another class": [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)],
-        "split in two": [torch.optim.AdamW(others), torch.optim.AdamW([first])],
-        "another order": [torch.optim.AdamW([*others, first])],
+    optimizer = {
+        "another class": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        "a parameter less": torch.optim.AdamW(others),
+        "another order, without names": torch.optim.AdamW([*others, first]),
     }[change]
+    if "without names" in change:
+        without(path, "names")
     for state, known in zip(again.fragments, outer.fragments, strict=True):
         state.last_published = known.last_published
-    assert restore(path, again, optimizers) == (Progress(8, 16), False)
-    assert all(not optimizer.state_dict()["state"] for optimizer in optimizers)
+    assert restore(path, again, [optimizer]) == (Progress(8, 16), False)
+    assert not optimizer.state_dict()["state"]
     assert any(residual.any() for state in again.fragments for residual in state.residual)
+
+
+ALIKE = [f"{place}.weight" for place in range(4)]
+
+
+def alike(names=ALIKE):
+    """A model of layers of one shape: nothing but their names tells whose a state is."""
+    torch.manual_seed(0)
+    layers = {name.split(".")[0]: nn.Linear(3, 3, bias=False) for name in names}
+    model = nn.ModuleDict(layers)
+    tensors = tuple((name, tuple(p.shape), "mean") for name, p in named_tensors(model))
+    return model, OuterLoop(dict(named_tensors(model)), builders.manifest(tensors=tensors))
+
+
+@pytest.mark.parametrize("change", ["reversed groups", "shuffled", "split in two", "one of another model"])
+def test_a_state_goes_to_the_parameters_of_its_name(tmp_path, change):
+    """A set of parameters has another order in each process, and groups are edited."""
+
+    def of_another_model():
+        return nn.Parameter(torch.full((3, 3), 7.0))
+
+    model, outer = alike()
+    others = [of_another_model()] if change == "one of another model" else []
+    optimizer = torch.optim.AdamW([{"params": [p]} for p in (*model.parameters(), *others)])
+    for place, parameter in enumerate((*model.parameters(), *others)):
+        parameter.grad = torch.full_like(parameter, 10.0**-place)
+    optimizer.step()
+    expected = {p: optimizer.state[p]["exp_avg"] for p in (*model.parameters(), *others)}
+    CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(1, 2))
+    again, outer = alike()
+    a, b, c, d = again.parameters()
+    mine = [of_another_model()] if others else []
+    optimizers = {
+        "reversed groups": lambda: [torch.optim.AdamW([{"params": [p]} for p in (d, c, b, a)])],
+        "shuffled": lambda: [torch.optim.AdamW([c, a, d, b])],
+        "split in two": lambda: [torch.optim.AdamW([d, b]), torch.optim.AdamW([a, c])],
+        "one of another model": lambda: [torch.optim.AdamW([*mine, c, a, d, b])],
+    }[change]()
+    assert restore(tmp_path / "t", outer, optimizers) == (Progress(1, 2), True)
+    state = {p: kept["exp_avg"] for optimizer in optimizers for p, kept in optimizer.state.items()}
+    for known, parameter in zip(expected, (a, b, c, d, *mine), strict=True):
+        assert torch.equal(state[parameter], expected[known])
+
+
+def test_a_state_of_parameters_of_other_names_begins_afresh_with_a_line(tmp_path, caplog):
+    def made(*left_out):
+        model, outer = alike([*ALIKE, "4.weight"])
+        trained = [p for name, p in named_tensors(model) if name not in left_out]
+        return outer, torch.optim.AdamW(trained), trained
+
+    outer, optimizer, trained = made("1.weight")
+    for parameter in trained:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(1, 2))
+    for left_out, comes_back in (("1.weight", True), ("0.weight", False)):
+        assert not caplog.messages
+        outer, fresh, _ = made(left_out)
+        assert restore(tmp_path / "t", outer, [fresh]) == (Progress(1, 2), comes_back)
+    assert ["other parameters" in line for line in caplog.messages] == [True]
 
 
 @pytest.mark.parametrize(
@@ -493,15 +581,12 @@ def test_a_state_of_other_options_begins_afresh_with_a_line(tmp_path, caplog, ki
     assert ["other options" in line for line in caplog.messages] == [True]
 
 
-def test_a_state_that_does_not_say_its_options_is_taken_up(saved, tmp_path):
-    """As earlier releases wrote it."""
+@pytest.mark.parametrize("keys", [["options"], ["names"], ["names", "options", "dtypes"]])
+def test_a_state_as_earlier_releases_wrote_it_is_taken_up(saved, keys):
     path, _, _ = saved
-    tensors, changed = load_file(path), metadata_of(path)
-    del changed[CHECKSUM], changed["options"]
-    old = tmp_path / "old.safetensors"
-    old.write_bytes(save(tensors, {**changed, CHECKSUM: checksum(checksums_of(tensors), changed)}))
+    without(path, *keys)
     _, again, fresh = make(seed=1)
-    assert restore(old, again, [fresh]) == (Progress(8, 16), True)
+    assert restore(path, again, [fresh]) == (Progress(8, 16), True)
 
 
 @pytest.mark.parametrize("told", ["before", "after"])
@@ -659,7 +744,7 @@ def test_what_an_optimizer_learns_in_its_groups_comes_back_and_the_rest_is_as_th
     assert [first["lr"], first["d0"], first["best"], first["train_mode"]] == [0.5, 0.25, 1.0, False]
 
 
-@pytest.mark.parametrize("problem", ["other groups", "no number", "a tensor", "a list"])
+@pytest.mark.parametrize("problem", ["other groups", "groups of others", "no number", "a tensor", "a list"])
 def test_without_what_an_optimizer_learnt_in_its_groups_all_of_it_begins_afresh(tmp_path, problem):
     model, outer, _ = make()
     optimizer = in_groups(model)
@@ -669,6 +754,8 @@ def test_without_what_an_optimizer_learnt_in_its_groups_all_of_it_begins_afresh(
     CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(2, 4))
     model, outer, _ = make()
     fresh = in_groups(model, 4 if problem == "other groups" else 2)
+    if problem == "groups of others":
+        fresh = FindsItsRate([{"params": group["params"]} for group in reversed(fresh.param_groups)])
     assert restore(tmp_path / "t", outer, [fresh]) == (Progress(2, 4), False)
     assert not fresh.state and [group["d"] for group in fresh.param_groups][:2] == [0.125, 0.125]
 
@@ -681,10 +768,105 @@ class OfAnyArguments(torch.optim.AdamW):
 class Around(torch.optim.Optimizer):
     """As accelerate wraps an optimizer: with its state, groups and defaults."""
 
+    state = property(lambda self: self.optimizer.state)
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    defaults = property(lambda self: self.optimizer.defaults)
+
     def __init__(self, params, base=torch.optim.AdamW, scaler=None):
-        inner = base(params)
-        self.state, self.param_groups, self.defaults = inner.state, inner.param_groups, inner.defaults
-        self.step, self.state_dict, self.load_state_dict = inner.step, inner.state_dict, inner.load_state_dict
+        self.optimizer = base(params)
+
+    def step(self, closure=None):
+        return self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad(set_to_none)
+
+    def state_dict(self):
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict):
+        self.optimizer.load_state_dict(state_dict)
+
+
+class SlowlyAround(Around):
+    """As timm's Lookahead: with a state of its own that nothing is in, and giving out the other's."""
+
+    state = None
+
+    def __init__(self, params, base=torch.optim.AdamW):
+        super().__init__(params, base)
+        self.state = {}
+
+
+@pytest.mark.parametrize(
+    "wrapped", [Around, SlowlyAround, lambda params, base: Around(params, lambda p: Around(p, base))]
+)
+def test_the_state_of_an_optimizer_inside_another_is_its_own(tmp_path, wrapped):
+    """With its tensors alone Prodigy would learn nothing more."""
+    model, outer, _ = make()
+    optimizer = wrapped(model.parameters(), FindsItsRate)
+    train(model, outer, optimizer, 2)
+    CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(2, 4))
+    model, outer, _ = make()
+    assert restore(tmp_path / "t", outer, [wrapped(model.parameters(), torch.optim.SGD)]) == (
+        Progress(2, 4),
+        False,
+    )
+    fresh = wrapped(model.parameters(), FindsItsRate)
+    assert restore(tmp_path / "t", outer, [fresh]) == (Progress(2, 4), True)
+    assert fresh.param_groups[0]["d"] == 0.28125
+    assert all("s" in fresh.optimizer.state_dict()["state"][index] for index in range(4))
+
+
+class Sharpness(torch.optim.Optimizer):
+    """As SAM: it keeps a state of its own, beside that of the optimizer in it, and saves only that."""
+
+    def __init__(self, params, base=torch.optim.AdamW):
+        super().__init__(params, {"rho": 0.05})
+        self.base = self._held(base(self.param_groups))
+        self.param_groups = self._base().param_groups
+
+    def _held(self, base):
+        return base
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["before"] = parameter.detach().clone()
+        return self._base().step(closure)
+
+    def _base(self):
+        return self.base
+
+
+class SharpnessInList(Sharpness):
+    def _held(self, base):
+        return [base]
+
+    def _base(self):
+        return self.base[0]
+
+
+@pytest.mark.parametrize("kind", [Sharpness, SharpnessInList])
+def test_two_states_one_of_which_is_not_saved_begin_afresh(tmp_path, kind):
+    model, outer, _ = make()
+    optimizer = kind(model.parameters())
+    train(model, outer, optimizer, 2)
+    CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(2, 4))
+    assert not any(name.startswith("inner/") for name in load_file(tmp_path / "t"))
+    model, outer, _ = make()
+    assert restore(tmp_path / "t", outer, [kind(model.parameters())]) == (Progress(2, 4), False)
+
+
+@pytest.mark.parametrize("key", [0, ("a", "b"), "\ud800"])
+def test_a_state_under_keys_that_are_no_text_begins_afresh(tmp_path, key):
+    """They would come back as their text, and what is not there be looked for."""
+    model, outer, optimizer = make()
+    train(model, outer, optimizer, 1)
+    for state in optimizer.state.values():
+        state[key] = torch.zeros(2)
+    CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(1, 2))
+    _, outer, fresh = make()
+    assert restore(tmp_path / "t", outer, [fresh]) == (Progress(1, 2), False)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, OfAnyArguments, Around])
@@ -844,10 +1026,8 @@ def test_a_state_comes_back_in_its_own_dtype_where_the_parameters_is_as_it_was(t
     outer, optimizer = build(torch.bfloat16)
     optimizer.step()
     CheckpointWriter(path).save(outer, [optimizer], Progress())
-    if not says:  # as earlier releases wrote it
-        tensors, changed = load_file(path), metadata_of(path)
-        del changed[CHECKSUM], changed["dtypes"]
-        path.write_bytes(save(tensors, {**changed, CHECKSUM: checksum(checksums_of(tensors), changed)}))
+    if not says:
+        without(path, "dtypes")
     again, fresh = build(now)
     assert restore(path, again, [fresh]) == (Progress(), True)
     expected = torch.float32 if says and now == torch.bfloat16 else now

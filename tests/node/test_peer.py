@@ -58,11 +58,20 @@ def manifest_for(model: nn.Module, fragments: int = 1) -> Manifest:
 class Setup:
     """A peer that has begun, its model and its daemon."""
 
-    def __init__(self, daemon: FakeDaemon, link: DaemonLink, peer: Peer, model: nn.Linear, phi: Ints) -> None:
+    def __init__(
+        self,
+        daemon: FakeDaemon,
+        link: DaemonLink,
+        peer: Peer,
+        model: nn.Linear,
+        optimizer: torch.optim.Optimizer,
+        phi: Ints,
+    ) -> None:
         self.daemon = daemon
         self.link = link
         self.peer = peer
         self.model = model
+        self.optimizer = optimizer
         self.phi = phi
 
     def step(self, loss: float | torch.Tensor = 2.0) -> int | None:
@@ -100,7 +109,7 @@ async def begun(
             await daemon.offer(fragment.index, part, merged=0, own=0, version=1)
         assert await asyncio.to_thread(peer.begin)
         try:
-            yield Setup(daemon, link, peer, model, phi)
+            yield Setup(daemon, link, peer, model, optimizer, phi)
         finally:
             await asyncio.to_thread(peer.close)
 
@@ -399,6 +408,79 @@ async def test_what_a_script_that_never_left_publishes_at_its_end(
         assert setup.daemon.seen == ([] if isinstance(error, RuntimeError) else [1])
         setup.peer.abandon()
         assert setup.daemon.seen == ([] if isinstance(error, RuntimeError) else [1]), "only the first counts"
+
+
+def fails(*_: Any) -> None:
+    raise RuntimeError("out of memory")
+
+
+def _error_between_steps(setup: Setup) -> None:
+    pass
+
+
+def _error_in_the_optimizers_step(setup: Setup) -> None:
+    """Whether it ends the loop, or the script catches it and is ended by another."""
+    with setup.optimizer.register_step_pre_hook(fails), contextlib.suppress(RuntimeError):
+        setup.optimizer.step()
+
+
+def _error_in_a_step_before_the_last(setup: Setup) -> None:
+    _error_in_the_optimizers_step(setup)
+    setup.step()
+
+
+def _nothing_is_finite(setup: Setup) -> None:
+    nn.init.constant_(setup.model.weight, torch.nan)
+
+
+@pytest.mark.parametrize(
+    ("what", "steps", "has_inner"),
+    [
+        (_error_between_steps, 2, True),
+        (_error_in_the_optimizers_step, None, False),
+        (_error_in_a_step_before_the_last, 3, True),
+        (_nothing_is_finite, 2, False),
+    ],
+)
+async def test_an_error_saves_what_it_left_whole_and_publishes_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: Callable[[Setup], None],
+    steps: int | None,
+    has_inner: bool,
+) -> None:
+    monkeypatch.setattr(leader.CheckpointWriter, "is_due", lambda _: False)
+    async with begun(tmp_path) as setup:
+        for _ in range(2):
+            for parameter in setup.model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            setup.optimizer.step()
+            setup.step()
+        what(setup)
+        error = RuntimeError("a batch of another shape")
+        await asyncio.to_thread(setup.peer.__exit__, RuntimeError, error, None)
+        assert setup.daemon.seen == []
+    assert (tmp_path / "c").exists() == (steps is not None)
+    if steps is not None:
+        saved = metadata_of(tmp_path / "c")
+        assert int(saved["steps"]) == steps and ("inner" in saved) == has_inner
+
+
+async def test_what_cannot_be_saved_after_an_error_does_not_hide_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A device that has failed takes no more work."""
+    monkeypatch.setattr(leader.CheckpointWriter, "save", fails)
+    async with begun(tmp_path) as setup:
+        setup.step()
+        await asyncio.to_thread(setup.peer.abandon)
+    assert f"cannot save the trainer's state to {tmp_path / 'c'}: out of memory" in caplog.text
+
+
+async def test_an_error_before_the_first_step_leaves_what_was_saved_last(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        await asyncio.to_thread(setup.peer.abandon)
+    assert not (tmp_path / "c").exists()
 
 
 async def test_an_error_in_a_notebook_is_not_what_ends_it(
