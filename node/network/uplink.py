@@ -2,13 +2,14 @@
 
 A line that many bodies share brings all of them too late, and what has come of them is thrown away. So only
 as many of them cross it as it has lately carried at SHARE_BYTES_PER_S each. Who takes next to nothing holds
-no place: to keep others from a line, takers would have to fill a good part of it.
+no place, and who has taken a chunk fast waits for none: slow takers cannot keep it from a line that is idle.
 """
 
 import asyncio
 import math
 import time
 from collections.abc import Callable
+from weakref import WeakSet
 
 from gossamer.node.network.link import PeerLink
 from gossamer.protocol.errors import GossamerError
@@ -34,6 +35,9 @@ STALL_S = 4.0
 """Bodies are sent in pieces. Who takes less than one in so long holds no place: that is half of what the
 slowest holder worth waiting for sends (FETCH_TIMEOUT_S), since two share a line."""
 
+BUFFERED_BYTES = 256 * 1024
+"""So much of a body may only fill buffers: the rest of it shows how fast it went."""
+
 LOOK_S = 0.5
 """So often whoever is next looks whether somebody has stalled."""
 
@@ -47,13 +51,16 @@ class Turn:
 
     def __init__(self, uplink: "Uplink", link: PeerLink) -> None:
         self._uplink = uplink
-        self._link = link
-        self._since = uplink.clock()
+        self.link = link
+        self.began = self._since = uplink.clock()
+        self.size = 0
+        """What has gone out of it."""
         self._is_over = False
 
     def sent(self, size: int) -> None:
         """One more piece of it has gone out."""
         self._uplink.carried(size)
+        self.size += size
         self._since = self._uplink.clock()
 
     def is_stalled(self) -> bool:
@@ -68,7 +75,7 @@ class Turn:
         """It has gone out, or nowhere. Again is harmless."""
         if not self._is_over:
             self._is_over = True
-            self._link.serving.release()
+            self.link.serving.release()
             self._uplink.left(self)
 
 
@@ -81,6 +88,8 @@ class Uplink:
         self._next = asyncio.Lock()
         """Held by who waits for the next place; the others wait for it, in their order."""
         self._changed = asyncio.Event()
+        self._fast_takers: WeakSet[PeerLink] = WeakSet()
+        """Those whose last chunk went so fast that they need not wait for others."""
         self._flow = 0.0
         """Bytes a second, averaged over FLOW_S."""
         self._pace = float(PACE_AT_FIRST)
@@ -106,9 +115,8 @@ class Uplink:
         """
         await link.serving.acquire()
         try:
-            async with asyncio.timeout(TURN_PATIENCE_S), self._next:
-                while sum(not turn.is_stalled() for turn in self._crossing) >= self.places:
-                    await self._change()
+            if link not in self._fast_takers:
+                await self._place()
         except TimeoutError:
             link.serving.release()
             raise BusyError("busy") from None
@@ -118,6 +126,12 @@ class Uplink:
         turn = Turn(self, link)
         self._crossing.add(turn)
         return turn
+
+    async def _place(self) -> None:
+        """Wait for room. Raises TimeoutError."""
+        async with asyncio.timeout(TURN_PATIENCE_S), self._next:
+            while sum(not turn.is_stalled() for turn in self._crossing) >= self.places:
+                await self._change()
 
     async def _change(self) -> None:
         """Wait until somebody leaves the line, or may have stalled."""
@@ -139,6 +153,11 @@ class Uplink:
 
     def left(self, turn: Turn) -> None:
         self._crossing.discard(turn)
+        if turn.size > BUFFERED_BYTES:
+            if (turn.size - BUFFERED_BYTES) > PACE_AT_FIRST * (self.clock() - turn.began):
+                self._fast_takers.add(turn.link)
+            else:
+                self._fast_takers.discard(turn.link)
         self._changed.set()
 
     def _age(self) -> None:

@@ -20,6 +20,7 @@ from gossamer.node.network.uplink import (
     Turn,
     Uplink,
 )
+from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from tests.node.trainer_side import until
 
 
@@ -107,6 +108,31 @@ async def test_a_few_that_take_little_keep_nobody_from_a_line_that_carries_much(
         assert not waiting
         line.carry(others, 6.25e6, 0.16)
         others[0].end()
+
+
+async def test_who_takes_fast_need_not_wait_for_who_takes_slowly() -> None:
+    line = Line()
+    slow, waiting = await line.all_that_may(5)
+    line.carry(slow, 60e3, 4 * PACE_HALF_LIFE_S)
+    assert line.uplink.places == PLACES_MIN
+    for turn in slow[1:]:
+        turn.end()
+    slow, turn = slow[:1], await waiting[0]
+    for seconds, is_fast in ((0.5, True), (20.0, False)):
+        line.carry([turn], CHUNK_BYTES_MAX / seconds, seconds)
+        slow[0].sent(PIECE_BYTES)
+        turn.end()
+        if is_fast:
+            slow.append(await line.uplink.turn(link()))  # another comes first
+        slow[1].sent(PIECE_BYTES)
+        again = asyncio.create_task(line.uplink.turn(turn.link))
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert again.done() == is_fast
+        if is_fast:
+            turn = again.result()
+    again.cancel()
+    await asyncio.gather(again, return_exceptions=True)
 
 
 async def test_a_full_line_is_waited_for_so_long_and_a_link_after_its_own(
