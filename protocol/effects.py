@@ -245,6 +245,8 @@ class Get:
     link: int
     blob: bytes
     size: int
+    patience: float
+    """Seconds after which it is given up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,9 @@ class Fetcher:
         want = self.wants.of_key(key)
         size = want.missing[blob]
         self._flights.begin(link, blob, size, now, is_guess=link not in want.holders_of(blob))
-        return Get(link, blob, size) if self._links[link] else Send(link, Ask(blob))
+        if not self._links[link]:
+            return Send(link, Ask(blob))
+        return Get(link, blob, size, self._flights.newest[blob].deadline - now)
 
     @property
     def _is_any_waiting(self) -> bool:

@@ -261,7 +261,8 @@ WANTS_LOOKED_AT_MAX = 512
 peer that claims to hold thousands, and sends none, costs others no time."""
 
 FETCH_TIMEOUT_S = 60.0
-"""A megabyte within a minute: about 140 kbit/s, the slowest holder worth waiting for."""
+"""A megabyte within a minute: about 140 kbit/s, the slowest holder worth waiting for: twice that if two
+are sent one."""
 
 FETCH_PATIENCE_S = 12.0
 """The part of it that does not depend on the size: a request that was lost costs a small chunk no more."""
@@ -320,12 +321,15 @@ RATION_PERIOD_S = 24 * 3600.0
 RATION_BYTES_MIN = 64 * 1024 * 1024
 """Of what we hold, at least this is counted: who has little to give need not count."""
 
+TURN_PATIENCE_S = 10.0
+"""So long a chunk that was asked for waits for its turn on a line that others fill, before it is declined:
+less than FETCH_PATIENCE_S, so that its taker still has all of the time that it has for the chunk's size."""
+
 ASKS_PER_LINK_MAX = 64
 """Chunks a peer may have asked us to send and not yet received."""
 
 PUTS_PER_LINK_MAX = 2
-"""Of those, sent at a time: the line is not idle while the answer to one is on its way, and the first is of
-use before all have crossed it."""
+"""Of those, under way at a time: one is sent while the answer to the one before is on its way."""
 
 # --- pace ----------------------------------------------------------------------------------------------
 ROUND_SLACK = 64

@@ -5,11 +5,42 @@
 
 import time
 
+import aiohttp
+from aiohttp.abc import AbstractStreamWriter
+
 from gossamer.node.network.chunk_routes import read_body
 from gossamer.node.network.clocks import offset_of
+from gossamer.node.network.guest import WRITE_BUFFER_BYTES
 from gossamer.node.network.link import SESSION_HEADER, Dialled, PeerLink
+from gossamer.node.network.uplink import PIECE_BYTES, Turn
 from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.identity import short
+from gossamer.protocol.limits import FETCH_TIMEOUT_S, FETCHES_PER_LINK_MAX
+
+GET_TIMEOUT = aiohttp.ClientTimeout(total=FETCHES_PER_LINK_MAX * FETCH_TIMEOUT_S)
+"""A peer sends one chunk after another: the core knows how long each is worth waiting for, up to this."""
+
+
+class _Body(aiohttp.payload.Payload):
+    """A chunk as it is sent, piece by piece, when it is its turn."""
+
+    def __init__(self, data: bytes, turn: Turn) -> None:
+        super().__init__(data)
+        self._size = len(data)
+        self._data = memoryview(data)
+        self._turn = turn
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        raise TypeError("a chunk is no text")
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        if isinstance(writer, aiohttp.http.StreamWriter) and writer.transport is not None:
+            writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        for start in range(0, len(self._data), PIECE_BYTES):
+            piece = self._data[start : start + PIECE_BYTES]
+            await writer.write(piece)
+            self._turn.sent(len(piece))
+        self._turn.all_sent()
 
 
 async def get_chunk(link: PeerLink, blob: bytes, size: int) -> bytes:
@@ -20,6 +51,7 @@ async def get_chunk(link: PeerLink, blob: bytes, size: int) -> bytes:
         headers={SESSION_HEADER: link.session.hex()},
         ssl=way.ssl,
         allow_redirects=False,
+        timeout=GET_TIMEOUT,
     ) as response:
         link.clock_offset_s = offset_of(response.headers.get("Date"), time.time())
         if response.status != 200:
@@ -27,12 +59,12 @@ async def get_chunk(link: PeerLink, blob: bytes, size: int) -> bytes:
         return await read_body(response.content, blob, size, link)
 
 
-async def put_chunk(link: PeerLink, blob: bytes, data: bytes) -> None:
-    """Send a chunk. Raises PeerError, OSError or aiohttp.ClientError."""
+async def put_chunk(link: PeerLink, blob: bytes, data: bytes, turn: Turn) -> None:
+    """Send a chunk, whose turn it is. Raises PeerError, OSError or aiohttp.ClientError."""
     way = _way_of(link)
     async with way.http.put(
         f"{way.base_url}/chunk/{blob.hex()}",
-        data=data,
+        data=_Body(data, turn),
         headers={SESSION_HEADER: link.session.hex()},
         ssl=way.ssl,
         allow_redirects=False,

@@ -14,14 +14,15 @@ from aiohttp import web
 from gossamer.node.network.link import PeerLink
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.receiver import Chunks
+from gossamer.node.network.uplink import PIECE_BYTES, BusyError, Turn
 from gossamer.node.network.uploads import Uploads
 from gossamer.protocol.errors import PayloadError, PeerError, RefusedError
 from gossamer.protocol.greylist import Offence
 from gossamer.protocol.identity import short
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, FETCH_TIMEOUT_S, SMALL_CHUNK_BYTES
 
-PIECE_BYTES = 256 * 1024
-"""Bodies are streamed in pieces of this size: measured fastest on loopback, and bounds what is buffered."""
+READ_PIECE_BYTES = 256 * 1024
+"""Bodies are read in pieces of this size: measured fastest on loopback, and bounds what is buffered."""
 
 log = logging.getLogger("gossamer.transport")
 
@@ -29,7 +30,7 @@ log = logging.getLogger("gossamer.transport")
 async def read_body(stream: aiohttp.StreamReader, blob: bytes, size: int, link: PeerLink) -> bytes:
     """Read exactly `size` bytes that hash to `blob`. Raises PayloadError or RefusedError."""
     body = bytearray()
-    async for piece in stream.iter_chunked(PIECE_BYTES):
+    async for piece in stream.iter_chunked(READ_PIECE_BYTES):
         link.traffic.payload_received += len(piece)
         body += piece
         if len(body) > size:
@@ -62,27 +63,38 @@ class ChunkRoutes:
             await asyncio.sleep(self._policing.declined(link.node_id))
             raise web.HTTPServiceUnavailable(text="busy")
         try:
-            async with link.serving:
+            turn = await self._uploads.uplink.turn(link)
+            try:
+                if link.is_closing or request.transport is None or request.transport.is_closing():
+                    raise web.HTTPForbidden(text="nobody waits for it any more")
                 data = await self._chunks.read_chunk(blob)
                 if data is None:
                     raise web.HTTPNotFound(text="not here")
-                response = await self._send(request, link, data)
+                response = await self._send(request, link, data, turn)
+            finally:
+                turn.end()
+        except BusyError:
+            raise web.HTTPServiceUnavailable(text="busy") from None
         finally:
             self._uploads.end(upload)
         if len(data) < SMALL_CHUNK_BYTES:
             await asyncio.sleep(self._policing.gave_little(link.node_id))
         return response
 
-    async def _send(self, request: web.Request, link: PeerLink, data: bytes) -> web.StreamResponse:
+    async def _send(
+        self, request: web.Request, link: PeerLink, data: bytes, turn: Turn
+    ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
         response.content_length = len(data)
         await response.prepare(request)
         view = memoryview(data)
         try:
-            for start in range(0, len(data), PIECE_BYTES):
-                async with asyncio.timeout(FETCH_TIMEOUT_S):
-                    await response.write(view[start : start + PIECE_BYTES])
-                link.traffic.payload_sent += len(view[start : start + PIECE_BYTES])
+            async with asyncio.timeout(FETCH_TIMEOUT_S):
+                for start in range(0, len(data), PIECE_BYTES):
+                    piece = view[start : start + PIECE_BYTES]
+                    await response.write(piece)
+                    link.traffic.payload_sent += len(piece)
+                    turn.sent(len(piece))
         except (OSError, aiohttp.ClientError) as error:  # a line that broke, or a peer that takes nothing
             log.debug("sending chunk %s: %s", short(link.node_id), error)
             if request.transport is not None:
@@ -105,5 +117,6 @@ class ChunkRoutes:
             self._chunks.chunk_failed(link, blob)
             raise web.HTTPBadRequest(text=str(error)) from None
         if not await self._chunks.chunk_arrived(blob, data):
+            self._chunks.chunk_failed(link, blob)
             raise web.HTTPInsufficientStorage(text="cannot store it now")
         return web.Response(status=204)

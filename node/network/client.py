@@ -32,12 +32,14 @@ from gossamer.protocol.errors import (
 )
 from gossamer.protocol.handshake import NONCE_BYTES
 from gossamer.protocol.identity import Identity, short
-from gossamer.protocol.limits import MANIFEST_BYTES_MAX, TEXT_BYTES_MAX
+from gossamer.protocol.limits import MANIFEST_BYTES_MAX, STRANGER_TIMEOUT_S, TEXT_BYTES_MAX
 
 if TYPE_CHECKING:
     from gossamer.protocol.manifest import Manifest
 
 ASK_TIMEOUT_S = 10.0
+"""For an answer to begin; and to be here, unless it may be long."""
+
 NEXT_ADDRESS_S = 0.25
 """Of a name's addresses the next is tried as well when one has not answered for so long (RFC 8305)."""
 
@@ -72,13 +74,17 @@ async def _ask(
     plaintext: bool,
     asker: Asker | None = None,
     put: bytes | None = None,
+    body_s: float = 0.0,
 ) -> _Answer:
-    """One request; pinned to the contact's node id where that is known, signed where somebody asks."""
+    """One request, whose answer may take `body_s` longer once it has begun.
+
+    Pinned to the contact's node id where that is known, signed where somebody asks.
+    """
     address = contact.address
     scheme = "http" if plaintext else "https"
     try:
         async with (
-            asyncio.timeout(ASK_TIMEOUT_S),
+            asyncio.timeout(ASK_TIMEOUT_S) as limit,
             aiohttp.ClientSession(
                 auto_decompress=False, connector=aiohttp.TCPConnector(resolver=Resolver())
             ) as session,
@@ -101,6 +107,8 @@ async def _ask(
             ) as response:
                 _check_who_answers(contact, response.headers.get(PROOF_HEADER, ""), binding, nonce)
                 await _check_status(address, response)
+                if body_s:
+                    limit.reschedule(asyncio.get_running_loop().time() + body_s)
                 offset_s = offset_of(response.headers.get("Date"), time.time())
                 body = await _read(response, bytes_max + 1)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -189,7 +197,14 @@ def fetch_manifest(
     for contact in contacts:
         try:
             answer = asyncio.run(
-                _ask(contact, "manifest", MANIFEST_BYTES_MAX, plaintext=plaintext, asker=asker)
+                _ask(
+                    contact,
+                    "manifest",
+                    MANIFEST_BYTES_MAX,
+                    plaintext=plaintext,
+                    asker=asker,
+                    body_s=STRANGER_TIMEOUT_S,
+                )
             )
             manifest = from_canonical(answer.body)
         except UnreachableError as error:

@@ -100,6 +100,11 @@ class Door:
     def left(self, guest: Guest) -> None:
         self._guests.pop(guest, None)
 
+    def dismiss(self, node_id: bytes) -> None:
+        """A member's last link has ended: so do its other connections, whatever is under way on them."""
+        for guest in [guest for guest in self._guests if guest.node_id == node_id and not guest.is_link]:
+            guest.abort()
+
     def _refuses(self, origin: str | None) -> str | None:
         """A greylisted address is still open for others behind the same router, if one of them is linked."""
         if self.policing.is_greylisted(origin) and not any(

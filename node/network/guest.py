@@ -24,6 +24,10 @@ from gossamer.protocol.limits import (
 IDLE_TIMEOUT_S = 30.0
 """A connection with no request on it is closed after this."""
 
+WRITE_BUFFER_BYTES = 64 * 1024
+"""What waits in a connection's buffer, over TLS too, where asyncio would have half a chunk wait: so it is
+seen how fast one goes out."""
+
 
 class Host(Protocol):
     """The door, as its guests see it."""
@@ -98,7 +102,8 @@ class Guest(asyncio.Protocol):
         self.origin: str | None = None
         self.node_id: bytes | None = None
         """Whose it is, once that is proven."""
-        self._is_link = False
+        self.is_link = False
+        """Whether it carries a link, and so ends with it by itself."""
 
     # -- the connection
 
@@ -136,6 +141,7 @@ class Guest(asyncio.Protocol):
             return
         self._securing = None
         if secure is not None and self in self._door:
+            secure.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
             self._transport = secure
             self._enter(secure)
 
@@ -160,7 +166,7 @@ class Guest(asyncio.Protocol):
             return
         begun = time.thread_time()
         self._server.data_received(data)
-        if self._is_link and self.node_id is not None and self._gate is not None:
+        if self.is_link and self.node_id is not None and self._gate is not None:
             cpu_s = time.thread_time() - begun
             pause = self._door.policing.parsed(self.node_id, self.origin, cpu_s)
             if pause > 0.0:
@@ -226,7 +232,7 @@ class Guest(asyncio.Protocol):
     def proves(self, node_id: bytes, *, is_link: bool) -> None:
         """It belongs to a member."""
         self.node_id = node_id
-        self._is_link = is_link
+        self.is_link = is_link
         if self._timer is not None:
             self._timer.cancel()
 

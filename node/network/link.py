@@ -131,6 +131,10 @@ class PeerLink:
         self._news.set()
         self._ending.set()
 
+    async def ended(self) -> None:
+        """Wait until the link ends."""
+        await self._ending.wait()
+
     async def rest(self, seconds: float) -> None:
         """Read nothing for so long, or until the link ends: its peer sends more than it may."""
         self.throttled_s += seconds

@@ -11,6 +11,10 @@ from gossamer.node.network.policing import Policing
 from gossamer.node.network.transfers import Transfers
 from gossamer.node.storage.recordwriter import RecordWriter
 from gossamer.protocol import effects as fx
+from gossamer.protocol.envelope import Kind
+from gossamer.protocol.errors import PeerError
+from gossamer.protocol.limits import PAUSE_MAX_S
+from gossamer.protocol.messages import Records, decode, encode
 
 
 class Reception:
@@ -34,6 +38,8 @@ class Reception:
         self._writer = writer
         self._dispatch = dispatch
         self._stopping = stopping
+        self._is_stuck = False
+        """Whether somebody has waited in vain for the disk, which takes no records."""
 
     def link_up(self, link: PeerLink) -> None:
         self._links.add(link)
@@ -52,10 +58,42 @@ class Reception:
 
     async def message(self, link: PeerLink, data: bytes) -> None:
         """Give it to the core. Returns, so that the next may be read, once its sender may go on."""
+        size = len(data)
+        if not self._writer.has_room:
+            data = await self._as_there_is_room(link, data)
         begun = time.thread_time()
         effects = self._dispatch(fx.Received(link.number, data))
         fresh = sum(isinstance(effect, fx.Store) for effect in effects)
-        pause = self._policing.heard(link, len(data), time.thread_time() - begun, fresh)
-        await self._writer.room()
+        pause = self._policing.heard(link, size, time.thread_time() - begun, fresh)
         if pause > 0.0:
             await link.rest(pause)
+
+    async def _as_there_is_room(self, link: PeerLink, data: bytes) -> bytes:
+        """A message, less the deltas in it if the disk takes none for long: anti-entropy brings them later.
+
+        Rows, pings and whatever else it may be do not wait for a disk.
+        """
+        rest = _without_deltas(data)
+        if rest is data:
+            return data
+        if not self._is_stuck:
+            ends = [asyncio.ensure_future(end) for end in (self._writer.room(), link.ended())]
+            try:
+                await asyncio.wait(ends, timeout=PAUSE_MAX_S, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for end in ends:
+                    end.cancel()
+        self._is_stuck = not self._writer.has_room
+        return rest if self._is_stuck else data
+
+
+def _without_deltas(data: bytes) -> bytes:
+    """A message less the deltas in it, if there are any."""
+    try:
+        message = decode(data)
+    except PeerError:
+        return data  # the core says what is wrong with it
+    if not isinstance(message, Records):
+        return data
+    others = tuple(entry for entry in message.entries if entry[0][0] != Kind.DELTA)
+    return encode(Records(others)) if len(others) < len(message.entries) else data

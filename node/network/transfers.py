@@ -11,6 +11,7 @@ from gossamer.node.network.chunk_requests import get_chunk, put_chunk
 from gossamer.node.network.link import PeerLink
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.receiver import Chunks
+from gossamer.node.network.uplink import BusyError
 from gossamer.node.network.uploads import Uploads
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.protocol import effects as fx
@@ -51,7 +52,9 @@ class Transfers:
 
     async def _get(self, link: PeerLink, effect: fx.Get) -> None:
         try:
-            await self._chunks.chunk_arrived(effect.blob, await get_chunk(link, effect.blob, effect.size))
+            async with asyncio.timeout(effect.patience):
+                data = await get_chunk(link, effect.blob, effect.size)
+            await self._chunks.chunk_arrived(effect.blob, data)
         except PayloadError as error:
             self._policing.blame(link.node_id, str(error), Offence.CHUNK)
         except PeerError as error:
@@ -104,12 +107,17 @@ class Transfers:
 
     async def _put(self, link: PeerLink, blob: bytes) -> int:
         """Send a chunk, or decline; returns its size."""
-        data = await self._chunks.read_chunk(blob)
+        data = None
         try:
-            if data is None:
-                raise MissingChunkError(blob)
-            await put_chunk(link, blob, data)
-        except (PeerError, MissingChunkError, OSError, TimeoutError, aiohttp.ClientError) as error:
+            turn = await self._uploads.uplink.turn(link)
+            try:
+                data = await self._chunks.read_chunk(blob)
+                if data is None:
+                    raise MissingChunkError(blob)
+                await put_chunk(link, blob, data, turn)
+            finally:
+                turn.end()
+        except (BusyError, PeerError, MissingChunkError, OSError, TimeoutError, aiohttp.ClientError) as error:
             log.debug("sending to %s: %s", short(link.node_id), error)
             link.send(encode(Decline(blob)))
         return len(data or b"")

@@ -293,6 +293,9 @@ class Transport:
             await self._carry(link)
         finally:
             del self._sessions[link.session]
+            if not any(other.node_id == link.node_id for other in self._sessions.values()):
+                assert self.door is not None
+                self.door.dismiss(link.node_id)
         return socket
 
     async def _welcome(self, socket: web.WebSocketResponse, request: web.Request) -> PeerLink | None:

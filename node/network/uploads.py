@@ -8,6 +8,7 @@ declined likewise.
 import time
 from itertools import count
 
+from gossamer.node.network.uplink import Uplink
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.limits import UPLOAD_COUNTS_S, UPLOADS_MAX
 from gossamer.protocol.rations import Rations
@@ -18,6 +19,8 @@ class Uploads:
 
     def __init__(self, chunks: ChunkStore | None = None) -> None:
         """`chunks` are what members' rations are measured by; without, there are none."""
+        self.uplink = Uplink()
+        """The line that they all share."""
         self._chunks = chunks
         self._rations = Rations()
         self._numbers = count()

@@ -10,7 +10,7 @@ from gossamer.protocol.errors import StorageError
 from gossamer.protocol.records import Delta
 
 BACKLOG_MAX = 4096
-"""Records waiting to be written; beyond it, links are not read until the disk has caught up."""
+"""Records waiting to be written; beyond it, those that links bring have to wait."""
 
 RETRY_S = 5.0
 
@@ -42,6 +42,10 @@ class RecordWriter:
         self._idle.clear()
         if len(self._waiting) > BACKLOG_MAX:
             self._has_room.clear()
+
+    @property
+    def has_room(self) -> bool:
+        return self._has_room.is_set()
 
     async def room(self) -> None:
         """Wait while the backlog is too long."""

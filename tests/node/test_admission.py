@@ -15,7 +15,7 @@ import pytest
 from gossamer.node.address import Contact, parse_contact
 from gossamer.node.folders import new_home, nodes_root
 from gossamer.node.network.askers import asker_for, asker_of
-from gossamer.node.network.chunk_requests import get_chunk, put_chunk
+from gossamer.node.network.chunk_requests import get_chunk
 from gossamer.node.network.client import Asker, deliver, fetch_manifest, fetch_status
 from gossamer.node.network.questions import NONCE_HEADER, PROOF_HEADER
 from gossamer.node.network.tls import Certificate, client_context
@@ -36,7 +36,7 @@ from gossamer.protocol.errors import (
 from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.limits import CREDENTIAL_BYTES_MAX
 from tests.node.trainer_side import until
-from tests.node.wires import End, linked, listening
+from tests.node.wires import End, linked, listening, put
 from tests.protocol import builders
 from tests.protocol.builders import SMALL, grant, identity
 
@@ -101,7 +101,7 @@ async def test_a_link_that_was_hung_up_serves_no_chunk_however_slowly_it_closes(
             await get_chunk(out, blob, 5)
         listener.wanted[blob] = 5
         with pytest.raises(RefusedError):
-            await put_chunk(out, blob, b"model")
+            await put(out, blob, b"model")
         assert not listener.arrived
         assert len(listener.transport._sessions) == 1
 

@@ -23,6 +23,7 @@ from gossamer.node.network.client import (
 )
 from gossamer.protocol.errors import NobodyThereError, UnreachableError
 from tests.node.wires import End, listening
+from tests.protocol.builders import SMALL
 
 
 @asynccontextmanager
@@ -119,6 +120,23 @@ async def test_nobody_is_where_a_node_was_named(monkeypatch: pytest.MonkeyPatch)
             await fetch_status(f"{node}@two.example:{port}")
         with pytest.raises(UnreachableError, match=r"\(none of its addresses can be reached\)"):
             await fetch_status(f"{node}@no.example:{port}")
+
+
+async def test_a_manifest_may_take_longer_than_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "ASK_TIMEOUT_S", 1.0)
+    body = SMALL.canonical()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
+        await asyncio.sleep(1.2)
+        writer.write(body)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        manifest = await asyncio.to_thread(fetch_manifest, (parse_contact(address),), None, plaintext=True)
+        assert manifest.swarm_id == SMALL.swarm_id
 
 
 def test_a_name_that_nobody_knows() -> None:

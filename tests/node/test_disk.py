@@ -144,6 +144,7 @@ class FakeLink:
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
+        self.serving = asyncio.Lock()
 
     def send(self, data: bytes) -> None:
         self.sent.append(data)
@@ -165,7 +166,7 @@ class Line:
             raise self.answer
         return self.answer
 
-    async def put_chunk(self, link: object, blob: bytes, data: bytes) -> None:
+    async def put_chunk(self, link: object, blob: bytes, data: bytes, turn: object) -> None:
         if isinstance(self.answer, Exception):
             raise self.answer
         self.put.append(data)
@@ -210,7 +211,7 @@ class Setup:
 
     async def get(self, data: bytes) -> None:
         blob = sha256(data).digest()
-        await self.transfers.get(self.link, fx.Get(7, blob, len(data)))  # type: ignore[arg-type]
+        await self.transfers.get(self.link, fx.Get(7, blob, len(data), 5.0))  # type: ignore[arg-type]
 
     async def ask(self, data: bytes) -> None:
         await self.transfers.ask(self.link, msg.Ask(sha256(data).digest()))  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from gossamer.node.network.transport import PREFIX
 from gossamer.protocol import limits
 from gossamer.protocol.budget import PER_ADDRESS, PER_NODE, Allowance, Resource
 from gossamer.protocol.errors import RefusedError
-from gossamer.protocol.limits import SMALL_CHUNK_BYTES
+from gossamer.protocol.limits import CHUNK_BYTES_MAX, SMALL_CHUNK_BYTES
 from tests.net.stranger import linked as stranger_linked
 from tests.node.trainer_side import until
 from tests.node.wires import End, linked, listening
@@ -242,6 +242,33 @@ async def test_one_link_may_only_have_so_many_connections(ends: tuple[End, End])
             statuses.append(answer.status)
     assert statuses.count(200) == 8
     assert statuses.count(429) == 4
+    await asyncio.sleep(0.05)
+
+
+async def test_what_came_by_a_link_ends_with_the_last_one_of_its_peer(ends: tuple[End, End]) -> None:
+    dialler, listener = ends
+    out, inward = await linked(dialler, listener)
+    blob = listener.hold(bytes(CHUNK_BYTES_MAX))
+    assert out.dialled is not None
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(4):  # none of them reads what it has asked for
+            http = await stack.enter_async_context(aiohttp.ClientSession(read_bufsize=1024))
+            answer = await http.get(
+                f"{out.dialled.base_url}/chunk/{blob.hex()}",
+                headers={SESSION_HEADER: out.session.hex()},
+                ssl=client_context() if listener.tls else False,
+            )
+            stack.callback(answer.close)
+        assert listener.transport.door is not None
+        door = listener.transport.door
+        assert door.connections == 5
+        dialler.dial(listener)
+        await until(lambda: len(listener.links) == 2)
+        inward.close_soon()
+        await until(lambda: listener.gone == [inward])
+        await until(lambda: door.connections == 5)
+        listener.links[-1].close_soon()
+        await until(lambda: door.connections == 0)
     await asyncio.sleep(0.05)
 
 

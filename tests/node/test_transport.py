@@ -18,7 +18,9 @@ import pytest
 from aiohttp import web
 
 from gossamer.node.network import transport as transport_module
-from gossamer.node.network.chunk_requests import get_chunk, put_chunk
+from gossamer.node.network import uplink
+from gossamer.node.network.chunk_requests import get_chunk
+from gossamer.node.network.guest import WRITE_BUFFER_BYTES
 from gossamer.node.network.link import SESSION_HEADER, PeerLink
 from gossamer.node.network.resolver import Resolver
 from gossamer.node.network.tls import Certificate, client_context
@@ -26,7 +28,7 @@ from gossamer.node.network.transport import PREFIX
 from gossamer.protocol.errors import ConfigError, PayloadError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from tests.node.trainer_side import until
-from tests.node.wires import End, linked, listening
+from tests.node.wires import End, linked, listening, put
 
 
 @pytest.fixture(params=[True, False], ids=["tls", "plaintext"])
@@ -225,7 +227,7 @@ async def test_chunks_are_got_and_put(ends: tuple[End, End], size: int) -> None:
     assert (out.traffic.payload_received, inward.traffic.payload_sent) == (size, size)
     other = os.urandom(size)
     listener.wanted[sha256(other).digest()] = size
-    await put_chunk(out, sha256(other).digest(), other)
+    await put(out, sha256(other).digest(), other)
     assert listener.arrived == {sha256(other).digest(): other}
     assert (out.traffic.payload_sent, inward.traffic.payload_received) == (size, size)
 
@@ -252,20 +254,56 @@ async def test_a_put_must_be_asked_for_and_hold_what_it_says(ends: tuple[End, En
     out, inward = await linked(dialler, listener)
     blob = sha256(b"honest").digest()
     with pytest.raises(RefusedError, match="did not take"):
-        await put_chunk(out, blob, b"honest")
+        await put(out, blob, b"honest")
     listener.wanted[blob] = 6
     for body in (b"liar!!", b"", b"hones", b"honest!" * 100_000):
         with pytest.raises((RefusedError, aiohttp.ClientError, OSError)):
-            await put_chunk(out, blob, body)
+            await put(out, blob, body)
     assert listener.arrived == {}
     assert listener.failed == [(inward, blob)] * 4, "each is known to have failed, so that others are asked"
     listener.wanted[blob] = CHUNK_BYTES_MAX + 1
     with pytest.raises(RefusedError):
-        await put_chunk(out, blob, b"honest")
+        await put(out, blob, b"honest")
     listener.wanted[blob] = 6
     assert listener.policing.blamed == 3, "for each body that was not what its hash said"
-    await put_chunk(out, blob, b"honest")
+    await put(out, blob, b"honest")
     assert listener.arrived == {blob: b"honest"}
+
+
+async def test_a_chunk_that_cannot_be_stored_need_not_be_waited_for(ends: tuple[End, End]) -> None:
+    dialler, listener = ends
+    out, inward = await linked(dialler, listener)
+    blob = sha256(b"data").digest()
+    listener.wanted[blob] = 4
+    listener.disk_is_full = True
+    with pytest.raises(RefusedError):
+        await put(out, blob, b"data")
+    assert listener.failed == [(inward, blob)]
+
+
+async def test_who_finds_our_line_full_is_told_so(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialler, listener = ends
+    out, _ = await linked(dialler, listener)
+    blob = listener.hold(b"data")
+    monkeypatch.setattr(uplink, "TURN_PATIENCE_S", 0.05)
+    monkeypatch.setattr(uplink.Uplink, "places", 0)
+    with pytest.raises(RefusedError, match="does not have"):
+        await get_chunk(out, blob, 4)
+    monkeypatch.undo()
+    assert await get_chunk(out, blob, 4) == b"data"
+
+
+async def test_little_of_a_chunk_waits_in_buffers_where_nobody_sees_how_fast_it_goes_out(
+    secure: tuple[End, End],
+) -> None:
+    dialler, listener = secure
+    out, _ = await linked(dialler, listener)
+    await get_chunk(out, listener.hold(b"data"), 4)
+    assert listener.transport.door is not None
+    guests = list(listener.transport.door._guests)
+    assert [guest._transport.get_write_buffer_limits()[1] for guest in guests] == [WRITE_BUFFER_BYTES] * 2
 
 
 async def test_without_a_session_there_is_nothing(ends: tuple[End, End]) -> None:
@@ -277,7 +315,7 @@ async def test_without_a_session_there_is_nothing(ends: tuple[End, End]) -> None
         await get_chunk(session, blob, 4)
     listener.wanted[blob] = 4
     with pytest.raises(RefusedError):
-        await put_chunk(session, blob, b"data")
+        await put(session, blob, b"data")
     inward.close_soon()
     await until(lambda: listener.gone)
     with pytest.raises(RefusedError):

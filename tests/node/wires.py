@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Mapping
 from hashlib import sha256
 from typing import Any
 
+from gossamer.node.network.chunk_requests import put_chunk
 from gossamer.node.network.chunk_routes import ChunkRoutes
 from gossamer.node.network.link import PeerLink
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.questions import Questions
 from gossamer.node.network.tls import Certificate
 from gossamer.node.network.transport import Transport
+from gossamer.node.network.uplink import Uplink
 from gossamer.node.network.uploads import Uploads
 from gossamer.protocol.errors import RefusedError, SignatureError
 from tests.protocol.builders import SMALL, identity
@@ -35,6 +37,7 @@ class End:
         )
         self.answers_anyone = True
         self.is_stopping = False
+        self.disk_is_full = False
         self.turned_away: dict[bytes, str] = {}
         """Node ids that this end lets in by no door, and why."""
         self.credential = b""
@@ -86,7 +89,7 @@ class End:
 
     async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
         self.arrived[blob] = data
-        return True
+        return not self.disk_is_full
 
     def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
         self.failed.append((link, blob))
@@ -134,3 +137,12 @@ async def linked(dialler: End, listener: End) -> tuple[PeerLink, PeerLink]:
         while not (dialler.links and listener.links):
             await asyncio.sleep(0.005)
     return dialler.links[-1], listener.links[-1]
+
+
+async def put(link: PeerLink, blob: bytes, data: bytes) -> None:
+    """Send a chunk over a line that nobody else uses."""
+    turn = await Uplink().turn(link)
+    try:
+        await put_chunk(link, blob, data, turn)
+    finally:
+        turn.end()

@@ -1,0 +1,91 @@
+"""`reception`: a disk that takes no records keeps deltas out, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from gossamer.node.network import reception as reception_module
+from gossamer.node.network.link import PeerLink
+from gossamer.node.network.policing import Policing
+from gossamer.node.network.reception import Reception
+from gossamer.node.storage import recordwriter
+from gossamer.node.storage.recordwriter import RecordWriter
+from gossamer.protocol import effects as fx
+from gossamer.protocol.envelope import HEADER_BYTES, Kind
+from gossamer.protocol.messages import Message, Ping, Records, decode, encode
+from tests.node.trainer_side import until
+from tests.node.wires import End, linked, listening
+from tests.protocol.builders import unsigned
+
+DELTA = (bytes([Kind.DELTA]) + bytes(HEADER_BYTES), True)
+ROW = (bytes([Kind.PEER]) + bytes(HEADER_BYTES), False)
+
+
+class Full:
+    """A reception whose disk takes nothing, and what its core was told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(recordwriter, "BACKLOG_MAX", 0)
+        nothing = cast("object", None)
+        self.writer = RecordWriter(nothing, nothing, nothing)  # type: ignore[arg-type]
+        self.writer.add(unsigned(1, 1), own=False)
+        self.told: list[Message] = []
+        self.reception = Reception(
+            nothing,  # type: ignore[arg-type]
+            nothing,  # type: ignore[arg-type]
+            nothing,  # type: ignore[arg-type]
+            Policing(),
+            self.writer,
+            self._dispatch,
+            asyncio.Event(),
+        )
+
+    def _dispatch(self, event: fx.Event) -> list[fx.Effect]:
+        assert isinstance(event, fx.Received)
+        self.told.append(decode(event.data))
+        return []
+
+    async def message(self, link: PeerLink, message: Message) -> None:
+        await self.reception.message(link, encode(message))
+
+
+async def test_where_the_disk_takes_no_records_all_else_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialler, listener = End(1), End(2)
+    async with listening(dialler, listener):
+        _, link = await linked(dialler, listener)
+        full = Full(monkeypatch)
+        for message in (Ping(1), Records((ROW,))):
+            await full.message(link, message)
+        assert full.told == [Ping(1), Records((ROW,))], "without a wait"
+        waits = asyncio.create_task(full.message(link, Records((DELTA,))))
+        await asyncio.sleep(0.01)
+        assert not waits.done() and len(full.told) == 2
+        full.writer._has_room.set()
+        await waits
+        assert full.told[2:] == [Records((DELTA,))], "the disk has caught up"
+        full.writer._has_room.clear()
+        monkeypatch.setattr(reception_module, "PAUSE_MAX_S", 0.01)
+        await full.message(link, Records((DELTA, ROW)))
+        assert full.told[3:] == [Records((ROW,))], "the delta comes again"
+        monkeypatch.setattr(reception_module, "PAUSE_MAX_S", 3600.0)
+        await asyncio.wait_for(full.message(link, Records((DELTA,))), 5)
+        assert full.told[4:] == [Records(())], "nobody waits again for a disk that was waited for in vain"
+
+
+async def test_no_message_waits_for_the_disk_longer_than_its_link_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dialler, listener = End(1), End(2)
+    async with listening(dialler, listener):
+        _, link = await linked(dialler, listener)
+        full = Full(monkeypatch)
+        monkeypatch.setattr(reception_module, "PAUSE_MAX_S", 3600.0)
+        waits = asyncio.create_task(full.message(link, Records((DELTA,))))
+        await asyncio.sleep(0.01)
+        assert not waits.done()
+        link.close_soon()
+        await until(waits.done)
+        assert full.told == [Records(())]
