@@ -397,7 +397,7 @@ class Peer(Standing):
         if in_order:
             self._role.flush(LEAVE_S)
         else:
-            self._role.save()
+            self._role.save_if_whole()
 
     def _others_step_is_over(self) -> bool:
         """Wait a moment for a step that another thread is in, or both would publish. Returns if it ended."""

@@ -11,22 +11,28 @@ from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Charter, Grant
 from gossamer.protocol.errors import PeerError, StorageError
 from gossamer.protocol.invitation import Invitation
+from gossamer.protocol.manifest import Manifest
 
 
 def better_invitation(home: Home, offered: Invitation) -> Invitation:
-    """The one kept in a folder if it holds now and gives its node more; else the one that is offered."""
+    """The one kept in a folder if it holds now and gives its node more; else the one that is offered, whose
+    addresses are the newer ones."""
     try:
         manifest, kept = home.manifest(), home.invitation()
     except StorageError:
         return offered
     if manifest is None or kept is None or not kept.swarm_id == offered.swarm_id == manifest.swarm_id:
         return offered
+    node_id = offered.grant.node_id
+    return kept if _rights(kept, manifest, node_id) > _rights(offered, manifest, node_id) else offered
+
+
+def _rights(invitation: Invitation, manifest: Manifest, node_id: bytes) -> tuple[int, float]:
+    """`Grant.rights` that it gives a node now, (0, 0.0) for none; the greater gives more."""
     charter = Charter(manifest.admission, manifest.swarm_id)
-    for invitation in (offered, kept):
-        with suppress(PeerError):  # signed by nobody who owns this swarm
-            charter.learn(invitation.grant.data)
-    shown = charter.credential_of(offered.grant.node_id, time.time())
-    return kept if shown == kept.grant.data else offered
+    with suppress(PeerError):  # signed by nobody who owns this swarm
+        charter.learn(invitation.grant.data)
+    return invitation.grant.rights if charter.credential_of(node_id, time.time()) else (0, 0.0)
 
 
 def keep_better(home: Home, offered: Invitation) -> None:

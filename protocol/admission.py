@@ -52,6 +52,11 @@ class Grant:
     def is_current(self, unix_s: float) -> bool:
         return self.expires == NEVER or unix_s < self.expires
 
+    @property
+    def rights(self) -> tuple[Role, float]:
+        """What it gives, and until when in Unix seconds: the greater is the one to show."""
+        return self.role, _end(self)
+
     def outlasts(self, other: "Grant") -> bool:
         """Whether `other` adds nothing to this one; of two equal ones the smaller record id stays."""
         mine, theirs = (_end(self), self.role), (_end(other), other.role)
@@ -237,7 +242,7 @@ class Charter:
     def credential_of(self, node_id: bytes, unix_s: float) -> bytes:
         """The envelope that a node shows at a door: its highest current grant, empty if it has none."""
         current = [grant for grant in self._grants.get(node_id, ()) if grant.is_current(unix_s)]
-        return max(current, key=lambda grant: (grant.role, _end(grant))).data if current else b""
+        return max(current, key=lambda grant: grant.rights).data if current else b""
 
     def vet(self, node_id: bytes, unix_s: float, credential: bytes = b"") -> None:
         """May this node speak to us now, showing this credential (a grant's envelope, or nothing)?

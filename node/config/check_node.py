@@ -1,7 +1,7 @@
 """One node looked over for `gossamer config check`: from its settings to the machine it is to run on."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gossamer.node.address import is_loopback, parse_address, parse_contact
@@ -159,7 +159,8 @@ class NodeCheck:
         joins = self.is_bootstrap or bool(self.params.get("join") or self.invitation)
         yield from check_folder(self.home, joins)
         if self.params.get("invite") and self.invitation is not None:
-            self.invitation = better_invitation(self.home, self.invitation)
+            better = better_invitation(self.home, self.invitation)
+            self.invitation = replace(self.invitation, grant=better.grant)  # it is joined by what was given
             yield from self._given_invitation(self.invitation, self.home)
         pinned = str(self.params.get("swarm_id") or "")
         if swarm_id is not None and not swarm_id.hex().startswith(pinned.lower()):

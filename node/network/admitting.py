@@ -101,12 +101,14 @@ class Admitting:
             data = self.own_credential()
             if self.answers_anyone or data in (b"", self._own_kept):
                 return
-            self._own_kept, swarm_id = data, self._core.swarm_id
+            swarm_id = self._core.swarm_id
             grant = parse_grant(open_envelope(data, swarm_id))
             try:
                 await asyncio.to_thread(keep_grant, self._home, swarm_id, grant)
             except LocalError as error:
                 log.warning("%s: this node's next start may go by an older invitation", error)
+            else:
+                self._own_kept = data
 
     # -- ourselves
 

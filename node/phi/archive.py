@@ -8,7 +8,7 @@ has the snapshot written anew after a moment; what is closed is dropped from dis
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.merger import Merger
@@ -92,7 +92,7 @@ class Archive:
             try:
                 await asyncio.to_thread(self._chunks.sweep, needed)
             except OSError as error:  # a read-only disk, say: it takes space, and no more
-                log.warning("cannot remove chunks that nobody needs any more: %s", error.strerror)
+                log.warning("cannot remove chunks that nobody needs any more: %s", error.strerror or error)
             await self._merging.begin(merger, history.reach)
         elif history.claims and not self._core.info.bootstrap:
             raise StorageError("our copy of the model is damaged; fetch it again with --join HOST:PORT")
@@ -152,10 +152,11 @@ class Archive:
             except StorageError as error:
                 await self._later(str(error))
             except OSError as error:
-                await self._later(f"cannot write or remove chunks: {error.strerror}")
+                problem = f"cannot write or remove {error.filename or 'chunks'}: {error.strerror or error}"
+                await self._later(problem, event=("chunks", error.errno))
 
-    async def _later(self, problem: str) -> None:
-        self._trouble.met(f"{problem}; trying again every {RETRY_S:.0f} s")
+    async def _later(self, problem: str, event: Hashable = None) -> None:
+        self._trouble.met(f"{problem}; trying again every {RETRY_S:.0f} s", event)
         await asyncio.sleep(RETRY_S)
 
     async def _one_thing(self) -> None:
@@ -163,7 +164,7 @@ class Archive:
             await asyncio.to_thread(self._records.note_reach, self._reach)
             self._reach_noted = self._reach
         self._fetch.check()
-        if self._fetch.given_up and self._fetch.may_clear_up:
+        if self._fetch.may_clear_up:
             await self._drop_others()
         if (claim := self._fetch.adopting) is not None:
             if await self._fetch.go_on(claim):
@@ -320,15 +321,14 @@ class Archive:
 
     async def _drop_others(self) -> None:
         """Remove what is left of snapshots that are not kept or wanted. Raises StorageError or OSError."""
-        given_up, sought = self._fetch.given_up, self._fetch.sought
-        self._fetch.given_up = set()
+        given_up, sought = self._fetch.take_given_up(), self._fetch.sought
         try:
             await asyncio.to_thread(self._shelf.drop_others, self._open_records(), given_up, sought)
         except MissingChunkError as error:  # an index: what it lists is known until that is mended
-            self._fetch.given_up |= given_up - self._fetch.sought
+            self._fetch.put_back(given_up)
             self.snapshot_lost(error.blob)
         except (OSError, StorageError):
-            self._fetch.given_up |= given_up - self._fetch.sought
+            self._fetch.put_back(given_up)
             raise
 
     def _open_records(self) -> list[Delta]:

@@ -40,7 +40,7 @@ class SnapshotFetch:
         self.adopting: Claim | None = None
         self.prefetching: Claim | None = None
         """What may have to be adopted soon."""
-        self.given_up: set[bytes] = set()
+        self._given_up: set[bytes] = set()
         """Roots of those that were fetched and are not any more, until what came of them is removed."""
         self._reader: snapshots.SnapshotReader | None = None
         """Of the one of those that is being fetched."""
@@ -55,13 +55,13 @@ class SnapshotFetch:
         """From now on these are wanted; any other is given up."""
         before = self.sought
         self.adopting, self.prefetching = adopting, prefetching
-        self.given_up = (self.given_up | before) - self.sought
+        self._given_up = (self._given_up | before) - self.sought
         self._on_change()
 
     def adopted(self, claim: Claim) -> None:
         """Nothing is wanted any more, and of this one all is kept."""
         self.seek(None, None)
-        self.given_up.discard(claim.root)
+        self._given_up.discard(claim.root)
 
     def check(self) -> None:
         """Give up what is to be adopted if the core has thought better of it: nobody has it any more, and
@@ -70,13 +70,24 @@ class SnapshotFetch:
             self._reader = None
             self.seek(None, self.prefetching)
 
+    def take_given_up(self) -> set[bytes]:
+        """Roots of the snapshots that were given up: the caller removes what came of them."""
+        roots, self._given_up = self._given_up, set()
+        return roots
+
+    def put_back(self, roots: set[bytes]) -> None:
+        """What came of these could not be removed; some may be wanted again by now."""
+        self._given_up |= roots - self.sought
+
     @property
     def may_clear_up(self) -> bool:
-        """Whether what came of the snapshots that were given up is of no use any more.
+        """Whether there are snapshots that were given up, and what came of them is of no use any more.
 
         The one that is wanted now may share chunks with them: its index tells. Where none is, and we have no
         model yet, one of them may be wanted again: that goes on where it was.
         """
+        if not self._given_up:
+            return False
         if self.sought:
             return all(root in self._chunks for root in self.sought)
         return self._core.sealing.joined

@@ -58,9 +58,11 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 def keep(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Write a file, unless it holds that already, which a full disk does not hinder. Raises StorageError."""
+    with suppress(OSError):  # one that cannot be read can be replaced
+        if path.is_file() and path.read_bytes() == data:
+            return
     try:
-        if not (path.is_file() and path.read_bytes() == data):
-            write_atomically(path, data, durable=durable)
+        write_atomically(path, data, durable=durable)
     except OSError as error:
         raise cannot_write(path, error) from None
 

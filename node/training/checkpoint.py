@@ -93,6 +93,11 @@ class State:
         return cls(tensors, metadata)
 
     @property
+    def has_inner(self) -> bool:
+        """Whether the inner optimizers' state is in it."""
+        return "inner" in self._metadata
+
+    @property
     def size(self) -> int:
         """Bytes of all tensors."""
         return self._offsets[-1]

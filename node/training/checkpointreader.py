@@ -92,9 +92,13 @@ def _take_up_inner(
     places = _places(list(chain(*then)), list(chain(*own)))
     if places is None:
         return _begins_afresh("parameters")
-    kept, now = _each(json.loads(metadata["optimizers"])), _each(kinds(keepers))
-    if len(kept) != len(now) or [kept[place] for place in places] != now:
-        return False
+    plain: dict[str, Any] = json.loads(metadata["inner"])
+    kept, now = _each(json.loads(metadata["optimizers"])), [_each(kinds(keepers))]
+    if "names" not in metadata:  # earlier releases wrote down what was around them
+        now.append(_each(kinds(optimizers)))
+    if len(kept) != len(places) or [kept[place] for place in places] not in now:
+        has_state = bool(plain) or any(name.startswith("inner/") for name in tensors)
+        return has_state and _begins_afresh("classes or shapes")
     if "options" in metadata:
         decided: list[list[str]] = json.loads(metadata["options"])
         if [decided[place] for place in places] != options(keepers):
@@ -103,11 +107,14 @@ def _take_up_inner(
     learnt: list[dict[str, float]] = json.loads(metadata.get("learnt", "[]"))
     if learnt and (len(learnt) != len(groups) or [*map(sorted, then)] != [*map(sorted, own)]):
         return _begins_afresh("groups")
+    if _is_torn(keepers, places, _keys(tensors, plain)):
+        log.warning("the inner optimizer's saved state is torn: it begins afresh")
+        return False
     if not _is_sound(tensors, learnt):
         return False
     trained_as: list[str] = json.loads(metadata.get("dtypes", "[]"))
     trained_as = [trained_as[place] for place in places if place < len(trained_as)]
-    if not restore_inner(keepers, tensors, json.loads(metadata["inner"]), places, trained_as):
+    if not restore_inner(keepers, tensors, plain, places, trained_as):
         return False
     for group, numbers in zip(groups, learnt, strict=False):
         group.update(numbers)
@@ -131,6 +138,34 @@ def _places(then: Sequence[str], now: Sequence[str]) -> list[int] | None:
 def _each(optimizers: Sequence[Sequence[Any]]) -> list[tuple[str, list[int]]]:
     """The class of each parameter's optimizer, and its shape."""
     return [(kind, shape) for kind, shapes in optimizers for shape in shapes]
+
+
+def _keys(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> dict[int, set[str]]:
+    """What was kept of each parameter, by its place then."""
+    keys: dict[int, set[str]] = {}
+    for name in (*(name[len("inner/") :] for name in tensors if name.startswith("inner/")), *plain):
+        index, key = name.split("/", 1)
+        keys.setdefault(int(index), set()).add(key)
+    return keys
+
+
+def _is_torn(
+    optimizers: Sequence[torch.optim.Optimizer], places: Sequence[int], keys: Mapping[int, set[str]]
+) -> bool:
+    """Whether it was saved within a first step, as earlier releases did: it ends training at every start.
+
+    Of parameters of one group and as many dimensions one has a part of what another has, then. Some keep
+    other things of larger ones, but no fewer.
+    """
+    place = iter(places)
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        alike: dict[int, set[frozenset[str]]] = {}
+        for parameter in group["params"]:
+            if found := keys.get(next(place)):
+                alike.setdefault(parameter.dim(), set()).add(frozenset(found))
+        if any(one < other for kept in alike.values() for one in kept for other in kept):
+            return True
+    return False
 
 
 def _is_sound(tensors: Mapping[str, Tensor], learnt: Sequence[Mapping[str, float]]) -> bool:

@@ -24,6 +24,7 @@ from gossamer.node.training.checkpoint import Progress, State
 from gossamer.node.training.interrupts import held_back
 from gossamer.node.training.outer import OuterLoop
 from gossamer.node.training.workthread import Submit, WorkThread, at_once
+from gossamer.protocol.errors import DivergedError
 
 SHARE_BYTES = 2 * 1024 * 1024
 SHARES = 64
@@ -62,6 +63,8 @@ class CheckpointWriter:
         self._interval = INTERVAL_MIN_S
         self._said = ""
         """What has kept the last one from being written, and has been said."""
+        self._said_of_inner = False
+        """That its state is none that can be saved."""
 
     def is_due(self) -> bool:
         """Whether a checkpoint should be begun now: never while one is under way."""
@@ -73,6 +76,9 @@ class CheckpointWriter:
 
     def _begin(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], submit: Submit) -> None:
         state = State.of(outer, optimizers)
+        if optimizers and not state.has_inner and not self._said_of_inner:
+            log.warning("the inner optimizer's state cannot be saved: after a restart it begins afresh")
+            self._said_of_inner = True
         share = -(-max(SHARE_BYTES, state.size // SHARES) // WIDEST_BYTES) * WIDEST_BYTES
         if self._room.numel() != share:
             self._room = torch.empty(share, dtype=torch.uint8, device="cpu")
@@ -92,10 +98,7 @@ class CheckpointWriter:
                     self._under_way = None
                     self._said = ""
         except OSError as error:
-            problem = error.strerror or str(error)
-            if problem != self._said:  # and not again every few seconds, as long as a disk is full
-                log.warning("cannot save the trainer's state to %s: %s", self._path, problem)
-            self._said = problem
+            self._say_cannot(error.strerror or str(error))
             self._give_up()
 
     def save(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], progress: Progress) -> None:
@@ -109,10 +112,30 @@ class CheckpointWriter:
         while self._under_way is not None:
             self.advance(progress, wait=True)
 
+    def save_if_sound(
+        self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], progress: Progress
+    ) -> None:
+        """As `save`, after an error that is what is to be seen: what hinders this is a log line.
+
+        Raises DivergedError where parameters are out of range, and saves nothing then.
+        """
+        try:
+            outer.check()
+            self.save(outer, optimizers, progress)
+        except DivergedError:
+            raise
+        except Exception as error:  # a device that failed, say, which has ended training
+            self._say_cannot(str(error))
+
     def close(self) -> None:
         """Give up what is under way."""
         self._give_up()
         self._thread.end()
+
+    def _say_cannot(self, problem: str) -> None:
+        if problem != self._said:  # and not again every few seconds, as long as a disk is full
+            log.warning("cannot save the trainer's state to %s: %s", self._path, problem)
+        self._said = problem
 
     def _give_up(self) -> None:
         if self._under_way is not None:

@@ -55,7 +55,7 @@ class Follower(Role):
             pass
         self._follow()
 
-    def save(self) -> None:
+    def save_if_whole(self) -> None:
         pass
 
     def drop_progress(self) -> None:

@@ -45,7 +45,7 @@ class Inner:
 
 def state_keepers(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.optim.Optimizer] | None:
     """The optimizers that keep the state: for one around another, whose state it gives out as its own, the
-    other, as for accelerate's.
+    other, as for accelerate's. One that merely refers to another of them keeps its own, as a GAN's do.
 
     None where both keep some, as SAM and the optimizer in it do: half of it would do harm.
     """
@@ -53,7 +53,7 @@ def state_keepers(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.opt
     for optimizer in optimizers:
         around = [optimizer]
         try:
-            while held := [one for one in _held(around[-1]) if all(one is not known for known in around)]:
+            while held := _held(around[-1], but=(*around, *optimizers)):
                 if not all(_gives_out(around[-1], one) for one in held):
                     return None
                 around.append(held[0])
@@ -63,15 +63,20 @@ def state_keepers(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.opt
     return keepers
 
 
-def _held(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """The optimizers that one holds, by themselves or in a list."""
+def _held(
+    optimizer: torch.optim.Optimizer, but: Sequence[torch.optim.Optimizer]
+) -> list[torch.optim.Optimizer]:
+    """The other optimizers that one holds, by themselves or in a list."""
     values = vars(optimizer).values()
     held = chain.from_iterable(value if isinstance(value, list | tuple) else (value,) for value in values)
-    return [value for value in held if isinstance(value, torch.optim.Optimizer)]
+    others = [value for value in held if isinstance(value, torch.optim.Optimizer)]
+    return [other for other in others if all(other is not one for one in but)]
 
 
 def _gives_out(outer: torch.optim.Optimizer, inner: torch.optim.Optimizer) -> bool:
     """Whether what one would save of its parameters is what the other keeps, and not a state of its own."""
+    if [*map(id, _parameters(outer))] != [*map(id, _parameters(inner))]:
+        return False
     ours, theirs = outer.state_dict()["state"], inner.state_dict()["state"]
     return ours.keys() == theirs.keys() and all(ours[index] is theirs[index] for index in ours)
 

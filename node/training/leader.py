@@ -3,7 +3,6 @@
 It never waits for the network: what it spends is encoding and adding, and it keeps count of that.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -34,8 +33,6 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
 
 POLL_S = 0.01
-
-log = logging.getLogger("gossamer.checkpoint")
 
 
 class Leader(Role):
@@ -130,21 +127,19 @@ class Leader(Role):
         with self._changing([], due):
             if due is not None:
                 self._publish(due)
-        self._checkpoint.save(self._outer, self._sound_optimizers, self.progress)
+        if not self._step_watch.is_torn:  # by Ctrl-C, say: what was saved last is better
+            self._checkpoint.save(self._outer, self._sound_optimizers, self.progress)
         self._link.wait_acknowledged(left)
 
-    def save(self) -> None:
+    def save_if_whole(self) -> None:
         if self.team.size > 1 or self.is_stepping or self._has_diverged or not self.progress.steps:
             return
         if not self._step_watch.is_whole:
             return
         try:
-            self._outer.check()
-            self._checkpoint.save(self._outer, self._sound_optimizers, self.progress)
+            self._checkpoint.save_if_sound(self._outer, self._sound_optimizers, self.progress)
         except DivergedError:
             self._has_diverged = True
-        except Exception as error:  # a device that failed, say, which has ended training: that is to be told
-            log.warning("cannot save the trainer's state to %s: %s", self._checkpoint_path, error)
 
     def drop_progress(self) -> None:
         everything = frozenset(range(len(self._outer.fragments)))

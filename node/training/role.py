@@ -103,7 +103,7 @@ class Role(abc.ABC):
         """Publish what the open window holds, and see that all of it is on disk."""
 
     @abc.abstractmethod
-    def save(self) -> None:
+    def save_if_whole(self) -> None:
         """After an error: save what it left whole, if that can be told. What was saved last is better than
         what may be torn. Raises nothing, since the error is what is to be seen."""
 

@@ -33,6 +33,11 @@ class StepWatch:
         are_seen = all(id(one) in self._seen or not one.state for one in self._optimizers)
         return are_seen and not self._under_way and not self._is_compiled
 
+    @property
+    def is_torn(self) -> bool:
+        """Whether a step was begun and is known not to have ended."""
+        return self._under_way > 0
+
     def begin_anew(self) -> None:
         """The loop is between two steps: one that was left in the middle before is what it goes on from."""
         self._under_way = 0
@@ -47,5 +52,5 @@ class StepWatch:
         self._under_way += 1
 
     def _ends(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self._under_way -= 1
+        self._under_way = max(0, self._under_way - 1)  # the loop may have gone on from within it
         self._seen.add(id(optimizer))

@@ -598,6 +598,26 @@ async def test_what_is_given_up_is_removed_though_that_fails_at_first(
     assert fetching.here() == ""
 
 
+async def test_what_a_disk_refuses_is_said_with_the_file_and_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    archive = Fetching(ChunkStore(tmp_path / "chunks")).archive
+    errors: list[BaseException] = [
+        OSError("it is gone"),
+        OSError(errno.EIO, "Input/output error", "chunks/ab"),
+    ]
+
+    async def one_thing() -> None:
+        raise errors.pop(0) if errors else asyncio.CancelledError
+
+    monkeypatch.setattr("gossamer.node.phi.archive.RETRY_S", 0.0)
+    monkeypatch.setattr(archive, "_one_thing", one_thing)
+    with pytest.raises(asyncio.CancelledError):
+        await archive.run()
+    assert "cannot write or remove chunks: it is gone;" in caplog.text
+    assert "cannot write or remove chunks/ab: Input/output error;" in caplog.text
+
+
 async def test_our_snapshot_is_kept_until_it_is_noted_durably_that_another_took_its_place(
     tmp_path: Path,
 ) -> None:

@@ -24,6 +24,7 @@ from gossamer.node.training import checkpointreader, checkpointwriter
 from gossamer.node.training.checkpoint import CHECKSUM, Progress, checksum, checksums_of
 from gossamer.node.training.checkpointreader import restore
 from gossamer.node.training.checkpointwriter import CheckpointWriter
+from gossamer.node.training.innerstate import state_keepers
 from gossamer.node.training.outer import OuterLoop
 from tests.protocol import builders
 
@@ -1035,3 +1036,94 @@ def test_a_state_comes_back_in_its_own_dtype_where_the_parameters_is_as_it_was(t
         assert after["mean"].dtype == expected
         assert torch.equal(after["mean"], before["mean"].to(expected))
         assert after["kind"] == "plain"
+
+
+def test_a_state_that_was_saved_within_a_first_step_begins_afresh_with_a_line(tmp_path, caplog):
+    """As earlier releases did where Ctrl-C came; others have no state yet, as unused ones."""
+    model, outer, optimizer = make()
+    train(model, outer, optimizer, 1)
+    _, second, *others = model.parameters()
+    for other in others:
+        del optimizer.state[other]
+    optimizer.state[second].pop("exp_avg_sq")
+    CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(1, 2))
+    _, again, fresh = make()
+    assert restore(tmp_path / "t", again, [fresh]) == (Progress(1, 2), True), "they have other dimensions"
+    third = others[0]
+    optimizer.state[third] = {"step": torch.tensor(1.0), "exp_avg": torch.ones_like(third)}
+    CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(1, 2))
+    _, again, fresh = make()
+    assert restore(tmp_path / "t", again, [fresh]) == (Progress(1, 2), False)
+    assert not fresh.state and "saved state is torn: it begins afresh" in caplog.text
+
+
+def test_optimizers_that_know_each_other_keep_their_own_states(tmp_path, caplog):
+    """As a GAN's may."""
+
+    def known(model):
+        a, b = (torch.optim.Adam(part.parameters()) for part in model)
+        a.other, b.others = b, [a]
+        return [a, b]
+
+    model, outer, _ = make()
+    optimizers = known(model)
+    model(torch.ones(2, 6)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    CheckpointWriter(tmp_path / "t").save(outer, optimizers, Progress(1, 2))
+    model, outer, _ = make(seed=1)
+    fresh = known(model)
+    assert restore(tmp_path / "t", outer, fresh) == (Progress(1, 2), True)
+    assert [len(optimizer.state) for optimizer in fresh] == [2, 2] and not caplog.text
+
+
+def test_one_of_other_parameters_is_not_taken_for_what_an_optimizer_is_around():
+    """Before the first step neither keeps anything, and what is empty is the same."""
+    model, _, optimizer = make()
+    optimizer.part = torch.optim.SGD(model[0].parameters())
+    assert state_keepers([optimizer]) is None
+    assert state_keepers([around := Around(model.parameters())]) == [around.optimizer]
+
+
+def test_a_state_that_is_not_kept_is_said_once(tmp_path, caplog):
+    model, outer, _ = make()
+    writer = CheckpointWriter(tmp_path / "t")
+    optimizer = Sharpness(model.parameters())
+    train(model, outer, optimizer, 1)
+    writer.save(outer, (), Progress(1, 2))
+    assert not caplog.text, "nothing is to be kept"
+    for _ in range(2):
+        writer.save(outer, [optimizer], Progress(1, 2))
+    (line,) = caplog.messages
+    assert line == "the inner optimizer's state cannot be saved: after a restart it begins afresh"
+
+
+def test_a_wrappers_state_as_earlier_releases_wrote_it_is_taken_up(tmp_path):
+    """They wrote down the wrapper, whose state was that of the optimizer in it, and no names."""
+    model, outer, _ = make()
+    optimizer = Around(model.parameters())
+    train(model, outer, optimizer, 2)
+    path = tmp_path / "t"
+    CheckpointWriter(path).save(outer, [optimizer], Progress(2, 4))
+    metadata = metadata_of(path)
+    for key in (CHECKSUM, "names"):
+        del metadata[key]
+    metadata["optimizers"] = metadata["optimizers"].replace("AdamW", "Around")
+    tensors = load_file(path)
+    path.write_bytes(save(tensors, {**metadata, CHECKSUM: checksum(checksums_of(tensors), metadata)}))
+    model, outer, _ = make(seed=1)
+    fresh = Around(model.parameters())
+    assert restore(path, outer, [fresh]) == (Progress(2, 4), True)
+    assert len(fresh.optimizer.state) == 4
+
+
+def test_a_state_of_another_class_begins_afresh_with_a_line_if_there_is_one(tmp_path, caplog):
+    path = tmp_path / "t"
+    for momentum in (0.0, 0.9):
+        model, outer, fresh = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+        train(model, outer, optimizer, 1)
+        CheckpointWriter(path).save(outer, [optimizer], Progress(1, 2))
+        assert restore(path, outer, [fresh]) == (Progress(1, 2), False)
+        assert bool(caplog.messages) == bool(momentum)
+    assert "other classes or shapes than its saved state: it begins afresh" in caplog.text

@@ -74,6 +74,15 @@ def invitation(home: Home) -> Invitation:
     return invite(OWNER, SMALL.swarm_id, home.identity().node_id, role=Role.TRAIN, days=1, contacts=())
 
 
+def test_a_file_that_cannot_be_read_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", full)
+        wholefile.keep(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
 def test_a_disk_that_is_full_when_a_node_starts_can_be_waited_for(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -466,6 +466,17 @@ async def test_an_error_saves_what_it_left_whole_and_publishes_nothing(
         assert int(saved["steps"]) == steps and ("inner" in saved) == has_inner
 
 
+async def test_ctrl_c_within_the_optimizers_first_step_saves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of what Adam needs would end every later start."""
+    monkeypatch.setattr(leader.CheckpointWriter, "is_due", lambda self: False)
+    async with begun(tmp_path) as setup:
+        _error_in_the_optimizers_step(setup)
+        await asyncio.to_thread(setup.peer.__exit__, KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert not (tmp_path / "c").exists()
+
+
 async def test_what_cannot_be_saved_after_an_error_does_not_hide_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

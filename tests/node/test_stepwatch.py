@@ -37,11 +37,11 @@ def test_a_step_that_fails_is_half_done_until_the_loop_goes_on(kind, torn_by):
     assert watch.is_whole
     with pytest.raises(MemoryError):
         optimizers[0].step(torn_by)
-    assert not watch.is_whole
+    assert not watch.is_whole and watch.is_torn
     optimizers[1].step()
-    assert not watch.is_whole
+    assert not watch.is_whole and watch.is_torn
     watch.begin_anew()
-    assert watch.is_whole
+    assert watch.is_whole and not watch.is_torn
 
 
 def test_it_is_not_known_while_one_is_under_way():
@@ -70,7 +70,16 @@ def test_nor_of_compiled_ones():
     optimizer = trained()
     watch = StepWatch([optimizer])
     torch.compile(optimizer.step, backend="eager")()
-    assert optimizer.state and not watch.is_whole
+    assert optimizer.state and not watch.is_whole and not watch.is_torn
+
+
+def test_a_loop_that_goes_on_from_within_a_step_hides_no_later_one():
+    optimizer = trained()
+    watch = StepWatch([optimizer])
+    optimizer.step(watch.begin_anew)
+    with pytest.raises(MemoryError):
+        optimizer.step(fails)
+    assert watch.is_torn
 
 
 def test_it_leaves_no_hooks_behind():
