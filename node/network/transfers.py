@@ -123,6 +123,4 @@ class Transfers:
         except (BusyError, PeerError, MissingChunkError, OSError, TimeoutError, aiohttp.ClientError) as error:
             log.debug("sending to %s: %s", short(link.node_id), error)
             link.send(encode(Decline(blob)))
-            if isinstance(error, BusyError):
-                await asyncio.sleep(self._policing.declined(link.node_id))
         return len(data or b"")

@@ -105,11 +105,15 @@ class Turn:
         self._is_over = False
 
     def pieces(self, data: bytes) -> Iterator[memoryview]:
-        """The body as it is to be sent: each piece has gone out when the next one is asked for."""
-        view = memoryview(data)
-        while self.size < len(data):
+        """The body as it is to be sent: each piece has gone out when the next one is asked for.
+
+        It may have to be sent again from its beginning, where a connection turns out to be closed.
+        """
+        rest = memoryview(data)
+        while rest:
             is_fast = self._uplink.is_fast and not self.taker.is_slow
-            piece = view[self.size : self.size + (LARGE_PIECE_BYTES if is_fast else PIECE_BYTES)]
+            size = LARGE_PIECE_BYTES if is_fast else PIECE_BYTES
+            piece, rest = rest[:size], rest[size:]
             yield piece
             self.sent(len(piece))
 
