@@ -321,9 +321,9 @@ RATION_PERIOD_S = 24 * 3600.0
 RATION_BYTES_MIN = 64 * 1024 * 1024
 """Of what we hold, at least this is counted: who has little to give need not count."""
 
-TURN_PATIENCE_S = 10.0
-"""So long a chunk that was asked for waits for its turn on a line that others fill, before it is declined:
-less than FETCH_PATIENCE_S, so that its taker still has all of the time that it has for the chunk's size."""
+TURN_PATIENCE_S = 2.0
+"""So long a chunk that was asked for waits for its turn on a line that others fill, before it is declined,
+not counting those before it on its link: less than FETCH_OVERDUE_S, lest a full line pass for a slow one."""
 
 ASKS_PER_LINK_MAX = 64
 """Chunks a peer may have asked us to send and not yet received."""

@@ -12,7 +12,7 @@ from gossamer.node.network.chunk_routes import read_body
 from gossamer.node.network.clocks import offset_of
 from gossamer.node.network.guest import WRITE_BUFFER_BYTES
 from gossamer.node.network.link import SESSION_HEADER, Dialled, PeerLink
-from gossamer.node.network.uplink import PIECE_BYTES, Turn
+from gossamer.node.network.uplink import Turn
 from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.identity import short
 from gossamer.protocol.limits import FETCH_TIMEOUT_S, FETCHES_PER_LINK_MAX
@@ -27,7 +27,7 @@ class _Body(aiohttp.payload.Payload):
     def __init__(self, data: bytes, turn: Turn) -> None:
         super().__init__(data)
         self._size = len(data)
-        self._data = memoryview(data)
+        self._data = data
         self._turn = turn
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
@@ -36,10 +36,8 @@ class _Body(aiohttp.payload.Payload):
     async def write(self, writer: AbstractStreamWriter) -> None:
         if isinstance(writer, aiohttp.http.StreamWriter) and writer.transport is not None:
             writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        for start in range(0, len(self._data), PIECE_BYTES):
-            piece = self._data[start : start + PIECE_BYTES]
+        for piece in self._turn.pieces(self._data):
             await writer.write(piece)
-            self._turn.sent(len(piece))
         self._turn.all_sent()
 
 

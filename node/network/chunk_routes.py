@@ -14,7 +14,7 @@ from aiohttp import web
 from gossamer.node.network.link import PeerLink
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.receiver import Chunks
-from gossamer.node.network.uplink import PIECE_BYTES, BusyError, Turn
+from gossamer.node.network.uplink import BusyError, Turn
 from gossamer.node.network.uploads import Uploads
 from gossamer.protocol.errors import PayloadError, PeerError, RefusedError
 from gossamer.protocol.greylist import Offence
@@ -53,16 +53,18 @@ class ChunkRoutes:
         self._uploads = uploads
 
     async def serve(self, link: PeerLink, request: web.Request) -> web.StreamResponse:
-        """A peer gets a chunk, unless it is not here or we are busy.
+        """A peer gets a chunk, unless it is not here, our line is full, or we are busy otherwise.
 
-        Until this returns, the next request on its connection is not begun.
+        What is not here does not wait for a turn. Until this returns, the next request on its connection is
+        not begun.
         """
         blob = bytes.fromhex(request.match_info["hash"])
         upload = self._uploads.begin(link.node_id, blob)
         if upload is None:
-            await asyncio.sleep(self._policing.declined(link.node_id))
-            raise web.HTTPServiceUnavailable(text="busy")
+            raise await self._busy(link)
         try:
+            if not self._chunks.holds(blob):
+                raise web.HTTPNotFound(text="not here")
             turn = await self._uploads.uplink.turn(link)
             try:
                 if link.is_closing or request.transport is None or request.transport.is_closing():
@@ -74,12 +76,17 @@ class ChunkRoutes:
             finally:
                 turn.end()
         except BusyError:
-            raise web.HTTPServiceUnavailable(text="busy") from None
+            raise await self._busy(link) from None
         finally:
             self._uploads.end(upload)
         if len(data) < SMALL_CHUNK_BYTES:
             await asyncio.sleep(self._policing.gave_little(link.node_id))
         return response
+
+    async def _busy(self, link: PeerLink) -> web.HTTPServiceUnavailable:
+        """What a peer is told that others should be asked; soon for one that seldom asks in vain."""
+        await asyncio.sleep(self._policing.declined(link.node_id))
+        return web.HTTPServiceUnavailable(text="busy")
 
     async def _send(
         self, request: web.Request, link: PeerLink, data: bytes, turn: Turn
@@ -87,14 +94,11 @@ class ChunkRoutes:
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
         response.content_length = len(data)
         await response.prepare(request)
-        view = memoryview(data)
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
-                for start in range(0, len(data), PIECE_BYTES):
-                    piece = view[start : start + PIECE_BYTES]
+                for piece in turn.pieces(data):
                     await response.write(piece)
                     link.traffic.payload_sent += len(piece)
-                    turn.sent(len(piece))
         except (OSError, aiohttp.ClientError) as error:  # a line that broke, or a peer that takes nothing
             log.debug("sending chunk %s: %s", short(link.node_id), error)
             if request.transport is not None:

@@ -74,7 +74,8 @@ class PeerLink:
         """None if the peer has dialled us."""
         self.traffic = Traffic()
         self.serving = asyncio.Lock()
-        """Held while a chunk goes out: the first of several is of use before all have crossed the line."""
+        """Held while a chunk waits for its turn and goes out, see `uplink`: the first of several is of use
+        before all have crossed the line."""
         self.clock_offset_s: float | None = None
         """By how much the peer's clock is ahead of ours, if it has told."""
         self.dropped = 0

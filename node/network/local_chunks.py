@@ -47,10 +47,14 @@ class LocalChunks:
                     log.info("chunk %s can be read again", short(blob))
                     self._dispatch(fx.ChunkArrived(blob))
 
-    async def read_chunk(self, blob: bytes) -> bytes | None:
-        """A chunk from disk, None if it is not here; the snapshot that it is of counts as used."""
+    def holds(self, blob: bytes) -> bool:
+        """Whether a chunk is here; the snapshot that it is of counts as used."""
         self._shelf.touch(blob)
-        if blob not in self._chunks:
+        return blob in self._chunks
+
+    async def read_chunk(self, blob: bytes) -> bytes | None:
+        """A chunk from disk, None if it is not here."""
+        if not self.holds(blob):
             return None
         try:
             return await asyncio.to_thread(self._chunks.get, blob)

@@ -34,6 +34,10 @@ class Chunks(Protocol):
         """A chunk that a peer put to us was not what it should be: it need not be waited for."""
         ...
 
+    def holds(self, blob: bytes) -> bool:
+        """Whether a chunk is here, as far as is known without reading it."""
+        ...
+
     async def read_chunk(self, blob: bytes) -> bytes | None: ...
 
 

@@ -59,23 +59,24 @@ class Reception:
     async def message(self, link: PeerLink, data: bytes) -> None:
         """Give it to the core. Returns, so that the next may be read, once its sender may go on."""
         size = len(data)
-        if not self._writer.has_room:
-            data = await self._as_there_is_room(link, data)
         begun = time.thread_time()
+        if self._writer.has_room:
+            self._is_stuck = False
+        elif (rest := _without_deltas(data)) is not data:
+            parsing_s = time.thread_time() - begun
+            data = data if await self._finds_room(link) else rest
+            begun = time.thread_time() - parsing_s
         effects = self._dispatch(fx.Received(link.number, data))
         fresh = sum(isinstance(effect, fx.Store) for effect in effects)
         pause = self._policing.heard(link, size, time.thread_time() - begun, fresh)
         if pause > 0.0:
             await link.rest(pause)
 
-    async def _as_there_is_room(self, link: PeerLink, data: bytes) -> bytes:
-        """A message, less the deltas in it if the disk takes none for long: anti-entropy brings them later.
+    async def _finds_room(self, link: PeerLink) -> bool:
+        """Whether the disk takes deltas, by now or soon; if not, anti-entropy brings them later.
 
         Rows, pings and whatever else it may be do not wait for a disk.
         """
-        rest = _without_deltas(data)
-        if rest is data:
-            return data
         if not self._is_stuck:
             ends = [asyncio.ensure_future(end) for end in (self._writer.room(), link.ended())]
             try:
@@ -84,7 +85,7 @@ class Reception:
                 for end in ends:
                     end.cancel()
         self._is_stuck = not self._writer.has_room
-        return rest if self._is_stuck else data
+        return not self._is_stuck
 
 
 def _without_deltas(data: bytes) -> bytes:

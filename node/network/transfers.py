@@ -28,7 +28,8 @@ log = logging.getLogger("gossamer.transfers")
 
 
 class Transfers:
-    """Gets chunks from peers we dialled, puts them to those who asked, two at a time per link."""
+    """Gets chunks from peers we dialled, and puts them to those who asked: over each link one after another,
+    as there is room on the line, the next one while the answer to the one before is on its way."""
 
     def __init__(
         self,
@@ -109,6 +110,8 @@ class Transfers:
         """Send a chunk, or decline; returns its size."""
         data = None
         try:
+            if not self._chunks.holds(blob):
+                raise MissingChunkError(blob)
             turn = await self._uploads.uplink.turn(link)
             try:
                 data = await self._chunks.read_chunk(blob)

@@ -17,7 +17,7 @@ import pytest
 
 from gossamer.node.ipc import control, publisher
 from gossamer.node.ipc.publisher import Publisher
-from gossamer.node.network import keeping, local_chunks, transfers
+from gossamer.node.network import keeping, local_chunks, transfers, uplink
 from gossamer.node.network.local_chunks import LocalChunks
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.transfers import Transfers
@@ -385,6 +385,26 @@ async def test_what_is_asked_for_is_put_or_declined(setup: Setup) -> None:
     await asyncio.wait([serving])
     setup.transfers.asked(setup.link, here)  # type: ignore[arg-type]
     assert setup.link.sent[3:] == [msg.encode(msg.Decline(here))], "nor after"
+
+
+async def test_a_full_line_is_waited_for_only_with_what_is_here(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, gone = sha256(b"here").digest(), bytes(32)
+    setup.chunks.put(here, b"here")
+    monkeypatch.setattr(uplink.Uplink, "places", 0)
+    setup.transfers.begin(setup.link)  # type: ignore[arg-type]
+    serving = setup.transfers._serving[setup.link.number]
+    await asyncio.sleep(0)
+    monkeypatch.setattr(uplink, "TURN_PATIENCE_S", 3600.0)
+    setup.transfers.asked(setup.link, gone)  # type: ignore[arg-type]
+    await until(lambda: setup.link.sent == [msg.encode(msg.Decline(gone))])
+    monkeypatch.setattr(uplink, "TURN_PATIENCE_S", 0.05)
+    setup.transfers.asked(setup.link, here)  # type: ignore[arg-type]
+    await until(lambda: setup.link.sent[1:] == [msg.encode(msg.Decline(here))])
+    await until(lambda: len(setup.charged) == 2)
+    setup.transfers.end(setup.link.number)
+    await asyncio.wait([serving])
 
 
 async def test_small_chunks_that_are_put_are_charged_for(setup: Setup) -> None:

@@ -73,6 +73,37 @@ async def test_where_the_disk_takes_no_records_all_else_goes_on(monkeypatch: pyt
         monkeypatch.setattr(reception_module, "PAUSE_MAX_S", 3600.0)
         await asyncio.wait_for(full.message(link, Records((DELTA,))), 5)
         assert full.told[4:] == [Records(())], "nobody waits again for a disk that was waited for in vain"
+        full.writer._has_room.set()
+        await full.message(link, Ping(2))
+        full.writer._has_room.clear()
+        waits = asyncio.create_task(full.message(link, Records((DELTA,))))
+        await asyncio.sleep(0.01)
+        assert not waits.done(), "it has worked since"
+        full.writer._has_room.set()
+        await waits
+        assert full.told[6:] == [Records((DELTA,))]
+
+
+async def test_what_is_read_to_leave_deltas_out_costs_its_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialler, listener = End(1), End(2)
+    async with listening(dialler, listener):
+        _, link = await linked(dialler, listener)
+        full = Full(monkeypatch)
+        now = 0.0
+
+        def slow(data: bytes) -> Message:
+            nonlocal now
+            now += 3.0
+            return decode(data)
+
+        costs: list[float] = []
+        monkeypatch.setattr(reception_module, "PAUSE_MAX_S", 0.01)
+        monkeypatch.setattr(reception_module, "decode", slow)
+        monkeypatch.setattr(reception_module.time, "thread_time", lambda: now)
+        monkeypatch.setattr(Policing, "heard", lambda *args: costs.append(args[3]) or 0.0)
+        for message in (Records((DELTA,)), Ping(1)):
+            await full.message(link, message)
+        assert costs == [3.0, 3.0]
 
 
 async def test_no_message_waits_for_the_disk_longer_than_its_link_lasts(

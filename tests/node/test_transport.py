@@ -289,10 +289,24 @@ async def test_who_finds_our_line_full_is_told_so(
     blob = listener.hold(b"data")
     monkeypatch.setattr(uplink, "TURN_PATIENCE_S", 0.05)
     monkeypatch.setattr(uplink.Uplink, "places", 0)
+    declined: list[bytes] = []
+    monkeypatch.setattr(listener.policing, "declined", lambda node_id: declined.append(node_id) or 0.0)
     with pytest.raises(RefusedError, match="does not have"):
         await get_chunk(out, blob, 4)
+    assert declined == [dialler.identity.node_id], "or it could ask again and again for nothing"
     monkeypatch.undo()
     assert await get_chunk(out, blob, 4) == b"data"
+
+
+async def test_what_is_not_here_waits_for_no_place(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialler, listener = ends
+    out, _ = await linked(dialler, listener)
+    monkeypatch.setattr(uplink, "TURN_PATIENCE_S", 3600.0)
+    monkeypatch.setattr(uplink.Uplink, "places", 0)
+    with pytest.raises(RefusedError, match="does not have"):
+        await asyncio.wait_for(get_chunk(out, bytes(32), 4), 5)
 
 
 async def test_little_of_a_chunk_waits_in_buffers_where_nobody_sees_how_fast_it_goes_out(

@@ -10,6 +10,9 @@ import pytest
 from gossamer.node.network import uplink as uplink_module
 from gossamer.node.network.link import PeerLink
 from gossamer.node.network.uplink import (
+    BUFFERED_BYTES,
+    FLOW_S,
+    LARGE_PIECE_BYTES,
     PACE_AT_FIRST,
     PACE_HALF_LIFE_S,
     PIECE_BYTES,
@@ -20,7 +23,7 @@ from gossamer.node.network.uplink import (
     Turn,
     Uplink,
 )
-from gossamer.protocol.limits import CHUNK_BYTES_MAX
+from gossamer.protocol.limits import CHUNK_BYTES_MAX, TURN_PATIENCE_S
 from tests.node.trainer_side import until
 
 
@@ -59,7 +62,7 @@ async def test_a_slow_line_carries_few_at_a_time_in_their_order() -> None:
     line = Line()
     turns, waiting = await line.all_that_may(12)
     assert len(turns) == PACE_AT_FIRST // SHARE_BYTES_PER_S
-    line.carry(turns, 125e3, PACE_HALF_LIFE_S)
+    line.carry(turns, 60e3, 2 * PACE_HALF_LIFE_S)
     assert line.uplink.places == PLACES_MIN
     for turn in turns[PLACES_MIN - 1 :]:
         turn.end()
@@ -69,9 +72,20 @@ async def test_a_slow_line_carries_few_at_a_time_in_their_order() -> None:
     waiting[0].result().end()
     await until(waiting[1].done)
     assert not any(task.done() for task in waiting[2:])
-    for task in waiting:
+    await _cancelled(*waiting)
+
+
+async def _is_done(task: asyncio.Task[Turn]) -> bool:
+    """Whether somebody has a turn, after all have had time to take one."""
+    for _ in range(60):
+        await asyncio.sleep(0)
+    return task.done()
+
+
+async def _cancelled(*tasks: asyncio.Task[Turn]) -> None:
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.mark.parametrize("first_s", [0.0, 3600.0])
@@ -110,29 +124,97 @@ async def test_a_few_that_take_little_keep_nobody_from_a_line_that_carries_much(
         others[0].end()
 
 
-async def test_who_takes_fast_need_not_wait_for_who_takes_slowly() -> None:
+async def test_takers_with_slow_lines_are_not_taken_for_a_slow_line_of_ours() -> None:
     line = Line()
-    slow, waiting = await line.all_that_may(5)
-    line.carry(slow, 60e3, 4 * PACE_HALF_LIFE_S)
+    turns, waiting = await line.all_that_may(12)
+    for _ in range(6):
+        line.carry(turns, len(turns) * 48 * 1024, 2 * FLOW_S)
+        turns += [task.result() for task in waiting if await _is_done(task)]
+        waiting = [task for task in waiting if not task.done()]
+    assert not waiting
+
+
+async def test_what_fills_buffers_says_nothing_about_the_line() -> None:
+    line = Line()
+    for _ in range(9):
+        turns, waiting = await line.all_that_may(PACE_AT_FIRST // SHARE_BYTES_PER_S)
+        assert not waiting
+        for turn in turns:
+            turn.sent(BUFFERED_BYTES)
+            turn.end()
+    assert line.uplink.places == PACE_AT_FIRST // SHARE_BYTES_PER_S
+
+
+async def test_an_idle_line_is_thought_of_as_before() -> None:
+    line = Line()
+    line.now += 10 * PACE_HALF_LIFE_S
+    assert line.uplink.places == PACE_AT_FIRST // SHARE_BYTES_PER_S
+    (turn,), _ = await line.all_that_may(1)
+    line.now += 10 * PACE_HALF_LIFE_S
+    turn.end()
     assert line.uplink.places == PLACES_MIN
-    for turn in slow[1:]:
-        turn.end()
-    slow, turn = slow[:1], await waiting[0]
-    for seconds, is_fast in ((0.5, True), (20.0, False)):
+
+
+@pytest.mark.parametrize("chunk_bytes", [CHUNK_BYTES_MAX, 200 * 1024])
+async def test_those_known_to_take_slowly_keep_nobody_else_waiting(chunk_bytes: int) -> None:
+    line = Line()
+    slow, _ = await line.all_that_may(PLACES_MIN)
+    for _ in range(3):
+        line.carry(slow, 16 * 1024, chunk_bytes / (8 * 1024))
+        for turn in slow:
+            turn.end()
+        slow = [await line.uplink.turn(turn._link) for turn in slow]
+    line.now += 10 * PACE_HALF_LIFE_S
+    for turn in slow:
+        turn.sent(PIECE_BYTES)  # none has stalled
+    assert line.uplink.places == PLACES_MIN
+    third = await line.uplink.turn(link())
+    third.sent(BUFFERED_BYTES + 1)
+    line.now += 60.0
+    third.end()
+    for turn in slow:
+        turn.sent(PIECE_BYTES)
+    again = asyncio.create_task(line.uplink.turn(third._link))
+    assert not await _is_done(again), "it is slow itself"
+    others, waiting = await line.all_that_may(PLACES_MIN + 1)
+    assert len(others) == PLACES_MIN and not again.done()
+    await _cancelled(again, *waiting)
+    for _ in range(9):
+        others[0].end()
+        others[0] = await line.uplink.turn(others[0]._link)
+
+
+async def test_who_was_slow_is_not_for_good() -> None:
+    line = Line()
+    other = link()
+    for seconds, is_slow in ((60.0, True), (0.1, True), (0.1, True), (0.1, False)):
+        turn = await line.uplink.turn(other)
         line.carry([turn], CHUNK_BYTES_MAX / seconds, seconds)
-        slow[0].sent(PIECE_BYTES)
         turn.end()
-        if is_fast:
-            slow.append(await line.uplink.turn(link()))  # another comes first
-        slow[1].sent(PIECE_BYTES)
-        again = asyncio.create_task(line.uplink.turn(turn.link))
-        for _ in range(9):
-            await asyncio.sleep(0)
-        assert again.done() == is_fast
-        if is_fast:
-            turn = again.result()
-    again.cancel()
-    await asyncio.gather(again, return_exceptions=True)
+        assert line.uplink._takers[other].is_slow or not is_slow
+    assert not line.uplink._takers[other].is_slow or not is_slow
+
+
+async def test_what_waits_on_a_link_is_declined_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uplink_module, "LOOK_S", 0.01)
+    line = Line()
+    other = link()
+    own = await line.uplink.turn(other)
+    await line.all_that_may(9)
+    monkeypatch.setattr(uplink_module.Uplink, "places", 0)
+    waiting = [asyncio.create_task(line.uplink.turn(other)) for _ in range(3)]
+    line.now += 10 * TURN_PATIENCE_S
+    assert not any([await _is_done(task) for task in waiting]), "not while a body before them crosses"
+    monkeypatch.setattr(uplink_module, "TURN_PATIENCE_S", 0.05)
+    own.end()
+    with pytest.raises(BusyError):
+        await waiting[0]
+    line.now += 0.05
+    monkeypatch.setattr(uplink_module.Uplink, "places", 0)
+    for task in waiting[1:]:
+        with pytest.raises(BusyError):
+            await task
+    assert not other.serving.locked()
 
 
 async def test_a_full_line_is_waited_for_so_long_and_a_link_after_its_own(
@@ -140,7 +222,7 @@ async def test_a_full_line_is_waited_for_so_long_and_a_link_after_its_own(
 ) -> None:
     monkeypatch.setattr(uplink_module, "TURN_PATIENCE_S", 0.05)
     line = Line()
-    turns, _ = await line.all_that_may(4)
+    turns, _ = await line.all_that_may(PACE_AT_FIRST // SHARE_BYTES_PER_S)
     other = link()
     with pytest.raises(BusyError):
         await line.uplink.turn(other)
@@ -159,8 +241,33 @@ async def test_a_full_line_is_waited_for_so_long_and_a_link_after_its_own(
 async def test_a_fast_line_is_not_idle_until_the_answer_comes() -> None:
     line = Line()
     (turn,), _ = await line.all_that_may(1)
+    line.carry([turn], 10e3, 2 * PIECE_BYTES / 10e3)
     turn.all_sent()
     assert line.uplink._crossing == {turn}, "what is sent still is in the buffers of a slow line"
     line.carry([turn], 6.25e6, 8.0)
     turn.all_sent()
     assert not line.uplink._crossing
+
+
+async def test_small_bodies_follow_each_other_without_waiting_for_answers() -> None:
+    line = Line()
+    (turn,), _ = await line.all_that_may(1)
+    assert [bytes(piece) for piece in turn.pieces(b"small")] == [b"small"]
+    turn.all_sent()
+    assert not line.uplink._crossing and not turn._link.serving.locked()
+
+
+async def test_a_fast_line_is_sent_large_pieces() -> None:
+    line = Line()
+    (turn,), _ = await line.all_that_may(1)
+    data = bytes(range(256)) * 2048
+    pieces = list(turn.pieces(data))
+    assert b"".join(pieces) == data and {len(piece) for piece in pieces} == {PIECE_BYTES}
+    line.carry([turn], 6.25e6, 8.0)
+    turn.end()
+    (turn,), _ = await line.all_that_may(1)
+    pieces = list(turn.pieces(data))
+    assert b"".join(pieces) == data and {len(piece) for piece in pieces} == {LARGE_PIECE_BYTES}
+    turn.taker.is_slow = True
+    pieces = list(turn.pieces(data))
+    assert b"".join(pieces) == data and {len(piece) for piece in pieces} == {PIECE_BYTES}, "again, from 0"

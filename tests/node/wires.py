@@ -94,6 +94,9 @@ class End:
     def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
         self.failed.append((link, blob))
 
+    def holds(self, blob: bytes) -> bool:
+        return blob in self.chunks
+
     async def read_chunk(self, blob: bytes) -> bytes | None:
         return self.chunks.get(blob)
 
