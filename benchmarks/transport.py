@@ -84,6 +84,9 @@ class _Node:
     def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
         pass
 
+    def holds(self, blob: bytes) -> bool:
+        return blob == CHUNK_HASH
+
     async def read_chunk(self, blob: bytes) -> bytes | None:
         return CHUNK
 
