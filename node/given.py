@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gossamer.node.address import parse_address, parse_contact, parse_node_id
+from gossamer.node.textfile import read_text
 from gossamer.node.tilde import expanded
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.invitation import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
@@ -53,13 +54,5 @@ def given_invitation(text: str | None) -> Invitation | None:
 
 def read_manifest(path: Path) -> Manifest:
     """Read a manifest that a person has written or edited. Raises ConfigError."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MANIFEST_BYTES_MAX + 1)
-        if len(data) > MANIFEST_BYTES_MAX:
-            raise ConfigError(f"{path} is too large for a manifest")
-        return from_toml(data.decode("utf-8-sig"), str(path))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not text; a manifest is TOML, as gossamer init writes it") from None
+    text = read_text(path, MANIFEST_BYTES_MAX, kind="manifest", hint="TOML, as gossamer init writes it")
+    return from_toml(text, str(path))

@@ -21,6 +21,7 @@ from typing import Any
 import typer
 
 from gossamer.node.config.settings import Parameter, key_of, settable
+from gossamer.node.textfile import read_text
 from gossamer.node.tilde import expanded
 from gossamer.protocol.errors import ConfigError
 
@@ -100,15 +101,7 @@ class NodeFile:
 def read(path: Path) -> NodeFile:
     """Read a node file. Raises ConfigError."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(BYTES_MAX + 1)
-        if len(data) > BYTES_MAX:
-            raise ConfigError(f"{path} is too large for a node file")
-        found = tomllib.loads(data.decode("utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not text; a node file is TOML") from None
+        found = tomllib.loads(read_text(path, BYTES_MAX, kind="node file", hint="TOML"))
     except (ValueError, RecursionError) as error:  # tomllib lets those of int() through
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     for key, value in found.items():

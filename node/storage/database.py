@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gossamer.node.storage.wholefile import FULL
-from gossamer.protocol.errors import DiskFullError, StorageError
+from gossamer.node.storage.wholefile import cannot_write, disk_full
+from gossamer.protocol.errors import StorageError
 
 BESIDE_BYTES = 32 * 1024
 """Of the index of the log of writes."""
@@ -48,9 +48,8 @@ class Database:
         except _TROUBLES as error:
             raise self._explained(error) from None
         except OSError as error:
-            if error.errno in FULL:
-                raise self._full() from None
-            raise StorageError(f"cannot use the database {self._path}: {error.strerror}") from None
+            otherwise = f"cannot use the database {self._path}: {error.strerror}"
+            raise cannot_write(self._path, error, otherwise) from None
 
     @contextmanager
     def transaction(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
@@ -104,7 +103,7 @@ class Database:
     def _explained(self, error: Exception) -> StorageError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # above are details
         if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and self._lacks_room()):
-            return self._full()
+            return disk_full(self._path)
         if code in _OUT_OF_REACH:
             return StorageError(
                 f"cannot use the database {self._path} ({error}): this user has to be able to write to its"
@@ -120,9 +119,6 @@ class Database:
                 f"cannot use the database {self._path} ({error}): look after its disk, which failed"
             )
         return self.damaged(str(error))
-
-    def _full(self) -> DiskFullError:
-        return DiskFullError(f"cannot write {self._path}: the disk is full; free some space")
 
     def _lacks_room(self) -> bool:
         """Whether there is none for the file that SQLite maps beside a database, which fails like a disk."""

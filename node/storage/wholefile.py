@@ -29,8 +29,13 @@ def cannot_write(path: Path, error: OSError, otherwise: str = "") -> StorageErro
     """What to raise where a file or folder could not be made: DiskFullError where there is no room for it,
     else what says `otherwise`."""
     if error.errno in FULL:
-        return DiskFullError(f"cannot write {path}: the disk is full; free some space")
+        return disk_full(path)
     return StorageError(otherwise or f"cannot write {path}: {error.strerror}")
+
+
+def disk_full(path: Path) -> DiskFullError:
+    """What to raise where there is no room for a file or folder."""
+    return DiskFullError(f"cannot write {path}: the disk is full; free some space")
 
 
 def open_aside(path: Path) -> tuple[int, str]:

@@ -90,26 +90,19 @@ def _take_up_inner(
     own = names(keepers, outer.names)
     then: list[list[str]] = json.loads(metadata["names"]) if "names" in metadata else own
     places = _places(list(chain(*then)), list(chain(*own)))
-    if places is None:
-        return _begins_afresh("parameters")
     plain: dict[str, Any] = json.loads(metadata["inner"])
-    kept, now = _each(json.loads(metadata["optimizers"])), [_each(kinds(keepers))]
-    if "names" not in metadata:  # earlier releases wrote down what was around them
-        now.append(_each(kinds(optimizers)))
-    if len(kept) != len(places) or [kept[place] for place in places] not in now:
-        has_state = bool(plain) or any(name.startswith("inner/") for name in tensors)
-        return has_state and _begins_afresh("classes or shapes")
-    if "options" in metadata:
-        decided: list[list[str]] = json.loads(metadata["options"])
-        if [decided[place] for place in places] != options(keepers):
-            return _begins_afresh("options")
-    groups = [group for keeper in keepers for group in keeper.param_groups]
+    keys = _keys(tensors, plain)
     learnt: list[dict[str, float]] = json.loads(metadata.get("learnt", "[]"))
+    if places is None:
+        return _has_other("parameters")
+    other = _difference(keepers, places, metadata, around=optimizers)
+    if other is not None:
+        return bool(keys or learnt) and _has_other(other)
+    groups = [group for keeper in keepers for group in keeper.param_groups]
     if learnt and (len(learnt) != len(groups) or [*map(sorted, then)] != [*map(sorted, own)]):
-        return _begins_afresh("groups")
-    if _is_torn(keepers, places, _keys(tensors, plain)):
-        log.warning("the inner optimizer's saved state is torn: it begins afresh")
-        return False
+        return _has_other("groups")
+    if _is_torn(keepers, places, keys):
+        return _begins_afresh("the inner optimizer's saved state is torn")
     if not _is_sound(tensors, learnt):
         return False
     trained_as: list[str] = json.loads(metadata.get("dtypes", "[]"))
@@ -121,8 +114,32 @@ def _take_up_inner(
     return True
 
 
-def _begins_afresh(what: str) -> bool:
-    log.warning("the inner optimizer has other %s than its saved state: it begins afresh", what)
+def _difference(
+    keepers: Sequence[torch.optim.Optimizer],
+    places: Sequence[int],
+    metadata: Mapping[str, str],
+    *,
+    around: Sequence[torch.optim.Optimizer],
+) -> str | None:
+    """What the optimizers have other than those that were saved, whose parameters stood at these places."""
+    kept, now = _each(json.loads(metadata["optimizers"])), [_each(kinds(keepers))]
+    if "names" not in metadata:  # earlier releases wrote down what was around them
+        now.append(_each(kinds(around)))
+    if len(kept) != len(places) or [kept[place] for place in places] not in now:
+        return "classes or shapes"
+    if "options" in metadata:
+        decided: list[list[str]] = json.loads(metadata["options"])
+        if [decided[place] for place in places] != options(keepers):
+            return "options"
+    return None
+
+
+def _has_other(what: str) -> bool:
+    return _begins_afresh(f"the inner optimizer has other {what} than its saved state")
+
+
+def _begins_afresh(why: str) -> bool:
+    log.warning("%s: it begins afresh", why)
     return False
 
 
