@@ -36,8 +36,8 @@ from gossamer.protocol.layout import Fragment, TensorSpec
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
-from tests.node.test_merger import OWN, World
 from tests.node.trainer_side import until
+from tests.node.world import OWN, World
 from tests.protocol.builders import LAYOUT, SMALL, manifest
 
 

@@ -24,8 +24,8 @@ from gossamer.protocol.layout import Fragment
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.payload import encode_payload
 from gossamer.protocol.records import Delta
-from tests.node.test_merger import World
 from tests.node.trainer_side import until
+from tests.node.world import World
 from tests.protocol.builders import LAYOUT, body_of, identity, signed
 
 
