@@ -1,4 +1,4 @@
-"""Snapshots are written while merging goes on; fetching ahead adopts nothing; what is closed goes."""
+"""Snapshots are written while merging goes on; what is closed or given up goes, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import errno
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -17,39 +16,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gossamer.node.ipc import control
-from gossamer.node.ipc.publisher import Publisher
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.archive import Archive
-from gossamer.node.phi.merger import Merger, Prefix
+from gossamer.node.phi.merger import Merger
 from gossamer.node.phi.merging import Merging
-from gossamer.node.phi.snapshot_fetch import SnapshotFetch
 from gossamer.node.phi.snapshots import SnapshotShelf
-from gossamer.node.storage.base import GENESIS, Base
+from gossamer.node.storage.base import Base
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
-from gossamer.protocol.chunks import HASH_BYTES, chunk_hashes, root_of
-from gossamer.protocol.effects import Adopted, Close, Event, Need, Sealed, Store, Unusable
+from gossamer.protocol.effects import Adopted, Close, Event, Sealed
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.layout import Fragment, TensorSpec
 from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.limits import CHUNK_BYTES_MAX
-from gossamer.protocol.manifest import Manifest
-from tests.node.test_merger import OWN, World
+from tests.node.archives import LARGE, NOTHING_ELSE, Fetching, Sealing, delta, merge_all
 from tests.node.trainer_side import until
+from tests.node.world import OWN, World
 from tests.protocol.builders import LAYOUT, SMALL, manifest
 
 
-def delta(*chunks: bytes) -> Any:
-    return SimpleNamespace(body=SimpleNamespace(chunks=tuple(sha256(chunk).digest() for chunk in chunks)))
-
-
-NOTHING_ELSE: dict[str, Any] = {
-    "holdings": SimpleNamespace(revoked=[]),
-    "sealing": SimpleNamespace(adopting=None, joined=True),
-}
-"""Of a core that has joined."""
+@pytest.fixture
+def world(rng: np.random.Generator, tmp_path: Path) -> World:
+    return World(rng, tmp_path / "chunks")
 
 
 async def test_chunks_that_an_open_round_shares_survive_the_closing_of_another(tmp_path: Path) -> None:
@@ -77,115 +65,6 @@ async def test_chunks_that_an_open_round_shares_survive_the_closing_of_another(t
         b"shared",
         b"new",
     ]
-
-
-async def test_what_we_publish_survives_the_closing_of_what_is_the_same(tmp_path: Path) -> None:
-    """Zeros, say. No record names it yet as those that need it are listed."""
-    chunks = ChunkStore(tmp_path / "chunks")
-    shelf, closed = SnapshotShelf(chunks, 0), delta(b"zeros", b"old")
-    (zeros, old) = closed.body.chunks
-    for blob, data in ((zeros, b"zeros"), (old, b"old")):
-        chunks.put(blob, data)
-    publisher = Publisher(chunks, lambda event: [Store(delta(b"zeros"), own=True)])
-    message = control.Publish(9, 8, 100, 10, 2.0, "int4", 5)
-    assert await publisher.publish(message, memoryview(bytearray(b"zeros")))
-    shelf.drop_unneeded({zeros, old}, [])
-    assert zeros in chunks and old not in chunks
-    shelf.drop_unneeded({zeros}, [delta(b"zeros")])
-    assert zeros in chunks, "the record is here now"
-    shelf.drop_unneeded({zeros}, [])
-    assert zeros not in chunks, "and closed"
-
-
-async def test_what_is_fetched_ahead_is_not_adopted(tmp_path: Path) -> None:
-    chunks = ChunkStore(tmp_path / "chunks")
-    hashes = chunk_hashes(b"\0" * 16)
-    wanted, other = (Claim(8, 1, bytes(32), root) for root in (root_of(hashes), bytes(32)))
-    asked: list[Event] = []
-    core = SimpleNamespace(layout=SimpleNamespace(snapshot_bytes=16))
-    fetch = SnapshotFetch(core, chunks, asked.append, on_change=lambda: None)  # type: ignore[arg-type]
-    fetch.seek(None, wanted)
-    assert not await fetch.go_on(wanted)
-    assert asked == [Need(wanted.key, ((wanted.root, HASH_BYTES),))]
-    chunks.put(wanted.root, b"".join(hashes))
-    assert not await fetch.go_on(wanted)
-    assert asked[1:] == [Need(wanted.key, ((hashes[0], 16),))]
-    chunks.put(hashes[0], b"\0" * 16)
-    assert await fetch.go_on(wanted)
-    assert len(asked) == 2, "all of it is here, and only the core's word is missing"
-    fetch.seek(other, None)
-    chunks.drop(hashes[0])
-    await fetch.go_on(wanted)
-    assert len(asked) == 2, "the core has chosen another one since"
-
-
-class Sealing:
-    """An archive beside a merger, of which it asks one fragment after another."""
-
-    def __init__(self, merger: Merger, chunks: ChunkStore, of: Manifest = SMALL) -> None:
-        self.merger = merger
-        self.base = merger.base
-        self.reach = 0
-        self.is_reached = True
-        """Whether the swarm has come as far as all that waits to be merged."""
-        self.on_merged: Callable[[int], None] = lambda round_: None
-        self.between: Callable[[Fragment], None] = lambda fragment: None
-        """Called after each fragment that was asked for."""
-        self.told: list[Event] = []
-        self.lost: list[bytes] = []
-        self.chunk_lost = self.lost.append
-        self.covered: list[list[bytes]] = []
-        self.shelf = SnapshotShelf(chunks, of.plan().snapshot_bytes)
-        self.shelf.restore([Claim(0, 0, GENESIS.chain, snapshots.store(merger.phi, chunks))])
-        records = SimpleNamespace(
-            add_snapshot=lambda claim, covered, keep: self.covered.append(
-                sorted(delta.record_id for delta in covered)
-            )
-        )
-        self.dropped: list[bytes] = []
-        records.drop_snapshot = self.dropped.append
-        records.close_up_to = lambda base, own_last: None
-        self.core: Any = SimpleNamespace(
-            layout=of.plan(),
-            ledger=Ledger(),
-            own_last=0,
-            holdings=SimpleNamespace(revoked=[]),
-            sealing=SimpleNamespace(adopting=None, joined=True),
-        )
-        self.archive = Archive(self.core, self, chunks, records, self.shelf, self.told.append)  # type: ignore[arg-type]
-
-    async def settled(self, round_: int) -> bool:
-        return self.is_reached
-
-    async def prefix(self, fragment: Fragment, upto: int) -> Prefix:
-        found = self.merger.prefix(fragment, upto)
-        self.between(fragment)
-        return found
-
-    async def close_up_to(self, floor: int) -> Base:
-        self.merger.close_up_to(floor)
-        return self.merger.base
-
-    def adopt(self, claim: Claim | None) -> None:
-        """The core wants that snapshot, or none any more."""
-        self.core.sealing.adopting = claim
-        if claim is not None:
-            self.archive.adopt(claim)
-
-    async def seal(self, round_: int) -> Claim:
-        self.archive.seal(round_)
-        await self.archive._one_thing()
-        return self.shelf.claims[0]
-
-
-@pytest.fixture
-def world(rng: np.random.Generator, tmp_path: Path) -> World:
-    return World(rng, tmp_path / "chunks")
-
-
-def merge_all(merger: Merger, deltas: list[Any]) -> None:
-    for round_ in sorted({delta.round for delta in deltas}):
-        merger.merge(round_, tuple(d for d in deltas if d.round == round_))
 
 
 async def test_a_snapshot_is_of_the_set_that_its_claim_names_whatever_is_merged_meanwhile(
@@ -432,172 +311,6 @@ async def test_a_payload_keeps_the_chunks_that_it_shares_with_a_snapshot_when_th
     assert {blob for blob in genesis if blob in world.chunks} == {shared}
 
 
-async def test_what_the_core_no_longer_adopts_does_not_hold_up_sealing(world: World) -> None:
-    """A lineage that was to win has gone on, and nobody has that snapshot any more."""
-    sealing = Sealing(world.merger(), world.chunks)
-    merge_all(sealing.merger, world.deltas)
-    gone = Claim(4, 1, bytes(32), bytes(32))
-    sealing.adopt(gone)
-    sealing.archive.seal(4)
-    await sealing.archive._one_thing()
-    assert sealing.told == [Need(gone.key, ((gone.root, HASH_BYTES),))]
-    sealing.adopt(None)
-    await sealing.archive._one_thing()
-    assert sealing.shelf.claims[0].round == 4 and sealing.archive.progress() is None
-
-
-@pytest.mark.parametrize("is_adopted", [True, False])
-async def test_a_snapshot_that_cannot_be_used_is_told_of_and_holds_nothing_up(
-    world: World, is_adopted: bool
-) -> None:
-    """A liar lists a chunk that all have, of another size."""
-    sealing = Sealing(world.merger(), world.chunks)
-    merge_all(sealing.merger, world.deltas)
-    short = sha256(b"short").digest()
-    world.chunks.put(short, b"short")
-    lie = Claim(8, 2**59, bytes(32), root_of([short]))
-    world.chunks.put(lie.root, short)
-    if is_adopted:
-        sealing.adopt(lie)
-    else:
-        sealing.archive.prefetch(lie)
-    sealing.archive.seal(4)
-    await sealing.archive._one_thing()
-    assert sealing.told == [Unusable(lie)] and sealing.archive.progress() is None
-    sealing.adopt(None)
-    await sealing.archive._one_thing()
-    assert sealing.shelf.claims[0].round == 4
-
-
-async def test_another_snapshot_is_fetched_though_the_one_before_turns_out_unusable_meanwhile(
-    world: World,
-) -> None:
-    sealing = Sealing(world.merger(), world.chunks)
-    index = bytes(31)
-    lie, other = (Claim(8, 1, bytes(32), root) for root in (sha256(index).digest(), bytes(32)))
-    world.chunks.put(lie.root, index)
-    sealing.adopt(other)
-    await sealing.archive._fetch.go_on(lie)
-    assert sealing.told == [Unusable(lie)]
-    await sealing.archive._one_thing()
-    assert sealing.told[1:] == [Need(other.key, ((other.root, HASH_BYTES),))]
-
-
-LARGE = manifest((TensorSpec("w", (3 * CHUNK_BYTES_MAX // 4,), "mean"),), fragments=1)
-"""Its snapshots have three chunks."""
-
-
-class Fetching(Sealing):
-    """Of a model whose snapshots are fetched chunk by chunk."""
-
-    def __init__(self, chunks: ChunkStore) -> None:
-        self.chunks = chunks
-        super().__init__(Merger(LARGE, np.zeros(LARGE.plan().numel, np.int32), chunks, OWN), chunks, LARGE)
-
-    def claim(self, *letters: bytes, index: bool = True) -> Claim:
-        """Of a snapshot of chunks of one letter each, of which those in upper case have come."""
-        pieces = [letter.lower() * CHUNK_BYTES_MAX for letter in letters]
-        hashes = [sha256(piece).digest() for piece in pieces]
-        for letter, blob, piece in zip(letters, hashes, pieces, strict=True):
-            if letter.isupper():
-                self.chunks.put(blob, piece)
-        if index:
-            self.chunks.put(root_of(hashes), b"".join(hashes))
-        return Claim(8, 1, bytes(32), root_of(hashes))
-
-    def here(self) -> str:
-        """The letters of the chunks on disk."""
-        return "".join(x for x in "abcdefg" if sha256(x.encode() * CHUNK_BYTES_MAX).digest() in self.chunks)
-
-    async def look(self) -> None:
-        self.archive._news.set()  # so that it does not wait for any
-        await self.archive._one_thing()
-
-
-async def test_what_came_of_a_snapshot_that_is_given_up_goes(tmp_path: Path) -> None:
-    """But for what open records need, or Phi may be rid of yet."""
-    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
-    kept = len(fetching.chunks)
-    claim = fetching.claim(b"A", b"B", b"C")
-    fetching.chunks.drop(sha256(b"c" * CHUNK_BYTES_MAX).digest())
-    fetching.core.ledger = [delta(b"a" * CHUNK_BYTES_MAX)]
-    fetching.core.holdings.revoked = [delta(b"b" * CHUNK_BYTES_MAX)]
-    fetching.adopt(claim)
-    await fetching.look()
-    assert fetching.here() == "ab"
-    fetching.adopt(None)
-    await fetching.look()
-    assert fetching.here() == "ab" and claim.root not in fetching.chunks
-    fetching.core.ledger, fetching.core.holdings.revoked = [], []
-    fetching.adopt(fetching.claim(b"A", b"B", b"c"))
-    await fetching.look()
-    fetching.adopt(None)
-    await fetching.look()
-    assert len(fetching.chunks) == kept, "and our own snapshot is whole"
-
-
-async def test_what_the_next_snapshot_shares_with_one_given_up_is_not_fetched_again(tmp_path: Path) -> None:
-    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
-    fetching.archive.prefetch(fetching.claim(b"A", b"B", b"c"))
-    await fetching.look()
-    later = fetching.claim(b"a", b"d", b"e", index=False)
-    fetching.adopt(later)
-    await fetching.look()
-    assert fetching.here() == "ab", "its index will tell"
-    fetching.claim(b"a", b"D", b"e")
-    await fetching.look()
-    assert fetching.here() == "ad"
-    assert isinstance(fetching.told[-1], Need)
-    assert fetching.told[-1].chunks == ((sha256(b"e" * CHUNK_BYTES_MAX).digest(), CHUNK_BYTES_MAX),)
-
-
-async def test_of_the_snapshot_of_another_lineage_only_what_differs_is_fetched(tmp_path: Path) -> None:
-    """A second record for a closed round changes one fragment: the other chunks are here already."""
-    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
-    fetching.shelf.restore([fetching.claim(b"A", b"B", b"C")])
-    fetching.adopt(fetching.claim(b"a", b"d", b"c"))
-    await fetching.look()
-    (need,) = fetching.told
-    assert isinstance(need, Need)
-    assert need.chunks == ((sha256(b"d" * CHUNK_BYTES_MAX).digest(), CHUNK_BYTES_MAX),)
-    assert fetching.here() == "abc"
-
-
-async def test_a_joiner_whose_network_fails_for_a_while_goes_on_with_what_it_has(tmp_path: Path) -> None:
-    """As long as it has no model, and seeks no other."""
-    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
-    fetching.core.sealing.joined = False
-    claim = fetching.claim(b"A", b"B", b"c")
-    fetching.adopt(claim)
-    await fetching.look()
-    fetching.adopt(None)
-    await fetching.look()
-    fetching.adopt(claim)
-    await fetching.look()
-    assert fetching.here() == "ab"
-    fetching.adopt(fetching.claim(b"D", b"e", b"f"))
-    await fetching.look()
-    assert fetching.here() == "d"
-
-
-async def test_what_is_given_up_is_removed_though_that_fails_at_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
-    fetching.adopt(fetching.claim(b"A", b"B", b"c"))
-    fetching.adopt(None)
-
-    def refuse(blob: bytes) -> bytes:
-        raise StorageError("too many open files")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fetching.chunks, "get", refuse)
-        with pytest.raises(StorageError):
-            await fetching.look()
-    await fetching.look()
-    assert fetching.here() == ""
-
-
 async def test_what_a_disk_refuses_is_said_with_the_file_and_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -635,18 +348,6 @@ async def test_our_snapshot_is_kept_until_it_is_noted_durably_that_another_took_
     await fetching.look()
     assert fetching.here() == "d"
     assert snapshots.missing(own.root, LARGE.plan().snapshot_bytes, fetching.chunks) == ()
-
-
-async def test_the_index_of_a_liar_is_removed_as_well(world: World) -> None:
-    sealing = Sealing(world.merger(), world.chunks)
-    lie = Claim(8, 1, bytes(32), sha256(bytes(31)).digest())
-    world.chunks.put(lie.root, bytes(31))
-    sealing.adopt(lie)
-    await sealing.archive._one_thing()
-    sealing.adopt(None)
-    sealing.archive._news.set()
-    await sealing.archive._one_thing()
-    assert lie.root not in world.chunks
 
 
 @pytest.mark.parametrize("what", ["seal", "close"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import socket
 import stat
@@ -13,13 +12,13 @@ import pytest
 
 from gossamer.bootstrap.owners import invite
 from gossamer.node.network.tls import Certificate
-from gossamer.node.storage import folderlock, wholefile
+from gossamer.node.storage import wholefile
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
-from gossamer.node.storage.wholefile import write_atomically
 from gossamer.protocol.admission import Role
 from gossamer.protocol.errors import ConfigError, DiskFullError, StorageError
 from gossamer.protocol.invitation import Invitation
+from tests.node.full_disk import full
 from tests.protocol.builders import OWNER, SMALL, manifest, newer
 
 
@@ -66,21 +65,8 @@ def test_a_key_that_others_can_read_is_refused(home: Home) -> None:
         home.identity()
 
 
-def full(*_: object, **__: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
 def invitation(home: Home) -> Invitation:
     return invite(OWNER, SMALL.swarm_id, home.identity().node_id, role=Role.TRAIN, days=1, contacts=())
-
-
-def test_a_file_that_cannot_be_read_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "f"
-    path.write_bytes(b"old")
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", full)
-        wholefile.keep(path, b"new")
-    assert path.read_bytes() == b"new"
 
 
 def test_a_disk_that_is_full_when_a_node_starts_can_be_waited_for(
@@ -164,40 +150,6 @@ def test_a_folder_that_cannot_be_written_to_is_named(home: Home, monkeypatch: py
         assert home.unwritable() == folder
 
 
-def test_a_folder_has_one_daemon(home: Home) -> None:
-    home.lock.take()
-    with pytest.raises(StorageError, match=f"another node is running in {home.root}"):
-        Home(home.root).lock.take()
-    home.lock.let_go()
-    Home(home.root).lock.take()
-
-
-def test_a_folder_has_one_daemon_also_where_somebody_removes_the_lock(home: Home) -> None:
-    """As who is told that another node is running may do, and then one key signs twice."""
-    home.lock.take()
-    (home.root / "lock").unlink()
-    with pytest.raises(StorageError, match=f"another node is running in {home.root}"):
-        Home(home.root).lock.take()
-    assert not home.lock.is_elsewhere(), "only a file of it is"
-
-
-def test_a_folder_that_was_moved_or_removed_is_seen_to_be_gone(home: Home) -> None:
-    assert not home.lock.is_elsewhere(), "nobody has locked it"
-    home.lock.take()
-    assert not home.lock.is_elsewhere()
-    home.root.rename(home.root.with_name("elsewhere"))
-    assert home.lock.is_elsewhere()
-    Home(home.root).create()
-    Home(home.root).lock.take()
-    assert home.lock.is_elsewhere(), "what is there now is another"
-
-
-def test_a_lock_that_cannot_be_taken_is_not_said_to_be_taken(home: Home) -> None:
-    (home.root / "lock").mkdir()
-    with pytest.raises(StorageError, match="lock: Is a directory"):
-        home.lock.take()
-
-
 @pytest.mark.parametrize("content", [b"", b"junk", b"-5", b"9" * 40, b"9" * 100_000])
 def test_a_damaged_count_of_starts_begins_anew(home: Home, content: bytes) -> None:
     home.incarnation_path.write_bytes(content)
@@ -262,37 +214,6 @@ def test_an_unusable_daemon_file_is_none_at_all(home: Home, content: bytes) -> N
     assert home.read_daemon() == {"address": "a:1", "plaintext": True}
 
 
-def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    write_atomically(path, b"old")
-
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="No space"):
-        write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["file"], "no half-written file stays"
-
-
-def test_a_folder_that_cannot_be_synced_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on some network file systems; what is in the file was. A disk that fails is another thing."""
-    said = errno.EINVAL
-
-    def of_files_alone(fd: int) -> None:
-        if stat.S_ISDIR(os.fstat(fd).st_mode):
-            raise OSError(said, os.strerror(said))
-
-    monkeypatch.setattr(os, "fsync", of_files_alone)
-    write_atomically(tmp_path / "a", b"1", durable=True)
-    assert (tmp_path / "a").read_bytes() == b"1"
-    said = errno.EIO
-    with pytest.raises(OSError, match="Input/output error"):
-        write_atomically(tmp_path / "a", b"2", durable=True)
-    assert os.listdir(tmp_path) == ["a"]
-
-
 def test_socket_paths_fit_the_system_however_deep_the_folder(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 100) / ("e" * 100)
     homes = [Home(tmp_path / "x"), Home(deep / "one"), Home(deep / "two")]
@@ -337,17 +258,6 @@ def test_a_socket_path_is_never_too_long(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("tempfile.tempdir", str(deep))
     with pytest.raises(StorageError, match="set TMPDIR to a shorter one"):
         Home(deep / "d").socket_path()
-
-
-def test_who_looks_whether_a_folder_is_free_keeps_no_daemon_from_it(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = os.open(home.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(looks, fcntl.LOCK_SH)
-    monkeypatch.setattr(folderlock.time, "sleep", lambda _: fcntl.flock(looks, fcntl.LOCK_UN))
-    home.lock.take()
-    os.close(looks)
-    assert not Home(home.root).lock.is_free()
 
 
 def test_sockets_of_scripts_that_were_killed_are_removed(home: Home) -> None:

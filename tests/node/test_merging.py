@@ -3,107 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from gossamer.node.phi import held_back
 from gossamer.node.phi import merging as merging_module
 from gossamer.node.phi.merger import MergedState
-from gossamer.node.phi.merging import Merging
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.conduct import ROUNDS_MIN
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.identity import short
 from gossamer.protocol.layout import Fragment
-from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.payload import encode_payload
-from gossamer.protocol.records import Delta
-from tests.node.test_merger import World
+from tests.node.merging import Setup, arrive, delta_of, merging
 from tests.node.trainer_side import until
+from tests.node.world import World
 from tests.protocol.builders import LAYOUT, body_of, identity, signed
-
-
-class FakePort:
-    """A trainer that takes what it is offered when the test says so."""
-
-    def __init__(self) -> None:
-        self.attachments = 0
-        self.attached = False
-        self.untaken: set[int] = set()
-        self.offers: list[tuple[int, MergedState, Ints]] = []
-
-    def attach(self) -> None:
-        self.attachments += 1
-        self.attached = True
-        self.untaken.clear()
-
-    def is_free(self, fragment: int) -> bool:
-        return fragment not in self.untaken
-
-    async def offer(self, fragment: Fragment, phi: Ints, state: MergedState) -> None:
-        assert self.attached and fragment.index not in self.untaken
-        self.untaken.add(fragment.index)
-        self.offers.append((fragment.index, state, phi.copy()))
-
-
-class Setup:
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.port = FakePort()
-        self.ledger = Ledger()
-        self.held: set[bytes] = set()
-        self.lost: list[bytes] = []
-        self.core = SimpleNamespace(
-            ledger=self.ledger,
-            layout=LAYOUT,
-            holds=self.held.__contains__,
-            caught_up=True,
-            sealing=SimpleNamespace(joined=True),
-            identity=identity(99),
-            clock=10**9,
-            horizon=10**9,
-            somebody_trains=True,
-            rests=False,
-            fetcher=SimpleNamespace(wants=SimpleNamespace(are_held=False)),
-        )
-        self.merging = Merging(self.core, self.port, self.lost.append)  # type: ignore[arg-type]
-        self.merged: list[int] = []
-        self.merging.on_merged = self.merged.append
-        self.merger = world.merger()
-
-    def arrive(self, *deltas: Delta) -> None:
-        for delta in deltas:
-            self.ledger.add(delta)
-            self.held.add(delta.record_id)
-            self.merging.mark(delta.round)
-
-    def take(self, fragment: int) -> None:
-        self.port.untaken.discard(fragment)
-        self.merging.look()
-
-    async def merged_all(self) -> None:
-        await until(lambda: not self.merging.behind)
-        await self.merging.digest()  # waits for the merge under way
-
-    def offered(self) -> list[int]:
-        return [index for index, _, _ in self.port.offers]
 
 
 @pytest.fixture
 async def setup(rng: np.random.Generator, tmp_path: Path) -> AsyncIterator[Setup]:
-    setup = Setup(World(rng, tmp_path / "chunks"))
-    task = asyncio.create_task(setup.merging.run())
-    yield setup
-    task.cancel()
-    await asyncio.wait([task])
-    if not task.cancelled() and (error := task.exception()) is not None:
-        raise error
+    async with merging(World(rng, tmp_path / "chunks")) as setup:
+        yield setup
 
 
 async def test_records_from_before_the_model_wait_for_it(setup: Setup) -> None:
@@ -266,7 +190,7 @@ async def test_settled_waits_for_no_round_that_the_swarm_has_yet_to_reach(setup:
     """Who went back holds rounds of its own that nobody comes near for hours."""
     setup.core.clock, setup.core.horizon = 4, 5
     await setup.merging.begin(setup.merger)
-    _arrive(setup, _delta(1, 4, 1000), _delta(99, 90, 1000))
+    arrive(setup, delta_of(1, 4, 1000), delta_of(99, 90, 1000))
     async with asyncio.timeout(5):
         assert not await setup.merging.settled(100)
     assert setup.merged == [4], "what can be merged was waited for"
@@ -320,32 +244,15 @@ async def test_whoever_equivocates_is_noted_even_if_nothing_of_it_was_merged(
     assert verdict is not None and verdict.startswith("void (equivocated") and setup.merged == []
 
 
-# -- rounds that somebody has to himself
-
-
-def _delta(author: int, round_: int, value: int) -> tuple[Delta, bytes]:
-    fragment = LAYOUT.of_round(round_)
-    payload = encode_payload(
-        "int8", fragment, [np.full(slot.numel, value, dtype=np.int32) for slot in fragment.slots]
-    )
-    return signed(identity(author), body_of(payload, "int8", round_, len(LAYOUT.fragments))), payload
-
-
-def _arrive(setup: Setup, *found: tuple[Delta, bytes]) -> None:
-    for delta, payload in found:
-        setup.world.keep(delta, payload)
-        setup.arrive(delta)
-
-
 async def test_a_round_that_the_swarm_cannot_have_reached_waits(setup: Setup) -> None:
     await setup.merging.begin(setup.merger)
     setup.core.clock, setup.core.horizon = 4, 5
-    _arrive(setup, _delta(1, 5, 1000), _delta(1, 6, 127 << 22))
+    arrive(setup, delta_of(1, 5, 1000), delta_of(1, 6, 127 << 22))
     await until(lambda: setup.merged == [5])
     await asyncio.sleep(0.1)
     assert setup.merged == [5] and setup.merging.behind == 0
     setup.core.clock, setup.core.horizon = 5, 6
-    _arrive(setup, *(_delta(author, 6, 1000) for author in (2, 3, 4)))
+    arrive(setup, *(delta_of(author, 6, 1000) for author in (2, 3, 4)))
     await setup.merged_all()
     assert setup.merged == [5, 6]
 
@@ -355,7 +262,7 @@ async def test_what_a_resting_swarm_cannot_reach_is_merged(setup: Setup) -> None
     await setup.merging.begin(setup.merger)
     setup.core.clock, setup.core.horizon = 4, 5
     setup.core.somebody_trains = False  # as far as is known yet
-    _arrive(setup, _delta(1, 5, 1000), _delta(1, 9, 1000), _delta(1, 10, 1000))
+    arrive(setup, delta_of(1, 5, 1000), delta_of(1, 9, 1000), delta_of(1, 10, 1000))
     await until(lambda: setup.merged == [5])
     assert not setup.merging.ready, "who starts may have to begin where these end"
     setup.core.somebody_trains = True
@@ -366,7 +273,7 @@ async def test_what_a_resting_swarm_cannot_reach_is_merged(setup: Setup) -> None
     await until(lambda: sorted(setup.merged) == [5, 9, 10])
     assert not setup.merging.unmerged and setup.merging.reach == 10
     setup.core.rests = False
-    _arrive(setup, _delta(2, 9, 1000))
+    arrive(setup, delta_of(2, 9, 1000))
     await until(lambda: len(setup.merged) == 4)
     assert setup.merged[-1] == 9
 
@@ -384,7 +291,7 @@ async def test_who_went_back_to_a_snapshot_from_before_its_own_last_delta_is_off
     assert [state.own_round for _, state, _ in setup.port.offers] == [90, 91]
     setup.core.horizon = 91
     setup.take(0)
-    _arrive(setup, _delta(1, 6, 1000))
+    arrive(setup, delta_of(1, 6, 1000))
     await until(lambda: setup.offered() == [0, 1, 0])
     assert setup.port.offers[-1][1].own_round < 90
 
@@ -403,112 +310,8 @@ async def test_payloads_on_their_way_are_not_merged_yet(setup: Setup) -> None:
 async def test_what_was_merged_before_a_restart_is_merged_again(setup: Setup) -> None:
     setup.core.clock, setup.core.horizon = 4, 5
     await setup.merging.begin(setup.merger, reach=9)
-    _arrive(setup, *(_delta(1, round_, 1000) for round_ in (5, 9, 10)))
+    arrive(setup, *(delta_of(1, round_, 1000) for round_ in (5, 9, 10)))
     await until(lambda: sorted(setup.merged) == [5, 9])
-
-
-async def test_a_delta_far_longer_than_usual_waits_for_others(
-    setup: Setup, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Alone in a round under way it would be taken whole; beside another's it is clipped by that."""
-    caplog.set_level("INFO")
-    await setup.merging.begin(setup.merger)
-    setup.core.clock = 3
-    _arrive(setup, *(_delta(author, 2, 1000) for author in (1, 2, 3)))
-    await setup.merged_all()
-    before = setup.merger.phi.copy()
-    _arrive(setup, _delta(1, 4, 100_000))
-    await until(lambda: "a delta far longer than usual; round 4 waits" in caplog.text)
-    assert setup.merging.behind == 0 and np.array_equal(setup.merger.phi, before)
-    _arrive(setup, _delta(2, 4, 1000))
-    await setup.merged_all()
-    assert setup.merged == [2, 4]
-    assert np.abs(setup.merger.phi - before).max() < 10_000
-
-
-async def test_what_the_swarm_had_when_we_came_waits_for_nobody(
-    setup: Setup, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Where all who have trained are gone, nobody's row says that those rounds are over."""
-    caplog.set_level("INFO")
-    setup.core.caught_up = False
-    setup.core.clock = 3
-    await setup.merging.begin(setup.merger)
-    _arrive(setup, *(_delta(author, 2, 1000) for author in (1, 2, 3)))
-    await setup.merged_all()
-    _arrive(setup, *(_delta(2, round_, 100_000) for round_ in (4, 6, 8)))
-    late = _delta(2, 10, 100_000)
-    setup.ledger.add(late[0])  # its payload is still to come
-    await setup.merged_all()
-    setup.core.caught_up = True
-    await until(lambda: setup.merging.ready)
-    _arrive(setup, late)
-    await until(lambda: sorted(setup.merged) == [2, 4, 6, 8, 10])
-    assert "waits for those of others" not in caplog.text
-    _arrive(setup, _delta(2, 12, 1_000_000))
-    await until(lambda: "a delta far longer than usual; round 12 waits" in caplog.text)
-
-
-async def test_what_waited_is_merged_once_the_swarm_has_gone_past_it(setup: Setup) -> None:
-    await setup.merging.begin(setup.merger)
-    setup.core.clock = 3
-    _arrive(setup, *(_delta(author, 2, 1000) for author in (1, 2, 3)))
-    await setup.merged_all()
-    _arrive(setup, _delta(1, 4, 100_000))
-    await asyncio.sleep(0.1)
-    assert setup.merged == [2]
-    setup.core.clock = 5
-    await until(lambda: setup.merged == [2, 4])
-
-
-async def test_what_waited_is_merged_when_nobody_else_publishes_any_more(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Training has ended: Phi is what the records say all the same, and on all nodes."""
-    monkeypatch.setattr(held_back, "HELD_BACK_MIN_S", 0.5)
-    await setup.merging.begin(setup.merger)
-    setup.core.clock = 3
-    _arrive(setup, *(_delta(author, 2, 1000) for author in (1, 2, 3)))
-    await setup.merged_all()
-    assert setup.merging.unmerged == 0
-    _arrive(setup, _delta(1, 4, 100_000))
-    await until(lambda: setup.merging._held_back.until(4) is not None)
-    assert (setup.merged, setup.merging.unmerged, setup.merging.behind) == ([2], 1, 0)
-    await until(lambda: setup.merged == [2, 4])
-    assert setup.merging.unmerged == 0
-
-
-async def test_a_round_is_held_back_for_longer_where_rounds_are_long(setup: Setup) -> None:
-    await setup.merging.begin(setup.merger)
-    for clock, at in ((1, 0.0), (2, 100.0), (3, 1000.0), (4, 1100.0)):
-        setup.merging._held_back.note_clock(clock, at)
-    setup.core.clock = 3
-    _arrive(setup, *(_delta(author, 2, 1000) for author in (1, 2, 3)))
-    await setup.merged_all()
-    _arrive(setup, _delta(1, 4, 100_000))
-    await until(lambda: setup.merging._held_back.until(4) is not None)
-    until_s = setup.merging._held_back.until(4)
-    assert until_s is not None and 190.0 < until_s - time.monotonic() <= 200.0
-
-
-async def test_an_ordinary_delta_waits_for_nobody(setup: Setup) -> None:
-    await setup.merging.begin(setup.merger)
-    setup.core.clock = 3
-    _arrive(setup, *(_delta(author, 2, 1000) for author in (1, 2, 3)))
-    await setup.merged_all()
-    _arrive(setup, _delta(1, 4, 3000))
-    await until(lambda: setup.merged == [2, 4])
-
-
-async def test_a_delta_after_a_short_one_waits_for_nobody(setup: Setup) -> None:
-    """That of a single number, such as the bias of a regression, is near zero now and then."""
-    await setup.merging.begin(setup.merger)
-    setup.core.clock = 5
-    for round_, size in ((2, 3000), (4, 100)):
-        _arrive(setup, *(_delta(author, round_, size) for author in (1, 2, 3)))
-        await setup.merged_all()
-    _arrive(setup, _delta(1, 6, 3000))
-    await until(lambda: setup.merged == [2, 4, 6])
 
 
 async def test_a_round_that_is_closed_before_it_is_merged_holds_nobody_up(setup: Setup) -> None:
@@ -518,7 +321,7 @@ async def test_a_round_that_is_closed_before_it_is_merged_holds_nobody_up(setup:
     setup.port.attach()
     setup.port.untaken.update((0, 1))  # the trainer is busy, so that the round is not due at once
     setup.merging._merged_at = {0: float("inf"), 1: float("inf")}
-    _arrive(setup, _delta(1, 2, 1000))
+    arrive(setup, delta_of(1, 2, 1000))
     await asyncio.sleep(0.1)
     setup.ledger.close(2)
     async with asyncio.timeout(5):

@@ -15,7 +15,7 @@ from gossamer.protocol import limits, merge
 from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.ledger import Ledger
-from tests.node.test_merger import OWN, World, arrive
+from tests.node.world import OWN, World, arrive
 from tests.protocol.builders import LAYOUT, identity, manifest, random_delta
 
 CHUNK = 64

@@ -1,16 +1,21 @@
 """Snapshots as chunks, and which of them are kept."""
 
 from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gossamer.node.ipc import control
+from gossamer.node.ipc.publisher import Publisher
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.snapshots import SnapshotReader, SnapshotShelf, SnapshotWriter
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
+from gossamer.protocol.effects import Store
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, CLAIMS_MAX
+from tests.node.archives import delta
 
 NUMEL = CHUNK_BYTES_MAX // 4 * 2 + 100
 TOTAL = 4 * NUMEL
@@ -207,3 +212,21 @@ def test_a_snapshot_that_is_given_up_leaves_only_what_was_there(chunks):
     assert len(chunks) > before
     writer.give_up()
     assert len(chunks) == before and snapshots.missing(kept, TOTAL, chunks) == ()
+
+
+async def test_what_we_publish_survives_the_closing_of_what_is_the_same(tmp_path: Path) -> None:
+    """Zeros, say. No record names it yet as those that need it are listed."""
+    chunks = ChunkStore(tmp_path / "chunks")
+    shelf, closed = SnapshotShelf(chunks, 0), delta(b"zeros", b"old")
+    (zeros, old) = closed.body.chunks
+    for blob, data in ((zeros, b"zeros"), (old, b"old")):
+        chunks.put(blob, data)
+    publisher = Publisher(chunks, lambda event: [Store(delta(b"zeros"), own=True)])
+    message = control.Publish(9, 8, 100, 10, 2.0, "int4", 5)
+    assert await publisher.publish(message, memoryview(bytearray(b"zeros")))
+    shelf.drop_unneeded({zeros, old}, [])
+    assert zeros in chunks and old not in chunks
+    shelf.drop_unneeded({zeros}, [delta(b"zeros")])
+    assert zeros in chunks, "the record is here now"
+    shelf.drop_unneeded({zeros}, [])
+    assert zeros not in chunks, "and closed"

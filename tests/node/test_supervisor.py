@@ -1,13 +1,7 @@
-"""`gossamer.node.supervisor` and `gossamer.node.lifeline`: children are kept running, and never outlive us.
-
-The children here are small Python scripts that stand in for the daemon and the trainer.
-"""
+"""`gossamer.node.supervisor`: children are kept running until one tells what to mend, and none is left."""
 
 from __future__ import annotations
 
-import errno
-import gc
-import os
 import signal
 import subprocess
 import sys
@@ -15,334 +9,23 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import psutil
 import pytest
 
-from gossamer.node import lifeline
-from gossamer.node import service as service_module
-from gossamer.node.lifeline import Child, stop_signals
-from gossamer.node.options import DaemonOptions, TrainerOptions
-from gossamer.node.service import Service, daemon_service, trainer_service
-from gossamer.node.storage.home import Home
+from gossamer.node.lifeline import Child
+from gossamer.node.options import DaemonOptions
+from gossamer.node.service import Service
 from gossamer.node.supervisor import Supervisor
-from tests.net.processes import assert_all_gone, processes_naming, wait_for
-from tests.node.daemons import founded
-
-FAITHFUL = """
-    import signal, sys, time
-    from gossamer.node import lifeline
-    lifeline.watch(lambda: signal.raise_signal(signal.SIGTERM))
-    open(sys.argv[1], "w").write("up")
-    time.sleep(60)
-"""
-STUBBORN = """
-    import signal, sys, time
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    open(sys.argv[1], "w").write("up")
-    time.sleep(60)
-"""
+from tests.net.processes import assert_all_gone
+from tests.node.children import FAITHFUL, STUBBORN, scripts_in, signals_of_its_own, wait_up, write
 
 
 @pytest.fixture
 def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on the children's module path."""
-    before = os.environ.get("PYTHONPATH")  # an empty part of it would be the current folder
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *([before] if before else [])]))
-    return tmp_path
-
-
-def write(folder: Path, name: str, code: str) -> str:
-    (folder / f"{name}.py").write_text(textwrap.dedent(code))
-    return name
-
-
-def wait_up(path: Path) -> None:
-    wait_for(path.exists, 10, f"{path.name} started")
-
-
-# -- children
-
-
-def test_a_child_ends_when_asked(scripts: Path) -> None:
-    child = Child(write(scripts, "faithful", FAITHFUL), [str(scripts / "up")])
-    wait_up(scripts / "up")
-    assert child.poll() is None
-    child.terminate()
-    assert child.end(5) == -signal.SIGTERM
-    child.close()
-
-
-def test_a_stubborn_child_is_killed(scripts: Path) -> None:
-    child = Child(write(scripts, "stubborn", STUBBORN), [str(scripts / "up")])
-    wait_up(scripts / "up")
-    child.terminate()
-    begun = time.monotonic()
-    assert child.end(0.3) == -signal.SIGKILL
-    assert time.monotonic() - begun < 2
-
-
-def test_what_a_killed_child_has_started_is_killed_too(scripts: Path) -> None:
-    """A DataLoader's worker, say, which would stay where its parent is gone before it looks."""
-    code = """
-        import signal, subprocess, sys, time
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", sys.argv[1]])
-        open(sys.argv[1], "w").write("up")
-        time.sleep(60)
-    """
-    child = Child(write(scripts, "parent", code), [str(scripts / "up")])
-    wait_up(scripts / "up")
-    assert len(processes_naming(scripts)) == 2
-    child.terminate()
-    assert child.end(0.1) == -signal.SIGKILL
-    assert_all_gone(scripts, 5)
-
-
-def test_a_child_ends_although_one_of_its_threads_does_not(scripts: Path) -> None:
-    code = """
-        import threading
-        from gossamer.node import lifeline
-        threading.Thread(target=threading.Event().wait).start()
-        lifeline.end_within(0.1, 7)
-    """
-    child = Child(write(scripts, "threaded", code), [])
-    assert child.end(20) == 7
-
-
-def test_closing_the_lifeline_ends_a_child(scripts: Path) -> None:
-    child = Child(write(scripts, "faithful", FAITHFUL), [str(scripts / "up")])
-    wait_up(scripts / "up")
-    child.close()
-    assert child.process.wait(5) == -signal.SIGTERM
-
-
-def test_a_child_runs_also_where_the_standard_streams_are_closed(scripts: Path) -> None:
-    """As by ``<&-``: the lifeline must not become a child's standard input, which is at its end."""
-    code = f"""
-        import sys
-        from gossamer.node.lifeline import Child
-        child = Child({write(scripts, "faithful", FAITHFUL)!r}, [sys.argv[1]])
-        child.process.wait(20)
-        open(sys.argv[2], "w").close()
-    """
-    parent = write(scripts, "parent", code)
-    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-m", parent]
-    process = subprocess.Popen([*command, str(scripts / "up"), str(scripts / "ended")])
-    try:
-        wait_up(scripts / "up")
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.5)
-        assert not (scripts / "ended").exists(), "its lifeline holds"
-    finally:
-        process.kill()
-        process.wait()
-    assert_all_gone(scripts, 5)
-
-
-def test_a_child_does_not_inherit_the_lifelines_of_its_siblings(scripts: Path) -> None:
-    """Or closing one would not be noticed while another lives."""
-    name = write(scripts, "faithful", FAITHFUL)
-    first = Child(name, [str(scripts / "first")])
-    second = Child(name, [str(scripts / "second")])
-    wait_up(scripts / "first")
-    wait_up(scripts / "second")
-    first.close()
-    assert first.process.wait(5) == -signal.SIGTERM
-    assert second.poll() is None
-    second.terminate()
-    second.end(5)
-
-
-def test_children_end_with_a_parent_that_is_killed(scripts: Path) -> None:
-    write(scripts, "faithful", FAITHFUL)
-    parent = textwrap.dedent("""
-        import sys, time
-        from gossamer.node.lifeline import Child
-        children = [Child("faithful", [path]) for path in sys.argv[1:]]
-        time.sleep(60)
-    """)
-    process = subprocess.Popen([sys.executable, "-c", parent, str(scripts / "a"), str(scripts / "b")])
-    wait_up(scripts / "a")
-    wait_up(scripts / "b")
-    assert len(processes_naming(scripts)) == 3
-    process.kill()
-    process.wait()
-    assert_all_gone(scripts, 5)
-
-
-def test_a_child_runs_nothing_that_lies_where_it_was_started(
-    scripts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """People have files called random.py or queue.py, and folders that others can write to."""
-    write(scripts, "drawing", "import random, sys; random.random()")
-    here = scripts / "here"
-    here.mkdir()
-    write(here, "random", "raise SystemExit(9)")
-    monkeypatch.chdir(here)
-    child = Child("drawing", [])
-    assert child.process.wait(20) == 0
-    child.close()
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_worker_does_not_keep_the_children_of_its_parent_alive(scripts: Path) -> None:
-    """As a DataLoader's workers would, which may outlive a script that is killed."""
-    child = Child(write(scripts, "faithful", FAITHFUL), [str(scripts / "up")])
-    wait_up(scripts / "up")
-    worker = os.fork()
-    if worker == 0:
-        signal.pause()
-        os._exit(0)
-    try:
-        child.close()
-        assert child.process.wait(5) == -signal.SIGTERM
-    finally:
-        os.kill(worker, signal.SIGKILL)
-        os.waitpid(worker, 0)
-
-
-def test_descriptors_are_given_back(scripts: Path) -> None:
-    gc.collect()
-    before = psutil.Process().num_fds()
-    for number in range(3):
-        child = Child(write(scripts, f"quick{number}", "pass"), [])
-        assert child.end(10) == 0
-    with pytest.raises(ValueError, match="null"):
-        Child("x", ["\0"])
-    assert psutil.Process().num_fds() <= before
-
-
-def ignored() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-
-
-def reaped() -> None:
-    def reap(*_: object) -> None:
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-
-    signal.signal(signal.SIGCHLD, reap)
-
-
-@pytest.mark.parametrize("taken", [ignored, reaped])
-def test_a_child_whose_status_somebody_takes_has_failed(
-    scripts: Path, caplog: pytest.LogCaptureFixture, taken: Callable[[], None]
-) -> None:
-    """A script may ignore SIGCHLD, or reap whatever ends: how its daemon ended nobody knows then."""
-    name = write(scripts, "faithful", FAITHFUL)
-    service = Service("daemon", lambda: Child(name, [str(scripts / "up")]))
-    handler = signal.getsignal(signal.SIGCHLD)
-    taken()
-    try:
-        service.keep_running(0.0)
-        first = service.child
-        assert first is not None
-        wait_up(scripts / "up")
-        assert service.keep_running(1.0) is None and service.child is first, "it runs"
-        os.kill(first.pid, signal.SIGKILL)
-        wait_for(lambda: service.keep_running(2.0) is None and service.child is None, 5, "it is missed")
-        assert "the daemon ended" in caplog.text
-        service.keep_running(9.0)
-        second = service.child
-        assert second is not None and second.poll() is None
-        second.terminate()
-        assert second.end(10) == lifeline.STATUS_LOST
-        second.terminate()
-    finally:
-        signal.signal(signal.SIGCHLD, handler)
-
-
-# -- one service
-
-
-class FakeChild:
-    def __init__(self) -> None:
-        self.status: int | None = None
-        self.closed = False
-
-    def poll(self) -> int | None:
-        return self.status
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_a_child_that_dies_is_started_again_with_backoff() -> None:
-    children: list[FakeChild] = []
-
-    def start() -> Child:
-        children.append(FakeChild())
-        return children[-1]  # type: ignore[return-value]
-
-    service = Service("daemon", start)
-    now = 100.0
-    pauses = []
-    for _ in range(9):
-        assert service.keep_running(now) is None
-        children[-1].status = -9
-        assert service.keep_running(now) is None
-        assert children[-1].closed
-        died = now
-        while service.child is None:
-            now += 0.1
-            service.keep_running(now)
-        pauses.append(now - died)
-    assert pauses[0] == pytest.approx(0.5, abs=0.11)
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == pytest.approx(service_module.BACKOFF_MAX_S, abs=0.11)
-    now += service_module.STEADY_AFTER_S + 1
-    children[-1].status = 1
-    service.keep_running(now)
-    assert service.restart_at - now == pytest.approx(0.5), "it had been steady"
-
-
-def test_a_child_that_cannot_be_started_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    problems = [OSError(errno.EAGAIN, "Resource temporarily unavailable")] * 2
-
-    def start() -> Child:
-        if problems:
-            raise problems.pop()
-        return FakeChild()  # type: ignore[return-value]
-
-    service = Service("trainer", start)
-    assert service.keep_running(100.0) is None and service.restart_at == 100.5
-    assert service.keep_running(100.5) is None and service.restart_at == 101.5
-    assert service.keep_running(101.5) is None and service.child is not None
-    assert "cannot start the trainer (Resource temporarily unavailable); trying again in 0.5 s" in caplog.text
-
-
-@pytest.mark.parametrize("status", [0, 2])
-def test_a_child_that_is_done_or_has_told_what_to_mend_is_not_started_again(status: int) -> None:
-    child = FakeChild()
-    service = Service("trainer", lambda: child)  # type: ignore[arg-type,return-value]
-    service.keep_running(0.0)
-    child.status = status
-    assert service.keep_running(1.0) == status
-
-
-def test_a_trainer_is_told_that_it_has_worked_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    started: list[bool] = []
-
-    def start(module: str, args: list[str], *, env: dict[str, str]) -> FakeChild:
-        started.append(TrainerOptions.from_json(args[0]).restarted)
-        return child
-
-    child = FakeChild()
-    monkeypatch.setattr(service_module, "Child", start)
-    service = trainer_service(TrainerOptions(folder=tmp_path))
-    service.keep_running(0.0)
-    child.status = 1
-    service.keep_running(1.0)
-    child.status = None
-    service.keep_running(9.0)
-    assert started == [False, True]
-
-
-# -- the whole supervisor, in a process of its own
+    return scripts_in(tmp_path, monkeypatch)
 
 
 SUPERVISE = """
@@ -457,18 +140,6 @@ def test_a_child_that_ends_for_no_reason_stops_the_node_with_a_word(
     assert_all_gone(scripts, 0.5)
 
 
-@contextmanager
-def signals_of_its_own() -> Iterator[None]:
-    """As in a script that waits for SIGTERM with `sigwait`, and ignores how its children end."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
-    handler = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
 @pytest.mark.parametrize("parent", [nullcontext, signals_of_its_own])
 def test_a_killed_child_comes_back(
     scripts: Path, supervise: Supervise, parent: Callable[[], AbstractContextManager[None]]
@@ -486,18 +157,6 @@ def test_a_killed_child_comes_back(
     assert process.wait(10) == 0
 
 
-def test_a_daemon_can_be_asked_to_stop_whatever_its_parent_blocks(tmp_path: Path) -> None:
-    home = founded(tmp_path / "a")
-    service = daemon_service(DaemonOptions(folder=home.root, plaintext=True, admin="off"))
-    with signals_of_its_own():
-        service.keep_running(0.0)
-    child = service.child
-    assert child is not None
-    wait_for(home.read_daemon, 20, "the daemon listens")
-    child.terminate()
-    assert child.end(10) == 0
-
-
 def test_stop_from_another_thread(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = Supervisor(DaemonOptions(folder=scripts), None)
     name = write(scripts, "faithful", FAITHFUL)
@@ -510,22 +169,3 @@ def test_stop_from_another_thread(scripts: Path, monkeypatch: pytest.MonkeyPatch
         for number, handler in handlers.items():
             signal.signal(number, handler)
     assert_all_gone(scripts, 0.5)
-
-
-def test_a_daemon_that_comes_back_does_not_insist_on_a_port_that_the_system_chose(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It takes its last one if that is free, see `Transport.start`; another process may have it by now."""
-    home = Home(tmp_path)
-    home.write_daemon(address="127.0.0.1:7701")
-    started: list[DaemonOptions] = []
-
-    class NoChild:
-        def __init__(self, module: str, args: list[str], **_: object) -> None:
-            started.append(DaemonOptions.from_json(args[0]))
-
-    monkeypatch.setattr(service_module, "Child", NoChild)
-    service = daemon_service(DaemonOptions(folder=tmp_path, listen="127.0.0.1:0"))
-    service.failures = 1
-    service.keep_running(0.0)
-    assert [options.listen for options in started] == ["127.0.0.1:0"]

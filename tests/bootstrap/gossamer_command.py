@@ -1,0 +1,52 @@
+"""The `gossamer` command, run in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gossamer.bootstrap import cli
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    status: int
+    out: str
+    err: str
+
+    def assert_user_error(self, *parts: str) -> None:
+        """One line on standard error that holds all `parts`; nothing else happened."""
+        assert self.status == 2, self
+        assert self.err.startswith("gossamer: ") and self.err.endswith("\n"), self
+        assert self.err.count("\n") == 1, self
+        for part in parts:
+            assert part in self.err, (part, self.err)
+
+
+Run = Callable[..., Outcome]
+
+
+def in_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> Run:
+    """Runs the command in this process, in a folder of its own."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("GOSSAMER_HOME", str(folder / "home"))
+    # Folders are for processes; the handlers that it sets are for ours.
+    monkeypatch.setattr("gossamer.node.logs.configure", lambda **_: None)
+
+    def run_it(*args: object) -> Outcome:
+        monkeypatch.setattr("sys.argv", ["gossamer", *map(str, args)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return Outcome(int(end.value.code or 0), captured.out, captured.err)
+
+    return run_it
+
+
+def entries(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}

@@ -1,0 +1,132 @@
+"""An archive beside a merger, and one of a model whose snapshots are fetched chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import sha256
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from gossamer.node.phi import snapshots
+from gossamer.node.phi.archive import Archive
+from gossamer.node.phi.merger import Merger, Prefix
+from gossamer.node.phi.snapshots import SnapshotShelf
+from gossamer.node.storage.base import GENESIS, Base
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.protocol.chunks import root_of
+from gossamer.protocol.effects import Event
+from gossamer.protocol.history import Claim
+from gossamer.protocol.layout import Fragment, TensorSpec
+from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.limits import CHUNK_BYTES_MAX
+from gossamer.protocol.manifest import Manifest
+from tests.node.world import OWN
+from tests.protocol.builders import SMALL, manifest
+
+
+def delta(*chunks: bytes) -> Any:
+    return SimpleNamespace(body=SimpleNamespace(chunks=tuple(sha256(chunk).digest() for chunk in chunks)))
+
+
+NOTHING_ELSE: dict[str, Any] = {
+    "holdings": SimpleNamespace(revoked=[]),
+    "sealing": SimpleNamespace(adopting=None, joined=True),
+}
+"""Of a core that has joined."""
+
+
+class Sealing:
+    """An archive beside a merger, of which it asks one fragment after another."""
+
+    def __init__(self, merger: Merger, chunks: ChunkStore, of: Manifest = SMALL) -> None:
+        self.merger = merger
+        self.base = merger.base
+        self.reach = 0
+        self.is_reached = True
+        """Whether the swarm has come as far as all that waits to be merged."""
+        self.on_merged: Callable[[int], None] = lambda round_: None
+        self.between: Callable[[Fragment], None] = lambda fragment: None
+        """Called after each fragment that was asked for."""
+        self.told: list[Event] = []
+        self.lost: list[bytes] = []
+        self.chunk_lost = self.lost.append
+        self.covered: list[list[bytes]] = []
+        self.shelf = SnapshotShelf(chunks, of.plan().snapshot_bytes)
+        self.shelf.restore([Claim(0, 0, GENESIS.chain, snapshots.store(merger.phi, chunks))])
+        records = SimpleNamespace(
+            add_snapshot=lambda claim, covered, keep: self.covered.append(
+                sorted(delta.record_id for delta in covered)
+            )
+        )
+        self.dropped: list[bytes] = []
+        records.drop_snapshot = self.dropped.append
+        records.close_up_to = lambda base, own_last: None
+        self.core: Any = SimpleNamespace(
+            layout=of.plan(),
+            ledger=Ledger(),
+            own_last=0,
+            holdings=SimpleNamespace(revoked=[]),
+            sealing=SimpleNamespace(adopting=None, joined=True),
+        )
+        self.archive = Archive(self.core, self, chunks, records, self.shelf, self.told.append)  # type: ignore[arg-type]
+
+    async def settled(self, round_: int) -> bool:
+        return self.is_reached
+
+    async def prefix(self, fragment: Fragment, upto: int) -> Prefix:
+        found = self.merger.prefix(fragment, upto)
+        self.between(fragment)
+        return found
+
+    async def close_up_to(self, floor: int) -> Base:
+        self.merger.close_up_to(floor)
+        return self.merger.base
+
+    def adopt(self, claim: Claim | None) -> None:
+        """The core wants that snapshot, or none any more."""
+        self.core.sealing.adopting = claim
+        if claim is not None:
+            self.archive.adopt(claim)
+
+    async def seal(self, round_: int) -> Claim:
+        self.archive.seal(round_)
+        await self.archive._one_thing()
+        return self.shelf.claims[0]
+
+
+def merge_all(merger: Merger, deltas: list[Any]) -> None:
+    for round_ in sorted({delta.round for delta in deltas}):
+        merger.merge(round_, tuple(d for d in deltas if d.round == round_))
+
+
+LARGE = manifest((TensorSpec("w", (3 * CHUNK_BYTES_MAX // 4,), "mean"),), fragments=1)
+"""Its snapshots have three chunks."""
+
+
+class Fetching(Sealing):
+    """Of a model whose snapshots are fetched chunk by chunk."""
+
+    def __init__(self, chunks: ChunkStore) -> None:
+        self.chunks = chunks
+        super().__init__(Merger(LARGE, np.zeros(LARGE.plan().numel, np.int32), chunks, OWN), chunks, LARGE)
+
+    def claim(self, *letters: bytes, index: bool = True) -> Claim:
+        """Of a snapshot of chunks of one letter each, of which those in upper case have come."""
+        pieces = [letter.lower() * CHUNK_BYTES_MAX for letter in letters]
+        hashes = [sha256(piece).digest() for piece in pieces]
+        for letter, blob, piece in zip(letters, hashes, pieces, strict=True):
+            if letter.isupper():
+                self.chunks.put(blob, piece)
+        if index:
+            self.chunks.put(root_of(hashes), b"".join(hashes))
+        return Claim(8, 1, bytes(32), root_of(hashes))
+
+    def here(self) -> str:
+        """The letters of the chunks on disk."""
+        return "".join(x for x in "abcdefg" if sha256(x.encode() * CHUNK_BYTES_MAX).digest() in self.chunks)
+
+    async def look(self) -> None:
+        self.archive._news.set()  # so that it does not wait for any
+        await self.archive._one_thing()

@@ -1,0 +1,61 @@
+"""A small model that has trained, and its checkpoint."""
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save
+from torch import nn
+
+from gossamer.models.task import named_tensors
+from gossamer.node.training.checkpoint import CHECKSUM, Progress, checksum, checksums_of
+from gossamer.node.training.checkpointwriter import CheckpointWriter
+from gossamer.node.training.outer import OuterLoop
+from tests.protocol import builders
+
+
+def make(seed=0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
+    tensors = tuple((name, tuple(p.shape), "mean") for name, p in named_tensors(model))
+    manifest = builders.manifest(tensors=tensors)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return model, OuterLoop(dict(named_tensors(model)), manifest), optimizer
+
+
+def train(model, outer, optimizer, steps):
+    for step in range(steps):
+        loss = model(torch.full((2, 6), 0.1 * step)).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        outer.step(tokens=2, loss=loss.detach())
+
+
+def trained():
+    model, outer, optimizer = make()
+    out = memoryview(bytearray(10_000))
+    train(model, outer, optimizer, 5)
+    outer.publish(1, 1, out)
+    train(model, outer, optimizer, 3)
+    outer.publish(0, 2, out)
+    return model, outer, optimizer
+
+
+def metadata_of(path):
+    with safe_open(path, framework="pt") as file:
+        return file.metadata()
+
+
+def saved_in(folder):
+    """The checkpoint of one that has trained, and what is in it."""
+    _, outer, optimizer = trained()
+    path = folder / "trainer.safetensors"
+    CheckpointWriter(path).save(outer, [optimizer], Progress(8, 16))
+    return path, outer, optimizer
+
+
+def without(path, *keys):
+    """A checkpoint as earlier releases wrote it."""
+    tensors, changed = load_file(path), metadata_of(path)
+    for key in (CHECKSUM, *keys):
+        del changed[key]
+    path.write_bytes(save(tensors, {**changed, CHECKSUM: checksum(checksums_of(tensors), changed)}))

@@ -1,0 +1,33 @@
+"""Disks that take nothing more."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+
+import pytest
+
+from gossamer.node.storage.chunkstore import ChunkStore
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class FullDisk:
+    """Makes a chunk store fail so many times."""
+
+    def __init__(
+        self, store: ChunkStore, times: int, monkeypatch: pytest.MonkeyPatch, code: int = errno.ENOSPC
+    ) -> None:
+        self.left = times
+        self._code = code
+        self._put: Callable[..., None] = store.put
+        monkeypatch.setattr(store, "put", self.put)
+
+    def put(self, *args: object, **kwargs: object) -> None:
+        if self.left:
+            self.left -= 1
+            raise OSError(self._code, os.strerror(self._code))
+        self._put(*args, **kwargs)

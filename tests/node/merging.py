@@ -1,0 +1,112 @@
+"""Merging that runs, with a core and a trainer that are only the test's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+
+import numpy as np
+
+from gossamer.node.phi.merger import MergedState
+from gossamer.node.phi.merging import Merging
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.layout import Fragment
+from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.payload import encode_payload
+from gossamer.protocol.records import Delta
+from tests.node.trainer_side import until
+from tests.node.world import World
+from tests.protocol.builders import LAYOUT, body_of, identity, signed
+
+
+class FakePort:
+    """A trainer that takes what it is offered when the test says so."""
+
+    def __init__(self) -> None:
+        self.attachments = 0
+        self.attached = False
+        self.untaken: set[int] = set()
+        self.offers: list[tuple[int, MergedState, Ints]] = []
+
+    def attach(self) -> None:
+        self.attachments += 1
+        self.attached = True
+        self.untaken.clear()
+
+    def is_free(self, fragment: int) -> bool:
+        return fragment not in self.untaken
+
+    async def offer(self, fragment: Fragment, phi: Ints, state: MergedState) -> None:
+        assert self.attached and fragment.index not in self.untaken
+        self.untaken.add(fragment.index)
+        self.offers.append((fragment.index, state, phi.copy()))
+
+
+class Setup:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.port = FakePort()
+        self.ledger = Ledger()
+        self.held: set[bytes] = set()
+        self.lost: list[bytes] = []
+        self.core = SimpleNamespace(
+            ledger=self.ledger,
+            layout=LAYOUT,
+            holds=self.held.__contains__,
+            caught_up=True,
+            sealing=SimpleNamespace(joined=True),
+            identity=identity(99),
+            clock=10**9,
+            horizon=10**9,
+            somebody_trains=True,
+            rests=False,
+            fetcher=SimpleNamespace(wants=SimpleNamespace(are_held=False)),
+        )
+        self.merging = Merging(self.core, self.port, self.lost.append)  # type: ignore[arg-type]
+        self.merged: list[int] = []
+        self.merging.on_merged = self.merged.append
+        self.merger = world.merger()
+
+    def arrive(self, *deltas: Delta) -> None:
+        for delta in deltas:
+            self.ledger.add(delta)
+            self.held.add(delta.record_id)
+            self.merging.mark(delta.round)
+
+    def take(self, fragment: int) -> None:
+        self.port.untaken.discard(fragment)
+        self.merging.look()
+
+    async def merged_all(self) -> None:
+        await until(lambda: not self.merging.behind)
+        await self.merging.digest()  # waits for the merge under way
+
+    def offered(self) -> list[int]:
+        return [index for index, _, _ in self.port.offers]
+
+
+@contextlib.asynccontextmanager
+async def merging(world: World) -> AsyncIterator[Setup]:
+    setup = Setup(world)
+    task = asyncio.create_task(setup.merging.run())
+    yield setup
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled() and (error := task.exception()) is not None:
+        raise error
+
+
+def delta_of(author: int, round_: int, value: int) -> tuple[Delta, bytes]:
+    fragment = LAYOUT.of_round(round_)
+    payload = encode_payload(
+        "int8", fragment, [np.full(slot.numel, value, dtype=np.int32) for slot in fragment.slots]
+    )
+    return signed(identity(author), body_of(payload, "int8", round_, len(LAYOUT.fragments))), payload
+
+
+def arrive(setup: Setup, *found: tuple[Delta, bytes]) -> None:
+    for delta, payload in found:
+        setup.world.keep(delta, payload)
+        setup.arrive(delta)

@@ -1,0 +1,73 @@
+"""`check_folder`: what would go wrong with a node's folder and its invitation."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from gossamer.bootstrap.owners import invite
+from gossamer.node.config.check_folder import check_folder
+from gossamer.node.storage.home import Home
+from gossamer.protocol.admission import Role
+from tests.node.findings import INVITED, found, invited_home, levels
+from tests.protocol.builders import OWNER
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    return invited_home(tmp_path, monkeypatch)
+
+
+def test_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
+    assert levels(check_folder(Home(tmp_path / "a" / "b"), joins=True)) == {"dir": ["ok"]}
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    assert levels(check_folder(Home(tmp_path / "file"), joins=True)) == {"dir": ["error"]}
+
+
+def test_a_folder_without_a_model_must_join(home: Home) -> None:
+    assert levels(check_folder(home, joins=True)) == {"dir": ["ok"], "manifest": ["ok"]}
+    assert levels(check_folder(home, joins=False))["join"] == ["error"]
+    assert {path.name for path in home.root.iterdir()} == {"manifest"}, "no key was made, no lock"
+
+
+def test_a_running_node_is_seen_by_its_lock(home: Home) -> None:
+    assert not home.lock.is_taken()
+    with open(home.root / "lock", "w") as lock:
+        assert not home.lock.is_taken()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert home.lock.is_taken()
+        assert levels(check_folder(home, joins=True))["dir"] == ["warning"]
+    home.lock.take()
+
+
+def test_a_damaged_ledger_is_seen_whoever_is_to_be_joined(home: Home) -> None:
+    """The node would end of it as it starts."""
+    home.ledger_path.write_bytes(bytes(range(1, 201)) * 15)
+    for joins in (True, False):
+        said = found(check_folder(home, joins))
+        assert said["dir"][1][0] == "error" and "if it is damaged, remove it" in said["dir"][1][1]
+    home.ledger_path.write_bytes(b"")
+    assert levels(check_folder(home, joins=True)) == {"dir": ["ok"], "manifest": ["ok"]}
+    assert {path.name: path.stat().st_size for path in home.root.glob("[!m]*")} == {"ledger.sqlite": 0}
+
+
+def test_a_damaged_folder(home: Home) -> None:
+    home.manifest_path.write_bytes(b"junk")
+    home.key_path.write_bytes(bytes(32))
+    home.key_path.chmod(0o644)
+    said = found(check_folder(home, joins=True))
+    assert "chmod 600" in said["key"][0][1] and "damaged" in said["dir"][1][1]
+
+
+@pytest.mark.parametrize(
+    ("days", "level", "part"),
+    [(30, "ok", "train"), (0, "ok", "train"), (1, "warning", "runs out in 1.0 days")],
+)
+def test_an_invitation(home: Home, days: float, level: str, part: str) -> None:
+    own = home.identity().node_id
+    home.keep_invitation(invite(OWNER, INVITED.swarm_id, own, role=Role.TRAIN, days=days, contacts=()))
+    ((found_level, text),) = found(check_folder(home, joins=True))["invite"]
+    assert found_level == level and part in text

@@ -1,0 +1,75 @@
+"""`check_node`: what `gossamer node` would refuse at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gossamer.bootstrap import manifests
+from gossamer.bootstrap.owners import invite
+from gossamer.node.storage.home import Home
+from gossamer.protocol.admission import Role
+from tests.node.findings import INVITED, errors, founding, invited_home, look
+from tests.protocol.builders import OWNER
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    return invited_home(tmp_path, monkeypatch)
+
+
+def test_an_invitation_that_comes_before_the_key(home: Home, tmp_path: Path) -> None:
+    text = invite(OWNER, INVITED.swarm_id, bytes(32), role=Role.TRAIN, days=1, contacts=()).to_text()
+    for folder, said in (('dir = "d"\n', f"gossamer id --dir {home.root}"), ("", "gossamer id")):
+        (tmp_path / "n.toml").write_text(f'[node]\n{folder}invite = "{text}"\nobserve = true\n')
+        found_there = look(tmp_path / "n.toml").get("invite", [])
+        assert [level for level, _ in found_there] == ["error"]
+        assert found_there[0][1].endswith(said)
+    assert not home.key_path.exists()
+
+
+def test_an_invitation_for_somebody_else_or_elsewhere(home: Home, tmp_path: Path) -> None:
+    own, other = home.identity().node_id, bytes(32)
+    for swarm_id, node_id, part in (
+        (INVITED.swarm_id, other, "is for node"),
+        (other, own, "to another swarm"),
+    ):
+        text = invite(OWNER, swarm_id, node_id, role=Role.TRAIN, days=1, contacts=()).to_text()
+        (tmp_path / "n.toml").write_text(f'[node]\ndir = "d"\ninvite = "{text}"\nobserve = true\n')
+        assert [part in said for level, said in look(tmp_path / "n.toml")["invite"] if level == "error"] == [
+            True
+        ]
+
+
+def test_an_invitation_that_cannot_be_read_is_said_of_that(home: Home, tmp_path: Path) -> None:
+    for wrong, part in (("nowhere", "No such file"), ("gossamer-invitation:AAAA", "damaged")):
+        (tmp_path / "n.toml").write_text(f'[node]\ndir = "d"\ninvite = "{wrong}"\nobserve = true\n')
+        said = look(tmp_path / "n.toml")
+        assert [part in text for level, text in said["invite"] if level == "error"] == [True]
+        assert [level for level, _ in said["dir"]] == ["ok"]
+
+
+def test_what_a_node_would_not_train_with(home: Home, tmp_path: Path) -> None:
+    found_there = Home(tmp_path / "text")
+    found_there.create()
+    found_there.adopt(manifests.read(founding(tmp_path)))
+    (tmp_path / "blank").mkdir()
+    addresses = ", ".join(f'"127.0.0.1:{port}"' for port in range(1, 10))
+    (tmp_path / "n.toml").write_text(
+        '[node]\ndir = "text"\njoin = ["127.0.0.1:1"]\ntrust = ["abc"]\ntask = "my.py:Mine"\n'
+        f'data = ["blank"]\nadvertise = [{addresses}]\n'
+    )
+    said = errors(look(tmp_path / "n.toml"))
+    assert said.keys() == {"node", "task", "data", "advertise"}
+    assert "trust in" in said["node"] and "'abc' is no node id" in said["node"]
+    assert "leave --task out" in said["task"] and "no text in" in said["data"]
+    assert "8 addresses of a node, and not 9" in said["advertise"]
+    (tmp_path / "n.toml").write_text('[node]\ndir = "text"\njoin = ["127.0.0.1:1"]\n')
+    assert errors(look(tmp_path / "n.toml")) == {}
+
+
+def test_a_folder_of_another_swarm_than_is_pinned(home: Home, tmp_path: Path) -> None:
+    for pinned, found_there in ((INVITED.swarm_id.hex()[:12].upper(), False), ("ffff", True)):
+        (tmp_path / "n.toml").write_text(f'[node]\ndir = "d"\nobserve = true\nswarm-id = "{pinned}"\n')
+        assert ("swarm-id" in look(tmp_path / "n.toml")) is found_there

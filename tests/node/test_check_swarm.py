@@ -1,0 +1,63 @@
+"""`check_swarm`: what the nodes say that are to be joined."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gossamer.node.address import parse_contact
+from gossamer.node.config.check_swarm import ask_nodes
+from tests.node.daemons import facts, founded, joining, manifest_of, running
+from tests.node.findings import found, look
+
+
+async def test_nodes_that_answer(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    second = joining(tmp_path / "b", home)
+    swarm_id = manifest_of(home).swarm_id.hex()
+    async with running(home), running(second, join=(str(facts(home)["address"]),)):
+        contacts = [parse_contact(facts(home)["address"]), parse_contact("127.0.0.1:1")]
+
+        def ask(*who: Any, swarm: str | None = None) -> Any:
+            return asyncio.to_thread(ask_nodes, who, swarm, plaintext=True, asker=None)
+
+        answers = await ask(*contacts, swarm=swarm_id)
+        assert answers.swarm_ids == [swarm_id]
+        said = found(answers.findings)
+        assert sorted(level for level, _ in said["join"]) == ["ok", "warning"], "one of two is enough"
+        assert said["clock"] == [("ok", "agrees with theirs")]
+        elsewhere = found((await ask(contacts[0], swarm="ffff")).findings)
+        assert elsewhere["join"][0][0] == "error" and "not to ffff" in elsewhere["join"][0][1]
+        nobody = found((await ask(contacts[1])).findings)
+        assert [level for level, _ in nobody["join"]] == ["error"]
+
+
+async def test_a_clock_that_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home):
+        monkeypatch.setattr("gossamer.node.network.client.offset_of", lambda date, now: 3600.0)
+        contact = parse_contact(facts(home)["address"])
+        answers = await asyncio.to_thread(ask_nodes, [contact], None, plaintext=True, asker=None)
+    ((level, text),) = found(answers.findings)["clock"]
+    assert level == "warning" and "differ by 3600 s" in text
+
+
+async def test_a_node_file_against_a_running_swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOSSAMER_HOME", str(tmp_path / "home"))
+    home = founded(tmp_path / "a")
+    async with running(home):
+        (tmp_path / "n.toml").write_text(
+            f'[node]\njoin = ["{facts(home)["address"]}"]\ninsecure-plaintext = true\nobserve = true\n'
+            'listen = "127.0.0.1:0"\n'
+        )
+        said = await asyncio.to_thread(look, tmp_path / "n.toml", offline=False)
+    assert {level for lines in said.values() for level, _ in lines} == {"ok", "warning"}
+    assert [level for level, _ in said["join"]] == ["ok"]
+    swarm = manifest_of(home).swarm_id.hex()[:12]
+    assert swarm in said["manifest"][0][1], "the manifest was fetched"
+    assert swarm in said["dir"][0][1], "the default folder follows from it"
+    assert "needed" in said["disk"][0][1]
+    assert not (tmp_path / "home").exists()

@@ -1,0 +1,154 @@
+"""`gossamer.node.storage.database`: all or nothing, and its troubles are one line that says what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gossamer.node.storage.original import MARK_NAME
+from gossamer.node.storage.recordstore import RecordStore
+from gossamer.protocol.errors import DiskFullError, StorageError
+from gossamer.protocol.records import Delta
+from tests.protocol.builders import LAYOUT, SMALL, identity, random_delta
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+@pytest.fixture
+def deltas(rng: np.random.Generator) -> list[Delta]:
+    """Some records, newest first."""
+    return [random_delta(rng, identity(n), round_)[0] for round_ in (3, 2, 1) for n in range(3)]
+
+
+def test_closing_waits_for_what_a_thread_still_writes(path: Path, deltas: list[Delta]) -> None:
+    """A task that is cancelled leaves its thread behind, and SQLite would be used after it is freed."""
+    store = RecordStore(path, SMALL.swarm_id)
+    with store._db.transaction(durable=False) as db:
+        closing = threading.Thread(target=store.close)
+        closing.start()
+        closing.join(0.2)
+        assert closing.is_alive()
+        assert db.execute("SELECT 1").fetchone() == (1,)
+    closing.join(10)
+    assert not closing.is_alive()
+    with pytest.raises(StorageError):
+        store.add(deltas, durable=False)
+
+
+def test_what_was_committed_survives_a_process_that_dies(path: Path, deltas: list[Delta]) -> None:
+    store = RecordStore(path, SMALL.swarm_id)
+    store.add(deltas, durable=True)
+    copy = path.with_name("copy.sqlite")  # the files as they lie when the process is killed
+    for suffix in ("", "-wal"):
+        Path(f"{copy}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
+    found = RecordStore(copy, SMALL.swarm_id)
+    assert len(found.load(LAYOUT)) == len(deltas)
+    found.close()
+    store.close()
+
+
+def test_a_failed_batch_leaves_nothing(path: Path, deltas: list[Delta]) -> None:
+    store = RecordStore(path, SMALL.swarm_id)
+    store._db.execute("CREATE TRIGGER full BEFORE INSERT ON deltas WHEN NEW.round = 1 BEGIN"
+                      " SELECT RAISE(ROLLBACK, 'database or disk is full'); END")  # fmt: skip
+    with pytest.raises(StorageError, match="disk is full"):
+        store.add(deltas, durable=True)
+    store._db.execute("DROP TRIGGER full")
+    assert store.load(LAYOUT) == []
+    store.add(deltas, durable=True)
+    assert len(store.load(LAYOUT)) == len(deltas)
+    store.close()
+
+
+@pytest.mark.parametrize("content", [b"not a database" * 100, b"SQLite format 3\x00" + bytes(4096)])
+def test_a_damaged_database_is_one_clear_line(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(StorageError) as error:
+        RecordStore(path, SMALL.swarm_id)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_page_damaged_in_the_middle_is_one_clear_line(path: Path, deltas: list[Delta]) -> None:
+    store = RecordStore(path, SMALL.swarm_id)
+    store.add(deltas, durable=True)
+    store.close()
+    data = bytearray(path.read_bytes())
+    for start in range(4096, len(data), 4096):
+        data[start : start + 64] = b"\xff" * 64
+    path.write_bytes(data)
+    with pytest.raises(StorageError, match="cannot use the database"):
+        RecordStore(path, SMALL.swarm_id).load(LAYOUT)
+
+
+@pytest.mark.parametrize("flipped", [b"\x01", b"\x86"])
+def test_a_damaged_schema_is_quoted_printably(path: Path, flipped: bytes) -> None:
+    """SQLite quotes what it found, which may be no text at all."""
+    RecordStore(path, SMALL.swarm_id).close()
+    data = path.read_bytes().replace(b"historyhistory", b"hist" + flipped + b"ryhistory")
+    path.write_bytes(data.replace(b"CREATE TABLE history", b"CREATE TABLX history"))
+    with pytest.raises(StorageError) as error:
+        RecordStore(path, SMALL.swarm_id)
+    assert str(error.value).isprintable()
+
+
+def test_a_reader_makes_no_database(path: Path) -> None:
+    with pytest.raises(StorageError, match="cannot use the database"):
+        RecordStore(path, SMALL.swarm_id, read_only=True)
+    assert not path.exists()
+
+
+def test_a_folder_that_nobody_can_write_to_is_read_all_the_same(
+    path: Path, deltas: list[Delta], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a backup. SQLite wants to write beside a database in WAL mode even where it only reads."""
+    store = RecordStore(path, SMALL.swarm_id)
+    store.add(deltas, durable=True)
+    store.close()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    reader = RecordStore(path, SMALL.swarm_id, read_only=True)
+    assert len(reader.load(LAYOUT)) == len(deltas)
+    assert {file.name for file in path.parent.iterdir()} == {path.name, MARK_NAME}
+    reader.close()
+
+
+def test_a_database_that_another_program_holds_is_not_called_damaged(path: Path, deltas: list[Delta]) -> None:
+    store = RecordStore(path, SMALL.swarm_id)
+    store._db.execute("PRAGMA busy_timeout = 1")
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StorageError, match="another program holds") as held:
+            store.add(deltas, durable=True)
+        assert "remove it" not in str(held.value)
+    store.add(deltas, durable=True)
+    store.close()
+
+
+def test_a_disk_that_fails_does_not_make_a_database_damaged(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RecordStore(path, SMALL.swarm_id)
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+    with pytest.raises(StorageError, match="look after its disk"), store._db.explained():
+        raise error
+    usage = shutil.disk_usage(path.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=4096))
+    with pytest.raises(DiskFullError), store._db.explained():
+        raise error  # as SQLite says it of a file that it maps
+    store.close()
+
+
+def test_what_cannot_be_reached_is_not_called_damaged(path: Path) -> None:
+    with pytest.raises(StorageError, match="able to write to its folder") as error:
+        RecordStore(path.with_name("missing") / "ledger.sqlite", SMALL.swarm_id)
+    assert "remove" not in str(error.value)

@@ -1,0 +1,50 @@
+"""`gossamer.node.given`: invitations and addresses as people give them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gossamer.bootstrap.owners import invite
+from gossamer.node.given import checked_advertise, given_invitation
+from gossamer.protocol.admission import Role
+from gossamer.protocol.errors import ConfigError
+from tests.protocol import builders
+from tests.protocol.builders import OWNER
+
+HERE = builders.manifest(admission=builders.admission(), name="here")
+
+
+def test_what_others_are_told_has_nothing_around_it() -> None:
+    assert checked_advertise([" 1.2.3.4:7700", "a.example:1\n"]) == ("1.2.3.4:7700", "a.example:1")
+    assert checked_advertise(None) == ()
+
+
+def test_an_invitation_as_a_mail_has_it() -> None:
+    text = invite(OWNER, HERE.swarm_id, bytes(32), role=Role.TRAIN, days=1, contacts=()).to_text()
+    for pasted in (f"  {text} \n", f"\n> {text[:60]}\n> {text[60:]}\n"):
+        assert given_invitation(pasted) == given_invitation(text)
+
+
+def test_an_invitation_in_a_file_of_ones_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell leaves the tilde of ``--invite=~/letter`` alone."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    text = invite(OWNER, HERE.swarm_id, bytes(32), role=Role.TRAIN, days=1, contacts=()).to_text()
+    (tmp_path / "letter").write_text(text)
+    assert given_invitation("~/letter") == given_invitation(text)
+
+
+def test_what_is_no_invitation_nor_a_file(tmp_path: Path) -> None:
+    for text in ("nowhere", "a\0b", "~nobody-has-this-name/x", str(tmp_path), "x" * 300):
+        with pytest.raises(ConfigError, match="--invite takes an invitation or a file with one; "):
+            given_invitation(text)
+
+
+def test_a_tilde_before_an_invitations_file_is_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "i").write_text("no invitation")
+    with pytest.raises(ConfigError, match="^(?!.*No such file)"):
+        given_invitation("~/i")

@@ -1,0 +1,126 @@
+"""`held_back`: a round whose deltas are far too long waits for those of others, but not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gossamer.node.phi import held_back
+from tests.node.merging import Setup, arrive, delta_of, merging
+from tests.node.trainer_side import until
+from tests.node.world import World
+
+
+@pytest.fixture
+async def setup(rng: np.random.Generator, tmp_path: Path) -> AsyncIterator[Setup]:
+    async with merging(World(rng, tmp_path / "chunks")) as setup:
+        yield setup
+
+
+async def test_a_delta_far_longer_than_usual_waits_for_others(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Alone in a round under way it would be taken whole; beside another's it is clipped by that."""
+    caplog.set_level("INFO")
+    await setup.merging.begin(setup.merger)
+    setup.core.clock = 3
+    arrive(setup, *(delta_of(author, 2, 1000) for author in (1, 2, 3)))
+    await setup.merged_all()
+    before = setup.merger.phi.copy()
+    arrive(setup, delta_of(1, 4, 100_000))
+    await until(lambda: "a delta far longer than usual; round 4 waits" in caplog.text)
+    assert setup.merging.behind == 0 and np.array_equal(setup.merger.phi, before)
+    arrive(setup, delta_of(2, 4, 1000))
+    await setup.merged_all()
+    assert setup.merged == [2, 4]
+    assert np.abs(setup.merger.phi - before).max() < 10_000
+
+
+async def test_what_the_swarm_had_when_we_came_waits_for_nobody(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where all who have trained are gone, nobody's row says that those rounds are over."""
+    caplog.set_level("INFO")
+    setup.core.caught_up = False
+    setup.core.clock = 3
+    await setup.merging.begin(setup.merger)
+    arrive(setup, *(delta_of(author, 2, 1000) for author in (1, 2, 3)))
+    await setup.merged_all()
+    arrive(setup, *(delta_of(2, round_, 100_000) for round_ in (4, 6, 8)))
+    late = delta_of(2, 10, 100_000)
+    setup.ledger.add(late[0])  # its payload is still to come
+    await setup.merged_all()
+    setup.core.caught_up = True
+    await until(lambda: setup.merging.ready)
+    arrive(setup, late)
+    await until(lambda: sorted(setup.merged) == [2, 4, 6, 8, 10])
+    assert "waits for those of others" not in caplog.text
+    arrive(setup, delta_of(2, 12, 1_000_000))
+    await until(lambda: "a delta far longer than usual; round 12 waits" in caplog.text)
+
+
+async def test_what_waited_is_merged_once_the_swarm_has_gone_past_it(setup: Setup) -> None:
+    await setup.merging.begin(setup.merger)
+    setup.core.clock = 3
+    arrive(setup, *(delta_of(author, 2, 1000) for author in (1, 2, 3)))
+    await setup.merged_all()
+    arrive(setup, delta_of(1, 4, 100_000))
+    await asyncio.sleep(0.1)
+    assert setup.merged == [2]
+    setup.core.clock = 5
+    await until(lambda: setup.merged == [2, 4])
+
+
+async def test_what_waited_is_merged_when_nobody_else_publishes_any_more(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training has ended: Phi is what the records say all the same, and on all nodes."""
+    monkeypatch.setattr(held_back, "HELD_BACK_MIN_S", 0.5)
+    await setup.merging.begin(setup.merger)
+    setup.core.clock = 3
+    arrive(setup, *(delta_of(author, 2, 1000) for author in (1, 2, 3)))
+    await setup.merged_all()
+    assert setup.merging.unmerged == 0
+    arrive(setup, delta_of(1, 4, 100_000))
+    await until(lambda: setup.merging._held_back.until(4) is not None)
+    assert (setup.merged, setup.merging.unmerged, setup.merging.behind) == ([2], 1, 0)
+    await until(lambda: setup.merged == [2, 4])
+    assert setup.merging.unmerged == 0
+
+
+async def test_a_round_is_held_back_for_longer_where_rounds_are_long(setup: Setup) -> None:
+    await setup.merging.begin(setup.merger)
+    for clock, at in ((1, 0.0), (2, 100.0), (3, 1000.0), (4, 1100.0)):
+        setup.merging._held_back.note_clock(clock, at)
+    setup.core.clock = 3
+    arrive(setup, *(delta_of(author, 2, 1000) for author in (1, 2, 3)))
+    await setup.merged_all()
+    arrive(setup, delta_of(1, 4, 100_000))
+    await until(lambda: setup.merging._held_back.until(4) is not None)
+    until_s = setup.merging._held_back.until(4)
+    assert until_s is not None and 190.0 < until_s - time.monotonic() <= 200.0
+
+
+async def test_an_ordinary_delta_waits_for_nobody(setup: Setup) -> None:
+    await setup.merging.begin(setup.merger)
+    setup.core.clock = 3
+    arrive(setup, *(delta_of(author, 2, 1000) for author in (1, 2, 3)))
+    await setup.merged_all()
+    arrive(setup, delta_of(1, 4, 3000))
+    await until(lambda: setup.merged == [2, 4])
+
+
+async def test_a_delta_after_a_short_one_waits_for_nobody(setup: Setup) -> None:
+    """That of a single number, such as the bias of a regression, is near zero now and then."""
+    await setup.merging.begin(setup.merger)
+    setup.core.clock = 5
+    for round_, size in ((2, 3000), (4, 100)):
+        arrive(setup, *(delta_of(author, round_, size) for author in (1, 2, 3)))
+        await setup.merged_all()
+    arrive(setup, delta_of(1, 6, 3000))
+    await until(lambda: setup.merged == [2, 4, 6])

@@ -1,0 +1,76 @@
+"""`local_chunks`: what cannot be read is fetched, written or looked for again."""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import sha256
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gossamer.node.network import local_chunks
+from gossamer.node.phi import snapshots
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.protocol import effects as fx
+from gossamer.protocol.history import Claim
+from gossamer.protocol.limits import PAYLOAD_CHUNK_BYTES_MIN
+from tests.node.trainer_side import until
+from tests.node.transferring import Line, Setup
+
+
+@pytest.fixture
+def chunks(tmp_path: Path) -> ChunkStore:
+    return ChunkStore(tmp_path / "chunks")
+
+
+@pytest.fixture
+def setup(chunks: ChunkStore, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    return Setup(chunks, Line(monkeypatch))
+
+
+async def test_reading_finds_damage(setup: Setup) -> None:
+    blob, other = sha256(b"data").digest(), bytes(32)
+    delta = SimpleNamespace(
+        record_id=b"r", body=SimpleNamespace(chunks=(blob, other), payload_bytes=PAYLOAD_CHUNK_BYTES_MIN + 1)
+    )
+    setup.core.ledger.append(delta)
+    assert await setup.local.read_chunk(blob) is None and setup.events == []
+    setup.chunks.put(blob, b"data")
+    assert await setup.local.read_chunk(blob) == b"data"
+    setup.chunks._path(blob).write_bytes(b"damaged")
+    assert await setup.local.read_chunk(blob) is None
+    (event,) = setup.events
+    assert isinstance(event, fx.Need) and event.key == b"r" and dict(event.chunks).keys() == {blob, other}
+
+
+async def test_damage_of_a_snapshot_is_the_archives_to_mend(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = snapshots.store(np.arange(4, dtype=np.int32), setup.chunks)
+    setup.local._shelf.restore([Claim(2, 1, bytes(32), root)])
+    lost: list[bytes] = []
+    setup.local.on_snapshot_lost = lost.append
+    blob = setup.chunks.get(root)
+    setup.chunks._path(blob).write_bytes(b"damaged")
+    assert await setup.local.read_chunk(blob) is None
+    assert lost == [blob] and setup.events == []
+    assert "fetching it again" not in caplog.text
+
+
+async def test_what_can_be_read_again_has_arrived(
+    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_chunks, "LOOK_AGAIN_S", 0.01)
+    blob = sha256(b"data").digest()
+    setup.chunks.put(blob, b"data")
+    file = setup.chunks._path(blob)
+    file.rename(tmp_path / "away")
+    assert await setup.local.read_chunk(blob) is None
+    looking = asyncio.create_task(setup.local.run())
+    (tmp_path / "away").rename(file)
+    await until(lambda: setup.events == [fx.ChunkArrived(blob)])
+    assert await setup.local.read_chunk(blob) == b"data"
+    looking.cancel()
+    await asyncio.wait([looking])

@@ -1,0 +1,379 @@
+"""`gossamer.node.peer`: at the end it publishes and saves what is whole, once, whatever ended it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gossamer.node import peer as peer_module
+from gossamer.node.ipc import control, daemon_link
+from gossamer.node.training import leader, outer
+from gossamer.protocol.errors import DivergedError
+from gossamer.protocol.fixedpoint import ONE
+from tests.node.begun_peer import EVERY, Setup, begun, metadata_of
+from tests.node.trainer_side import until
+
+
+@pytest.fixture(autouse=True)
+def _quickly_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_link, "RECONNECT_S", 0.02)
+
+
+async def test_after_the_last_round_it_publishes_no_more(tmp_path: Path) -> None:
+    async with begun(tmp_path, stop_round=1) as setup:
+        while setup.step() is None:
+            assert not setup.peer.finished
+        assert setup.peer.finished
+        setup.daemon.port.send(control.Clock(5, 0))
+        await until(lambda: setup.peer.clock == 5)
+        await until(lambda: setup.link.can_publish)
+        for _ in range(3 * EVERY):
+            assert setup.step() is None
+        await asyncio.to_thread(setup.peer.flush, 5)
+        assert list(setup.daemon.signed) == [1]
+
+        setup.peer.drop_progress()
+        await until(lambda: setup.daemon.port.is_free(0))
+        newer = setup.phi + 4096
+        await setup.daemon.offer(0, newer, merged=5, own=1, version=9)
+        await until(lambda: setup.link._offers)
+        assert setup.peer.settle()
+        assert not setup.peer.settle()
+        assert np.allclose(setup.weights(), newer / ONE, atol=1e-7)
+
+
+async def test_a_node_that_the_swarm_has_stepped_over_is_finished_too(tmp_path: Path) -> None:
+    async with begun(tmp_path, stop_round=3) as setup:
+        setup.daemon.port.send(control.Clock(3, 0))
+        await until(lambda: setup.peer.clock == 3)
+        assert not setup.peer.finished
+        setup.daemon.port.send(control.Clock(4, 0))
+        await until(lambda: setup.peer.clock == 4)
+        assert setup.peer.finished
+        setup.step()
+        await asyncio.to_thread(setup.peer.flush, 5)
+        assert not setup.daemon.signed
+
+
+async def test_nothing_is_at_rest_while_the_daemon_is_away(tmp_path: Path) -> None:
+    """What the others published last may not have come before it died."""
+    async with begun(tmp_path) as setup:
+        assert not setup.peer.settle()
+        await setup.daemon.die()
+        await until(lambda: not setup.link.is_attached)
+        assert setup.peer.settle()
+        setup.daemon.start()
+        await until(lambda: setup.link.is_attached)
+        assert not setup.peer.settle()
+
+
+async def test_leaving_publishes_the_open_window_once(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        setup.step()
+        await asyncio.to_thread(setup.peer.flush, 5)
+        assert list(setup.daemon.signed) == [1]
+        await asyncio.to_thread(setup.peer.flush, 5)
+        assert list(setup.daemon.signed) == [1], "an empty window is none"
+
+
+async def test_leaving_publishes_the_open_window_once_the_last_delta_is_acknowledged(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        setup.daemon.acknowledges = False
+        while setup.step() is None:
+            pass
+        setup.step()
+        await until(lambda: setup.daemon.signed)
+        leaving = asyncio.create_task(asyncio.to_thread(setup.peer.flush, 5))
+        await asyncio.sleep(0)
+        setup.daemon.acknowledges = True
+        setup.daemon.port.send(control.Clock(1, 0))
+        setup.daemon.port.send(control.Published(1))
+        await leaving
+        assert list(setup.daemon.signed) == [1, 2]
+
+
+async def test_leaving_right_after_a_sleep_publishes_the_open_window(tmp_path: Path) -> None:
+    """Where the swarm is has still to be heard: the window is as late as it is."""
+    async with begun(tmp_path) as setup:
+        setup.step()
+        setup.daemon.port.send(control.Clock(-1, 0))
+        await until(lambda: setup.link.clock == -1)
+        for _ in range(3 * EVERY):
+            assert setup.step() is None
+        await asyncio.to_thread(setup.peer.flush, 5)
+        assert list(setup.daemon.signed) == [1]
+        assert setup.peer.clock == 1, "a script sees how far it is itself"
+
+
+async def test_leaving_without_a_daemon_takes_no_longer_than_said(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        setup.daemon.answers = False
+        while setup.step() is None:
+            pass
+        await setup.daemon.die()
+        begun_at = time.monotonic()
+        await asyncio.to_thread(setup.peer.flush, 0.3)
+        assert time.monotonic() - begun_at < 3
+        setup.daemon.start()
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("as asked"), KeyboardInterrupt()])
+async def test_what_a_script_that_never_left_publishes_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
+) -> None:
+    """The interpreter keeps what it printed a traceback of."""
+    monkeypatch.setattr("sys.last_value", error, raising=False)
+    async with begun(tmp_path) as setup:
+        assert setup.step() is None
+        await asyncio.to_thread(setup.peer.leave_at_exit)
+        assert setup.daemon.seen == ([] if isinstance(error, RuntimeError) else [1])
+        setup.peer.abandon()
+        assert setup.daemon.seen == ([] if isinstance(error, RuntimeError) else [1]), "only the first counts"
+
+
+def fails(*_: Any) -> None:
+    raise RuntimeError("out of memory")
+
+
+def _error_between_steps(setup: Setup) -> None:
+    pass
+
+
+def _error_in_the_optimizers_step(setup: Setup) -> None:
+    """Whether it ends the loop, or the script catches it and is ended by another."""
+    with setup.optimizer.register_step_pre_hook(fails), contextlib.suppress(RuntimeError):
+        setup.optimizer.step()
+
+
+def _error_in_a_step_before_the_last(setup: Setup) -> None:
+    _error_in_the_optimizers_step(setup)
+    setup.step()
+
+
+def _nothing_is_finite(setup: Setup) -> None:
+    nn.init.constant_(setup.model.weight, torch.nan)
+
+
+@pytest.mark.parametrize(
+    ("what", "steps", "has_inner"),
+    [
+        (_error_between_steps, 2, True),
+        (_error_in_the_optimizers_step, None, False),
+        (_error_in_a_step_before_the_last, 3, True),
+        (_nothing_is_finite, 2, False),
+    ],
+)
+async def test_an_error_saves_what_it_left_whole_and_publishes_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: Callable[[Setup], None],
+    steps: int | None,
+    has_inner: bool,
+) -> None:
+    monkeypatch.setattr(leader.CheckpointWriter, "is_due", lambda _: False)
+    async with begun(tmp_path) as setup:
+        for _ in range(2):
+            for parameter in setup.model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            setup.optimizer.step()
+            setup.step()
+        what(setup)
+        error = RuntimeError("a batch of another shape")
+        await asyncio.to_thread(setup.peer.__exit__, RuntimeError, error, None)
+        assert setup.daemon.seen == []
+    assert (tmp_path / "c").exists() == (steps is not None)
+    if steps is not None:
+        saved = metadata_of(tmp_path / "c")
+        assert int(saved["steps"]) == steps and ("inner" in saved) == has_inner
+
+
+async def test_ctrl_c_within_the_optimizers_first_step_saves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of what Adam needs would end every later start."""
+    monkeypatch.setattr(leader.CheckpointWriter, "is_due", lambda self: False)
+    async with begun(tmp_path) as setup:
+        _error_in_the_optimizers_step(setup)
+        await asyncio.to_thread(setup.peer.__exit__, KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert not (tmp_path / "c").exists()
+
+
+async def test_what_cannot_be_saved_after_an_error_does_not_hide_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A device that has failed takes no more work."""
+    monkeypatch.setattr(leader.CheckpointWriter, "save", fails)
+    async with begun(tmp_path) as setup:
+        setup.step()
+        await asyncio.to_thread(setup.peer.abandon)
+    assert f"cannot save the trainer's state to {tmp_path / 'c'}: out of memory" in caplog.text
+
+
+async def test_an_error_before_the_first_step_leaves_what_was_saved_last(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        await asyncio.to_thread(setup.peer.abandon)
+    assert not (tmp_path / "c").exists()
+
+
+async def test_an_error_in_a_notebook_is_not_what_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.last_value", NameError("mistyped, before lunch"), raising=False)
+    monkeypatch.setattr("sys.ps1", "In : ", raising=False)
+    async with begun(tmp_path) as setup:
+        assert setup.step() is None
+        await asyncio.to_thread(setup.peer.leave_at_exit)
+        assert setup.daemon.seen == [1]
+
+
+async def test_leaving_stops_the_daemon_beside_also_where_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another Ctrl-C. In a notebook the folder would be in use until its kernel ends."""
+    stopped: list[int] = []
+
+    class DaemonBeside:
+        must_stop = False
+
+        def stop(self) -> None:
+            stopped.append(1)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    async with begun(tmp_path) as setup:
+        setup.peer._role.beside = DaemonBeside()  # type: ignore[assignment]
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(setup.link, "close", interrupted)
+            setup.peer.leave()
+        assert stopped == [1]
+
+
+async def test_who_was_interrupted_as_it_left_may_leave_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with begun(tmp_path) as setup:
+        ends: list[str] = []
+        monkeypatch.setattr(setup.peer._role, "flush", lambda _: ends.append("flush"))
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(setup.peer._role, "close", Mock(side_effect=KeyboardInterrupt))
+            setup.peer.leave()
+        monkeypatch.setattr(setup.peer._role, "close", lambda: ends.append("close"))
+        for _ in range(2):
+            setup.peer.leave()
+        assert ends == ["flush", "close"]
+
+
+async def test_who_has_left_or_was_forked_off_trains_no_more(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        setup.peer._pid += 1
+        for use in (setup.step, lambda: setup.peer.flush(1), setup.peer.drop_progress, setup.peer.settle):
+            with pytest.raises(RuntimeError, match="not to those forked off"):
+                use()
+        setup.peer.leave()
+        setup.peer.close()
+        setup.peer._pid -= 1
+        assert [setup.step() for _ in range(EVERY)][-1] == 1
+        await until(lambda: setup.daemon.seen == [1])  # the connection is its parent's, and still there
+        await asyncio.to_thread(setup.peer.abandon)
+        for use in (setup.step, setup.peer.finish):
+            with pytest.raises(RuntimeError, match="has left its swarm: attach again"):
+                use()
+        assert setup.peer.metrics()["steps"] == EVERY
+
+
+async def test_who_puts_right_what_diverged_and_leaves_loses_nothing(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        for _ in range(EVERY - 1):
+            setup.step()
+        sound = copy.deepcopy(setup.model.state_dict())
+        nn.init.constant_(setup.model.weight, torch.nan)
+        with pytest.raises(DivergedError):
+            setup.step()
+        setup.model.load_state_dict(sound)
+        await asyncio.to_thread(setup.peer.leave)
+        assert setup.daemon.seen == [1] and (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("puts_right", [False, True])
+async def test_an_inner_state_that_the_model_diverged_with_is_not_kept(
+    tmp_path: Path, puts_right: bool
+) -> None:
+    """It may be finite, as momentum after one batch of huge gradients is: the next process would diverge."""
+    async with begun(tmp_path) as setup:
+        setup.step()
+        await asyncio.to_thread(setup.peer.flush, 5)
+        assert "inner" in metadata_of(tmp_path / "c")
+        setup.daemon.port.send(control.Clock(1, 0))
+        await until(lambda: setup.link.can_publish and setup.peer.clock == 1)
+        sound = copy.deepcopy(setup.model.state_dict())
+        with pytest.raises(DivergedError):
+            for _ in range(EVERY):
+                nn.init.constant_(setup.model.weight, 1000.0)
+                setup.step()
+        if puts_right:
+            setup.model.load_state_dict(sound)
+            while setup.step() is None:
+                pass
+            await asyncio.to_thread(setup.peer.leave)
+        else:
+            await asyncio.to_thread(setup.peer.abandon)
+    assert ("inner" in metadata_of(tmp_path / "c")) == puts_right
+
+
+async def test_who_leaves_after_an_error_in_the_middle_of_a_change_publishes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    async with begun(tmp_path) as setup:
+        setup.step()
+        await setup.offer(0, version=2)
+        with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="out of memory"):
+            patched.setattr(outer, "_take_over", fails)
+            setup.step()
+        await asyncio.to_thread(setup.peer.leave)
+        assert setup.daemon.seen == []
+
+
+async def test_who_leaves_while_another_thread_is_in_a_step_publishes_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the main thread does that ends before the one that trains: both would write one payload area."""
+    async with begun(tmp_path) as setup:
+        setup.step()
+        order: list[str] = []
+        entered, waited = threading.Event(), threading.Event()
+
+        def step(*_: object) -> None:
+            entered.set()
+            waited.wait(20)
+            order.append("step")
+
+        def sleep(_: float) -> None:
+            waited.set()
+
+        monkeypatch.setattr(setup.peer._role, "step", step)
+        monkeypatch.setattr(setup.peer._role, "flush", lambda _: (order.append("flush"), waited.set()))
+        stepping = asyncio.create_task(asyncio.to_thread(setup.step))
+        await asyncio.to_thread(entered.wait)
+        with monkeypatch.context() as patched:
+            patched.setattr(peer_module.time, "sleep", sleep)
+            await asyncio.to_thread(setup.peer.leave)
+        await stepping
+        assert order == ["step", "flush"]
+        with pytest.raises(RuntimeError, match="has left"):
+            setup.step()

@@ -1,0 +1,131 @@
+"""`gossamer.node.service`: a child that ends is started again, unless it is done or has told what to mend."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from gossamer.node import service as service_module
+from gossamer.node.lifeline import Child
+from gossamer.node.options import DaemonOptions, TrainerOptions
+from gossamer.node.service import Service, daemon_service, trainer_service
+from gossamer.node.storage.home import Home
+from tests.net.processes import wait_for
+from tests.node.children import signals_of_its_own
+from tests.node.daemons import founded
+
+
+class FakeChild:
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.closed = False
+
+    def poll(self) -> int | None:
+        return self.status
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_child_that_dies_is_started_again_with_backoff() -> None:
+    children: list[FakeChild] = []
+
+    def start() -> Child:
+        children.append(FakeChild())
+        return children[-1]  # type: ignore[return-value]
+
+    service = Service("daemon", start)
+    now = 100.0
+    pauses = []
+    for _ in range(9):
+        assert service.keep_running(now) is None
+        children[-1].status = -9
+        assert service.keep_running(now) is None
+        assert children[-1].closed
+        died = now
+        while service.child is None:
+            now += 0.1
+            service.keep_running(now)
+        pauses.append(now - died)
+    assert pauses[0] == pytest.approx(0.5, abs=0.11)
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == pytest.approx(service_module.BACKOFF_MAX_S, abs=0.11)
+    now += service_module.STEADY_AFTER_S + 1
+    children[-1].status = 1
+    service.keep_running(now)
+    assert service.restart_at - now == pytest.approx(0.5), "it had been steady"
+
+
+def test_a_child_that_cannot_be_started_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    problems = [OSError(errno.EAGAIN, "Resource temporarily unavailable")] * 2
+
+    def start() -> Child:
+        if problems:
+            raise problems.pop()
+        return FakeChild()  # type: ignore[return-value]
+
+    service = Service("trainer", start)
+    assert service.keep_running(100.0) is None and service.restart_at == 100.5
+    assert service.keep_running(100.5) is None and service.restart_at == 101.5
+    assert service.keep_running(101.5) is None and service.child is not None
+    assert "cannot start the trainer (Resource temporarily unavailable); trying again in 0.5 s" in caplog.text
+
+
+@pytest.mark.parametrize("status", [0, 2])
+def test_a_child_that_is_done_or_has_told_what_to_mend_is_not_started_again(status: int) -> None:
+    child = FakeChild()
+    service = Service("trainer", lambda: child)  # type: ignore[arg-type,return-value]
+    service.keep_running(0.0)
+    child.status = status
+    assert service.keep_running(1.0) == status
+
+
+def test_a_trainer_is_told_that_it_has_worked_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[bool] = []
+
+    def start(module: str, args: list[str], *, env: dict[str, str]) -> FakeChild:
+        started.append(TrainerOptions.from_json(args[0]).restarted)
+        return child
+
+    child = FakeChild()
+    monkeypatch.setattr(service_module, "Child", start)
+    service = trainer_service(TrainerOptions(folder=tmp_path))
+    service.keep_running(0.0)
+    child.status = 1
+    service.keep_running(1.0)
+    child.status = None
+    service.keep_running(9.0)
+    assert started == [False, True]
+
+
+def test_a_daemon_can_be_asked_to_stop_whatever_its_parent_blocks(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    service = daemon_service(DaemonOptions(folder=home.root, plaintext=True, admin="off"))
+    with signals_of_its_own():
+        service.keep_running(0.0)
+    child = service.child
+    assert child is not None
+    wait_for(home.read_daemon, 20, "the daemon listens")
+    child.terminate()
+    assert child.end(10) == 0
+
+
+def test_a_daemon_that_comes_back_does_not_insist_on_a_port_that_the_system_chose(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It takes its last one if that is free, see `Transport.start`; another process may have it by now."""
+    home = Home(tmp_path)
+    home.write_daemon(address="127.0.0.1:7701")
+    started: list[DaemonOptions] = []
+
+    class NoChild:
+        def __init__(self, module: str, args: list[str], **_: object) -> None:
+            started.append(DaemonOptions.from_json(args[0]))
+
+    monkeypatch.setattr(service_module, "Child", NoChild)
+    service = daemon_service(DaemonOptions(folder=tmp_path, listen="127.0.0.1:0"))
+    service.failures = 1
+    service.keep_running(0.0)
+    assert [options.listen for options in started] == ["127.0.0.1:0"]

@@ -1,0 +1,141 @@
+"""`transfers`: chunks that are got and put, and what becomes of those that are not."""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import sha256
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from gossamer.node.network import uplink
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.protocol import effects as fx
+from gossamer.protocol import messages as msg
+from gossamer.protocol.errors import PayloadError, RefusedError
+from gossamer.protocol.greylist import Offence
+from gossamer.protocol.limits import ASKS_PER_LINK_MAX, SMALL_CHUNK_BYTES, UPLOADS_MAX
+from tests.node.trainer_side import until
+from tests.node.transferring import Line, Setup
+
+
+@pytest.fixture
+def chunks(tmp_path: Path) -> ChunkStore:
+    return ChunkStore(tmp_path / "chunks")
+
+
+@pytest.fixture
+def setup(chunks: ChunkStore, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    return Setup(chunks, Line(monkeypatch))
+
+
+async def test_getting_stores_and_tells(setup: Setup) -> None:
+    setup.line.answer = b"data"
+    await setup.get(b"data")
+    blob = sha256(b"data").digest()
+    assert setup.events[0] == fx.ChunkArrived(blob)
+    assert setup.chunks.get(blob) == b"data"
+
+
+async def test_a_chunk_of_what_was_given_up_meanwhile_is_not_kept(setup: Setup) -> None:
+    """Nobody would ever remove it."""
+    setup.wanted_by = ()
+    setup.line.answer = b"data"
+    await setup.get(b"data")
+    blob = sha256(b"data").digest()
+    assert setup.events[0] == fx.ChunkArrived(blob), "it is under way no more"
+    assert blob not in setup.chunks
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RefusedError("no"),
+        aiohttp.ServerDisconnectedError(),
+        ConnectionResetError(),
+        TimeoutError(),
+        aiohttp.ClientPayloadError(),
+        aiohttp.ServerFingerprintMismatch(b"", b"", "", 1),
+    ],
+)
+async def test_a_failed_get_is_reported_for_another_try(setup: Setup, error: Exception) -> None:
+    setup.line.answer = error
+    await setup.get(b"data")
+    assert setup.events == [fx.ChunkFailed(7, sha256(b"data").digest())]
+    assert setup.blamed == [], "it may be the network, or the peer may not have it"
+
+
+async def test_a_chunk_that_is_not_what_its_hash_says_is_an_offence(setup: Setup) -> None:
+    setup.line.answer = PayloadError("sent a chunk that is not")
+    await setup.get(b"data")
+    assert setup.events == [fx.ChunkFailed(7, sha256(b"data").digest())]
+    assert setup.blamed == [(setup.link.node_id, Offence.CHUNK)]
+
+
+async def test_what_is_asked_for_is_put_or_declined(setup: Setup) -> None:
+    here, gone = sha256(b"here").digest(), bytes(32)
+    setup.chunks.put(here, b"here")
+    setup.transfers.asked(setup.link, here)  # type: ignore[arg-type]
+    assert setup.link.sent == [msg.encode(msg.Decline(here))], "not before the link is served"
+    setup.transfers.begin(setup.link)  # type: ignore[arg-type]
+    serving = setup.transfers._serving[setup.link.number]
+    await asyncio.sleep(0)
+    for blob in (here, gone, here):
+        setup.transfers.asked(setup.link, blob)  # type: ignore[arg-type]
+    await until(lambda: len(setup.line.put) == 2)
+    assert setup.link.sent[1:] == [msg.encode(msg.Decline(gone))]
+    setup.line.answer = ConnectionResetError()
+    setup.transfers.asked(setup.link, here)  # type: ignore[arg-type]
+    await until(lambda: len(setup.link.sent) == 3)
+    setup.transfers.end(setup.link.number)
+    await asyncio.wait([serving])
+    setup.transfers.asked(setup.link, here)  # type: ignore[arg-type]
+    assert setup.link.sent[3:] == [msg.encode(msg.Decline(here))], "nor after"
+
+
+async def test_a_full_line_is_waited_for_only_with_what_is_here(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, gone = sha256(b"here").digest(), bytes(32)
+    setup.chunks.put(here, b"here")
+    monkeypatch.setattr(uplink.Uplink, "places", 0)
+    setup.transfers.begin(setup.link)  # type: ignore[arg-type]
+    serving = setup.transfers._serving[setup.link.number]
+    await asyncio.sleep(0)
+    monkeypatch.setattr(uplink, "TURN_PATIENCE_S", 3600.0)
+    setup.transfers.asked(setup.link, gone)  # type: ignore[arg-type]
+    await until(lambda: setup.link.sent == [msg.encode(msg.Decline(gone))])
+    monkeypatch.setattr(uplink, "TURN_PATIENCE_S", 0.05)
+    setup.transfers.asked(setup.link, here)  # type: ignore[arg-type]
+    await until(lambda: setup.link.sent[1:] == [msg.encode(msg.Decline(here))])
+    await until(lambda: len(setup.charged) == 2)
+    setup.transfers.end(setup.link.number)
+    await asyncio.wait([serving])
+
+
+async def test_small_chunks_that_are_put_are_charged_for(setup: Setup) -> None:
+    blobs = []
+    for data in (bytes(SMALL_CHUNK_BYTES), bytes(SMALL_CHUNK_BYTES - 1), bytes(SMALL_CHUNK_BYTES + 1)):
+        blobs.append(sha256(data).digest())
+        setup.chunks.put(blobs[-1], data)
+    setup.transfers.begin(setup.link)  # type: ignore[arg-type]
+    serving = setup.transfers._serving[setup.link.number]
+    await asyncio.sleep(0)
+    for blob in blobs:
+        setup.transfers.asked(setup.link, blob)  # type: ignore[arg-type]
+    await until(lambda: len(setup.line.put) == 3 and setup.charged)
+    setup.transfers.end(setup.link.number)
+    await asyncio.wait([serving])
+    assert setup.charged == [setup.link.node_id]
+
+
+async def test_asking_for_too_much_is_declined(setup: Setup) -> None:
+    setup.transfers.begin(setup.link)  # type: ignore[arg-type]
+    serving = setup.transfers._serving[setup.link.number]
+    await asyncio.sleep(0)
+    for _ in range(ASKS_PER_LINK_MAX + 5):
+        setup.transfers.asked(setup.link, bytes(32))  # type: ignore[arg-type]
+    assert len(setup.link.sent) == ASKS_PER_LINK_MAX + 5 - UPLOADS_MAX, "no room for so many"
+    setup.transfers.end(setup.link.number)
+    await asyncio.wait([serving])

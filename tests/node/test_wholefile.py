@@ -1,0 +1,54 @@
+"""`gossamer.node.storage.wholefile`: a file appears whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gossamer.node.storage import wholefile
+from gossamer.node.storage.wholefile import write_atomically
+from tests.node.full_disk import full
+
+
+def test_a_file_that_cannot_be_read_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", full)
+        wholefile.keep(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"], "no half-written file stays"
+
+
+def test_a_folder_that_cannot_be_synced_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on some network file systems; what is in the file was. A disk that fails is another thing."""
+    said = errno.EINVAL
+
+    def of_files_alone(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(said, os.strerror(said))
+
+    monkeypatch.setattr(os, "fsync", of_files_alone)
+    write_atomically(tmp_path / "a", b"1", durable=True)
+    assert (tmp_path / "a").read_bytes() == b"1"
+    said = errno.EIO
+    with pytest.raises(OSError, match="Input/output error"):
+        write_atomically(tmp_path / "a", b"2", durable=True)
+    assert os.listdir(tmp_path) == ["a"]

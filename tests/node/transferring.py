@@ -1,0 +1,100 @@
+"""Transfers over a link that is none, for a core that wants whatever comes."""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import sha256
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gossamer.node.network import transfers
+from gossamer.node.network.local_chunks import LocalChunks
+from gossamer.node.network.policing import Policing
+from gossamer.node.network.transfers import Transfers
+from gossamer.node.network.uploads import Uploads
+from gossamer.node.phi.snapshots import SnapshotShelf
+from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.protocol import effects as fx
+from gossamer.protocol import messages as msg
+from gossamer.protocol.greylist import Offence
+
+
+class FakeLink:
+    number = 7
+    node_id = bytes(32)
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.serving = asyncio.Lock()
+
+    def send(self, data: bytes) -> None:
+        self.sent.append(data)
+
+
+class Line:
+    """What `chunk_requests` would do over a link."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(transfers, "get_chunk", self.get_chunk)
+        monkeypatch.setattr(transfers, "put_chunk", self.put_chunk)
+        self.answer: bytes | Exception = b""
+        self.put: list[bytes] = []
+        self.got = 0
+
+    async def get_chunk(self, link: object, blob: bytes, size: int) -> bytes:
+        self.got += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    async def put_chunk(self, link: object, blob: bytes, data: bytes, turn: object) -> None:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        self.put.append(data)
+
+
+class Noted(Policing):
+    """Notes who is blamed, and charged for small chunks."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__()
+        self._setup = setup
+
+    def blame(self, node_id: bytes, reason: str, offence: Offence) -> None:
+        self._setup.blamed.append((node_id, offence))
+
+    def gave_little(self, node_id: bytes) -> float:
+        self._setup.charged.append(node_id)
+        return super().gave_little(node_id)
+
+
+class Setup:
+    def __init__(self, chunks: ChunkStore, line: Line) -> None:
+        self.chunks = chunks
+        self.line = line
+        self.wanted_by: tuple[bytes, ...] = (b"key",)
+        """Keys under which the core wants any chunk."""
+        wants = SimpleNamespace(keys_of=lambda blob: self.wanted_by)
+        self.core: Any = SimpleNamespace(
+            ledger=[], holdings=SimpleNamespace(revoked=()), fetcher=SimpleNamespace(wants=wants)
+        )
+        self.events: list[fx.Event] = []
+        self.blamed: list[tuple[bytes, Offence]] = []
+        self.charged: list[bytes] = []
+        self.link = FakeLink()
+        self.local = LocalChunks(chunks, SnapshotShelf(chunks, 16), self.core, self.events.append)
+        self.transfers = Transfers(
+            self.local,
+            Uploads(),
+            Noted(self),
+            asyncio.create_task,
+        )
+
+    async def get(self, data: bytes) -> None:
+        blob = sha256(data).digest()
+        await self.transfers.get(self.link, fx.Get(7, blob, len(data), 5.0))  # type: ignore[arg-type]
+
+    async def ask(self, data: bytes) -> None:
+        await self.transfers.ask(self.link, msg.Ask(sha256(data).digest()))  # type: ignore[arg-type]
