@@ -16,8 +16,8 @@ from gossamer.bootstrap.chaos import Happening
 from gossamer.bootstrap.display import Display, _events, minutes, show_summary, sparkline
 from gossamer.bootstrap.processes import NodeProcess
 from gossamer.bootstrap.summary import SwarmSummary
-from tests.bootstrap.test_summary import status as ended
-from tests.bootstrap.test_summary import summary
+from tests.bootstrap.summaries import status as ended
+from tests.bootstrap.summaries import summary
 
 
 def test_sparkline() -> None:

@@ -16,8 +16,8 @@ from gossamer.bootstrap import swarm
 from gossamer.bootstrap.result_file import ResultFile
 from gossamer.node.storage.placing import put
 from gossamer.protocol.errors import ConfigError, StorageError
-from tests.bootstrap.test_local_swarm import options
-from tests.bootstrap.test_summary import status, summary
+from tests.bootstrap.local_swarms import options
+from tests.bootstrap.summaries import status, summary
 
 
 @pytest.fixture

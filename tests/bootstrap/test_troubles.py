@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gossamer.bootstrap.troubles import CAUSES_MAX, ENDS_MAX, READ_MAX, Troubles
 from gossamer.node.service import Service
-from tests.bootstrap.test_local_swarm import Ended
+from tests.bootstrap.local_swarms import Ended
 
 BUG = "12:00:01 error   my_task.py:29, in loss: RuntimeError: my bug\n"
 

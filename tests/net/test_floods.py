@@ -18,9 +18,9 @@ from gossamer.node.network.transport import PREFIX
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.identity import Identity
+from tests.net.live import Live
 from tests.net.processes import gossamer
 from tests.net.stranger import Stranger, linked
-from tests.net.test_strangers import Live
 from tests.protocol.builders import row
 
 pytestmark = pytest.mark.slow

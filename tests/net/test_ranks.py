@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.net.processes import processes_naming, wait_for
-from tests.net.test_attach import PATIENCE_S, Scripts, scripts_in
+from tests.net.scripts import PATIENCE_S, Scripts, scripts_in
 
 pytestmark = pytest.mark.slow
 

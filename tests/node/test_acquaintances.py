@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from pathlib import Path
 
 import pytest
@@ -12,23 +11,9 @@ from gossamer.node.address import Contact
 from gossamer.node.network.acquaintances import REMEMBERED_MAX, Acquaintances, whom_to_join
 from gossamer.node.storage.home import Home
 from gossamer.protocol import effects as fx
-from gossamer.protocol.presence import NodeInfo
-from gossamer.protocol.replica import Replica
 from gossamer.protocol.roster import Health
+from tests.node.cores import new_core
 from tests.protocol import builders
-
-
-def new_core(home: Home) -> Replica:
-    home.create()
-    home.ledger_path.touch()
-    return Replica(
-        identity=builders.identity(0),
-        manifest=builders.SMALL,
-        info=NodeInfo(name="n", trains=False, incarnation=1),
-        fits=lambda blob, size: None,
-        unix_offset_s=builders.CREATED,
-        rng=random.Random(0),
-    )
 
 
 def test_whom_it_chose_long_ago_comes_first_after_a_restart(tmp_path: Path) -> None:

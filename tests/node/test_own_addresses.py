@@ -13,8 +13,8 @@ import pytest
 from gossamer.node.network.link import PeerLink
 from gossamer.node.network.own_addresses import OwnAddresses
 from gossamer.node.storage.home import Home
+from tests.node.cores import new_core
 from tests.node.daemons import facts, founded, joining, running
-from tests.node.test_acquaintances import new_core
 from tests.node.trainer_side import until
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -12,22 +11,7 @@ import torch.distributed as dist
 
 from gossamer.node.training.patience import Patience
 from gossamer.protocol.errors import UnreachableError
-
-
-def two_ranks(timeout_s: float) -> list[dist.ProcessGroupGloo]:
-    """Both ends of a gloo group."""
-    store = dist.HashStore()
-    ends: dict[int, dist.ProcessGroupGloo] = {}
-
-    def connect(rank: int) -> None:
-        ends[rank] = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=timeout_s))
-
-    threads = [threading.Thread(target=connect, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [ends[0], ends[1]]
+from tests.node.gloo import two_ranks
 
 
 def ended() -> None:

@@ -14,7 +14,7 @@ from gossamer.node.training import ranks
 from gossamer.node.training.ranks import Ranks
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.layout import Layout, TensorSpec, plan
-from tests.node.test_patience import two_ranks
+from tests.node.gloo import two_ranks
 
 
 class Distributed:
