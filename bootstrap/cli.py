@@ -5,6 +5,7 @@ import codecs
 import gc
 import io
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -98,6 +99,7 @@ def main() -> None:
     And 1 for a full disk, as a daemon: whatever started the command (systemd, say) is to start it again.
     """
     _print_what_the_terminal_has()
+    _forget_sizes_of_nothing()
     atexit.register(gc.freeze)  # with torch loaded, a last look through all objects takes up to a second
     try:
         status = app(standalone_mode=False, prog_name="gossamer")
@@ -132,6 +134,13 @@ def _print_what_the_terminal_has() -> None:
         has_all = codecs.lookup(stream.encoding).name == "utf-8"
         if stream.errors == "strict" or (stream.errors == "surrogateescape" and not has_all):
             stream.reconfigure(errors="replace")
+
+
+def _forget_sizes_of_nothing() -> None:
+    """A terminal of 0 columns is one of unknown size: some pass that on, and nothing could be drawn on it."""
+    for name in ("COLUMNS", "LINES"):
+        if not os.environ.get(name, "1").strip("0"):
+            del os.environ[name]
 
 
 def _in_words(error: Exception) -> str:

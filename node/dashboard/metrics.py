@@ -3,7 +3,7 @@
 Names follow https://prometheus.io/docs/practices/naming/: base units, ``_total`` for what only grows.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,12 +59,29 @@ _GAUGES: tuple[tuple[str, str, Reading], ...] = (
 )
 
 _COUNTERS: tuple[tuple[str, str, Reading], ...] = (
-    ("gossamer_swarm_tokens_total", "Tokens that the swarm has trained on.", _of("swarm_tokens")),
     ("gossamer_merges_total", "Merges that changed the model.", _of("version")),
     ("gossamer_misbehaviours_total", "Messages that break the protocol.", _of("misbehaviours_seen")),
     ("gossamer_inner_steps_total", "Inner steps of this node's trainer.", _of_trainer("inner_steps")),
     ("gossamer_tokens_total", "Tokens that this node has trained on.", _of_trainer("tokens")),
 )
+
+
+class _Total:
+    """A total that may fall, as a counter, which must not: a scraper takes a fall for a restart from 0.
+
+    A trainer falls back to its checkpoint, and records turn out void. What is done after a fall counts from
+    there: a counter that waited until the old total is reached again would say that nobody trains.
+    """
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+        self._counted = 0.0
+
+    def counted(self, total: float) -> float:
+        """The counter, now that this is the total."""
+        self._counted += total if self._last is None else max(0.0, total - self._last)
+        self._last = total
+        return self._counted
 
 
 class DaemonCollector(Collector):
@@ -73,6 +90,7 @@ class DaemonCollector(Collector):
     def __init__(self, view: NodeView, watching: Watching) -> None:
         self._view = view
         self._watching = watching
+        self._totals: defaultdict[str, _Total] = defaultdict(_Total)
 
     def collect(self) -> Iterator[Metric]:
         """Called at every scrape, on the event loop's thread."""
@@ -81,7 +99,11 @@ class DaemonCollector(Collector):
         for name, help_text, reading in _GAUGES:
             yield _filled(GaugeMetricFamily(name, help_text), reading(status))
         for name, help_text, reading in _COUNTERS:
-            yield _filled(CounterMetricFamily(name, help_text), reading(status))
+            yield self._counter(name, help_text, reading(status))
+        merging = self._view.merging
+        # After a restart the sum is built up again: until then it is of no use.
+        tokens = merging.tokens if merging.ready else None
+        yield self._counter("gossamer_swarm_tokens_total", "Tokens that the swarm has trained on.", tokens)
         loss = GaugeMetricFamily("gossamer_training_loss", "Training loss of this node's latest step.")
         yield _filled(loss, loss_of(self._view.report))  # a status says 0 for none, as rows of members do
         yield from self._of_watching()
@@ -106,6 +128,10 @@ class DaemonCollector(Collector):
             {direction: directions[direction] for direction in ("inbound", "outbound")},
         )
         yield _link_bytes(status)
+
+    def _counter(self, name: str, help_text: str, total: float | None) -> Metric:
+        counted = None if total is None else self._totals[name].counted(total)
+        return _filled(CounterMetricFamily(name, help_text), counted)
 
     def _info(self, status: Status) -> Metric:
         info = InfoMetricFamily("gossamer_node", "Which node of which swarm this is.")

@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -59,6 +60,7 @@ class TrainerPort:
         self.attachments = 0
         """How many trainers have come so far: tells a new one from the one before."""
         self.report: control.Report | None = None
+        """What a trainer said last; once it is gone, with no speed."""
         self.done = asyncio.Event()
         """Set while no trainer is attached."""
         self.done.set()
@@ -145,6 +147,8 @@ class TrainerPort:
             pass
         finally:
             self._writer = None
+            if self.report is not None:
+                self.report = replace(self.report, tokens_per_s=0.0)
             self.done.set()
             writer.close()
             self._shared.close()

@@ -52,16 +52,17 @@ async def verify(
             *(fetch_status(a, digest=True, plaintext=plaintext, asker=asker) for a in addresses),
             return_exceptions=True,
         )
-        answers: dict[str, dict[str, Any]] = {}
+        answered: list[tuple[str, dict[str, Any]]] = []  # one address may have been given twice
         for address, answer in zip(addresses, asked, strict=True):
             if not isinstance(answer, BaseException):
-                answers[address] = answer
+                answered.append((address, answer))
             elif is_over or address not in known_to_answer or not isinstance(answer, UnreachableError):
                 raise answer
-        known_to_answer.update(answers)
-        found = list(answers.values())
+        found = [answer for _, answer in answered]
         if len({answer["node_id"] for answer in found}) < len(found):
             raise ConfigError("two of these addresses lead to one node, which agrees with itself")
+        answers = dict(answered)
+        known_to_answer.update(answers)
         swarms = {answer["swarm_id"] for answer in found}
         if len(swarms) > 1:
             raise ConfigError("these nodes belong to different swarms; verify one swarm at a time")

@@ -40,7 +40,7 @@ class NodeView:
 
     @property
     def report(self) -> Report | None:
-        """What the trainer said last, None if there was none yet."""
+        """What the trainer said last, with no speed once it is gone; None if there was none yet."""
         return self.port.report
 
     @property

@@ -32,7 +32,8 @@ class Reporter:
     def __init__(self, device: str) -> None:
         self._device = device
         self._reported_at = 0.0
-        self._recent = (time.monotonic(), 0)
+        self._recent: tuple[float, int] | None = None
+        """When the speed was last measured, and the tokens by then; None before the first report."""
         self._tokens_per_s = 0.0
 
     def report(
@@ -49,6 +50,8 @@ class Reporter:
         if now - self._reported_at < INTERVAL_S:
             return
         self._reported_at = now
+        if self._recent is None:  # a run that goes on has the tokens of those before it
+            self._recent = (now, peer.progress.tokens)
         since, tokens = self._recent
         if now - since > RATE_OVER_S:
             self._tokens_per_s = (peer.progress.tokens - tokens) / (now - since)

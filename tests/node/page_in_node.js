@@ -31,11 +31,11 @@ function page() {
     document: { addEventListener() {}, hidden: false, createElement: () => ({}), getElementById: () => ({ addEventListener() {}, style: {} }) },
     fetch: async (url) => ({ ok: true, json: async () => world.answers(url) }),
   });
-  const scripts = ["format.js", "dom.js", "rounds.js", "stream.js", "timeline.js"];
+  const scripts = ["format.js", "dom.js", "rounds.js", "stream.js", "timeline.js", "header.js"];
   const text = scripts.map((file) => fs.readFileSync(path.join(folder, file), "utf8")).join("\n");
   const limit = text.replace("const ROUNDS_MAX = 20000", "const ROUNDS_MAX = 100");
   assert.notEqual(limit, text);
-  vm.runInContext(`${limit}\nglobalThis.made = { stream: new Stream() }; made.timeline = new Timeline(made.stream.rounds);`, context);
+  vm.runInContext(`${limit}\nglobalThis.made = { stream: new Stream(), joiningInWords }; made.timeline = new Timeline(made.stream.rounds);`, context);
   return Object.assign(world, context.made);
 }
 
@@ -132,6 +132,17 @@ const cases = {
     rounds.merge({ authors: ["other"], rounds: [row(1000, [delta(0)])] });
     assert(!rounds.indexOf.has("author 1000") && rounds.indexOf.has("other"));
     assert.equal(rounds.deltas, 100);
+  },
+
+  /** Who is alone is told how others come: into an invited swarm nobody does by an address alone. */
+  async alone() {
+    const { joiningInWords } = page();
+    const told = (admission, state = "serving") =>
+      joiningInWords({ node: { state, addresses: ["192.0.2.1:7700"] }, swarm: { id: "ab".repeat(32), admission } });
+    assert.equal(told("open")[1], "gossamer node --join 192.0.2.1:7700 --swarm-id abababababab");
+    assert.equal(told("invited")[1], "gossamer invite NODE_ID --join 192.0.2.1:7700");
+    assert(told("invited")[0].includes("owner") && !told("open")[0].includes("owner"));
+    assert.equal(told("invited", "joining")[1], "");
   },
 };
 

@@ -7,13 +7,16 @@ import math
 import re
 from pathlib import Path
 
+import pytest
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from gossamer.node.dashboard.metrics import STATES
+from gossamer.node.phi.merging import Merging
+from gossamer.node.storage.home import Home
 from gossamer.protocol.roster import Health
-from tests.node.daemons import founded, get, publish, report, running, training
+from tests.node.daemons import founded, get, joining, publish, report, running, training
 from tests.node.trainer_side import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +79,36 @@ async def test_a_loss_that_is_none_has_no_sample(tmp_path: Path) -> None:
                 if family.name == "gossamer_training_loss"
             )
             assert [sample.value for sample in loss.samples] == ([0.0] if said == report(loss=0.0) else [])
+
+
+async def counter_of(home: Home, name: str) -> float | None:
+    """A counter's value as it is scraped now; None where it has no sample."""
+    found = text_string_to_metric_families((await get(home, "/metrics"))[2])
+    (family,) = (family for family in found if family.name == name)
+    return family.samples[0].value if family.samples else None
+
+
+async def test_a_counter_goes_on_where_its_total_falls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer that was killed goes on from its checkpoint, and records turn out void."""
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        await until(lambda: daemon.merging.ready)
+        for steps, counted in [(400, 400), (391, 400), (395, 404), (0, 404), (3, 407)]:
+            link.send(report(inner_steps=steps, tokens=10 * steps))
+            await until(lambda steps=steps: daemon.port.report and daemon.port.report.inner_steps == steps)
+            assert await counter_of(home, "gossamer_inner_steps") == counted
+            assert await counter_of(home, "gossamer_tokens") == 10 * counted
+        for tokens, counted in [(4000, 4000), (3000, 4000), (3500, 4500)]:
+            monkeypatch.setattr(Merging, "tokens", tokens)
+            assert await counter_of(home, "gossamer_swarm_tokens") == counted
+
+
+async def test_what_the_swarm_has_trained_on_is_not_known_before_a_node_has_joined(tmp_path: Path) -> None:
+    home = joining(tmp_path / "b", founded(tmp_path / "a"))
+    async with running(home, join=("127.0.0.1:1",), trains=False):
+        assert await counter_of(home, "gossamer_swarm_tokens") is None
 
 
 async def test_names_and_units_are_as_prometheus_would_have_them(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gossamer.node.dashboard.admin_state import admin_state
 from tests.node.daemons import facts, founded, get, joining, publish, report, running, training
 from tests.node.trainer_side import until
 
@@ -61,3 +62,22 @@ async def test_the_documented_fields_are_the_actual_ones(tmp_path: Path) -> None
         assert any(isinstance(value, TYPES[kind]) for kind in kinds), (path, value, kinds)
         assert not isinstance(value, bool) or "boolean" in kinds, path
     assert status["members"][0]["conduct"].keys() == status["conduct"].keys()
+
+
+async def test_who_has_no_trainer_any_more_has_no_speed(tmp_path: Path) -> None:
+    """Here, and in what others are told."""
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon:
+        async with training(home) as link:
+            link.send(report(tokens_per_s=50000.0))
+            await until(lambda: daemon.port.report)
+            assert admin_state(daemon.view, daemon.watching)["now"]["tokens_per_s"] == 50000.0
+        await until(lambda: not daemon.port.attached)
+        _, _, status = await get(home, "/status")
+        state = admin_state(daemon.view, daemon.watching)
+        _, _, metrics = await get(home, "/metrics")
+        assert status["trainer"]["tokens_per_s"] == state["now"]["tokens_per_s"] == 0.0
+        assert "\ngossamer_tokens_per_second 0.0\n" in metrics
+        assert status["trainer"]["inner_steps"] == 10, "what it has done stays"
+        daemon.core.presence.beat()
+        assert daemon.core.own_row.tokens == 100 and daemon.core.own_row.tokens_per_s == 0.0

@@ -396,7 +396,7 @@ async def test_a_run_on_a_real_terminal(tmp_path: Path) -> None:
             stdin=side,
             stdout=side,
             stderr=side,
-            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "", "LINES": ""},
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "0", "LINES": "0"},
             start_new_session=True,
         )
         try:

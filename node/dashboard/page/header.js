@@ -126,6 +126,14 @@ function ownTokens(node, now) {
   return known(now.own_tokens) ? `${amount(now.own_tokens)} from this node` : "not known yet";
 }
 
+/** How others come to a node that is alone, and the command for it, which there is once it has an address. */
+function joiningInWords({ node, swarm }) {
+  const address = node.state === "joining" ? null : node.addresses?.[0];
+  if (!address) return ["No other node has answered yet.", ""];
+  if (swarm.admission === "invited") return ["Nobody else is here yet. An owner lets another machine in with", `gossamer invite NODE_ID --join ${address}`];
+  return ["Nobody else is here yet. Another machine joins with", `gossamer node --join ${address} --swarm-id ${String(swarm.id).slice(0, 12)}`];
+}
+
 function speedInWords(now) {
   if (!known(now.tokens_per_s)) return "not known yet";
   const waiting = now.wait_fraction > 0.005 ? `, waiting ${percent(now.wait_fraction)}` : "";

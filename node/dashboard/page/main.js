@@ -30,14 +30,13 @@ function showState() {
   showAlone(state);
 }
 
-/** What a first node is told: how others come. */
-function showAlone({ members, node, swarm }) {
-  const alone = members.length < 2;
+function showAlone(state) {
+  const alone = state.members.length < 2;
   setHidden(byId("graph-empty"), !alone);
   if (!alone) return;
-  const address = node.state === "joining" ? null : node.addresses?.[0];
-  setText(byId("graph-empty-text"), address ? "Nobody else is here yet. Another machine joins with" : "No other node has answered yet.");
-  setText(byId("graph-empty-command"), address ? `gossamer node --join ${address} --swarm-id ${String(swarm.id).slice(0, 12)}` : "");
+  const [text, command] = joiningInWords(state);
+  setText(byId("graph-empty-text"), text);
+  setText(byId("graph-empty-command"), command);
 }
 
 function showRounds({ fresh, from, to }) {

@@ -1,0 +1,56 @@
+"""`gossamer.node.training.reporting`: what a trainer tells its daemon of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from gossamer.node.ipc.control import Report
+from gossamer.node.training import reporting
+from gossamer.node.training.checkpoint import Progress
+from gossamer.node.training.reporting import INTERVAL_S, RATE_OVER_S, Reporter
+
+
+@dataclass
+class Training:
+    """A peer that says how far it is, and keeps what it was to report."""
+
+    progress: Progress
+    last_loss: float = 2.0
+    wait_fraction: float = 0.0
+    reports: list[Report] = field(default_factory=list)
+
+    def report(self, report: Report) -> None:
+        self.reports.append(report)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The monotonic clock's time, to be set, in seconds."""
+    now = [1000.0]
+    monkeypatch.setattr(reporting.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.mark.parametrize("before", [0, 10**9])
+def test_the_speed_is_of_this_run(clock: list[float], before: int) -> None:
+    """Tokens are counted over all runs: a trainer that goes on has not made those in its first seconds."""
+    reporter, peer = Reporter("cpu"), Training(Progress(before, before))
+    clock[0] += 60.0  # the first step may take long
+    for step in range(1, 21):
+        clock[0] += INTERVAL_S
+        peer.progress = Progress(before + step, before + 100 * step)
+        reporter.report(peer, "training")
+    speeds = [report.tokens_per_s for report in peer.reports]
+    assert len(speeds) == 20 and peer.reports[-1].tokens == before + 2000
+    unmeasured = int(RATE_OVER_S / INTERVAL_S) + 1
+    assert set(speeds[:unmeasured]) == {0.0} and set(speeds[unmeasured:]) == {100 / INTERVAL_S}
+
+
+def test_none_is_sent_too_soon_after_the_last(clock: list[float]) -> None:
+    reporter, peer = Reporter("cpu"), Training(Progress(1, 1))
+    for _ in range(10):
+        reporter.report(peer, "training")
+        clock[0] += INTERVAL_S / 2
+    assert len(peer.reports) == 5
