@@ -1,12 +1,19 @@
 """What the documents name is there: tests, files, links, commands with their flags, targets, benchmarks."""
 
+import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import catalogue
+from gossamer.bootstrap.manifests import outer_defaults
+from gossamer.models.gpt import PRESETS
+from gossamer.models.text import TextOptions
 from gossamer.protocol import limits
+from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.manifest import Manifest
 from tests.command_lines import parse, unknown_flags
 
 ROOT = Path(__file__).parents[1]
@@ -139,3 +146,44 @@ def test_every_module_has_its_line_in_the_architecture() -> None:
             if not of_a_folder and f"`{below}{path.name}`" not in tables[headed]:
                 missing.append(f"{inside}/{path.name}")
     assert missing == []
+
+
+def test_what_several_tests_begin_with_has_its_line_in_the_architecture() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    files = (path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("[!_]*.py"))
+    shared = [path for path in files if not re.search(r"/test_|^tests/(sim|fuzz)/", path)]
+    assert len(shared) > 30
+    assert [path for path in shared if f"`{path}`" not in text] == []
+
+
+def rows_of(heading: str) -> dict[str, list[str]]:
+    """The tables of a section of docs/manifest.md: other cells by a row's first, without backticks."""
+    page = (ROOT / "docs" / "manifest.md").read_text("utf-8")
+    (section,) = [part for part in re.split(r"^##+ ", page, flags=re.M) if part.startswith(f"`[{heading}]`")]
+    rows = [row.strip("| ").split(" | ") for row in section.splitlines() if row.startswith("| `")]
+    return {row[0].strip("`"): [cell.strip("`") for cell in row[1:]] for row in rows}
+
+
+@pytest.mark.parametrize("name", ["swarm", "task", "outer", "pace", "history", "admission"])
+def test_every_key_of_the_manifest_is_explained_and_what_it_is_without_one(name: str) -> None:
+    section: Any = Manifest.model_fields[name].annotation
+    rows = rows_of(name)
+    assert section.model_fields.keys() <= rows.keys()
+    if name in ("outer", "pace", "history"):
+        for key, field in section.model_fields.items():
+            assert rows[key][1] == str(field.default), key
+
+
+def test_the_options_of_the_task_and_its_presets_are_those_of_the_code() -> None:
+    rows = rows_of("task.options")
+    assert {field.name for field in dataclasses.fields(TextOptions)} | PRESETS.keys() == rows.keys()
+    for name, config in PRESETS.items():
+        options = TextOptions(preset=name).resolved()
+        shape = f"{config.layers}, {config.width}, {config.heads}"
+        assert rows[name][1:] == [shape, f"{options.context:,}", f"{options.batch_size}", f"{options.lr:g}"]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_outer_settings_by_codec_are_those_of_the_code(codec: str) -> None:
+    for stated, by_mean in zip(rows_of("outer")[codec][1:], (False, True), strict=True):
+        assert stated == ", ".join(map(str, outer_defaults(codec, by_mean=by_mean).values()))
