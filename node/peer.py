@@ -292,20 +292,21 @@ class Peer(Standing):
         """Stop training and hold the swarm's own model, with nothing in it that is this node's alone.
 
         Publishes the open window of the next round's fragment, as leaving does, and follows Phi until nothing
-        has changed it for `quiet_s`, with a daemon that has nothing to merge and nothing on its way, or
-        `timeout_s` have passed; returns whether it came to rest. Nodes that have merged the same deltas then
-        hold the same parameters, bit for bit.
+        has changed it for `quiet_s`, with a daemon that has stored our last delta, and has nothing to merge
+        and nothing on its way, or `timeout_s` have passed; returns whether it came to rest. Nodes that have
+        merged the same deltas then hold the same parameters, bit for bit.
         """
         self._check_here()
         self.flush(LEAVE_S)
         self.drop_progress()
         begun = changed = time.monotonic()
         while True:
-            if self.settle():
+            if is_changing := self.settle():
                 changed = time.monotonic()
             self._tell("finished")
             now = time.monotonic()
-            rests, gives_up = now - changed >= quiet_s, now - begun >= timeout_s or self.should_stop
+            rests = not is_changing and now - changed >= quiet_s
+            gives_up = now - begun >= timeout_s or self.should_stop
             if done := self._role.agree_done(DONE if rests else GAVE_UP if gives_up else 0):
                 return done == DONE
             time.sleep(POLL_S)

@@ -19,7 +19,7 @@ from gossamer.protocol.manifest import Outer
 from gossamer.protocol.payload import Payload
 from gossamer.protocol.rules import RULES, Deltas
 from gossamer.protocol.rules.base import PART, Step, Vector, combine, no_step, scaled, whole
-from gossamer.protocol.rules.clipping import median_low, shrink_to, usual_rate
+from gossamer.protocol.rules.clipping import median_low, shrink_to, usual_rates
 
 Sample = npt.NDArray[np.float32]
 
@@ -124,6 +124,8 @@ class RoundMerge:
             cap = outer.weight_cap * median_low(self._weights)
             self._weights = [min(w, cap) for w in self._weights]
         self._root_steps = _root_steps([c.steps for _, c in self._counted], outer.weight_cap)
+        sizes = [slot.numel for slot in fragment.slots]
+        self._usual = usual_rates([c.norms for c in self.contributions], sizes, self._root_steps)
         self._fragment = fragment
         self._clip = outer.clip
 
@@ -148,8 +150,9 @@ class RoundMerge:
             vectors=[c.tensor(index) for _, c in self._counted],
             weights=self._weights,
             norms=norms,
-            shrink=self._shrink(norms),
+            shrink=self._shrink(index),
             root_steps=self._root_steps,
+            usual=self._usual[index],
         )
         if len(self._counted) == 1:
             return scaled(combine(deltas, [1]), 1.0)
@@ -163,7 +166,7 @@ class RoundMerge:
     def treatment(self) -> dict[bytes, Treatment]:
         """What the merge does to every contribution, by author."""
         slots = range(len(self._fragment.slots))
-        by_tensor = [self._shrink([c.norms[i] for c in self.contributions]) for i in slots]
+        by_tensor = [self._shrink(index) for index in slots]
         lengths = [sqrt(fsum(n * n for n in c.norms)) for c in self.contributions]
         paces = [length / c.steps for length, c in zip(lengths, self.contributions, strict=True)]
         usual = median_low(paces) if paces else 0.0
@@ -178,10 +181,10 @@ class RoundMerge:
             )
         return found
 
-    def _shrink(self, norms: list[float]) -> list[float]:
-        """Factors by which clipping shortens each delta of a tensor."""
-        limit = self._clip * usual_rate(norms, self._root_steps) if self._clip else inf
-        return shrink_to(limit, norms, self._root_steps)
+    def _shrink(self, index: int) -> list[float]:
+        """Factors by which clipping shortens each delta of tensor `index`."""
+        limit = self._clip * self._usual[index] if self._clip else inf
+        return shrink_to(limit, [c.norms[index] for _, c in self._counted], self._root_steps)
 
 
 def merge_round(contributions: Iterable[Contribution], fragment: Fragment, outer: Outer) -> Ints:

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
-from math import inf, isfinite, sqrt
+from math import inf, sqrt
 
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.payloads import Payloads
@@ -23,7 +23,7 @@ from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge import Contribution, RoundMerge
 from gossamer.protocol.records import Delta
-from gossamer.protocol.rules.clipping import usual_rate
+from gossamer.protocol.rules.clipping import usual_rates
 
 OUTLIER_TIMES = 8.0
 """A delta this many times as long as usual is looked at twice. Honest ones grow by less from round to round;
@@ -130,7 +130,10 @@ class Merger:
         rates = self._usual.get(fragment.index)
         if rates is None:
             return False
-        usual = [max(filter(isfinite, known), default=inf) for known in zip(*rates.values(), strict=True)]
+        usual = [
+            max((rate for rate in known if 0.0 < rate < inf), default=inf)
+            for known in zip(*rates.values(), strict=True)
+        ]
         with self._payloads.room_for(deltas, fragment):
             found = self._contributions(fragment, deltas)
         if not found:
@@ -270,12 +273,12 @@ class Merger:
         if not contributions or (len(contributions) == 1 and contributions[0].author != self._own_id):
             return
         root_steps = [sqrt(c.steps) for c in contributions]
-        by_tensor = zip(*(c.norms for c in contributions), strict=True)
+        norms = [c.norms for c in contributions]
         rates = self._usual.setdefault(fragment.index, {})
         if len(contributions) == 1:
-            rates[round_] = [norm / root_steps[0] for (norm,) in by_tensor]
+            rates[round_] = [norm / root_steps[0] for norm in norms[0]]
         else:
-            rates[round_] = [usual_rate(norms, root_steps) for norms in by_tensor]
+            rates[round_] = usual_rates(norms, [slot.numel for slot in fragment.slots], root_steps)
         if len(rates) > USUAL_ROUNDS:
             del rates[min(rates)]
 

@@ -153,7 +153,7 @@ class Leader(Role):
         with self._changing(offers):
             for offer in offers:
                 self._load(offer)
-        return bool(offers) or self._link.unmerged > 0 or not self._link.is_attached
+        return bool(offers) or self._link.unmerged > 0 or not self._link.can_publish
 
     def agree_done(self, done: int) -> int:
         return self._agree(done=done).done

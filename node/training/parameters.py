@@ -54,16 +54,16 @@ def check_shareable(tensors: Mapping[str, Tensor]) -> None:
                 f"tensor {name!r} is a {type(tensor).__name__}, whose values only that class can read; what"
                 " can be trained is ordinary tensors"
             )
-        if _overlaps_itself(tensor):
-            raise ConfigError(f"tensor {name!r} is expanded, so that elements share memory: clone() it")
+        _check_unexpanded(name, tensor)
         whole[name] = tensor
     _check_apart(whole)
 
 
-def _overlaps_itself(tensor: Tensor) -> bool:
-    """Whether elements share memory, as after `expand` and in the windows of `unfold`."""
+def _check_unexpanded(name: str, tensor: Tensor) -> None:
+    """Raise ConfigError if elements share memory, as after `expand` and in the windows of `unfold`."""
     steps = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
-    return _reach(tensor) < tensor.numel() or 0 in steps
+    if _reach(tensor) < tensor.numel() or 0 in steps:
+        raise ConfigError(f"tensor {name!r} is expanded, so that elements share memory: clone() it")
 
 
 def _reach(tensor: Tensor) -> int:
@@ -223,6 +223,8 @@ class Binding:
             _check_kind(name, parameter)
         places: list[object] = [(p.data_ptr(), p.stride(), p.dtype) for p, _, _ in self._shared.values()]
         if places != self._places:
+            for name, (parameter, _, _) in self._shared.items():
+                _check_unexpanded(name, parameter)
             _check_apart({name: parameter for name, (parameter, _, _) in self._shared.items()})
             self._places = places
         for name, parameter in own.items():

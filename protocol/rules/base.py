@@ -42,7 +42,8 @@ class Deltas:
     """One tensor's deltas in a round, in order of author, with what a rule may look at.
 
     `shrink` holds the factors (at most 1.0) by which clipping shortens each; weights are positive.
-    `root_steps` are square roots of the inner steps of each window, to compare lengths by.
+    `root_steps` are square roots of the inner steps of each window, to compare lengths by, and `usual` is the
+    usual ``norm / root_steps`` (see `clipping`).
     """
 
     vectors: Sequence[Vector]
@@ -50,6 +51,7 @@ class Deltas:
     norms: Sequence[float]
     shrink: Sequence[float]
     root_steps: Sequence[float]
+    usual: float
 
     @property
     def numel(self) -> int:

@@ -16,11 +16,11 @@ iterating changes scalars only, and each centre reaches integers in the one way 
 """
 
 from collections.abc import Iterator, Sequence
-from math import fsum, inf, sqrt
+from math import fsum, sqrt
 
 from gossamer.protocol.fixedpoint import Ints, sum_of_squares
 from gossamer.protocol.rules.base import UNIT, Deltas, Step, no_step, scaled, stretched, whole
-from gossamer.protocol.rules.clipping import shrink_to, usual_rate
+from gossamer.protocol.rules.clipping import median_low, shrink_to
 
 ITERATIONS = 3
 """Each costs two passes over the deltas, the first only one. The distance to where the iteration would end
@@ -31,17 +31,20 @@ def centered_clip(deltas: Deltas) -> Iterator[Step]:
     """The centre after `ITERATIONS`; of two deltas, the mean of both at the shorter one's length.
 
     `Deltas.shrink` is not looked at: the radius here is tighter than any clip of 1 or more. Distances are
-    compared per square root of steps, like norms in clipping.
+    compared per square root of steps, like norms in clipping. Whoever left the tensor alone draws the centre
+    towards 0 by its share, and has no vote on the radius: at the centre of what others do it stands far off.
     """
     total = fsum(deltas.weights)
     shares = [weight / total for weight in deltas.weights]
     coefficients = [0.0] * len(shares)
     distances = deltas.norms
-    radius = inf
+    radius = deltas.usual
+    voters = [index for index, norm in enumerate(deltas.norms) if norm > 0.0]
     for iteration in range(ITERATIONS if len(shares) > 2 else 1):
         if iteration:
             distances = _distances(deltas, whole(_combination(deltas, coefficients), deltas.numel))
-        radius = min(radius, usual_rate(distances, deltas.root_steps))
+            if len(voters) > 1:
+                radius = min(radius, median_low(distances[i] / deltas.root_steps[i] for i in voters))
         reach = shrink_to(radius, distances, deltas.root_steps)
         pulls = [share * factor for share, factor in zip(shares, reach, strict=True)]
         kept = max(0.0, 1.0 - fsum(pulls))

@@ -5,7 +5,7 @@ random walk, and must not look like an attack.
 """
 
 from collections.abc import Iterable, Sequence
-from math import inf
+from math import fsum, inf, sqrt
 
 
 def median_low(values: Iterable[float]) -> float:
@@ -15,15 +15,35 @@ def median_low(values: Iterable[float]) -> float:
 
 
 def usual_rate(lengths: Sequence[float], root_steps: Sequence[float]) -> float:
-    """The low median of ``length / root_steps``, one vote each whatever its weight; infinite for one or none.
+    """The low median of ``length / root_steps`` where that is not 0, one vote each whatever its weight.
 
-    Of two nobody can tell who is the odd one out, so the shorter is what is usual: an honest member loses
-    part of one step by that, where a liar would gain the model. But zero says nothing against the other.
+    Zero says nothing against the others: their experts, heads or layers are not trained everywhere. Infinite
+    for one or none that is left. Of two nobody can tell who is the odd one out, so the shorter is what is
+    usual: an honest member loses part of one step by that, where a liar would gain the model.
     """
-    rates = [length / root for length, root in zip(lengths, root_steps, strict=True)]
-    if len(rates) < 2 or (len(rates) == 2 and 0.0 in rates):
-        return inf
-    return median_low(rates)
+    rates = [length / root for length, root in zip(lengths, root_steps, strict=True) if length > 0.0]
+    return median_low(rates) if len(rates) > 1 else inf
+
+
+def usual_rates(
+    norms: Sequence[Sequence[float]], sizes: Sequence[int], root_steps: Sequence[float]
+) -> list[float]:
+    """What is usual of each tensor; `norms` are by member and tensor, `sizes` the tensors' elements.
+
+    Those who change a tensor judge it among themselves, and may be few, or one that lies. So no tensor's rate
+    counts as usual beyond what is usual of whole deltas, were they everywhere what they are in the tensors
+    that they change. Where all members change all tensors this bounds nothing: a whole is never shorter than
+    its part.
+    """
+    usual = usual_rate([_length_everywhere(of_member, sizes) for of_member in norms], root_steps)
+    by_tensor = ([of_member[index] for of_member in norms] for index in range(len(sizes)))
+    return [min(usual, usual_rate(lengths, root_steps)) for lengths in by_tensor]
+
+
+def _length_everywhere(norms: Sequence[float], sizes: Sequence[int]) -> float:
+    """A delta's length, had what it leaves alone changed as much per element as what it changes."""
+    changed = sum(size for norm, size in zip(norms, sizes, strict=True) if norm > 0.0)
+    return sqrt(fsum(norm * norm for norm in norms) * (sum(sizes) / changed)) if changed else 0.0
 
 
 def shrink_to(limit: float, lengths: Sequence[float], root_steps: Sequence[float]) -> list[float]:

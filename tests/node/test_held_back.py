@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from gossamer.node.phi import held_back
+from gossamer.protocol.payload import encode_payload
+from gossamer.protocol.records import Delta
 from tests.node.merging import Setup, arrive, delta_of, merging
 from tests.node.trainer_side import until
 from tests.node.world import World
+from tests.protocol.builders import LAYOUT, body_of, identity, signed
 
 
 @pytest.fixture
@@ -124,3 +127,40 @@ async def test_a_delta_after_a_short_one_waits_for_nobody(setup: Setup) -> None:
         await setup.merged_all()
     arrive(setup, delta_of(1, 6, 3000))
     await until(lambda: setup.merged == [2, 4, 6])
+
+
+def partial_delta_of(author: int, round_: int, value: int, *trained: int) -> tuple[Delta, bytes]:
+    """One of which only some tensors are not 0."""
+    fragment = LAYOUT.of_round(round_)
+    tensors = [
+        np.full(slot.numel, value if index in trained else 0, dtype=np.int32)
+        for index, slot in enumerate(fragment.slots)
+    ]
+    payload = encode_payload("int8", fragment, tensors)
+    return signed(identity(author), body_of(payload, "int8", round_, len(LAYOUT.fragments))), payload
+
+
+async def test_who_alone_trains_a_tensor_waits_for_nobody(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An expert, a task's head, a layer frozen elsewhere: that others leave it alone makes it no outlier."""
+    caplog.set_level("INFO")
+    await setup.merging.begin(setup.merger)
+    setup.core.clock = 4
+    arrive(setup, partial_delta_of(1, 3, 1000, 0, 2))
+    arrive(setup, *(partial_delta_of(author, 3, 1000, 0) for author in (2, 3)))
+    await setup.merged_all()
+    arrive(setup, partial_delta_of(1, 5, 3000, 0, 2))
+    await until(lambda: setup.merged == [3, 5])
+    arrive(setup, partial_delta_of(1, 7, 300_000, 2))
+    await until(lambda: "a delta far longer than usual; round 7 waits" in caplog.text)
+
+
+async def test_what_we_do_not_train_says_nothing_of_others(setup: Setup) -> None:
+    setup.core.identity = identity(0)
+    await setup.merging.begin(setup.merger)
+    setup.core.clock = 4
+    arrive(setup, partial_delta_of(0, 3, 1000, 0))
+    await setup.merged_all()
+    arrive(setup, partial_delta_of(1, 5, 1000, 0, 2))
+    await until(lambda: setup.merged == [3, 5])

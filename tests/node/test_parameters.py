@@ -194,6 +194,10 @@ def add(model: nn.Sequential) -> None:
     model.append(nn.Linear(1, 1))
 
 
+def expand(model: nn.Sequential) -> None:
+    model[0].weight.data = torch.ones(1).expand(4, 4)
+
+
 def remove(model: nn.Sequential) -> None:
     del model[1]
 
@@ -211,6 +215,7 @@ def unfreeze(model: nn.Sequential) -> None:
         (infer, r"'0\.weight' was made in torch\.inference_mode"),
         (tie, r"'0\.bias' and '0\.weight' are two parameters with the same memory: tie them"),
         (overlap, r"'0\.weight' and '0\.bias' are two parameters with the same memory"),
+        (expand, r"'0\.weight' is expanded, so that elements share memory: clone\(\) it"),
         (make_complex, r"'0\.weight' is torch\.complex64; what can be trained is"),
         (add, r"'2\.weight' requires a gradient now, and is not in the manifest"),
         (unfreeze, r"'1\.weight' requires a gradient now.*describe the model with all"),

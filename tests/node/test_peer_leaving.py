@@ -377,3 +377,30 @@ async def test_who_leaves_while_another_thread_is_in_a_step_publishes_after_it(
         assert order == ["step", "flush"]
         with pytest.raises(RuntimeError, match="has left"):
             setup.step()
+
+
+async def test_nothing_is_at_rest_while_our_last_delta_is_in_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon's disk is full, or slow: the swarm's own model is the one with that delta in it."""
+    monkeypatch.setattr(peer_module, "LEAVE_S", 0.05)
+    async with begun(tmp_path) as setup:
+        setup.daemon.answers = False
+        setup.step()
+        assert not await asyncio.to_thread(setup.peer.finish, quiet_s=0.02, timeout_s=0.2)
+        assert setup.daemon.seen == [1] and not setup.daemon.signed
+        assert setup.peer.settle()
+        setup.daemon.port.send(control.Published(1))
+        await until(lambda: setup.link.can_publish)
+        assert not setup.peer.settle()
+        assert await asyncio.to_thread(setup.peer.finish, quiet_s=0.02, timeout_s=5)
+
+
+async def test_finishing_without_a_pause_waits_for_what_is_unmerged_all_the_same(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        setup.daemon.port.send(control.Clock(0, 0, unmerged=3))
+        await until(lambda: setup.link.unmerged == 3)
+        assert not await asyncio.to_thread(setup.peer.finish, quiet_s=0.0, timeout_s=0.05)
+        setup.daemon.port.send(control.Clock(0, 0, unmerged=0))
+        await until(lambda: setup.link.unmerged == 0)
+        assert await asyncio.to_thread(setup.peer.finish, quiet_s=0.0, timeout_s=5)

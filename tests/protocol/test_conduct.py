@@ -242,3 +242,22 @@ def test_a_summary_is_made_once_for_all_who_ask_until_there_is_news():
     play(conduct, OPPOSED, start=4)
     assert (before.judged, before.opposed) == (3, 0)
     assert (conduct.of(member(0)).judged, conduct.of(member(0)).opposed) == (4, 1)
+
+
+def test_who_trains_a_head_of_its_own_is_neither_clipped_nor_opposed(rng):
+    """A body for all, and three heads of which each member trains one."""
+    fragment = builders.several_tensors([3000, 1000, 1000, 1000])
+    common, conduct = rng.normal(0, 1e5, 3000), Conduct()
+    for round_ in range(1, ROUNDS_KEPT):
+        found = []
+        for number in range(3):
+            tensors = [common + rng.normal(0, 1e5, 3000), *np.zeros((3, 1000))]
+            tensors[1 + number] = rng.normal(0, 3e5, 1000)
+            payload = encode_payload("exact", fragment, [t.astype(np.int32) for t in tensors])
+            norms, sample = measure(Payload("exact", fragment, payload))
+            section = Payload("exact", fragment, payload).section
+            found.append(Contribution(member(number), 1000, 10, 0, norms, section, sample))
+        judged = figures(RoundMerge(found, fragment, Outer(clip=1.5)))
+        assert all(of_member.clipped == 1.0 for of_member in judged.members.values())
+        assert conduct.note(round_, judged) == []
+    assert conduct.of(member(0)).opposed == 0

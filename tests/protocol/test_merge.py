@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT, norm
-from gossamer.protocol.layout import Fragment
+from gossamer.protocol.layout import Fragment, TensorSpec, plan
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Outer
 from gossamer.protocol.merge import (
@@ -283,9 +283,9 @@ def _mixed(numel: int, averaging: str) -> list[Contribution]:
 @pytest.mark.parametrize(
     ("averaging", "expected"),
     [
-        ("rda", "4abe43ccc5668d996479e75630cfd4a9de9ef26bdb4448c5f17222a948a1f22e"),
-        ("mean", "db0b3db08775f335fb389216025edff650107605bcf0ee6c03a4b7288ffcaefe"),
-        ("centered-clip", "a2ed3de820ea8cb11d8ed07337f79f75ce5270d5f9df1e072e07b8386b299d81"),
+        ("rda", "b87d54b608c46e734cba3af2d74e38a3ad22ff02efb030a892d0f760ad85cf8f"),
+        ("mean", "07eaa9b4663da594b92bb72f48d0354a5deb32d9b4adfd5eddf24b38d306e1ee"),
+        ("centered-clip", "1a1644c3cebdb52e91cd553533806708a3fd9d31e2e8f634d93fccdac98327ae"),
     ],
 )
 def test_the_bits_of_a_tensor_of_several_parts_are_fixed(averaging, expected):
@@ -351,17 +351,20 @@ def _reference(fragment: Fragment, outer: Outer, sent: list[Sent]) -> np.ndarray
     weights = np.array([s.tokens * (s.tokens / s.steps) * (1 + s.staleness) ** -0.5 for s in counted])
     if outer.weight_cap:
         weights = np.minimum(weights, outer.weight_cap * statistics.median_low(weights))
+    steps = np.array([s.steps for s in counted])
+    if outer.weight_cap:
+        steps = np.minimum(steps, outer.weight_cap * statistics.median_low(steps))
+    changed = [[v for v in s.values if v.any()] for s in counted]
+    mean_squares = [np.mean(np.concatenate(vs, dtype=np.float64) ** 2) if vs else 0.0 for vs in changed]
+    whole = _usual(np.sqrt(np.array(mean_squares) * fragment.numel) / np.sqrt(steps))
     result = []
     for index, slot in enumerate(fragment.slots):
         vectors = np.array([s.values[index] for s in counted], dtype=np.float64)
         lengths = np.linalg.norm(vectors, axis=1)
-        steps = np.array([s.steps for s in counted])
-        if outer.weight_cap:
-            steps = np.minimum(steps, outer.weight_cap * statistics.median_low(steps))
         rates = lengths / np.sqrt(steps)
         shrink = np.ones(len(counted))
-        if outer.clip and (len(counted) >= 3 or (len(counted) == 2 and rates.all())):
-            limit = outer.clip * statistics.median_low(rates)
+        if outer.clip:
+            limit = outer.clip * min(whole, _usual(rates))
             over = rates > limit
             shrink[over] = limit / rates[over]
         vectors *= shrink[:, None]
@@ -376,6 +379,11 @@ def _reference(fragment: Fragment, outer: Outer, sent: list[Sent]) -> np.ndarray
         mean_length = (weights * lengths).sum() / weights.sum()
         result.append(mean_length * direction / max(size, independent / 2) if size > 0 else direction)
     return np.concatenate(result)
+
+
+def _usual(rates: np.ndarray) -> float:
+    changed = rates[rates > 0]
+    return statistics.median_low(changed) if len(changed) > 1 else np.inf
 
 
 @pytest.mark.parametrize("outer", [OUTER, CAPPED, Outer(clip=0.0), Outer(clip=1.0, weight_cap=1.0)], ids=repr)
@@ -579,3 +587,76 @@ def test_bits_are_those_of_version_1():
             for outer in (OUTER, CAPPED):
                 digest.update(_merge(fragment, outer, *sent).astype("<i4").tobytes())
     assert digest.hexdigest()[:16] == "f3c7735e3cbfc671"
+
+
+# --- tensors that not all members train -------------------------------------------------------------
+
+
+def _with_heads(averaging: str) -> Fragment:
+    """A body that all train, and a head of 4096 elements."""
+    specs = [TensorSpec("body", (4096,), averaging), TensorSpec("head", (4096,), averaging)]
+    return plan(specs, 1).fragments[0]
+
+
+def _training(rng: np.random.Generator, *trains_head: bool) -> list[Sent]:
+    """Deltas that point one way in the body and, where it is trained, in the head, of about 64,000 each."""
+    common = rng.normal(0, 1000, (2, 4096))
+    sent = []
+    for trains in trains_head:
+        body, head = np.rint(common + rng.normal(0, 100, (2, 4096))).astype(np.int32)
+        sent.append(Sent([body, head if trains else np.zeros_like(head)]))
+    return sent
+
+
+@pytest.mark.parametrize("outer", [OUTER, CAPPED, Outer(clip=0.0), Outer(clip=1.5)], ids=repr)
+@given(seed=SEEDS, count=st.integers(2, 8), idle=st.floats(0.0, 1.0))
+def test_members_who_left_a_tensor_alone_do_not_say_what_is_usual_of_it(outer, seed, count, idle):
+    specs = [TensorSpec(name, (size,), "mean") for name, size in (("a", 60), ("b", 7), ("c", 200))]
+    fragment = plan(specs, 1).fragments[0]
+    sent, rng = _several(seed, fragment, count), np.random.default_rng(seed)
+    for s in sent:
+        s.values[:] = [v * np.int32(rng.random() > idle) for v in s.values]
+    largest = max(int(np.abs(v).max()) for s in sent for v in s.values)
+    error = _merge(fragment, outer, *sent) - _reference(fragment, outer, sent)
+    assert np.abs(error).max() <= 0.51 + count * largest * 0.5 / 16383
+
+
+@pytest.mark.parametrize("averaging", RULES)
+@pytest.mark.parametrize("clip", [0.0, 1.5, 3.0])
+@pytest.mark.parametrize(("few", "count"), [(1, 2), (1, 3), (2, 4), (2, 5), (1, 8), (3, 8), (4, 8)])
+def test_what_few_train_learns_by_their_share(averaging, clip, few, count, rng):
+    """An expert, a task's head, a layer frozen elsewhere: diluted by those who leave it alone, no more."""
+    fragment = _with_heads(averaging)
+    sent = _training(rng, *(number < few for number in range(count)))
+    merge = RoundMerge([_of(n, s) for n, s in enumerate(sent)], fragment, Outer(clip=clip))
+    head = np.mean([s.values[1] for s in sent], axis=0)
+    assert norm(merge.tensor(1)) == pytest.approx(np.linalg.norm(head), rel=0.1)
+    assert merge.tensor(1) @ head > 0.99 * norm(merge.tensor(1)) * np.linalg.norm(head)
+    for treated in merge.treatment().values():
+        assert treated.clipped == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("averaging", RULES)
+@pytest.mark.parametrize("few", [0, 1, 2])
+def test_few_liars_are_bounded_where_they_are_alone(averaging, few, rng):
+    """In a tensor that nobody else trains they would say what is usual: by then whole deltas do."""
+    fragment = _with_heads(averaging)
+    sent = _training(rng, *[False] * 5, *[True] * (few + 1))
+    honest = norm(sent[-1].values[1])
+    for s in sent[5:]:
+        s.values[1] = s.values[1] * 10_000
+    for others in (sent[:5], sent[:1]) if not few else (sent[:5],):
+        bound = 3 * sqrt(2) * 1.1 * honest * (few + 1) / (few + 1 + len(others))
+        assert norm(_merge(fragment, OUTER, *others, *sent[5:])[4096:]) <= bound
+
+
+def test_what_one_member_trains_more_of_is_not_cut_to_what_others_train(rng):
+    """Two train a small head, and one the large body as well: it does so by its share."""
+    specs = [TensorSpec("body", (40_000,), "mean"), TensorSpec("head", (400,), "mean")]
+    fragment = plan(specs, 1).fragments[0]
+    sent = []
+    for number in range(3):
+        body, head = np.split(np.rint(rng.normal(0, 1000, 40_400)).astype(np.int32), [40_000])
+        sent.append(Sent([body * np.int32(number == 0), head]))
+    merged = _merge(fragment, OUTER, *sent)[:40_000]
+    assert norm(merged) == pytest.approx(norm(sent[0].values[0]) / 3, rel=0.01)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from hashlib import sha256
-from math import sqrt
+from math import inf, sqrt
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from gossamer.protocol.fixedpoint import VALUE_LIMIT, norm
 from gossamer.protocol.payload import Payload, encode_payload
 from gossamer.protocol.rules import RULES, Deltas
 from gossamer.protocol.rules.base import Rule, whole
-from gossamer.protocol.rules.clipping import shrink_to, usual_rate
+from gossamer.protocol.rules.clipping import shrink_to, usual_rate, usual_rates
 from gossamer.protocol.rules.rda import RESULTANT_MIN
 from tests.protocol import builders
 
@@ -40,12 +40,14 @@ def deltas(
     vectors: list[np.ndarray], weights: list[float] | None = None, steps: list[int] | None = None
 ) -> Deltas:
     values = [np.asarray(v).astype(np.int32) for v in vectors]
+    norms, root_steps = [norm(v) for v in values], [sqrt(s) for s in steps or [10] * len(values)]
     return Deltas(
         vectors=[builders.Plain(v) for v in values],
         weights=weights or [1.0] * len(values),
-        norms=[norm(v) for v in values],
+        norms=norms,
         shrink=[1.0] * len(values),
-        root_steps=[sqrt(s) for s in steps or [10] * len(values)],
+        root_steps=root_steps,
+        usual=usual_rate(norms, root_steps),
     )
 
 
@@ -112,12 +114,13 @@ def _reference(vectors: list[np.ndarray], weights: list[float], steps: list[int]
     """The paper's iteration in float64, with the median distance as radius."""
     x = np.array([np.asarray(v).astype(np.int32) for v in vectors], dtype=np.float64)
     p = np.array(weights) / np.sum(weights)
+    trained = x.any(axis=1)
     centre, radius = np.zeros(x.shape[1]), np.inf
     for _ in range(3 if len(x) >= 3 else 1):
         rates = np.linalg.norm(x - centre, axis=1) / np.sqrt(steps)
         reach = np.ones(len(x))
-        if len(x) >= 3 or (len(x) == 2 and rates.all()):
-            radius = min(radius, statistics.median_low(rates))
+        if trained.sum() > 1:
+            radius = min(radius, statistics.median_low(rates[trained]))
             over = rates > radius
             reach[over] = radius / rates[over]
         centre = centre + ((p * reach)[:, None] * (x - centre)).sum(axis=0)
@@ -253,5 +256,37 @@ def test_shrinking_believes_the_shorter_of_two_and_counts_each_once():
     assert shrink(1.0, [0.0, 4.0], [1.0, 1.0]) == [1.0, 1.0]
     assert shrink(1.0, [1.0, 2.0, 4.0, 4.0], [1.0] * 4) == [1.0, 1.0, 0.5, 0.5]
     assert shrink(3.0, [1.0, 1.0, 30.0], [1.0, 1.0, 1.0]) == [1.0, 1.0, 0.1]
-    assert shrink(1.0, [0.0, 0.0, 5.0], [1.0, 1.0, 1.0]) == [1.0, 1.0, 0.0]
+    assert shrink(1.0, [0.0, 0.0, 5.0], [1.0, 1.0, 1.0]) == [1.0, 1.0, 1.0]
+    assert shrink(1.0, [0.0, 0.0, 5.0, 0.0, 1.0, 10.0], [1.0] * 6) == [1.0, 1.0, 1.0, 1.0, 1.0, 0.5]
     assert shrink(1.0, [1.0, 1.0, 10.0], [1.0, 1.0, 10.0]) == [1.0, 1.0, 1.0]
+
+
+@given(seed=SEEDS, members=st.integers(1, 9), tensors=st.integers(1, 5))
+def test_whole_deltas_bound_nothing_where_all_train_everything(seed, members, tensors):
+    rng = np.random.default_rng(seed)
+    norms = (rng.uniform(1, 2, (members, tensors)) * 10.0 ** rng.integers(0, 9, (members, tensors))).tolist()
+    root_steps = np.sqrt(rng.integers(1, 100, members)).tolist()
+    sizes = rng.integers(1, 10_000, tensors).tolist()
+    alone = [usual_rate(lengths, root_steps) for lengths in zip(*norms, strict=True)]
+    assert usual_rates(norms, sizes, root_steps) == alone
+
+
+def test_what_is_usual_where_few_train_is_bounded_by_whole_deltas():
+    """These as long as they would be if all of the fragment changed as much as what does."""
+    one, two, three = [3.0, 0.0, 0.0], [3.0, 4.0, 0.0], [30.0, 0.0, 0.0]
+    assert usual_rates([one], [1, 2, 1], [1.0]) == [inf] * 3
+    assert usual_rates([one, two, three], [1, 2, 1], [1.0] * 3) == [3.0, 6.0, 6.0]
+    assert usual_rates([one, [0.0] * 3], [1, 2, 1], [1.0] * 2) == [inf] * 3, "the other one is idle"
+    assert usual_rates([], [1, 2, 1], []) == [inf] * 3
+
+
+@given(seed=SEEDS, count=st.integers(3, 9), idle=st.integers(1, 8))
+def test_centered_clip_lets_those_who_left_a_tensor_alone_pull_but_not_vote(seed, count, idle):
+    rng = np.random.default_rng(seed)
+    vectors = several(rng, count, 50)
+    for vector in vectors[:idle]:
+        vector[:] = 0.0
+    weights = [float(w) for w in rng.uniform(1, 100, count)]
+    expected = _reference(vectors, weights, [10] * count)
+    error = centered_clip(deltas(vectors, weights)) - expected
+    assert np.linalg.norm(error) <= sqrt(50) + 1e-3 * np.linalg.norm(expected)
