@@ -5,7 +5,7 @@ of more. It is fed from the records as they come and from the merges; nothing of
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from math import fsum
+from statistics import median
 from typing import Any, NamedTuple
 
 from gossamer.protocol.conduct import CLIPPED_MIN, Figures
@@ -65,9 +65,9 @@ class Round(NamedTuple):
 
     @property
     def loss(self) -> float | None:
-        """Mean loss, weighted by tokens; None where nothing counts."""
-        tokens = self.tokens
-        return fsum(entry.loss * entry.tokens for entry in self.counted) / tokens if tokens else None
+        """The median, one vote each: a mean is what one liar makes of it. None where nothing counts."""
+        losses = [entry.loss for entry in self.counted]
+        return median(losses) if losses else None
 
 
 class Chronicle:

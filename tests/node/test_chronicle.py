@@ -58,7 +58,7 @@ def test_a_round_is_told_as_it_is_heard_and_merged(chronicle: Chronicle) -> None
     heard(chronicle, mine, unix_s=5.0)
     heard(chronicle, other, unix_s=6.0)
     found = row(chronicle, 1)
-    assert (found.seen, found.tokens, found.loss, found.merged_tokens) == (5.0, 400, 2.5, None)
+    assert (found.seen, found.tokens, found.loss, found.merged_tokens) == (5.0, 400, 2.0, None)
     assert flags(chronicle, 1) == {mine.author: OWN, other.author: 0}
     merged(chronicle, mine, other, figures={mine.author: Figures(), other.author: Figures()}, agreement=0.5)
     chronicle.settle(0, 0)
@@ -150,6 +150,13 @@ def test_merged_tokens_are_what_the_records_up_to_a_round_count_for(chronicle: C
     merged(chronicle, delta(1, 17, tokens=10), delta(2, 17, tokens=10))
     chronicle.settle(10, 1000)
     assert [found.merged_tokens for found in chronicle.since(0)] == [1010, 1060, 1070, 1080, 1100]
+
+
+def test_one_liar_does_not_make_the_loss_of_a_round(chronicle: Chronicle) -> None:
+    honest = [delta(author, 1, loss=2.0 + author / 10, tokens=1000) for author in range(1, 4)]
+    liar = delta(9, 1, loss=-1e6, tokens=2**40)
+    heard(chronicle, *honest, liar)
+    assert row(chronicle, 1).loss == pytest.approx(2.15)
 
 
 def test_old_rounds_make_room_and_a_liar_cannot_clear_them_away(
