@@ -19,7 +19,7 @@ from gossamer.protocol.manifest import Outer
 from gossamer.protocol.payload import Payload
 from gossamer.protocol.rules import RULES, Deltas
 from gossamer.protocol.rules.base import PART, Step, Vector, combine, no_step, scaled, whole
-from gossamer.protocol.rules.clipping import median_low, shrink_to, usual_rates
+from gossamer.protocol.rules.clipping import ceiling, median_low, shrink_to, usual_rates
 
 Sample = npt.NDArray[np.float32]
 
@@ -107,7 +107,7 @@ def _root_steps(steps: Sequence[int], weight_cap: float) -> list[float]:
     median excuse no greater length. Anybody could state 2**24 of them, and have a delta of a thousand times
     the usual length pass unclipped.
     """
-    most = weight_cap * median_low(steps) if weight_cap and steps else inf
+    most = ceiling(steps, weight_cap)
     return [sqrt(min(s, most)) for s in steps]
 
 
@@ -119,10 +119,9 @@ class RoundMerge:
         weighed = [(weight_of(c.tokens, c.steps, c.staleness, outer.staleness_max), c) for c in ordered]
         self._stale = [c for w, c in weighed if w == 0.0]
         self._counted = [(w, c) for w, c in weighed if w > 0.0]
-        self._weights = [w for w, _ in self._counted]
-        if outer.weight_cap and self._weights:
-            cap = outer.weight_cap * median_low(self._weights)
-            self._weights = [min(w, cap) for w in self._weights]
+        weights = [w for w, _ in self._counted]
+        cap = ceiling(weights, outer.weight_cap)
+        self._weights = [min(w, cap) for w in weights]
         self._root_steps = _root_steps([c.steps for _, c in self._counted], outer.weight_cap)
         sizes = [slot.numel for slot in fragment.slots]
         self._usual = usual_rates([c.norms for c in self.contributions], sizes, self._root_steps)

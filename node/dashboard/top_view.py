@@ -291,7 +291,7 @@ def _help(height: int) -> Group:
         "* this node   ! its deltas are bad as a rule   → we dialled   ← it dialled",
         "model: whether it claims the same snapshot as this node; merging: of other records, as yet",
         "agrees: mean cosine of its deltas with those of the others",
-        "the curve is the mean training loss of each round",
+        "the curve is the median training loss of each round",
     )
     lines += [Text(""), *(_line((text, "")) for text in legend)]
     return Group(*lines[:height])

@@ -5,13 +5,16 @@ of more. It is fed from the records as they come and from the merges; nothing of
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from math import fsum
+from statistics import median
 from typing import Any, NamedTuple
 
 from gossamer.protocol.conduct import CLIPPED_MIN, Figures
+from gossamer.protocol.history import total
 from gossamer.protocol.layout import Layout
 from gossamer.protocol.limits import MEMBERS_MAX
+from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.records import Delta
+from gossamer.protocol.token_count import TokenCount
 
 ROUNDS_MAX = 10_000
 ENTRIES_MAX = 100_000
@@ -43,8 +46,8 @@ class Round(NamedTuple):
     seen: float
     """When its first delta came here, Unix seconds."""
     merged_tokens: int | None
-    """Of all deltas merged up to and with this round together (see `Layout.trained_tokens`); None before it
-    was merged."""
+    """What all deltas merged up to and with this round count for (see `token_count` and
+    `Layout.trained_tokens`); None before it was merged."""
     agreement: float | None
     """Mean cosine of pairs of its deltas."""
     entries: tuple[Entry, ...]
@@ -57,25 +60,27 @@ class Round(NamedTuple):
 
     @property
     def tokens(self) -> int:
+        """As its authors state them."""
         return sum(entry.tokens for entry in self.counted)
 
     @property
     def loss(self) -> float | None:
-        """Mean loss, weighted by tokens; None where nothing counts."""
-        tokens = self.tokens
-        return fsum(entry.loss * entry.tokens for entry in self.counted) / tokens if tokens else None
+        """The median, one vote each: a mean is what one liar makes of it. None where nothing counts."""
+        losses = [entry.loss for entry in self.counted]
+        return median(losses) if losses else None
 
 
 class Chronicle:
     """The latest rounds, oldest dropped first. Rows are immutable: other threads may read a list of them."""
 
-    def __init__(self, own_id: bytes, fragments: int) -> None:
+    def __init__(self, own_id: bytes, manifest: Manifest) -> None:
         self._own_id = own_id
-        self._fragments = fragments
+        self._manifest = manifest
         self._rounds: dict[int, Round] = {}
         self._entries = 0
         self._highest_merged = 0
-        self._merged_tokens: dict[int, int] = {}
+        self._merged: dict[int, tuple[Delta, ...]] = {}
+        """What Phi holds of the rounds above its base."""
         self._unsettled: set[int] = set()
         self._changed: set[int] = set()
         self._unsaved: set[int] = set()
@@ -124,12 +129,10 @@ class Chronicle:
 
         `void` are authors whose records do not count; figures are None where nothing was computed.
         """
-        tokens = 0
         self._highest_merged = max(self._highest_merged, min(round_, clock + 1))
-        for delta in deltas:
-            tokens += delta.body.tokens
+        self._merged[round_] = tuple(deltas)
+        for delta in self._merged[round_]:
             self.heard(delta, unix_s=unix_s, clock=clock)
-        self._merged_tokens[round_] = tokens
         self._unsettled.add(round_)
         row = self._rounds.get(round_)
         if row is None:
@@ -146,18 +149,18 @@ class Chronicle:
         """Bring `Round.merged_tokens` up to date; `base` is the part of Phi that cannot change any more."""
         if not self._unsettled:
             return
-        self._merged_tokens = {r: t for r, t in self._merged_tokens.items() if r > base_round}
-        first = min(self._unsettled)
+        self._merged = {r: deltas for r, deltas in self._merged.items() if r > base_round}
+        below, above = base_tokens, TokenCount(self._manifest)
+        first = above.stretch_of(min(self._unsettled))
         self._unsettled.clear()
-        total = base_tokens
-        for round_ in sorted(self._merged_tokens):
+        for round_ in sorted(self._merged):
             row = self._rounds.get(round_)
-            if row is not None and row.merged_tokens is not None and round_ < first:
-                total = row.merged_tokens
+            if row is not None and row.merged_tokens is not None and above.stretch_of(round_) < first:
+                below, above = row.merged_tokens, TokenCount(self._manifest)
                 continue
-            total += self._merged_tokens[round_]
+            above.change((), self._merged[round_])
             if row is not None:
-                self._put(row._replace(merged_tokens=total))
+                self._put(row._replace(merged_tokens=total((below, above.total))))
 
     # -- what others ask
 
@@ -193,7 +196,7 @@ class Chronicle:
     def _entry(self, delta: Delta, flags: int) -> Entry:
         own = OWN if delta.author == self._own_id else 0
         body = delta.body
-        staleness = delta.staleness(self._fragments)
+        staleness = delta.staleness(self._manifest.layout.fragments)
         return Entry(delta.author, body.tokens, body.steps, staleness, body.loss, flags | own)
 
     def _put(self, row: Round) -> None:

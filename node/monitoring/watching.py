@@ -43,7 +43,7 @@ class Watching:
         self._view = view
         self.on_look: Callable[[int], None] = lambda ticks: None
         """Called after every look, with how many there were before it."""
-        self.chronicle = Chronicle(view.node_id, len(view.core.layout.fragments))
+        self.chronicle = Chronicle(view.node_id, view.core.manifest)
         self.store = ChronicleStore(view.home.chronicle_path)
         """The chronicle's rounds, further back; for worker threads."""
         self.evaluations = Evaluations()

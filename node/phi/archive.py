@@ -305,7 +305,7 @@ class Archive:
             del prefix  # before there is another
         root = await asyncio.to_thread(writer.finish)
         base = self._merging.base
-        claim = Claim(round_, base.tokens_with(rounds), base.chain_with(digests), root)
+        claim = Claim(round_, base.tokens_with(rounds, self._core.manifest), base.chain_with(digests), root)
         return claim, [delta for deltas in rounds.values() for delta in deltas]
 
     async def _close(self, closing: fx.Close) -> None:

@@ -1,8 +1,8 @@
 """Rounds that wait for others' deltas before they are merged.
 
-A delta far longer than usual may be a liar's, and clipping can only tell beside those of others. So a round
-that has too few of them waits, until others have published for it, or the swarm has gone past it, or has had
-the time to.
+A delta far longer than usual, or of far more tokens, may be a liar's, and only beside those of others can it
+be clipped and capped. So a round that has too few of them waits, until others have published for it, or the
+swarm has gone past it, or has had the time to.
 """
 
 from collections import deque

@@ -13,7 +13,7 @@ from math import inf, sqrt
 
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.payloads import Payloads
-from gossamer.node.storage.base import GENESIS, Base, Digests, Rounds, tokens_of
+from gossamer.node.storage.base import GENESIS, Base, Digests, Rounds
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.conduct import RoundFigures, figures
 from gossamer.protocol.errors import StorageError
@@ -24,10 +24,12 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge import Contribution, RoundMerge
 from gossamer.protocol.records import Delta
 from gossamer.protocol.rules.clipping import usual_rates
+from gossamer.protocol.token_count import TokenCount
 
 OUTLIER_TIMES = 8.0
-"""A delta this many times as long as usual is looked at twice. Honest ones grow by less from round to round;
-if one does not, it waits for those of others, and nothing else happens to it."""
+"""A delta this many times as long as usual, or of so many times the tokens, is looked at twice. Honest ones
+grow by less from round to round; if one does not, it waits for those of others, and nothing else happens to
+it."""
 
 USUAL_ROUNDS = 8
 """What is usual is the longest of so many rounds. A single number's delta is 8 times as long as that before
@@ -89,14 +91,15 @@ class Merger:
         self._usual: dict[int, dict[int, list[float]]] = {}
         """Per fragment and round merged, the usual rate of each tensor (see `clipping`)."""
         self.version = 0
-        self._tokens = self.base.tokens + sum(map(tokens_of, self._merged.values()))
+        self._count = TokenCount(manifest, (delta for deltas in self._merged.values() for delta in deltas))
+        """Of what is merged above the base."""
         self.figures: RoundFigures | None = None
         """What the latest call of `merge` found in the round's deltas; None if it left none merged."""
 
     @property
     def tokens(self) -> int:
-        """Of all deltas merged together, as claims state them; see `Layout.trained_tokens`."""
-        return total((self._tokens,))
+        """What all deltas merged count for, as claims state it; see `Base.tokens`."""
+        return total((self.base.tokens, self._count.total))
 
     def view(self, fragment: Fragment) -> Ints:
         """Phi of one fragment: int32[fragment.numel], not a copy."""
@@ -122,10 +125,14 @@ class Merger:
         return self.state(fragment)
 
     def are_outliers(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
-        """Whether all of these deltas are far longer than was usual in the last rounds of their fragment.
+        """Whether all of these deltas are far longer than was usual in the last rounds of their fragment, or
+        of far more tokens than those of others are.
 
         Raises MissingChunkError.
         """
+        ordinary = self._of_ordinary_tokens(deltas)
+        if not ordinary:
+            return bool(deltas)
         fragment = self._layout.of_round(round_)
         rates = self._usual.get(fragment.index)
         if rates is None:
@@ -134,14 +141,21 @@ class Merger:
             max((rate for rate in known if 0.0 < rate < inf), default=inf)
             for known in zip(*rates.values(), strict=True)
         ]
-        with self._payloads.room_for(deltas, fragment):
-            found = self._contributions(fragment, deltas)
+        with self._payloads.room_for(ordinary, fragment):
+            found = self._contributions(fragment, ordinary)
         if not found:
-            return False
+            return len(ordinary) < len(deltas)
         return all(
             any(n > OUTLIER_TIMES * rate * sqrt(c.steps) for n, rate in zip(c.norms, usual, strict=True))
             for c in found
         )
+
+    def _of_ordinary_tokens(self, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
+        """Those that do not state far more tokens than others do lately; all where no weight is capped."""
+        if not self._manifest.outer.weight_cap:
+            return deltas
+        most = OUTLIER_TIMES * self._count.usual(but={delta.author for delta in deltas})
+        return tuple(delta for delta in deltas if delta.body.tokens <= most)
 
     def state(self, fragment: Fragment) -> MergedState:
         """How far a fragment has been merged."""
@@ -194,7 +208,8 @@ class Merger:
         if floor < self.base.round:
             return
         closed = {r: self._merged[r] for r in self._merged if r <= floor}
-        self.base = Base(floor, self.chain(floor), self.base.tokens_with(closed))
+        self.base = Base(floor, self.chain(floor), self.base.tokens_with(closed, self._manifest))
+        self._count.change((delta for deltas in closed.values() for delta in deltas), ())
         self._chains = None
         for round_, deltas in closed.items():
             del self._merged[round_], self._digests[round_]
@@ -202,7 +217,7 @@ class Merger:
                 self._payloads.forget(delta)
 
     def _note(self, round_: int, old: tuple[Delta, ...], new: tuple[Delta, ...]) -> None:
-        self._tokens += tokens_of(new) - tokens_of(old)
+        self._count.change(old, new)
         self._chains = None
         if new:
             self._merged[round_], self._digests[round_] = new, _digest_of(new)

@@ -84,7 +84,7 @@ class Merging:
 
     @property
     def tokens(self) -> int:
-        """Tokens that the swarm has trained on, by all deltas merged."""
+        """Tokens that the swarm has trained on, as all deltas merged count."""
         return self._core.layout.trained_tokens(self._merger.tokens) if self._merger else 0
 
     @property
@@ -246,8 +246,8 @@ class Merging:
         few = 0 < len(deltas) < WITNESSES and all(delta.author != own_id for delta in deltas)
         return few and round_ >= self._core.clock and round_ > self._found_up_to
 
-    async def _are_far_too_long(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
-        """Whether they `_stand_alone`, and are outliers by what was usual. Raises MissingChunkError."""
+    async def _are_outliers(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
+        """Whether they `_stand_alone`, and are outliers by what is usual. Raises MissingChunkError."""
         assert self._merger is not None
         alone = self._stand_alone(round_, deltas)
         return alone and await asyncio.to_thread(self._merger.are_outliers, round_, deltas)
@@ -256,7 +256,7 @@ class Merging:
         self._dirty.add(round_)
         self._held_back.hold(round_, time.monotonic())
         names = ", ".join(short(delta.author) for delta in deltas)
-        log.info("%s: a delta far longer than usual; round %d waits for those of others", names, round_)
+        log.info("%s: a delta far beyond what is usual; round %d waits for those of others", names, round_)
 
     def _note_new_trainer(self) -> None:
         if self._port.attachments != self._attachments:
@@ -281,7 +281,7 @@ class Merging:
         before = self._merger.version
         try:
             async with self._busy:
-                if not has_waited and await self._are_far_too_long(round_, deltas):
+                if not has_waited and await self._are_outliers(round_, deltas):
                     self._hold_back(round_, deltas)
                     return
                 begun = time.monotonic()

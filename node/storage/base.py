@@ -1,10 +1,12 @@
 """What lies under the rounds that can still change: closed history, in three numbers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gossamer.protocol.history import chain, total
+from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.records import Delta
+from gossamer.protocol.token_count import TokenCount
 
 Rounds = Mapping[int, tuple[Delta, ...]]
 """Which records are merged, by round."""
@@ -21,7 +23,7 @@ class Base:
     chain: bytes
     """Digest of the records merged up to the round, see `protocol.history.chain`."""
     tokens: int
-    """Of all those deltas together, as claims state them; see `Layout.trained_tokens`."""
+    """What all those deltas count for, as claims state it; see `token_count` and `Layout.trained_tokens`."""
 
     def chain_with(self, digests: Digests) -> bytes:
         """Digest of all records merged if these rounds lie upon it: equal digests promise equal Phi."""
@@ -30,14 +32,10 @@ class Base:
             digest = chain(digest, round_, digests[round_])
         return digest
 
-    def tokens_with(self, rounds: Rounds) -> int:
-        """Tokens of all records merged if these rounds lie upon it."""
-        return total((self.tokens, *map(tokens_of, rounds.values())))
+    def tokens_with(self, rounds: Rounds, manifest: Manifest) -> int:
+        """What all records merged count for if these rounds lie upon it."""
+        above = TokenCount(manifest, (delta for deltas in rounds.values() for delta in deltas))
+        return total((self.tokens, above.total))
 
 
 GENESIS = Base(0, bytes(32), 0)
-
-
-def tokens_of(deltas: Iterable[Delta]) -> int:
-    """Tokens of some deltas together."""
-    return sum(delta.body.tokens for delta in deltas)

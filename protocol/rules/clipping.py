@@ -14,6 +14,11 @@ def median_low(values: Iterable[float]) -> float:
     return ordered[(len(ordered) - 1) // 2]
 
 
+def ceiling(stated: Sequence[float], times: float) -> float:
+    """So many times the low median of what members state: nobody's counts for more. 0 times: infinite."""
+    return times * median_low(stated) if times and stated else inf
+
+
 def usual_rate(lengths: Sequence[float], root_steps: Sequence[float]) -> float:
     """The low median of ``length / root_steps`` where that is not 0, one vote each whatever its weight.
 

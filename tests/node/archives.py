@@ -64,6 +64,7 @@ class Sealing:
         records.drop_snapshot = self.dropped.append
         records.close_up_to = lambda base, own_last: None
         self.core: Any = SimpleNamespace(
+            manifest=of,
             layout=of.plan(),
             ledger=Ledger(),
             own_last=0,

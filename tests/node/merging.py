@@ -98,12 +98,13 @@ async def merging(world: World) -> AsyncIterator[Setup]:
         raise error
 
 
-def delta_of(author: int, round_: int, value: int) -> tuple[Delta, bytes]:
+def delta_of(author: int, round_: int, value: int, **changes: object) -> tuple[Delta, bytes]:
     fragment = LAYOUT.of_round(round_)
     payload = encode_payload(
         "int8", fragment, [np.full(slot.numel, value, dtype=np.int32) for slot in fragment.slots]
     )
-    return signed(identity(author), body_of(payload, "int8", round_, len(LAYOUT.fragments))), payload
+    body = body_of(payload, "int8", round_, len(LAYOUT.fragments), **changes)
+    return signed(identity(author), body), payload
 
 
 def arrive(setup: Setup, *found: tuple[Delta, bytes]) -> None:

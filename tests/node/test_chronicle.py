@@ -21,6 +21,7 @@ from tests.node.daemons import report
 from tests.protocol.builders import LAYOUT, manifest, unsigned
 
 ME = unsigned(0, 1).author
+ONE = manifest(fragments=1)
 
 
 def delta(author: int, round_: int, **changes: object) -> Delta:
@@ -49,7 +50,7 @@ def flags(chronicle: Chronicle, round_: int) -> dict[bytes, int]:
 
 @pytest.fixture
 def chronicle() -> Chronicle:
-    return Chronicle(ME, 1)
+    return Chronicle(ME, ONE)
 
 
 def test_a_round_is_told_as_it_is_heard_and_merged(chronicle: Chronicle) -> None:
@@ -57,7 +58,7 @@ def test_a_round_is_told_as_it_is_heard_and_merged(chronicle: Chronicle) -> None
     heard(chronicle, mine, unix_s=5.0)
     heard(chronicle, other, unix_s=6.0)
     found = row(chronicle, 1)
-    assert (found.seen, found.tokens, found.loss, found.merged_tokens) == (5.0, 400, 2.5, None)
+    assert (found.seen, found.tokens, found.loss, found.merged_tokens) == (5.0, 400, 2.0, None)
     assert flags(chronicle, 1) == {mine.author: OWN, other.author: 0}
     merged(chronicle, mine, other, figures={mine.author: Figures(), other.author: Figures()}, agreement=0.5)
     chronicle.settle(0, 0)
@@ -134,6 +135,30 @@ def test_merged_tokens_are_the_sum_of_all_that_is_merged_up_to_a_round(chronicle
     assert chronicle.take_changed() == []
 
 
+def test_merged_tokens_are_what_the_records_up_to_a_round_count_for(chronicle: Chronicle) -> None:
+    """As a claim for that round would say, whatever somebody states."""
+    liar = delta(9, 12, tokens=2**40)
+    heard(chronicle, *(delta(1, round_, tokens=10) for round_ in (11, 12, 13)), liar)
+    merged(chronicle, delta(1, 11, tokens=10))
+    merged(chronicle, delta(1, 12, tokens=10), liar)
+    merged(chronicle, delta(1, 13, tokens=10))
+    chronicle.settle(10, 1000)
+    assert [found.merged_tokens for found in chronicle.since(0)] == [1010, 1060, 1070]
+    merged(chronicle, delta(1, 14, tokens=10))
+    merged(chronicle, delta(1, 17, tokens=10))
+    chronicle.settle(10, 1000)
+    merged(chronicle, delta(1, 17, tokens=10), delta(2, 17, tokens=10))
+    chronicle.settle(10, 1000)
+    assert [found.merged_tokens for found in chronicle.since(0)] == [1010, 1060, 1070, 1080, 1100]
+
+
+def test_one_liar_does_not_make_the_loss_of_a_round(chronicle: Chronicle) -> None:
+    honest = [delta(author, 1, loss=2.0 + author / 10, tokens=1000) for author in range(1, 4)]
+    liar = delta(9, 1, loss=-1e6, tokens=2**40)
+    heard(chronicle, *honest, liar)
+    assert row(chronicle, 1).loss == pytest.approx(2.15)
+
+
 def test_old_rounds_make_room_and_a_liar_cannot_clear_them_away(
     chronicle: Chronicle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +209,7 @@ def test_it_is_kept_over_restarts(tmp_path: Path, chronicle: Chronicle) -> None:
     assert [found.number for found in rounds] == [1, 2] and chronicle.take_unsaved() == []
     store.save(rounds)
     store.close()
-    again = Chronicle(ME, 1)
+    again = Chronicle(ME, ONE)
     store = ChronicleStore(tmp_path / "c.sqlite")
     again.restore(*store.load())
     kept = again.since(0)
@@ -229,7 +254,7 @@ def test_the_disk_reaches_further_back_than_memory(tmp_path: Path, monkeypatch: 
     kept, begins_after = store.load()
     assert kept == rounds[5:] and begins_after == 5
     assert store.between(2, begins_after) == rounds[1:5] and store.oldest() == 1
-    again = Chronicle(ME, 1)
+    again = Chronicle(ME, ONE)
     again.restore(kept, begins_after)
     heard(again, delta(1, 5))
     assert [found.number for found in again.since(0)] == [6, 7, 8], "what is on disk is not begun anew"

@@ -36,12 +36,28 @@ async def test_a_delta_far_longer_than_usual_waits_for_others(
     await setup.merged_all()
     before = setup.merger.phi.copy()
     arrive(setup, delta_of(1, 4, 100_000))
-    await until(lambda: "a delta far longer than usual; round 4 waits" in caplog.text)
+    await until(lambda: "a delta far beyond what is usual; round 4 waits" in caplog.text)
     assert setup.merging.behind == 0 and np.array_equal(setup.merger.phi, before)
     arrive(setup, delta_of(2, 4, 1000))
     await setup.merged_all()
     assert setup.merged == [2, 4]
     assert np.abs(setup.merger.phi - before).max() < 10_000
+
+
+async def test_a_delta_of_far_more_tokens_than_usual_waits_for_others(setup: Setup) -> None:
+    """Alone where a stretch of rounds begins it would be counted whole, and schedules with it be over."""
+    await setup.merging.begin(setup.merger)
+    setup.core.clock = 16
+    arrive(setup, *(delta_of(author, 14, 1000) for author in (1, 2, 3)))
+    await setup.merged_all()
+    before = setup.merging.tokens
+    arrive(setup, delta_of(1, 17, 1000, tokens=2**40))
+    await until(lambda: setup.merging._held_back.until(17) is not None)
+    assert (setup.merged, setup.merging.tokens) == ([14], before)
+    arrive(setup, delta_of(2, 17, 1000))
+    await setup.merged_all()
+    assert setup.merged == [14, 17]
+    assert setup.merging.tokens == before + (4 + 1) * 1000 // 2
 
 
 async def test_what_the_swarm_had_when_we_came_waits_for_nobody(
@@ -64,7 +80,7 @@ async def test_what_the_swarm_had_when_we_came_waits_for_nobody(
     await until(lambda: sorted(setup.merged) == [2, 4, 6, 8, 10])
     assert "waits for those of others" not in caplog.text
     arrive(setup, delta_of(2, 12, 1_000_000))
-    await until(lambda: "a delta far longer than usual; round 12 waits" in caplog.text)
+    await until(lambda: "a delta far beyond what is usual; round 12 waits" in caplog.text)
 
 
 async def test_what_waited_is_merged_once_the_swarm_has_gone_past_it(setup: Setup) -> None:
@@ -153,7 +169,7 @@ async def test_who_alone_trains_a_tensor_waits_for_nobody(
     arrive(setup, partial_delta_of(1, 5, 3000, 0, 2))
     await until(lambda: setup.merged == [3, 5])
     arrive(setup, partial_delta_of(1, 7, 300_000, 2))
-    await until(lambda: "a delta far longer than usual; round 7 waits" in caplog.text)
+    await until(lambda: "a delta far beyond what is usual; round 7 waits" in caplog.text)
 
 
 async def test_what_we_do_not_train_says_nothing_of_others(setup: Setup) -> None:

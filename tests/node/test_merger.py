@@ -11,6 +11,7 @@ import pytest
 from gossamer.node.ipc.control import LENGTH_BYTES, Clock, decode, encode
 from gossamer.node.phi import payloads, snapshots
 from gossamer.node.phi.merger import Merger
+from gossamer.node.schedules import cosine
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
@@ -18,7 +19,7 @@ from gossamer.protocol.errors import DivergedError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT
 from gossamer.protocol.history import Claim, chain, round_digest
 from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.limits import TOKENS_TOTAL_MAX
+from gossamer.protocol.limits import TOKENS_MAX, TOKENS_TOTAL_MAX
 from gossamer.protocol.records import Delta
 from tests.node.world import OWN, ROUNDS, World, arrive
 from tests.protocol.builders import LAYOUT, SMALL, body_of, identity, row, signed
@@ -144,7 +145,7 @@ def test_taking_back_and_closing(world: World) -> None:
     rounds = {round_: deltas for part in parts for round_, deltas in part.rounds.items()}
     digests = {round_: digest for part in parts for round_, digest in part.digests.items()}
     assert merger.base.chain_with(digests) == merger.chain(4)
-    assert merger.base.tokens_with(rounds) == sum(delta.body.tokens for delta in prefix)
+    assert merger.base.tokens_with(rounds, SMALL) == sum(delta.body.tokens for delta in prefix)
     assert np.array_equal(merger.phi, world.fold(world.deltas)), "what was asked for is a copy"
 
     chain, digest, tokens = merger.chain(), merger.digest(), merger.tokens
@@ -220,7 +221,7 @@ def test_what_liars_claim_adds_up_to_a_number_that_can_be_stored_and_told(
     arrive(merger, ledger, world.deltas)
     assert merger.tokens == TOKENS_TOTAL_MAX
     prefix = merger.prefix(LAYOUT.fragments[0], 4)
-    assert merger.base.tokens_with(prefix.rounds) == TOKENS_TOTAL_MAX
+    assert merger.base.tokens_with(prefix.rounds, SMALL) == TOKENS_TOTAL_MAX
     for round_ in ledger.rounds()[4:]:
         merger.merge(round_, ())
     merger.close_up_to(4)
@@ -233,6 +234,24 @@ def test_what_liars_claim_adds_up_to_a_number_that_can_be_stored_and_told(
     claims = (Claim(4, merger.tokens, bytes(32), bytes(32)),)
     assert row(identity(1), claims=claims).body.claims == claims, "others can read it"
     assert decode(encode(Clock(1, merger.tokens))[LENGTH_BYTES:]) == Clock(1, merger.tokens)
+
+
+@pytest.mark.parametrize(
+    ("round_", "base"), [(7, 5), (101, 1)], ids=["alone in its round", "too stale to weigh anything"]
+)
+def test_one_member_that_states_any_number_of_tokens_ends_nobodys_schedule(
+    world: World, rng: np.random.Generator, round_: int, base: int
+) -> None:
+    merger, ledger = world.merger(), Ledger()
+    arrive(merger, ledger, world.deltas)
+    before = LAYOUT.trained_tokens(merger.tokens)
+    schedule = cosine(total_tokens=20 * before)
+    arrive(merger, ledger, [world.make(rng, 5, round_, base=base, tokens=TOKENS_MAX)])
+    assert before <= LAYOUT.trained_tokens(merger.tokens) <= 1.25 * before
+    assert schedule(LAYOUT.trained_tokens(merger.tokens)) > 0.95
+    tokens = merger.tokens
+    merger.close_up_to(112)
+    assert merger.tokens == merger.base.tokens == tokens
 
 
 def test_what_a_merge_found_in_its_round(world: World, rng: np.random.Generator) -> None:

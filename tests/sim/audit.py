@@ -5,7 +5,7 @@
 * Nobody knows a record of an honest node that this node has not on disk ("write before you speak").
 * No honest node signs two records for one round of which others take the first, whatever happened to it: of
   what died with its disk before anybody had heard of it, nobody can tell it.
-* Snapshots with equal digests are equal.
+* Snapshots with equal digests are equal, and say what their records count for.
 * No honest node blames another: what the core says, the core accepts. Damaged bytes are refused.
 * Queues, tables and flights keep to `protocol.limits`, state of links that are gone is gone, and a
   Wake always moves `next_wake` on.
@@ -22,7 +22,7 @@ from gossamer.protocol.errors import PeerError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.identity import short
 from gossamer.protocol.records import Delta
-from tests.sim.fold import Fold, Rounds
+from tests.sim.fold import Fold, Rounds, count
 from tests.sim.loop import Loop
 from tests.sim.network import End
 from tests.sim.spread import Spread
@@ -132,8 +132,11 @@ class Audit:
     # -- history
 
     def sealed(self, node: "Node", claim: Claim, prefix: Fold) -> None:
-        """A node wrote a snapshot: equal digests must mean equal records and equal bytes."""
-        self._histories.setdefault(claim.digest, {**prefix.below, **prefix.rounds})
+        """A node wrote a snapshot: equal digests must mean equal records and equal bytes, and its tokens what
+        all those records count for, whichever of them are closed here."""
+        history = self._histories.setdefault(claim.digest, {**prefix.below, **prefix.rounds})
+        if not node.traits.is_liar and claim.tokens != count(node.stage.manifest, history):
+            self.fail(node, f"sealed round {claim.round} with other tokens than its records count for")
         known, key = self._claims.setdefault(claim.digest, (claim, prefix.key))
         if (known.root, known.tokens, key) != (claim.root, claim.tokens, prefix.key):
             self.fail(node, f"sealed round {claim.round} otherwise than a node with the same digest")

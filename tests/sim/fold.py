@@ -17,6 +17,7 @@ from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payload import Payload
 from gossamer.protocol.records import Delta
+from gossamer.protocol.token_count import TokenCount
 
 Rounds = dict[int, tuple[Delta, ...]]
 ReadChunk = Callable[[bytes], bytes]
@@ -150,15 +151,13 @@ class Fold:
         return copy
 
     def tokens(self) -> int:
-        """Of all deltas merged."""
-        merged_here = sum(d.body.tokens for deltas in self.rounds.values() for d in deltas)
-        return self.base.tokens + merged_here
+        """What all deltas merged count for."""
+        return self.base.tokens + count(self._manifest, self.rounds)
 
     def close_up_to(self, floor: int) -> None:
         """Make everything up to a round part of the base."""
         closed = {round_: self.rounds[round_] for round_ in self.rounds if round_ <= floor}
-        tokens = sum(d.body.tokens for deltas in closed.values() for d in deltas)
-        self.base = Base(floor, self.chain(floor), self.base.tokens + tokens)
+        self.base = Base(floor, self.chain(floor), self.base.tokens + count(self._manifest, closed))
         for round_ in closed:
             del self.rounds[round_]
             self._steps.pop(round_, None)
@@ -175,6 +174,11 @@ class Fold:
             return None
         payloads = [self._read(delta.body.chunks) for delta in deltas]
         return self._merge_round(deltas, payloads, fragment, self._manifest)
+
+
+def count(manifest: Manifest, rounds: Rounds) -> int:
+    """Tokens that the deltas of some rounds count for."""
+    return TokenCount(manifest, (delta for deltas in rounds.values() for delta in deltas)).total
 
 
 def from_scratch(manifest: Manifest, phi: Ints, rounds: Rounds, read: ReadChunk) -> Ints:

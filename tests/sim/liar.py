@@ -16,7 +16,7 @@ from gossamer.protocol.chunks import chunk_hashes, root_of
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
 from gossamer.protocol.history import Claim
-from gossamer.protocol.limits import ROUND_MAX
+from gossamer.protocol.limits import ROUND_MAX, TOKENS_MAX
 from gossamer.protocol.payload import payload_bytes_max
 from gossamer.protocol.presence import Presence
 from gossamer.protocol.records import Delta, DeltaBody, parse_delta
@@ -212,11 +212,12 @@ class Liar:
             node.stage.loop.after(0.2 + 0.2 * self._rng.random(), self._claim_all, until)
 
     def _publish_nonsense(self) -> None:
-        """A payload with the right hash that decodes to nothing."""
+        """A payload with the right hash that decodes to nothing, of as many tokens as can be stated."""
         round_ = self._round()
         payload = self._nonsense(round_)
         self._node.keep(payload, durable=False)
-        self._to_some(msg.Records(((self._sign(self._body(round_, payload)).data, True),)))
+        body = replace(self._body(round_, payload), tokens=TOKENS_MAX)
+        self._to_some(msg.Records(((self._sign(body).data, True),)))
 
     def _jump_ahead(self) -> None:
         """A round that cannot have been reached yet."""

@@ -7,7 +7,7 @@ else finds breaks more than it says, or is stale.
 """
 
 import builtins
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -88,10 +88,10 @@ def _merge_in_order_of_arrival() -> list[Patch]:
         authors = self._rounds.get(round_, {})
         return [held[0] for held in authors.values() if len(held) == 1]
 
-    def median(values: Any) -> float:
-        return float(next(iter(values)))
+    def ceiling(stated: Sequence[float], times: float) -> float:
+        return times * stated[0] if times and stated else inf
 
-    return [(merge, "sorted", unsorted), (ledger.Ledger, "valid", valid), (merge, "median_low", median)]
+    return [(merge, "sorted", unsorted), (ledger.Ledger, "valid", valid), (merge, "ceiling", ceiling)]
 
 
 def _merge_the_first_three() -> list[Patch]:
