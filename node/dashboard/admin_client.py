@@ -31,7 +31,10 @@ def find_admin(address: str | None, folder: Path | None) -> str:
     if address is not None:
         return format_address(*parse_address(address))
     if folder is not None:
-        found = admin_of(folder) if _is_running(folder) else None
+        is_running = _is_running(folder)
+        if is_running and Home(folder).read_daemon() is None:
+            raise ConfigError(f"the node in {folder} is starting; its log says where it listens once it does")
+        found = admin_of(folder) if is_running else None
         if found is None:
             raise ConfigError(f"no node with an admin server runs in {folder}; start it, without --admin off")
         return found
