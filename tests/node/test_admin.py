@@ -14,7 +14,7 @@ import pytest
 
 from gossamer.node.address import parse_address, port_of
 from gossamer.node.daemon import Daemon
-from gossamer.node.dashboard import admin as admin_module
+from gossamer.node.dashboard import connections
 from gossamer.node.dashboard import feed as feeds
 from gossamer.node.dashboard.admin import TOKEN_VARIABLE, AdminServer
 from gossamer.node.dashboard.admin_client import AdminClient, admin_of, find_admin
@@ -489,11 +489,18 @@ async def test_a_server_that_is_none_is_said() -> None:
         await events_until(f"127.0.0.1:{port}", "state")
 
 
+async def asked(home: Home, head: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection of its own on which this has been asked."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port_of(facts(home)["admin"]))
+    writer.write(f"GET {head}\r\n\r\n".encode())
+    return reader, writer
+
+
 async def test_connections_are_bounded_and_the_oldest_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever opens many, and says nothing, would leave the node no file to open."""
-    monkeypatch.setattr(admin_module, "CONNECTIONS_MAX", 4)
+    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 4)
     home = founded(tmp_path / "a")
     async with running(home):
         host, port = parse_address(facts(home)["admin"])
@@ -502,4 +509,47 @@ async def test_connections_are_bounded_and_the_oldest_gives_way(
             assert await asyncio.wait_for(reader.read(), 5) == b"", "it was closed"
         assert (await get(home, "/healthz"))[0] in (200, 503), "and others are answered"
         for _, writer in silent:
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    ("option", "stranger", "refusal"),
+    [
+        ("127.0.0.1:0", "Host: localhost\r\nSec-Fetch-Site: cross-site", b" 403 "),
+        ("127.0.0.1:0", "Host: evil.example", b" 421 "),
+        ("0.0.0.0:0", "Host: 127.0.0.1", b" 401 "),
+    ],
+)
+async def test_who_is_refused_or_idle_takes_no_place_from_who_looks_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, stranger: str, refusal: bytes
+) -> None:
+    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 4)
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN if option.startswith("0.") else "")
+    home = founded(tmp_path / "a")
+    known = f"HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}"
+    async with running(home, admin=option) as daemon:
+        page, writer = await asked(home, f"/api/events {known}")
+        writers = [writer]
+        assert b" 200 " in await asyncio.wait_for(page.readline(), 5)
+        for _ in range(8):
+            reader, writer = await asked(home, f"/api/state HTTP/1.1\r\n{stranger}")
+            writers.append(writer)
+            answer = await asyncio.wait_for(reader.read(), 5)  # to its end: nothing is kept of it
+            assert refusal in answer.splitlines()[0]
+        idle = []
+        for _ in range(8):
+            reader, writer = await asked(home, f"/healthz {known}")
+            writers.append(writer)
+            assert b"HTTP/1.1 " in await asyncio.wait_for(reader.readline(), 5)
+            idle.append(reader)
+        assert await asyncio.wait_for(idle[0].read(), 5) and idle[0].at_eof(), "the oldest gave way"
+        for _ in range(8):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(facts(home)["admin"]))
+            writers.append(writer)
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
+            await session.get(f"http://{facts(home)['admin']}/healthz")  # by then all are accepted
+        assert not idle[-1].at_eof(), "who says nothing gives way before who has asked, and may"
+        daemon.bulletin.feed.publish([b"event: still here\n\n"])
+        await asyncio.wait_for(page.readuntil(b"event: still here"), 5)
+        for writer in writers:
             writer.close()
