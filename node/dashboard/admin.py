@@ -3,7 +3,8 @@
 ========================== ==============================================================================
 ``GET /``                  the page
 ``GET /api/state``         what `admin_state` says, JSON
-``GET /api/rounds``        what happened round by round, ``?from=`` one ``&to=`` another, JSON
+``GET /api/rounds``        what happened round by round, ``?from=`` one ``&to=`` another, JSON; the newest
+                           of them, as many as one answer holds
 ``GET /api/events``        server-sent events: state, rounds, notice
 ``GET /status``            what ``/gossamer/1/status`` says, JSON, with the same query
 ``GET /healthz``           200 if the node does what it is for, else 503, with the reason as JSON
@@ -254,7 +255,7 @@ class AdminServer:
     async def _serve_rounds(self, request: web.Request) -> web.Response:
         first, last = _round_in(request, "from", 0), _round_in(request, "to", ROUND_MAX)
         response = _json(await self._bulletin.rounds(first, last))
-        response.enable_compression()  # of 1,000 rounds with 64 members in 0.1 s, in a thread
+        response.enable_compression()  # in 0.05 s for what fills an answer, in a thread
         return response
 
     async def _serve_events(self, request: web.Request) -> web.StreamResponse:

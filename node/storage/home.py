@@ -327,7 +327,7 @@ class Home:
                 raise StorageError(f"cannot write {self.daemon_path}: {error.strerror}") from None
 
     def read_daemon(self) -> dict[str, Any] | None:
-        """Where the running daemon answers, or the last one did; None if nothing usable, or while one starts."""
+        """Where the running daemon answers, or the last one did; None while one starts, or if unusable."""
         return _facts_in(self.daemon_path)
 
     def set_daemon_aside(self) -> None:

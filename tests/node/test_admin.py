@@ -14,7 +14,7 @@ import pytest
 
 from gossamer.node.address import parse_address, port_of
 from gossamer.node.daemon import Daemon
-from gossamer.node.dashboard import connections
+from gossamer.node.dashboard import bulletin, connections
 from gossamer.node.dashboard import feed as feeds
 from gossamer.node.dashboard.admin import TOKEN_VARIABLE, AdminServer
 from gossamer.node.dashboard.admin_client import AdminClient, admin_of, find_admin
@@ -165,6 +165,35 @@ async def test_what_happened_is_known_after_a_restart(
         assert (await get(home, "/api/rounds?to=1"))[2]["rounds"] == before["rounds"][:1]
         plain = await get(home, "/api/rounds", headers={"Accept-Encoding": "identity"})
         assert plain[2] == before and "Content-Encoding" not in plain[1]
+
+
+async def test_one_answer_tells_of_so_many_rounds_and_the_next_of_older_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From memory and from the disk. 1,000 members' rounds at once would take hundreds of MiB to tell."""
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        for round_ in range(1, 6):
+            await publish(home, link, round_)
+        whole = await rounds_of(home, [100, 200, 300, 400, 500])
+        assert [line[0] for line in whole["rounds"]] == [1, 2, 3, 4, 5]
+        await daemon.watching._save()
+    monkeypatch.setattr("gossamer.node.monitoring.chroniclestore.ENTRIES_MAX", 2)
+    async with running(home) as daemon:
+        assert daemon.watching.chronicle.oldest() == 4
+        for bound, parts in (
+            ("TOLD_ROUNDS_MAX", [[3, 4, 5], [1, 2]]),
+            ("TOLD_ENTRIES_MAX", [[3, 4, 5], [1, 2]]),
+        ):
+            with monkeypatch.context() as bounded:
+                bounded.setattr(bulletin, bound, 3)
+                async with AdminClient(facts(home)["admin"]) as client:
+                    found = [told async for told in client.rounds(0)]
+                    newest = [told async for told in client.rounds(4)]
+            assert [[line[0] for line in told["rounds"]] for told in found] == parts
+            assert [line for told in found[::-1] for line in told["rounds"]] == whole["rounds"]
+            assert [[line[0] for line in told["rounds"]] for told in newest] == [[4, 5]]
+            assert {told["oldest"] for told in found} == {1}
 
 
 async def test_our_delta_is_not_void_while_it_is_written(

@@ -172,7 +172,7 @@ async def test_a_full_disk_keeps_no_daemon_from_starting(
 async def test_while_a_daemon_starts_nobody_is_sent_where_the_last_one_answered(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another node may answer there by now. The port is taken again all the same, after a failed start too."""
+    """Another node may answer there by now. The port is taken again, after a failed start, too."""
     async with running(home):
         await until(home.read_daemon)
     before = home.read_daemon()
