@@ -13,7 +13,7 @@ const row = (round, deltas, loss = 2) => [round, 0, loss, 10, 10, null, deltas];
 
 /** A page without a document: its stream and timeline, and what they ask for. */
 function page() {
-  const world = { now: 0, timers: [], sources: [], answers: () => ({ oldest: 1, authors: [], rounds: [] }) };
+  const world = { now: 0, timers: [], sources: [], status: 200, answers: () => ({ oldest: 1, authors: [], rounds: [] }) };
   class Source {
     constructor() {
       this.listeners = {};
@@ -29,7 +29,7 @@ function page() {
     EventTarget, Event, CustomEvent, Intl, EventSource: Source,
     performance: { now: () => world.now }, setInterval: after(true), setTimeout: after(false), addEventListener() {},
     document: { addEventListener() {}, hidden: false, createElement: () => ({}), getElementById: () => ({ addEventListener() {}, style: {} }) },
-    fetch: async (url) => ({ ok: true, json: async () => world.answers(url) }),
+    fetch: async (url) => ({ ok: world.status === 200, status: world.status, json: async () => world.answers(url) }),
   });
   const scripts = ["format.js", "dom.js", "rounds.js", "stream.js", "timeline.js"];
   const text = scripts.map((file) => fs.readFileSync(path.join(folder, file), "utf8")).join("\n");
@@ -93,6 +93,21 @@ const cases = {
     world.sources.at(-1).tell("open");
     world.sources.at(-1).tell("state", STATE);
     assert.equal(world.stream.connection, "live");
+  },
+
+  /** A node that wants another token by now is not one that does not answer. */
+  async token() {
+    const world = page();
+    world.status = 401;
+    world.stream.start();
+    world.sources[0].listeners.error();
+    await settled(5);
+    assert(world.stream.refused);
+    world.status = 200;
+    await pass(world, 1000);
+    world.sources[1].listeners.error();
+    await settled(5);
+    assert(!world.stream.refused);
   },
 
   /** An answer that was asked for before a round changed says less of it. */

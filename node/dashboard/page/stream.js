@@ -12,6 +12,7 @@ class Stream extends EventTarget {
   connection = "waiting"; // waiting: nothing heard yet; live; lost
   heardAt = null; // performance.now() of the last state
   lostAt = null;
+  refused = false; // the node answers, and wants a token that this page does not have
   complete = false; // all kept rounds are here
 
   #source = null;
@@ -50,7 +51,15 @@ class Stream extends EventTarget {
     source.close(); // its own retrying stops for good at some errors
     if (source !== this.#source) return;
     this.#source = null;
+    this.#askWhy();
     setTimeout(() => this.#retry(), RETRY_MS[Math.min(this.#failures++, RETRY_MS.length - 1)]);
+  }
+
+  /** A stream that ends does not say why. */
+  async #askWhy() {
+    const status = await fetch("api/state", { cache: "no-store" }).then(({ status }) => status, () => null);
+    this.refused = status === 401;
+    this.#tell("connection");
   }
 
   #retry() {
