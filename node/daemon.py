@@ -185,7 +185,7 @@ class Daemon:
             await self.admitting.keep_own()
             await self.watching.restore()
             self.carry_out(effects)
-            before = self.home.read_daemon() or {}
+            before = self.home.read_last_daemon() or {}
             admin = await self.admin.start(last=port_of(before.get("admin")))
             bound = await self.transport.start(host, port, last=port_of(before.get("address")))
             async with asyncio.TaskGroup() as self._tasks:
@@ -369,6 +369,7 @@ def _opened(options: DaemonOptions) -> tuple[Home, Manifest]:
     home = Home(options.folder)
     home.create()
     home.lock.take()
+    home.set_daemon_aside()
     home.tidy()
     manifest = home.manifest()
     if manifest is None:

@@ -14,6 +14,7 @@ from gossamer.node.folders import nodes_root
 from gossamer.node.network.resolver import Resolver
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError, UnreachableError
+from gossamer.protocol.limits import ROUND_MAX
 
 EVENT_BYTES_MAX = 32 * 1024 * 1024
 CONNECT_TIMEOUT_S = 5.0
@@ -31,7 +32,10 @@ def find_admin(address: str | None, folder: Path | None) -> str:
     if address is not None:
         return format_address(*parse_address(address))
     if folder is not None:
-        found = admin_of(folder) if _is_running(folder) else None
+        is_running = _is_running(folder)
+        if is_running and Home(folder).read_daemon() is None:
+            raise ConfigError(f"the node in {folder} is starting; its log says where it listens once it does")
+        found = admin_of(folder) if is_running else None
         if found is None:
             raise ConfigError(f"no node with an admin server runs in {folder}; start it, without --admin off")
         return found
@@ -104,11 +108,15 @@ class AdminClient:
         if self._session is not None:
             await self._session.close()
 
-    async def rounds(self, first: int) -> dict[str, Any]:
-        """What happened from a round on. Raises UnreachableError."""
-        async for _, data in self._read(f"/api/rounds?from={first}", _whole):
-            return data
-        raise UnreachableError("the answer was empty")
+    async def rounds(self, first: int) -> AsyncIterator[dict[str, Any]]:
+        """What happened from a round on, answer by answer, the newest first. Raises UnreachableError."""
+        last = ROUND_MAX
+        while last >= first:
+            async for _, data in self._read(f"/api/rounds?from={first}&to={last}", _whole):
+                yield data
+                if not data["rounds"]:
+                    return
+                first, last = max(first, data["oldest"] or 0), min(last, data["rounds"][0][0]) - 1
 
     async def events(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Name and data of every event, until the server goes. Raises UnreachableError."""

@@ -2,15 +2,18 @@
 
 import asyncio
 import time
-from typing import Any
 
 from gossamer.node.dashboard import feed
 from gossamer.node.dashboard.admin_state import admin_state
-from gossamer.node.monitoring.chronicle import Round, as_json
+from gossamer.node.monitoring.chronicle import Round, as_json, at_most, line_of
 from gossamer.node.monitoring.view import NodeView
 from gossamer.node.monitoring.watching import TICK_S, Watching
 
 HEARTBEAT_TICKS = 15
+
+TOLD_ROUNDS_MAX = 512
+TOLD_ENTRIES_MAX = 32_768
+"""Of one answer: 512 rounds of 64 members, about 1 MB of JSON. Who wants older ones asks again."""
 
 
 class Bulletin:
@@ -23,7 +26,7 @@ class Bulletin:
         self._noticed = 0
         self._state: tuple[float, bytes] | None = None
         self._telling = asyncio.Lock()
-        """A thousand rounds of 64 members take 0.4 s to serialise: not for several at once."""
+        """What fills one answer takes 0.2 s to serialise: not for several at once."""
 
     def publish(self, ticks: int) -> None:
         """Tell those who listen what is new. Called after every look of `Watching`."""
@@ -57,27 +60,32 @@ class Bulletin:
         return self._state[1]
 
     async def rounds(self, first: int, last: int) -> bytes:
-        """The rounds kept from one to another, as JSON, and the oldest kept of all.
+        """The newest rounds kept from one to another, as JSON, and the oldest kept of all.
 
         What is no longer in memory comes from the disk. In a thread, since they may be many.
         """
         self._watching.settle()
         chronicle = self._watching.chronicle
         async with self._telling:
-            kept = [row for row in chronicle.since(first) if row.number <= last]
+            kept = list(at_most(chronicle.newest_first(first, last), TOLD_ROUNDS_MAX, TOLD_ENTRIES_MAX))
             return await asyncio.to_thread(
                 self._told, kept, chronicle.oldest(), first, min(last, chronicle.begins_after)
             )
 
-    def _told(self, kept: list[Round], oldest: int | None, first: int, stored_last: int) -> bytes:
+    def _told(self, newest: list[Round], oldest: int | None, first: int, stored_last: int) -> bytes:
         store = self._watching.store
-        older = store.between(first, stored_last) if first <= stored_last else []
+        rounds_left = TOLD_ROUNDS_MAX - len(newest)
+        entries_left = TOLD_ENTRIES_MAX - sum(len(row.entries) for row in newest)
+        if first <= stored_last and rounds_left > 0 and entries_left > 0:
+            newest = [*newest, *store.between(first, stored_last, rounds_left, entries_left)]
         begins = [number for number in (oldest, store.oldest()) if number is not None]
-        told = as_json([*older, *kept], self._view.core.layout)
-        return _serialised(told, min(begins, default=None))
+        return self._serialised(newest[::-1], min(begins, default=None))
 
-
-def _serialised(told: dict[str, Any], oldest: int | None) -> bytes:
-    """Line by line: one call for all would not let go of the interpreter, which the event loop needs, too."""
-    authors, lines = feed.to_json(told["authors"]), b",".join(map(feed.to_json, told["rounds"]))
-    return b'{"oldest":%b,"authors":%b,"rounds":[%b]}' % (feed.to_json(oldest), authors, lines)
+    def _serialised(self, rounds: list[Round], oldest: int | None) -> bytes:
+        """Line by line, and nothing of a line is kept: one call for all would not let go of the interpreter,
+        which the event loop needs, too, and nor would the collection of all that is made for it.
+        """
+        layout, places = self._view.core.layout, dict[bytes, int]()
+        lines = b",".join([feed.to_json(line_of(row, layout, places)) for row in rounds])
+        authors = feed.to_json([author.hex() for author in places])
+        return b'{"oldest":%b,"authors":%b,"rounds":[%b]}' % (feed.to_json(oldest), authors, lines)

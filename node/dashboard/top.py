@@ -126,7 +126,8 @@ class Top:
             if is_first and name == "state":
                 is_first = False
                 first = max(0, data["now"]["clock"] - ROUNDS_SHOWN)
-                self._board.take("rounds", await client.rounds(first))
+                async for told in client.rounds(first):
+                    self._board.take("rounds", told)
             if name == "state":
                 self._draw()
 

@@ -5,6 +5,7 @@ of more. It is fed from the records as they come and from the merges; nothing of
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -164,9 +165,9 @@ class Chronicle:
 
     # -- what others ask
 
-    def since(self, round_: int) -> list[Round]:
-        """All rounds kept from one on, ascending."""
-        return [self._rounds[number] for number in sorted(self._rounds) if number >= round_]
+    def newest_first(self, first: int, last: int) -> Iterator[Round]:
+        """The rounds kept from one to another, descending."""
+        return (self._rounds[n] for n in sorted(self._rounds, reverse=True) if first <= n <= last)
 
     def oldest(self) -> int | None:
         """The oldest round kept here; None if there is none."""
@@ -217,6 +218,16 @@ class Chronicle:
             self.begins_after = max(self.begins_after, oldest)
 
 
+def at_most(rounds: Iterable[Round], rounds_max: int, entries_max: int) -> Iterator[Round]:
+    """The first of them, up to the one that makes their entries too many."""
+    entries = 0
+    for row in islice(rounds, rounds_max):
+        yield row
+        entries += len(row.entries)
+        if entries >= entries_max:
+            return
+
+
 def _flagged(row: Round, found: Mapping[bytes, int], clear: int = 0) -> Round:
     """A round with flags of some authors set, and others of theirs cleared first."""
     entries = tuple(
@@ -239,24 +250,29 @@ def as_json(rounds: Iterable[Round], layout: Layout) -> dict[str, Any]:
     ``[author's index, tokens, steps, staleness, loss, flags]``.
     """
     places: dict[bytes, int] = {}
-
-    def entries_of(row: Round) -> Iterator[list[Any]]:
-        for entry in row.entries:
-            place = places.setdefault(entry.author, len(places))
-            yield [place, entry.tokens, entry.steps, entry.staleness, round(entry.loss, 5), entry.flags]
-
-    lines = []
-    for row in rounds:
-        loss, agreement = row.loss, row.agreement
-        lines.append(
-            [
-                row.number,
-                round(row.seen, 1),
-                None if loss is None else round(loss, 5),
-                row.tokens,
-                None if row.merged_tokens is None else layout.trained_tokens(row.merged_tokens),
-                None if agreement is None else round(agreement, 4),
-                list(entries_of(row)),
-            ]
-        )
+    lines = [line_of(row, layout, places) for row in rounds]
     return {"authors": [author.hex() for author in places], "rounds": lines}
+
+
+def line_of(row: Round, layout: Layout, places: dict[bytes, int]) -> list[Any]:
+    """One of the rounds of `as_json`. Its authors get their places among all."""
+    loss, agreement = row.loss, row.agreement
+    return [
+        row.number,
+        round(row.seen, 1),
+        None if loss is None else round(loss, 5),
+        row.tokens,
+        None if row.merged_tokens is None else layout.trained_tokens(row.merged_tokens),
+        None if agreement is None else round(agreement, 4),
+        [
+            [
+                places.setdefault(entry.author, len(places)),
+                entry.tokens,
+                entry.steps,
+                entry.staleness,
+                round(entry.loss, 5),
+                entry.flags,
+            ]
+            for entry in row.entries
+        ],
+    ]

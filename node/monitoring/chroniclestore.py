@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from gossamer.node.monitoring.chronicle import ENTRIES_MAX, ROUNDS_MAX, Entry, Round
+from gossamer.node.monitoring.chronicle import ENTRIES_MAX, ROUNDS_MAX, Entry, Round, at_most
 from gossamer.node.monitoring.evaluations import EVALUATIONS_MAX
 from gossamer.protocol.errors import MalformedError, StorageError
 from gossamer.protocol.wire import pack, unpack
@@ -101,12 +101,16 @@ class ChronicleStore:
                 log.debug("cannot read %s: %s", self._path, error)
                 return []
 
-    def between(self, first: int, last: int) -> list[Round]:
-        """The rounds kept from one to another, ascending; none if they cannot be read."""
-        query = f"SELECT {_COLUMNS} FROM rounds WHERE round BETWEEN ? AND ? ORDER BY round"
+    def between(self, first: int, last: int, rounds_max: int, entries_max: int) -> list[Round]:
+        """The newest rounds kept from one to another, descending, as `at_most` has it.
+
+        None if they cannot be read.
+        """
+        query = f"SELECT {_COLUMNS} FROM rounds WHERE round BETWEEN ? AND ? ORDER BY round DESC"
         with self._lock:
             try:
-                return [_round_of(values) for values in self._open().execute(query, (first, last))]
+                found = self._open().execute(query, (first, last))
+                return list(at_most(map(_round_of, found), rounds_max, entries_max))
             except (sqlite3.Error, MalformedError, TypeError, ValueError) as error:
                 log.debug("cannot read %s: %s", self._path, error)
                 return []

@@ -15,7 +15,8 @@
     D/pretrained/         what a Hugging Face model has besides weights: configuration, tokenizer
     D/peers.json          members met, to find the swarm again
     D/incarnation         counts our starts, in milliseconds of Unix time
-    D/daemon.json         where the running daemon answers
+    D/daemon.json         where the running daemon answers, or the last one did
+    D/daemon.last.json    the same while one starts: of the run before it
     D/lock                held by the running daemon
 
 Everything is created 0700/0600; files appear whole (written aside, then renamed) or not at all.
@@ -65,6 +66,20 @@ def _read_json(path: Path) -> Any:
         return None
 
 
+def _facts_in(path: Path) -> dict[str, Any] | None:
+    facts = _read_json(path)
+    return facts if isinstance(facts, dict) else None
+
+
+def _moved(old: Path, new: Path) -> bool:
+    """Whether a file could be renamed, which takes no room on a full disk."""
+    try:
+        old.replace(new)
+    except OSError:
+        return False
+    return True
+
+
 def _unreadable(path: Path, error: OSError) -> str:
     """What to say of a file that is there, and that nothing is known to be wrong with."""
     return f"cannot read {path}: {error.strerror}; is this the user whose node it is?"
@@ -92,6 +107,7 @@ class Home:
         self.chronicle_path = root / "chronicle.sqlite"
         self.chunks_path = root / "chunks"
         self.daemon_path = root / "daemon.json"
+        self.last_daemon_path = root / "daemon.last.json"
         self.peers_path = root / "peers.json"
         self.incarnation_path = root / "incarnation"
         self.checkpoint_path = root / "trainer.safetensors"
@@ -298,13 +314,26 @@ class Home:
         return tuple(str(contact) for contact in found) if isinstance(found, list) else ()
 
     def write_daemon(self, **facts: Any) -> None:
-        """Say where the running daemon answers. Raises StorageError."""
+        """Say where the running daemon answers. Raises StorageError.
+
+        On a full disk that can be said only where it is what the run before has said.
+        """
         try:
             write_atomically(self.daemon_path, json.dumps(facts).encode())
+            with suppress(OSError):
+                self.last_daemon_path.unlink()
         except OSError as error:
-            raise StorageError(f"cannot write {self.daemon_path}: {error.strerror}") from None
+            if self.read_last_daemon() != facts or not _moved(self.last_daemon_path, self.daemon_path):
+                raise StorageError(f"cannot write {self.daemon_path}: {error.strerror}") from None
 
     def read_daemon(self) -> dict[str, Any] | None:
-        """What `write_daemon` said last, None if nothing usable."""
-        facts = _read_json(self.daemon_path)
-        return facts if isinstance(facts, dict) else None
+        """Where the running daemon answers, or the last one did; None while one starts, or if unusable."""
+        return _facts_in(self.daemon_path)
+
+    def set_daemon_aside(self) -> None:
+        """A daemon starts: where the last one answered another node's may answer by now."""
+        _moved(self.daemon_path, self.last_daemon_path)
+
+    def read_last_daemon(self) -> dict[str, Any] | None:
+        """What has been set aside, by this start or by one that failed; None if nothing usable."""
+        return _facts_in(self.last_daemon_path)

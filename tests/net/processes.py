@@ -109,11 +109,10 @@ class SwarmRun:
         path = self.folder / f"{name}.log"
         return path.read_text() if path.exists() else ""
 
-    def address(self, name: str) -> str:
-        """Where a node answers now."""
+    def address(self, name: str) -> str | None:
+        """Where a node answers now; None while its daemon starts."""
         facts = Home(self.folder / name).read_daemon()
-        assert facts is not None
-        return str(facts["address"])
+        return str(facts["address"]) if facts else None
 
     def find(self, name: str, module: str) -> psutil.Process | None:
         """A node's daemon or trainer."""
@@ -141,9 +140,8 @@ class SwarmRun:
 
         def reached() -> dict[str, Any] | None:
             assert self.process.poll() is None, self.stderr
-            if Home(self.folder / name).read_daemon() is None:
-                return None
-            status = self.status(self.address(name))
+            address = self.address(name)
+            status = self.status(address) if address else None
             return status if status and status["round"] >= round_ else None
 
         found: dict[str, Any] = wait_for(reached, timeout, f"{name} in round {round_}")

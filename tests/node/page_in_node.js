@@ -13,7 +13,7 @@ const row = (round, deltas, loss = 2) => [round, 0, loss, 10, 10, null, deltas];
 
 /** A page without a document: its stream and timeline, and what they ask for. */
 function page() {
-  const world = { now: 0, timers: [], sources: [], answers: () => ({ oldest: 1, authors: [], rounds: [] }) };
+  const world = { now: 0, timers: [], sources: [], status: 200, answers: () => ({ oldest: 1, authors: [], rounds: [] }) };
   class Source {
     constructor() {
       this.listeners = {};
@@ -29,7 +29,7 @@ function page() {
     EventTarget, Event, CustomEvent, Intl, EventSource: Source,
     performance: { now: () => world.now }, setInterval: after(true), setTimeout: after(false), addEventListener() {},
     document: { addEventListener() {}, hidden: false, createElement: () => ({}), getElementById: () => ({ addEventListener() {}, style: {} }) },
-    fetch: async (url) => ({ ok: true, json: async () => world.answers(url) }),
+    fetch: async (url) => ({ ok: world.status === 200, status: world.status, json: async () => world.answers(url) }),
   });
   const scripts = ["format.js", "dom.js", "rounds.js", "stream.js", "timeline.js", "header.js"];
   const text = scripts.map((file) => fs.readFileSync(path.join(folder, file), "utf8")).join("\n");
@@ -39,7 +39,21 @@ function page() {
   return Object.assign(world, context.made);
 }
 
-const settled = () => new Promise((done) => setImmediate(done));
+async function settled(turns = 1) {
+  for (let turn = 0; turn < turns; turn++) await new Promise((done) => setImmediate(done));
+}
+
+/** Lets a page's node keep these rounds, and tell of so many at once; returns what is asked for from then on. */
+function answering(world, kept, most) {
+  const asked = [];
+  world.answers = (url) => {
+    const [, from, to] = url.match(/^api\/rounds\?from=(\d+)(?:&to=(\d+))?$/);
+    asked.push(`${from}-${to ?? ""}`);
+    const rounds = kept.filter(([round]) => round >= from && round <= (to ?? Infinity)).slice(-most);
+    return structuredClone({ oldest: kept[0][0], authors: ["x"], rounds });
+  };
+  return asked;
+}
 
 /** Lets time pass. */
 async function pass(world, ms) {
@@ -81,6 +95,21 @@ const cases = {
     assert.equal(world.stream.connection, "live");
   },
 
+  /** A node that wants another token by now is not one that does not answer. */
+  async token() {
+    const world = page();
+    world.status = 401;
+    world.stream.start();
+    world.sources[0].listeners.error();
+    await settled(5);
+    assert(world.stream.refused);
+    world.status = 200;
+    await pass(world, 1000);
+    world.sources[1].listeners.error();
+    await settled(5);
+    assert(!world.stream.refused);
+  },
+
   /** An answer that was asked for before a round changed says less of it. */
   async race() {
     const world = page();
@@ -98,6 +127,61 @@ const cases = {
     assert.equal(rounds.at(3).loss, 5);
     assert.equal(rounds.at(2).count, 1);
     assert.equal(rounds.deltas, 3);
+  },
+
+  /** Rounds that are far apart, as after a swarm's clock was ahead, cost no more requests than others. */
+  async apart() {
+    const world = page();
+    const kept = [1, 5, 1000000, 2000000].map((round) => row(round, [delta(0)]));
+    const asked = answering(world, kept, 2);
+    world.stream.start();
+    world.sources[0].tell("state", { ...STATE, now: { clock: 2000000, closed_round: 0, round: 3 } });
+    world.sources[0].tell("open");
+    await settled(20);
+    assert(world.stream.complete);
+    assert.deepEqual(world.stream.rounds.list.map(({ round }) => round), [1, 5, 1000000, 2000000]);
+    assert.deepEqual(asked, ["0-", "1-999999"]);
+  },
+
+  /** What changed during a break is asked for until it is all here, also where the next break comes before. */
+  async breaks() {
+    const world = page();
+    const kept = [];
+    for (let round = 1; round <= 9; round++) kept.push(row(round, [delta(0)]));
+    const asked = answering(world, kept, 4);
+    const open = async (closed_round) => {
+      const source = world.sources.at(-1);
+      source.tell("state", { ...STATE, now: { clock: 9, closed_round, round: 9 } });
+      source.tell("open");
+      await settled(20);
+    };
+    const lose = async () => {
+      world.sources.at(-1).listeners.error();
+      await pass(world, 1000);
+    };
+    world.stream.start();
+    await open(2);
+    assert.deepEqual(asked, ["0-", "1-5", "1-1"]);
+    await lose();
+    for (const line of kept) line[2] = 7;
+    const answer = world.answers;
+    world.answers = (url) => {
+      if (url.includes("to=")) throw new Error("the node is gone again");
+      return answer(url);
+    };
+    asked.length = 0;
+    await open(5);
+    assert.deepEqual(asked, ["3-"]);
+    await lose();
+    world.answers = answer;
+    asked.length = 0;
+    await open(8);
+    assert.deepEqual(asked, ["3-", "3-5"], "not from round 6 on: of 3 to 5 nothing has come");
+    assert.deepEqual(world.stream.rounds.list.map(({ loss }) => loss), [2, 2, 7, 7, 7, 7, 7, 7, 7]);
+    await lose();
+    asked.length = 0;
+    await open(8);
+    assert.deepEqual(asked, ["9-"]);
   },
 
   /** One liar's rounds of the future are neither in view nor the swarm's loss, until the swarm is there. */

@@ -12,6 +12,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from gossamer.node.dashboard.bulletin import TOLD_ROUNDS_MAX
+
 LATE, VOID, CLIPPED, OWN = 1, 2, 4, 8
 ROUND_S = 6.0
 STEPS = 30
@@ -105,7 +107,8 @@ class Recorded:
 
     def rounds_between(self, first: int, last: int) -> Json:
         oldest = self.rows[0][0] if self.rows else None
-        return {"oldest": oldest, "authors": self.ids, "rounds": self.rows[max(0, first - 1) : max(0, last)]}
+        rows = self.rows[max(0, first - 1) : max(0, last)]
+        return {"oldest": oldest, "authors": self.ids, "rounds": rows[-TOLD_ROUNDS_MAX:]}
 
     def snapshot(self) -> Json:
         """The state event's data."""

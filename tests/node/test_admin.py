@@ -14,7 +14,7 @@ import pytest
 
 from gossamer.node.address import parse_address, port_of
 from gossamer.node.daemon import Daemon
-from gossamer.node.dashboard import admin as admin_module
+from gossamer.node.dashboard import bulletin, connections
 from gossamer.node.dashboard import feed as feeds
 from gossamer.node.dashboard.admin import TOKEN_VARIABLE, AdminServer
 from gossamer.node.dashboard.admin_client import AdminClient, admin_of, find_admin
@@ -165,6 +165,35 @@ async def test_what_happened_is_known_after_a_restart(
         assert (await get(home, "/api/rounds?to=1"))[2]["rounds"] == before["rounds"][:1]
         plain = await get(home, "/api/rounds", headers={"Accept-Encoding": "identity"})
         assert plain[2] == before and "Content-Encoding" not in plain[1]
+
+
+async def test_one_answer_tells_of_so_many_rounds_and_the_next_of_older_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From memory and from the disk. 1,000 members' rounds at once would take hundreds of MiB to tell."""
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        for round_ in range(1, 6):
+            await publish(home, link, round_)
+        whole = await rounds_of(home, [100, 200, 300, 400, 500])
+        assert [line[0] for line in whole["rounds"]] == [1, 2, 3, 4, 5]
+        await daemon.watching._save()
+    monkeypatch.setattr("gossamer.node.monitoring.chroniclestore.ENTRIES_MAX", 2)
+    async with running(home) as daemon:
+        assert daemon.watching.chronicle.oldest() == 4
+        for bound, parts in (
+            ("TOLD_ROUNDS_MAX", [[3, 4, 5], [1, 2]]),
+            ("TOLD_ENTRIES_MAX", [[3, 4, 5], [1, 2]]),
+        ):
+            with monkeypatch.context() as bounded:
+                bounded.setattr(bulletin, bound, 3)
+                async with AdminClient(facts(home)["admin"]) as client:
+                    found = [told async for told in client.rounds(0)]
+                    newest = [told async for told in client.rounds(4)]
+            assert [[line[0] for line in told["rounds"]] for told in found] == parts
+            assert [line for told in found[::-1] for line in told["rounds"]] == whole["rounds"]
+            assert [[line[0] for line in told["rounds"]] for told in newest] == [[4, 5]]
+            assert {told["oldest"] for told in found} == {1}
 
 
 async def test_our_delta_is_not_void_while_it_is_written(
@@ -489,11 +518,18 @@ async def test_a_server_that_is_none_is_said() -> None:
         await events_until(f"127.0.0.1:{port}", "state")
 
 
+async def asked(home: Home, head: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection of its own on which this has been asked."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port_of(facts(home)["admin"]))
+    writer.write(f"GET {head}\r\n\r\n".encode())
+    return reader, writer
+
+
 async def test_connections_are_bounded_and_the_oldest_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever opens many, and says nothing, would leave the node no file to open."""
-    monkeypatch.setattr(admin_module, "CONNECTIONS_MAX", 4)
+    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 4)
     home = founded(tmp_path / "a")
     async with running(home):
         host, port = parse_address(facts(home)["admin"])
@@ -502,4 +538,47 @@ async def test_connections_are_bounded_and_the_oldest_gives_way(
             assert await asyncio.wait_for(reader.read(), 5) == b"", "it was closed"
         assert (await get(home, "/healthz"))[0] in (200, 503), "and others are answered"
         for _, writer in silent:
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    ("option", "stranger", "refusal"),
+    [
+        ("127.0.0.1:0", "Host: localhost\r\nSec-Fetch-Site: cross-site", b" 403 "),
+        ("127.0.0.1:0", "Host: evil.example", b" 421 "),
+        ("0.0.0.0:0", "Host: 127.0.0.1", b" 401 "),
+    ],
+)
+async def test_who_is_refused_or_idle_takes_no_place_from_who_looks_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, stranger: str, refusal: bytes
+) -> None:
+    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 4)
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN if option.startswith("0.") else "")
+    home = founded(tmp_path / "a")
+    known = f"HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}"
+    async with running(home, admin=option) as daemon:
+        page, writer = await asked(home, f"/api/events {known}")
+        writers = [writer]
+        assert b" 200 " in await asyncio.wait_for(page.readline(), 5)
+        for _ in range(8):
+            reader, writer = await asked(home, f"/api/state HTTP/1.1\r\n{stranger}")
+            writers.append(writer)
+            answer = await asyncio.wait_for(reader.read(), 5)  # to its end: nothing is kept of it
+            assert refusal in answer.splitlines()[0]
+        idle = []
+        for _ in range(8):
+            reader, writer = await asked(home, f"/healthz {known}")
+            writers.append(writer)
+            assert b"HTTP/1.1 " in await asyncio.wait_for(reader.readline(), 5)
+            idle.append(reader)
+        assert await asyncio.wait_for(idle[0].read(), 5) and idle[0].at_eof(), "the oldest gave way"
+        for _ in range(8):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(facts(home)["admin"]))
+            writers.append(writer)
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
+            await session.get(f"http://{facts(home)['admin']}/healthz")  # by then all are accepted
+        assert not idle[-1].at_eof(), "who says nothing gives way before who has asked, and may"
+        daemon.bulletin.feed.publish([b"event: still here\n\n"])
+        await asyncio.wait_for(page.readuntil(b"event: still here"), 5)
+        for writer in writers:
             writer.close()

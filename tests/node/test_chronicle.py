@@ -16,6 +16,7 @@ from gossamer.node.monitoring.chroniclestore import ChronicleStore
 from gossamer.node.monitoring.evaluations import Evaluations
 from gossamer.protocol.conduct import Figures
 from gossamer.protocol.errors import StorageError
+from gossamer.protocol.limits import ROUND_MAX
 from gossamer.protocol.records import Delta
 from tests.node.daemons import report
 from tests.protocol.builders import LAYOUT, manifest, unsigned
@@ -42,6 +43,16 @@ def row(chronicle: Chronicle, round_: int) -> Round:
     found = chronicle.at(round_)
     assert found is not None
     return found
+
+
+def rounds_of(chronicle: Chronicle, first: int = 0) -> list[Round]:
+    """What is kept from one on, ascending."""
+    return [*chronicle.newest_first(first, ROUND_MAX)][::-1]
+
+
+def kept_in(store: ChronicleStore, first: int, last: int) -> list[Round]:
+    """Ascending, however many."""
+    return store.between(first, last, 10**6, 10**6)[::-1]
 
 
 def flags(chronicle: Chronicle, round_: int) -> dict[bytes, int]:
@@ -119,15 +130,15 @@ def test_merged_tokens_are_the_sum_of_all_that_is_merged_up_to_a_round(chronicle
     for round_ in (11, 12, 13):
         merged(chronicle, delta(1, round_, tokens=10))
     chronicle.settle(10, 1000)
-    assert [found.merged_tokens for found in chronicle.since(0)] == [1010, 1020, 1030]
+    assert [found.merged_tokens for found in rounds_of(chronicle)] == [1010, 1020, 1030]
     chronicle.take_changed()
     merged(chronicle, delta(1, 12, tokens=10), delta(2, 12, tokens=5))
     chronicle.settle(10, 1000)
-    assert [found.merged_tokens for found in chronicle.since(0)] == [1010, 1025, 1035]
+    assert [found.merged_tokens for found in rounds_of(chronicle)] == [1010, 1025, 1035]
     assert [found.number for found in chronicle.take_changed()] == [12, 13]
     merged(chronicle, delta(1, 14, tokens=10))
     chronicle.settle(13, 1035)
-    assert [found.merged_tokens for found in chronicle.since(0)] == [1010, 1025, 1035, 1045], (
+    assert [found.merged_tokens for found in rounds_of(chronicle)] == [1010, 1025, 1035, 1045], (
         "closing is no loss"
     )
     chronicle.take_changed()
@@ -164,19 +175,19 @@ def test_old_rounds_make_room_and_a_liar_cannot_clear_them_away(
 ) -> None:
     monkeypatch.setattr(chronicles, "ROUNDS_MAX", 3)
     heard(chronicle, *(delta(1, round_) for round_ in (1, 2, 3, 4)), clock=4)
-    assert [found.number for found in chronicle.since(0)] == [2, 3, 4] and chronicle.begins_after == 1
+    assert [found.number for found in rounds_of(chronicle)] == [2, 3, 4] and chronicle.begins_after == 1
     heard(chronicle, delta(2, 4 + chronicles.AHEAD_MAX + 1), delta(2, 1), clock=4)
-    assert [found.number for found in chronicle.since(0)] == [2, 3, 4]
+    assert [found.number for found in rounds_of(chronicle)] == [2, 3, 4]
     monkeypatch.setattr(chronicles, "ENTRIES_MAX", 4)
     heard(chronicle, delta(2, 4), delta(3, 4), clock=4)
-    assert [found.number for found in chronicle.since(0)] == [3, 4]
-    assert [found.number for found in chronicle.since(4)] == [4]
+    assert [found.number for found in rounds_of(chronicle)] == [3, 4]
+    assert [found.number for found in rounds_of(chronicle, 4)] == [4]
 
 
 def test_json_names_every_author_once(chronicle: Chronicle) -> None:
     heard(chronicle, delta(0, 1), delta(1, 1), delta(1, 2))
     merged(chronicle, delta(1, 2, loss=1.23456789), agreement=0.123456, figures={})
-    told = as_json(chronicle.since(0), LAYOUT)
+    told = as_json(rounds_of(chronicle), LAYOUT)
     authors = [bytes.fromhex(author) for author in told["authors"]]
     assert sorted(authors) == sorted([ME, delta(1, 1).author])
     first, second = told["rounds"]
@@ -192,7 +203,7 @@ def test_json_tells_tokens_trained_however_many_fragments_there_are(chronicle: C
     chronicle.settle(10, 8000)
     assert row(chronicle, 11).merged_tokens == 8400
     for fragments in (1, 2, 4):
-        (told,) = as_json(chronicle.since(0), manifest(fragments=fragments).plan())["rounds"]
+        (told,) = as_json(rounds_of(chronicle), manifest(fragments=fragments).plan())["rounds"]
         assert told[3:5] == [400, 8400 // fragments]
 
 
@@ -212,7 +223,7 @@ def test_it_is_kept_over_restarts(tmp_path: Path, chronicle: Chronicle) -> None:
     again = Chronicle(ME, ONE)
     store = ChronicleStore(tmp_path / "c.sqlite")
     again.restore(*store.load())
-    kept = again.since(0)
+    kept = rounds_of(again)
     assert kept[0] == chronicle.at(1)
     held = row(chronicle, 2)._replace(merged_tokens=2**63 - 1)
     assert kept[1] == held, "no database holds what liars claim"
@@ -237,12 +248,12 @@ def test_the_oldest_are_looked_for_now_and_then_and_not_at_every_save(
     store._db.set_trace_callback(note)
     for number in range(1, 101):
         store.save([Round(number, 1.0, number, None, ())])
-        assert len(store.between(0, 1000)) < 20 + 10
+        assert len(kept_in(store, 0, 1000)) < 20 + 10
     assert len(looked) == 10
     store.close()
     store = ChronicleStore(tmp_path / "c.sqlite")
     store.save([])
-    assert len(store.between(0, 1000)) == 20, "what an earlier run left"
+    assert len(kept_in(store, 0, 1000)) == 20, "what an earlier run left"
     store.close()
 
 
@@ -253,18 +264,18 @@ def test_the_disk_reaches_further_back_than_memory(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(stores, "ENTRIES_MAX", 3)
     kept, begins_after = store.load()
     assert kept == rounds[5:] and begins_after == 5
-    assert store.between(2, begins_after) == rounds[1:5] and store.oldest() == 1
+    assert kept_in(store, 2, begins_after) == rounds[1:5] and store.oldest() == 1
     again = Chronicle(ME, ONE)
     again.restore(kept, begins_after)
     heard(again, delta(1, 5))
-    assert [found.number for found in again.since(0)] == [6, 7, 8], "what is on disk is not begun anew"
+    assert [found.number for found in rounds_of(again)] == [6, 7, 8], "what is on disk is not begun anew"
     monkeypatch.setattr(stores, "DROP_EVERY", 0)
     monkeypatch.setattr(stores, "ROUNDS_MAX", 6)
     store.save([])
     assert store.oldest() == 3
     monkeypatch.setattr(stores, "STORED_BYTES_MAX", 2 * len(stores._pack(rounds[0])))
     store.save([])
-    assert store.between(0, 100) == rounds[6:]
+    assert kept_in(store, 0, 100) == rounds[6:]
     store.close()
 
 

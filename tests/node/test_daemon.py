@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from gossamer.node.daemon import Daemon, main
+from gossamer.node.dashboard.admin_client import find_admin
 from gossamer.node.dashboard.peers import peers_table
 from gossamer.node.ipc import control, daemon_link
 from gossamer.node.ipc.daemon_link import DaemonLink
@@ -26,13 +27,14 @@ from gossamer.node.monitoring import watching
 from gossamer.node.network import keeping
 from gossamer.node.network.client import deliver, fetch_status
 from gossamer.node.options import DaemonOptions
+from gossamer.node.phi.archive import Archive
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.wholefile import UNFINISHED_S
 from gossamer.protocol import effects as fx
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
-from gossamer.protocol.errors import DiskFullError, NobodyThereError, RefusedError, StorageError
+from gossamer.protocol.errors import ConfigError, DiskFullError, NobodyThereError, RefusedError, StorageError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.payload import encode_payload
 from gossamer.protocol.records import Delta
@@ -153,7 +155,7 @@ async def test_a_full_disk_keeps_no_daemon_from_starting(
 
     monkeypatch.setattr("gossamer.node.storage.home.write_atomically", disk_is_full)
     async with running(home):
-        await until(lambda: "No space left on device: other commands find this node by" in caplog.text)
+        await until(home.read_daemon)
         assert home.read_daemon() == before, "which is where it listens again, since that port was free"
         assert (await ask(home))["node_id"] == home.identity().node_id.hex()
         link = DaemonLink(home.socket_path(), manifest_of(home))
@@ -161,6 +163,44 @@ async def test_a_full_disk_keeps_no_daemon_from_starting(
         hand_over(link, 1, payload(home))
         assert await asyncio.to_thread(link.wait_acknowledged, 5), "whose payload found room"
         await asyncio.to_thread(link.close)
+    assert "No space left on device" not in caplog.text
+    async with started(home, listen="127.0.0.1:0", admin="off"):
+        await until(lambda: "No space left on device: other commands find this node by" in caplog.text)
+        assert home.read_daemon() is None, "what the last run said is not so any more"
+
+
+async def test_while_a_daemon_starts_nobody_is_sent_where_the_last_one_answered(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another node may answer there by now. The port is taken again, after a failed start, too."""
+    async with running(home):
+        await until(home.read_daemon)
+    before = home.read_daemon()
+    assert before is not None
+    goes_on, restore = asyncio.Event(), Archive.restore
+
+    async def fail(self: Archive, *_: object) -> None:
+        raise StorageError("the disk is gone")
+
+    async def slow(self: Archive, *args: Any) -> Any:
+        await goes_on.wait()
+        return await restore(self, *args)
+
+    monkeypatch.setattr(Archive, "restore", fail)
+    with pytest.raises(StorageError, match="the disk is gone"):
+        async with started(home) as (_, task):
+            await task
+    monkeypatch.setattr(Archive, "restore", slow)
+    async with running(home):
+        try:
+            with pytest.raises(ConfigError, match="the node in .* is starting"):
+                find_admin(None, home.root)
+        finally:
+            goes_on.set()
+        await until(home.read_daemon)
+        assert home.read_daemon() == before
+        assert find_admin(None, home.root) == before["admin"]
+        assert not home.last_daemon_path.exists()
 
 
 async def test_a_model_that_is_damaged_on_disk_is_said(home: Home) -> None:

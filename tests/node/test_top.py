@@ -290,8 +290,8 @@ async def test_a_server_that_is_no_node_is_one_line(said: tuple[str, Any]) -> No
             yield said
             yield "state", said[1] if said[0] == "state" else board(2).state
 
-        async def rounds(self, _: int) -> dict[str, Any]:
-            return {"rounds": []}
+        async def rounds(self, _: int) -> AsyncIterator[dict[str, Any]]:
+            yield {"rounds": []}
 
     with Live(console=top._console, auto_refresh=False) as top._live:
         await top._hear(Server())  # type: ignore[arg-type]

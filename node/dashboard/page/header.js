@@ -91,7 +91,9 @@ class Header {
     setText(byId("live-text"), { live: "live", lost: "reconnecting …", waiting: "connecting …" }[connection]);
     const banner = byId("banner");
     const since = (from) => duration(Math.max(1, (performance.now() - from) / 1000));
-    if (connection === "lost") {
+    if (connection !== "live" && stream.refused) {
+      setText(banner, "The node wants a token that this page does not have: open the page with ?token=... at the end of its address.");
+    } else if (connection === "lost") {
       setText(banner, `No connection to the node for ${since(stream.lostAt)}. Reconnecting … This is as of ${when(stream.state.time)}.`);
     } else if (connection === "waiting" && stream.lostAt !== null) {
       setText(banner, "The node does not answer. Trying again …");

@@ -54,15 +54,6 @@ class Rounds {
     return fresh;
   }
 
-  /** Takes in older rounds at once; merging them one by one would move the list each time. What came since is newer. */
-  mergeOlder(message) {
-    const map = message.authors.map((id) => this.#author(id));
-    const older = message.rounds.filter(([round]) => !this.at(round)).map((row) => this.#packed(row, map));
-    for (const round of older) this.#count(round, 1);
-    this.list = older.concat(this.list).sort((a, b) => a.round - b.round);
-    this.#forget();
-  }
-
   /** Index of the first round that is not below `round`. */
   position(round) {
     let low = 0, high = this.list.length;

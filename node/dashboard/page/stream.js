@@ -1,7 +1,5 @@
 // What the node tells: its state each second, rounds as they change, and notices. It reconnects by itself.
 
-const RECENT = 512; // rounds asked for first, so that there is something to see at once
-const PART = 500; // older ones are asked for in parts: none takes long to make, or to take in
 const SILENCE_MS = 8000; // without a state for so long, what is shown is old
 const RETRY_MS = [1000, 2000, 4000, 8000, 15000];
 const NOTICES_MAX = 500;
@@ -14,6 +12,7 @@ class Stream extends EventTarget {
   connection = "waiting"; // waiting: nothing heard yet; live; lost
   heardAt = null; // performance.now() of the last state
   lostAt = null;
+  refused = false; // the node answers, and wants a token that this page does not have
   complete = false; // all kept rounds are here
 
   #source = null;
@@ -23,7 +22,8 @@ class Stream extends EventTarget {
   #fetching = false;
   #again = false;
   #newer = null; // rounds told of since the answer was asked for that is still to come
-  #sureUntil = 0; // rounds up to here cannot have changed while we did not listen
+  #missed = true; // rounds may have changed that we were not told of
+  #sureUntil = 0; // though none up to here
 
   start() {
     this.#open();
@@ -51,7 +51,15 @@ class Stream extends EventTarget {
     source.close(); // its own retrying stops for good at some errors
     if (source !== this.#source) return;
     this.#source = null;
+    this.#askWhy();
     setTimeout(() => this.#retry(), RETRY_MS[Math.min(this.#failures++, RETRY_MS.length - 1)]);
+  }
+
+  /** A stream that ends does not say why. */
+  async #askWhy() {
+    const status = await fetch("api/state", { cache: "no-store" }).then(({ status }) => status, () => null);
+    this.refused = status === 401;
+    this.#tell("connection");
   }
 
   #retry() {
@@ -66,7 +74,8 @@ class Stream extends EventTarget {
 
   #lost() {
     if (this.connection === "lost") return;
-    if (this.complete) this.#sureUntil = this.state.now.closed_round ?? 0;
+    if (!this.#missed) this.#sureUntil = this.state?.now.closed_round ?? 0;
+    this.#missed = true;
     this.lostAt = performance.now();
     this.connection = this.heardAt === null ? "waiting" : "lost";
     this.#tell("connection");
@@ -116,18 +125,16 @@ class Stream extends EventTarget {
     this.#tell("notices");
   }
 
-  /** Recent rounds, then all. After a break: from what could still change when it began. */
+  /** All rounds. After a break: from what could still change when it began. */
   async #catchUp() {
     if (this.#fetching) return void (this.#again = true);
     this.#fetching = true;
+    const source = this.#source;
     try {
-      if (this.complete) {
-        await this.#fetchRecent(this.#sureUntil + 1);
-      } else {
-        await this.#fetchAll();
-        this.complete = true;
-        this.#tell("rounds", { fresh: [], from: 0, to: -1 });
-      }
+      await this.#fetch(this.#sureUntil && this.#sureUntil + 1);
+      if (source && source === this.#source) this.#missed = false;
+      this.complete = true;
+      this.#tell("rounds", { fresh: [], from: 0, to: -1 });
     } catch {
       setTimeout(() => this.#source && this.#catchUp(), RETRY_MS.at(-1)); // opening again does it, too
     }
@@ -138,25 +145,19 @@ class Stream extends EventTarget {
     }
   }
 
-  async #fetchAll() {
-    const { now } = this.state ?? (await this.#get("api/state"));
-    let begin = Math.max(0, (now.clock ?? 0) - RECENT);
-    const oldest = (await this.#fetchRecent(begin)) ?? begin;
-    while (begin > oldest) {
-      const to = begin - 1;
-      begin = Math.max(oldest, begin - PART);
-      this.rounds.mergeOlder(await this.#get(`api/rounds?from=${begin}&to=${to}`));
-      this.#tell("rounds", { fresh: [], from: begin, to });
+  /** Rounds from one on. The node tells as many of the newest as one answer holds, so older ones are asked for then. */
+  async #fetch(from) {
+    for (let to = Infinity; to >= from; ) {
+      const newer = (this.#newer = new Set());
+      const before = to === Infinity ? "" : `&to=${to}`;
+      const { oldest, authors, rounds } = await this.#get(`api/rounds?from=${from}${before}`).finally(() => (this.#newer = null));
+      if (!rounds.length) return;
+      const [[first]] = rounds;
+      this.rounds.merge({ authors, rounds: rounds.filter(([round]) => !newer.has(round)) });
+      this.#tell("rounds", { fresh: [], from: first, to });
+      from = Math.max(from, oldest);
+      to = first - 1;
     }
-  }
-
-  /** Returns the oldest round that the node keeps. */
-  async #fetchRecent(from) {
-    const newer = (this.#newer = new Set());
-    const message = await this.#get(`api/rounds?from=${from}`).finally(() => (this.#newer = null));
-    this.rounds.merge({ ...message, rounds: message.rounds.filter(([round]) => !newer.has(round)) });
-    this.#tell("rounds", { fresh: [], from, to: Infinity });
-    return message.oldest;
   }
 
   async #get(path) {
