@@ -17,7 +17,7 @@ from gossamer.protocol.chunks import chunk_hashes, payload_chunk_sizes, root_of
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
 from gossamer.protocol.history import Claim
-from gossamer.protocol.limits import ROUND_MAX, ROUND_SLACK
+from gossamer.protocol.limits import ROUND_MAX
 from gossamer.protocol.payload import payload_bytes_max
 from gossamer.protocol.presence import Presence
 from gossamer.protocol.records import Delta, DeltaBody, parse_delta
@@ -26,6 +26,10 @@ from tests.sim.exchange import NoAnswerError
 from tests.sim.node import Node
 from tests.sim.trainer import Window
 from tests.sim.transfers import Transfers
+
+LISTED_AHEAD_MAX = 8
+"""So far ahead of the clock others' chunks are listed: who is left alone with the liar takes its last
+round for the swarm's, and would close what the others are at."""
 
 
 def _never(blob: bytes) -> bytes | None:
@@ -241,7 +245,7 @@ class Liar:
             round_ = max(self._listed_up_to + 1, clock + 2)
             round_ += (body.round - round_) % fragments
             size = body.payload_bytes - less
-            if round_ <= clock + ROUND_SLACK and len(payload_chunk_sizes(size)) == len(body.chunks):
+            if round_ <= clock + LISTED_AHEAD_MAX and len(payload_chunk_sizes(size)) == len(body.chunks):
                 self._listed_up_to = round_
                 lie = replace(self._body(round_, b"x"), payload_bytes=size, chunks=body.chunks)
                 record = msg.encode(msg.Records(((self._sign(lie).data, True),)))
