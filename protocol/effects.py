@@ -245,6 +245,7 @@ class Get:
     link: int
     blob: bytes
     size: int
+    """The most bytes that it can have."""
     patience: float
     """Seconds after which it is given up."""
 

@@ -57,16 +57,17 @@ class EndGame:
         """The link to ask for the same chunk, and the key, where nothing else is left to ask for of that.
 
         If it is not overdue, only a better holder than the one that it is under way from: that one was the
-        first to say that it holds it.
+        first to say that it holds it. What most are known to hold comes first: a liar may list somebody
+        else's chunk in payloads of its own.
         """
         blob = flight.blob
         asked = {flight.link for flight in self._flights.of(blob)}
-        for key in self._wants.keys_of(blob):
-            want = self._wants.of_key(key)
-            if want.missing[blob] != flight.size or not want.missing.keys() <= self._flights.blobs:
-                continue
+        worse = asked | self._sources.tardy
+        wants = [(key, self._wants.of_key(key)) for key in self._wants.keys_of(blob)]
+        last = [(key, want) for key, want in wants if want.missing.keys() <= self._flights.blobs]
+        for key, want in sorted(last, key=lambda item: -len(item[1].holders_of(blob) - worse)):
             link = self._sources.choose(key, want, blob, now, besides=asked)
-            is_better = link in want.holders_of(blob) - self._sources.tardy
+            is_better = link in want.holders_of(blob) - worse
             if link is not None and (is_better or self._is_overdue(flight, now)):
                 return link, key
         return None

@@ -69,8 +69,8 @@ class Fetcher:
         want = self.wants.get(key)
         if want is not None and link in self._links and link not in want.holders:
             self.wants.held_by(link, key)
-            for blob, size in want.missing.items():
-                self._failures.held_after_all(link, blob, size, self._now)
+            for blob in want.missing:
+                self._failures.held_after_all(link, blob, self.wants.size_of(blob), self._now)
             self._changed = self._changed or any(map(self._is_sought, want.missing))
 
     def hint_part(self, link: int, key: bytes, blob: bytes) -> None:
@@ -80,7 +80,7 @@ class Fetcher:
             if link not in want.parts.get(blob, ()):
                 self.wants.held_by(link, key, blob)
                 want.is_told_of_since = self._now
-                self._failures.held_after_all(link, blob, want.missing[blob], self._now)
+                self._failures.held_after_all(link, blob, self.wants.size_of(blob), self._now)
             self._changed = self._changed or self._is_sought(blob)
 
     def _is_sought(self, blob: bytes) -> bool:
@@ -100,9 +100,8 @@ class Fetcher:
         return [Fetched(key)] if is_lacking is False else []
 
     def expected_size(self, blob: bytes) -> int | None:
-        """Size of a chunk that is on its way, None for any other: nothing else may be put to us."""
-        flight = self._flights.newest.get(blob)
-        return flight.size if flight is not None else None
+        """The most bytes of a chunk that is on its way, None for any other: nothing else may be put to us."""
+        return self.wants.size_of(blob) or None if blob in self._flights else None
 
     def arrived(self, blob: bytes, now: float) -> list[Effect]:
         """Note a stored chunk; tell which keys are complete with it."""
@@ -196,7 +195,7 @@ class Fetcher:
 
     def _ask(self, link: int, key: bytes, blob: bytes, now: float) -> Effect:
         want = self.wants.of_key(key)
-        size = want.missing[blob]
+        size = self.wants.size_of(blob)
         self._flights.begin(link, blob, size, now, is_guess=link not in want.holders_of(blob))
         if not self._links[link]:
             return Send(link, Ask(blob))

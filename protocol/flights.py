@@ -19,6 +19,7 @@ class Flight:
     link: int
     blob: bytes
     size: int
+    """The most bytes that it can have, as far as was known."""
     began: float
     deadline: float
     """When it is given up."""

@@ -118,7 +118,7 @@ class Guesses:
         """From when on a link may be asked for a chunk, which may be under way, or failed not long ago."""
         if blob in self._flights:
             return inf
-        return self._failures.rests_until(link, blob, want.missing[blob])
+        return self._failures.rests_until(link, blob, self._wants.size_of(blob))
 
     def _unheld(self, blob: bytes) -> Iterator[tuple[bytes, Want]]:
         """The keys that a chunk is still missing of, but for those that somebody is known to hold some of."""

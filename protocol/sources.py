@@ -47,7 +47,7 @@ class Sources:
 
         `besides` are links that it is under way from. Holders that failed it for too long are forgotten.
         """
-        size = want.missing[blob]
+        size = self._wants.size_of(blob)
         holders = want.holders_of(blob).difference(besides)
         resting = self._failures.resting(holders, blob, size, now)
         doubted = self._failures.doubted(resting, blob, size)

@@ -96,6 +96,14 @@ class Wants:
             if not keys:
                 del self._keys[blob]
 
+    def size_of(self, blob: bytes) -> int:
+        """The most bytes that a missing chunk can have, 0 if it is not wanted.
+
+        Of those who state different sizes for one hash all lie but one, and its bytes show which: so nobody's
+        word keeps us from asking for it.
+        """
+        return max((want.missing[blob] for want in self.of(blob)), default=0)
+
     def rule_out(self, blob: bytes) -> None:
         """A chunk is here: stop wanting what states another size for it, see `add`."""
         for key in self.keys_of(blob):

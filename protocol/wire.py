@@ -29,14 +29,15 @@ def unpack(data: bytes, bytes_max: int) -> Any:
     if len(data) > bytes_max:
         raise MalformedError(f"message of {len(data)} bytes, over the limit of {bytes_max}")
     try:
+        _walk(data)
         return msgpack.unpackb(
             data,
             raw=False,
             use_list=True,
             list_hook=at_most(ARRAYS_MAX) if len(data) > ARRAYS_MAX else None,  # each takes a byte or more
-            max_str_len=bytes_max,
-            max_bin_len=bytes_max,
-            max_array_len=bytes_max,
+            max_str_len=len(data),
+            max_bin_len=len(data),
+            max_array_len=len(data),
             max_map_len=0,
             max_ext_len=0,
             object_hook=_refuse,  # the limits let empty ones pass
@@ -44,6 +45,17 @@ def unpack(data: bytes, bytes_max: int) -> Any:
         )
     except Exception as error:  # msgpack raises ValueError, its own classes and, for bad UTF-8, UnicodeError
         raise MalformedError(f"not msgpack: {type(error).__name__}") from None
+
+
+def _walk(data: bytes) -> None:
+    """Go through a value without making anything of it. Raises where it ends too soon.
+
+    Space for an array is taken before its items are read, at each level: a few kilobytes that do nothing but
+    open arrays could claim gigabytes.
+    """
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+    unpacker.feed(data)
+    unpacker.skip()
 
 
 def _refuse(*_: Any) -> Any:

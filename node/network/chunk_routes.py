@@ -28,19 +28,19 @@ log = logging.getLogger("gossamer.transport")
 
 
 async def read_body(stream: aiohttp.StreamReader, blob: bytes, size: int, link: PeerLink) -> bytes:
-    """Read exactly `size` bytes that hash to `blob`. Raises PayloadError or RefusedError."""
+    """Read at most `size` bytes that hash to `blob`. Raises PayloadError or RefusedError."""
     body = bytearray()
     async for piece in stream.iter_chunked(READ_PIECE_BYTES):
         link.traffic.payload_received += len(piece)
         body += piece
         if len(body) > size:
             break
-    data = bytes(body)
     what = f"{short(link.node_id)} sent a chunk that is not {short(blob)}"
-    if len(data) <= size and sha256(data).digest() != blob:
-        raise PayloadError(what)
-    if len(data) != size:  # a record may have lied about the size of somebody else's chunk
+    if len(body) > size:  # a record may have lied about the size of somebody else's chunk
         raise RefusedError(what)
+    data = bytes(body)
+    if sha256(data).digest() != blob:
+        raise PayloadError(what)
     return data
 
 

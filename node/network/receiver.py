@@ -19,7 +19,7 @@ class Chunks(Protocol):
     """Gives chunks to linked peers, and takes those that we want of them."""
 
     def expected_size(self, blob: bytes) -> int | None:
-        """Size of a chunk that we want now, None for any other."""
+        """The most bytes of a chunk that we want now, None for any other."""
         ...
 
     async def can_keep(self) -> bool:

@@ -154,13 +154,13 @@ def test_merged_tokens_are_what_the_records_up_to_a_round_count_for(chronicle: C
     merged(chronicle, delta(1, 12, tokens=10), liar)
     merged(chronicle, delta(1, 13, tokens=10))
     chronicle.settle(10, 1000)
-    assert [found.merged_tokens for found in chronicle.since(0)] == [1010, 1060, 1070]
+    assert [found.merged_tokens for found in rounds_of(chronicle)] == [1010, 1060, 1070]
     merged(chronicle, delta(1, 14, tokens=10))
     merged(chronicle, delta(1, 17, tokens=10))
     chronicle.settle(10, 1000)
     merged(chronicle, delta(1, 17, tokens=10), delta(2, 17, tokens=10))
     chronicle.settle(10, 1000)
-    assert [found.merged_tokens for found in chronicle.since(0)] == [1010, 1060, 1070, 1080, 1100]
+    assert [found.merged_tokens for found in rounds_of(chronicle)] == [1010, 1060, 1070, 1080, 1100]
 
 
 def test_one_liar_does_not_make_the_loss_of_a_round(chronicle: Chronicle) -> None:

@@ -74,6 +74,81 @@ def test_who_was_silent_and_says_first_that_it_holds_something_is_not_waited_for
         net.arrive(blob_of(key))
 
 
+TRUE_SIZE = 100
+
+
+def _listed_by_liars(liars: int, each: int, honest: int, others: int = 0) -> Net:
+    """Chunk 0 in payloads of a few that they say they hold, as it was never, and then in key 1 of the others.
+
+    That one has more chunks, which are here soon.
+    """
+    net = Net(links=dict.fromkeys(range(honest + liars), True))
+    net.true_sizes = dict.fromkeys(map(blob_of, range(1 + others)), TRUE_SIZE)
+    for liar in range(liars):
+        for number in range(each):
+            key = 1001 + each * liar + number
+            net.want(key, 0, size=TRUE_SIZE + 1000 - key)
+            net.fetcher.hint(honest + liar, key_of(key))
+    net.plan()
+    net.want(1, *range(1 + others), size=TRUE_SIZE)
+    for link in range(honest):
+        net.fetcher.hint(link, key_of(1))
+    return net
+
+
+def _fetch(net: Net, honest: int, seconds: float = 600.0) -> float:
+    """Honest holders send the chunk as it is, the others nothing. Returns how long key 1 took."""
+    end = net.now + seconds
+    while net.now < end:
+        for link, blob in net.plan():
+            if link < honest and net.sizes[blob] < net.true_sizes[blob]:
+                net.fetcher.failed(link, blob, net.now)  # longer than it may be
+                net._ended(blob)
+            elif link < honest:
+                net.arrive(blob)
+        if key_of(1) in net.fetched:
+            break
+        net.now = net.fetcher.deadline()
+    return net.now
+
+
+@pytest.mark.parametrize("others", [0, 40])
+@pytest.mark.parametrize("each", [1, 2, 3, 16])
+def test_who_lists_a_chunk_under_other_sizes_does_not_keep_it_from_us(each, others):
+    """It is what its hash says, whoever states how long that is."""
+    net = _listed_by_liars(1, each, honest=5, others=others)
+    assert _fetch(net, 5) < limits.FETCH_PATIENCE_S
+    assert net.fetched == [key_of(1)] and len(net.fetcher.wants) == 0, "the others are given up"
+
+
+def test_of_many_who_list_a_chunk_under_other_sizes_one_is_waited_for():
+    """What most hold comes first, though it is one payload among many."""
+    net = _listed_by_liars(3, 8, honest=5)
+    assert _fetch(net, 5) < limits.FETCH_PATIENCE_S
+    assert len(net.fetcher.wants) == 0
+
+
+@pytest.mark.parametrize("is_known_first", [True, False])
+def test_a_chunk_is_asked_for_as_long_as_anybody_says_that_it_is(is_known_first):
+    """Nobody is known to hold what the liar signed: it is looked for everywhere, and the true one with it."""
+    net = Net(links={1: True})
+    net.true_sizes[blob_of(0)] = TRUE_SIZE
+    for key, size in ((1, TRUE_SIZE), (2, TRUE_SIZE - 1)) if is_known_first else ((2, TRUE_SIZE - 1),):
+        net.want(key, 0, size=size)
+    net.pass_time()
+    assert net.plan() == [(1, blob_of(0))]
+    assert net.sizes[blob_of(0)] == (TRUE_SIZE if is_known_first else TRUE_SIZE - 1)
+    if not is_known_first:
+        net.want(1, 0, size=TRUE_SIZE)
+        assert net.fetcher.expected_size(blob_of(0)) == TRUE_SIZE, "it may be put to us as it is"
+        net.fail(blob_of(0))
+        net.fetcher.hint(1, key_of(1))
+        assert net.plan() == [(1, blob_of(0))], "at once: as what it is asked for now it has not failed it"
+        assert net.sizes[blob_of(0)] == TRUE_SIZE
+    net.arrive(blob_of(0))
+    assert net.fetched == [key_of(1)] and len(net.fetcher.wants) == 0
+
+
 def test_who_was_asked_too_may_fail_and_the_first_is_waited_for_again():
     net = Net(links={1: True, 2: True})
     net.want(1, 1)

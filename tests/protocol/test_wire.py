@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import msgpack
 import pytest
@@ -136,6 +137,20 @@ def test_arrays_are_bounded_however_they_are_arranged(nested):
     assert unpack(pack(most), 10_000) == most
     with pytest.raises(MalformedError, match="not msgpack"):
         unpack(pack([*most, []]), 10_000)
+
+
+def test_arrays_that_claim_more_than_there_is_take_no_memory():
+    """At each level there was a list of the claimed length before any of its items."""
+    bomb = b"\xdd\x00\x00\x10\x00" * 1000
+    assert len(bomb) > 0x1000, "each for itself could be what it claims"
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedError):
+            unpack(bomb, 1_000_000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000
 
 
 @pytest.mark.parametrize("data", [b"\x80", b"\x91\x80", b"\xc7\x00\x05", b"\x91\xc7\x00\xff"])

@@ -482,7 +482,7 @@ class World:
             self.after(5.0, fail)
             return
         data = source.blobs.get(blob) if source is not None else None
-        if data is None or len(data) != size or self.rng.random() < self.weather.loss:
+        if data is None or size is None or len(data) > size or self.rng.random() < self.weather.loss:
             self.after(self._delay(), fail)
             return
         life = target.life

@@ -3,8 +3,9 @@
 It has a key and is admitted, so what it signs verifies. It equivocates (two and three records for one
 round, to different peers), forges others' records, sends garbage, withholds payloads or parts of them or
 publishes ones that do not decode, claims to hold what it has not, once or all the time, and does not send
-what it has, be it that it claims to hold all there is, claims rounds of the far future and a past that never
-was, races the clock or lags behind it, and spreads rumours about the living.
+what it has, be it that it claims to hold all there is or lists others' chunks as its own, claims rounds of
+the far future and a past that never was, races the clock or lags behind it, and spreads rumours about the
+living.
 """
 
 from collections import Counter
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gossamer.protocol import messages as msg
-from gossamer.protocol.chunks import chunk_hashes, root_of
+from gossamer.protocol.chunks import chunk_hashes, payload_chunk_sizes, root_of
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
 from gossamer.protocol.history import Claim
@@ -25,6 +26,10 @@ from tests.sim.exchange import NoAnswerError
 from tests.sim.node import Node
 from tests.sim.trainer import Window
 from tests.sim.transfers import Transfers
+
+LISTED_AHEAD_MAX = 8
+"""So far ahead of the clock others' chunks are listed: who is left alone with the liar takes its last
+round for the swarm's, and would close what the others are at."""
 
 
 def _never(blob: bytes) -> bytes | None:
@@ -58,7 +63,10 @@ class Liar:
             self._lag_behind,
             self._withhold_and_insist,
             self._hold_all_and_send_nothing,
+            self._list_others_chunks,
         )
+        self._listed_up_to = 0
+        """The last round that we have signed a delta for of others' chunks."""
 
     def act(self) -> None:
         """Do one wrong thing, and another one soon."""
@@ -195,13 +203,17 @@ class Liar:
 
     def _hold_all_and_send_nothing(self) -> None:
         """Say of everybody's payloads, as soon as they are published, that we hold them, and never answer."""
+        self._claim_all(self._send_nothing())
+
+    def _send_nothing(self) -> float:
+        """Answer nobody who asks for a chunk, for a while: returns until when."""
         transfers = self._node.transfers
         transfers.asked = lambda end, blob: None  # type: ignore[method-assign]
         transfers.give = _never  # type: ignore[method-assign]
         loop = self._node.stage.loop
         until = min(loop.now + 30.0 + 60.0 * self._rng.random(), self._quiet_after)
         loop.at(until, self._give_again, transfers)
-        self._claim_all(until)
+        return until
 
     def _claim_all(self, until: float) -> None:
         node = self._node
@@ -210,6 +222,35 @@ class Liar:
             for link in list(node.links) if ids else ():
                 self._send(link, msg.encode(msg.Holding(ids)))
             node.stage.loop.after(0.2 + 0.2 * self._rng.random(), self._claim_all, until)
+
+    def _list_others_chunks(self) -> None:
+        """Sign deltas that list what others publish under other sizes, claim to hold it, and never answer."""
+        known = {delta.record_id for delta in self._node.core.ledger}
+        self._list_new_chunks(known, self._send_nothing())
+
+    def _list_new_chunks(self, known: set[bytes], until: float) -> None:
+        node = self._node
+        if node.stage.loop.now < until:
+            for delta in list(node.core.ledger):
+                if delta.record_id not in known and delta.author != node.traits.identity.node_id:
+                    self._list_chunks_of(delta.body)
+                known.add(delta.record_id)
+            node.stage.loop.after(0.05, self._list_new_chunks, known, until)
+
+    def _list_chunks_of(self, body: DeltaBody) -> None:
+        """As two payloads more, each a little shorter, of rounds that are still to come."""
+        node = self._node
+        clock, fragments = node.core.clock, len(node.stage.layout.fragments)
+        for less in (1, 2):
+            round_ = max(self._listed_up_to + 1, clock + 2)
+            round_ += (body.round - round_) % fragments
+            size = body.payload_bytes - less
+            if round_ <= clock + LISTED_AHEAD_MAX and len(payload_chunk_sizes(size)) == len(body.chunks):
+                self._listed_up_to = round_
+                lie = replace(self._body(round_, b"x"), payload_bytes=size, chunks=body.chunks)
+                record = msg.encode(msg.Records(((self._sign(lie).data, True),)))
+                for link in list(node.links):
+                    self._send(link, record)
 
     def _publish_nonsense(self) -> None:
         """A payload with the right hash that decodes to nothing, of as many tokens as can be stated."""

@@ -39,6 +39,7 @@ from gossamer.protocol.messages import Parts
 from gossamer.protocol.offers import Offers
 from gossamer.protocol.records import Delta
 from gossamer.protocol.roster import Health
+from gossamer.protocol.wants import Wants
 
 Patch = tuple[type | ModuleType, str, Any]
 
@@ -226,6 +227,15 @@ def _wait_for_the_silent() -> list[Patch]:
     return [(Fetcher, "_ask_others_too", lambda self, now: [])]
 
 
+def _believe_the_smallest_size() -> list[Patch]:
+    """What one payload lists is no longer than any other says that lists it too."""
+
+    def size_of(self: Wants, blob: bytes) -> int:
+        return min((want.missing[blob] for want in self.of(blob)), default=0)
+
+    return [(Wants, "size_of", size_of)]
+
+
 def _deal_half() -> list[Patch]:
     """The dealer offers every other chunk, and the rest never."""
     original = Dealing.deal
@@ -356,6 +366,13 @@ MUTANTS = {
             r"lacks .* \(0 records, [1-9]\d* payloads\)",
         ),
         Mutant("wait for the silent", _wait_for_the_silent, "liar", "payloads took over 10 s", minutes=5.0),
+        Mutant(
+            "believe the smallest size",
+            _believe_the_smallest_size,
+            "liar",
+            r"lacks .* \(0 records, [1-9]\d* payloads\)",
+            minutes=5.0,
+        ),
         Mutant("deal half", _deal_half, "parts", "half of all payloads took over", minutes=3.0),
         Mutant(
             "forget who holds parts",
