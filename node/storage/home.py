@@ -238,7 +238,10 @@ class Home:
         known = self.manifest()
         if known is not None and known.swarm_id != manifest.swarm_id:
             ours, theirs = known.swarm_id.hex()[:12], manifest.swarm_id.hex()[:12]
-            raise ConfigError(f"{self.root} belongs to swarm {ours}, not {theirs}; choose another --dir")
+            raise ConfigError(
+                f"{self.root} belongs to swarm {ours}, not {theirs}: has the manifest been written anew? Give"
+                " the first one, or another folder (--dir, or folder= in a script)"
+            )
         if known is None:
             keep(self.manifest_path, manifest.canonical(), durable=True)
 

@@ -46,6 +46,19 @@ def test_an_invited_swarm_from_init_to_invitation(run: Run, tmp_path: Path) -> N
     assert (found.grant.node_id.hex(), found.grant.role) == (node_id, Role.OBSERVE)
 
 
+def test_a_members_copy_of_the_manifest_and_the_owners_key_are_enough(run: Run, tmp_path: Path) -> None:
+    outcome = run("init", "my.toml", "--invited")
+    assert "my.owner: the owner's key, which no node needs; back it up, and my.toml with it" in outcome.out
+    member = Home(tmp_path / "d")
+    member.create()
+    member.adopt(read(tmp_path / "my.toml"))
+    (tmp_path / "my.toml").unlink()
+    run("invite", NODE_ID, "--manifest", "d/manifest").assert_user_error("--owner-key")
+    found = run("invite", NODE_ID, "--manifest", "d/manifest", "--owner-key", "my.owner").out
+    manifest = member.manifest()
+    assert manifest is not None and read_invitation(found).swarm_id == manifest.swarm_id
+
+
 def test_one_owner_may_own_several_swarms(run: Run, tmp_path: Path) -> None:
     assert run("init", "one.toml", "--invited").status == 0
     assert run("init", "two.toml", "--invited", "--owner-key", "one.owner").status == 0
