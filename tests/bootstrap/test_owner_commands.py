@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gossamer.bootstrap.manifests import read
+from gossamer.node import logs
 from gossamer.node.options import DaemonOptions
 from gossamer.node.renewal import keep_grant
 from gossamer.node.storage.home import Home
@@ -170,10 +172,12 @@ def test_an_invitation_for_another_node_or_without_an_address(run: Run, tmp_path
 
 
 def test_a_promoted_node_trains_though_it_is_started_with_its_first_invitation(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one whose node file holds that; and `config check` says no more that it has run out."""
     started: list[DaemonOptions] = []
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(logs, "configure", lambda **_: None)
 
     class Supervisor:
         def __init__(self, daemon: DaemonOptions, _: object) -> None:
@@ -197,6 +201,7 @@ def test_a_promoted_node_trains_though_it_is_started_with_its_first_invitation(
     assert run("node", "--dir", "d", *to[1:]).status == 0
     assert run("node", "--dir", "d", *to[1:], "--observe").status == 0
     assert [options.trains for options in started] == [False, True, True, False]
+    assert caplog.text.count("invited to observe: it holds and serves a replica, and does not train") == 1
     (tmp_path / "node.toml").write_text(f'[node]\ndir = "d"\ninvite = "{soon.strip()}"\n')
     checked = run("config", "check", "node.toml", "--offline").out
     assert "invited to train" in checked and "has run out" not in checked
