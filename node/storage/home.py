@@ -7,6 +7,7 @@
     D/manifest            the manifest's canonical bytes
     D/invitation          what an owner of the swarm gave us, where it lets in invited nodes only
     D/task                which file holds the swarm's task, where that does not come with Gossamer
+    D/data.json           names of what our own trainer trained on last, to see when that is other data
     D/ledger.sqlite       signed records
     D/original            tells this folder from a copy of it, see `original`
     D/chronicle.sqlite    what happened round by round, for those who watch
@@ -88,6 +89,7 @@ class Home:
         self.manifest_path = root / "manifest"
         self.invitation_path = root / "invitation"
         self.task_path = root / "task"
+        self.data_path = root / "data.json"
         self.ledger_path = root / "ledger.sqlite"
         self.chronicle_path = root / "chronicle.sqlite"
         self.chunks_path = root / "chunks"
@@ -117,6 +119,7 @@ class Home:
                 self.manifest_path,
                 self.invitation_path,
                 self.task_path,
+                self.data_path,
                 self.peers_path,
                 self.incarnation_path,
                 self.daemon_path,
@@ -207,6 +210,13 @@ class Home:
     def keep_task(self, text: str) -> None:
         """Keep which file holds the task, for the next start. Raises StorageError."""
         keep(self.task_path, text.encode())
+
+    def data_before(self, sources: Sequence[str]) -> tuple[str, ...] | None:
+        """What the last run trained on, and keep what this one does; None if that is not known."""
+        found = _read_json(self.data_path)
+        with suppress(StorageError):  # nothing depends on it
+            keep(self.data_path, json.dumps(list(sources)).encode())
+        return tuple(map(str, found)) if isinstance(found, list) else None
 
     def manifest(self) -> "Manifest | None":
         """The manifest kept here, None if there is none yet. Raises StorageError."""
