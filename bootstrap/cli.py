@@ -57,7 +57,9 @@ app.add_typer(config.app, name="config", rich_help_panel="Configure")
 
 def _tell_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"gossamer {__version__}")
+        from gossamer.protocol.handshake import PROTOCOL_VERSION
+
+        typer.echo(f"gossamer {__version__}, wire protocol {PROTOCOL_VERSION}")
         raise typer.Exit
 
 
@@ -65,7 +67,12 @@ def _tell_version(asked: bool) -> None:
 def _gossamer(
     version: Annotated[
         bool,
-        typer.Option("--version", is_eager=True, callback=_tell_version, help="Say which release this is."),
+        typer.Option(
+            "--version",
+            is_eager=True,
+            callback=_tell_version,
+            help="Say which release this is, and which wire protocol it speaks.",
+        ),
     ] = False,
 ) -> None:
     """Train one PyTorch model on many machines, with no server in the middle.

@@ -259,12 +259,33 @@ def _rules(for_matrices: str, model: "nn.Module", tensors: "Mapping[str, nn.Para
         return {name: default_averaging(model, parameter) for name, parameter in tensors.items()}
 
 
-def write(manifest: Manifest, path: str | Path) -> None:
-    """Write a manifest as TOML that a person can read and edit. Raises StorageError."""
+def write(manifest: Manifest, path: str | Path, *, replace: bool = False) -> None:
+    """Write a manifest as TOML that a person can read and edit.
+
+    A manifest is written once: one that describes another swarm is replaced only if told to. Raises
+    ConfigError where there is such a one, or StorageError.
+    """
+    place = expanded(Path(path))
+    if not replace:
+        _check_of_no_other_swarm(place, manifest)
     try:
-        put(expanded(Path(path)), to_toml(manifest).encode())
+        put(place, to_toml(manifest).encode())
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _check_of_no_other_swarm(path: Path, manifest: Manifest) -> None:
+    """Raise ConfigError for a file with another swarm's manifest, which some nodes may have already."""
+    try:
+        known = read_manifest(path)
+    except ConfigError:
+        return  # not there, or no manifest
+    if known.swarm_id != manifest.swarm_id:
+        ours, theirs = known.swarm_id.hex()[:12], manifest.swarm_id.hex()[:12]
+        raise ConfigError(
+            f"{path} is the manifest of swarm {ours}, and would become that of another, {theirs}: write it"
+            " once, and read it from then on; to begin another swarm, remove it or choose another name"
+        )
 
 
 def read(path: str | Path) -> Manifest:

@@ -68,7 +68,10 @@ def find_manifest(path: Path | None) -> Path:
 
 def owner_of(manifest: Manifest, manifest_path: Path, key_path: Path | None) -> Identity:
     """The owner whose key is given, or lies beside the manifest. Raises ConfigError."""
-    owner = read_owner(key_path or manifest_path.with_suffix(SUFFIX))
+    beside = manifest_path.with_suffix(SUFFIX)
+    if key_path is None and not os.path.lexists(beside):
+        raise ConfigError(f"there is no owner's key {beside} beside the manifest: name it with --owner-key")
+    owner = read_owner(key_path or beside)
     if owner.public_key.hex() not in manifest.admission.owners:
         raise ConfigError(f"that key is no owner's of swarm {manifest.swarm_id.hex()[:12]}")
     return owner

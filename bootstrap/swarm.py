@@ -37,7 +37,7 @@ def run_swarm(options: SwarmOptions) -> int:
         boot.create()
         boot.adopt(manifest)
         snapshots.store(phi, ChunkStore(boot.chunks_path))
-        manifests.write(manifest, folder / "swarm.toml")
+        manifests.write(manifest, folder / "swarm.toml", replace=True)
         try:
             summary = asyncio.run(LocalSwarm(options, manifest, folder, console).run())
         except LocalError:

@@ -89,6 +89,11 @@ class Task(abc.ABC):
         self.options: Any = self.Options() if options is None else options
         self.data = tuple(data)
 
+    def data_in_words(self) -> str:
+        """What this node trains on, for its log: asked once a first batch has been drawn."""
+        given = getattr(self, "data", ())  # which a class that has its own `__init__` may lack
+        return ", ".join(map(str, given)) or "the task's own data (no --data given)"
+
     @abc.abstractmethod
     def build_model(self, seed: int) -> nn.Module:
         """A new model on the CPU, in train mode and float32; the same parameters for the same seed.

@@ -126,6 +126,13 @@ class ByteTextTask(Task):
         """
         return load_corpus(self.data, self.options.context)
 
+    def data_in_words(self) -> str:
+        where = (
+            super().data_in_words() if self.data else "the source of Python's standard library (no --data)"
+        )
+        train, held_out = self.corpus
+        return f"{where}: {train.size:,} bytes, and {held_out.size:,} held out"
+
     def build_model(self, seed: int) -> GPT:
         return GPT(self.config, seed)
 

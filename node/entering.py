@@ -51,6 +51,9 @@ def enter_swarm(join: tuple[str, ...], folder: Path | None, swarm_id: str | None
         if not join and not home.read_peers() and not has_model(home, known):
             raise ConfigError(f"the node in {home.root} never got the model; give a node with --join ADDRESS")
         return home
+    if not join and folder is not None:
+        lacks = "has no manifest" if folder.exists() else "is not there"
+        raise ConfigError(f"{folder} {lacks}: fetch the manifest with --join ADDRESS (or --invite)")
     if not join:
         raise ConfigError("which swarm? Give a node of it with --join ADDRESS, or a folder with --dir")
     contacts = tuple(map(parse_contact, join))

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gossamer.node.address import parse_address, parse_contact, parse_node_id
-from gossamer.node.textfile import read_text
+from gossamer.node.textfile import as_text, read_bytes
 from gossamer.node.tilde import expanded
-from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.errors import ConfigError, MalformedError, UnsupportedError
 from gossamer.protocol.invitation import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
 from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX, MANIFEST_BYTES_MAX
-from gossamer.protocol.manifest import Manifest, from_toml
+from gossamer.protocol.manifest import Manifest, from_canonical, from_toml, is_canonical
 
 
 def checked_join(join: Iterable[str] | None) -> tuple[str, ...]:
@@ -53,6 +53,15 @@ def given_invitation(text: str | None) -> Invitation | None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a manifest that a person has written or edited. Raises ConfigError."""
-    text = read_text(path, MANIFEST_BYTES_MAX, kind="manifest", hint="TOML, as gossamer init writes it")
-    return from_toml(text, str(path))
+    """Read a manifest that a person has written or edited, or that a node's folder holds, which is the same
+    in another form. Raises ConfigError."""
+    data = read_bytes(path, MANIFEST_BYTES_MAX, kind="manifest")
+    if not is_canonical(data):
+        text = as_text(data, path, kind="manifest", hint="TOML, as gossamer init writes it")
+        return from_toml(text, str(path))
+    try:
+        return from_canonical(data)
+    except UnsupportedError as error:
+        raise ConfigError(f"this release cannot use {path}: {error}") from None
+    except MalformedError as error:
+        raise ConfigError(f"{path} is damaged, or no manifest: {error}") from None

@@ -38,7 +38,10 @@ def check_trainable(home: Home) -> None:
     """
     manifest = _manifest(home)
     if manifest.task.name not in task_names():
-        difference = difference_of(manifest, task_file(manifest, home.task()))
+        text = home.task()
+        if text is None:
+            raise ConfigError(f"{_what_to_type(manifest)}; or hold a replica with --observe")
+        difference = difference_of(manifest, task_file(manifest, text))
         if difference:
             log.warning("%s", difference)
 
@@ -97,9 +100,9 @@ def _what_to_type(manifest: Manifest) -> str:
     if not is_own_name(name):
         return (
             f"swarm {swarm!r} trains {name!r}, which is a script of its own: join with Peer.attach in that"
-            " script (docs/your-model.md), or hold a replica with --observe"
+            " script (docs/your-model.md)"
         )
     return (
         f"swarm {swarm!r} trains {name!r}, a task of its owner's own: get its file from them, read it, and"
-        f" say where it is with {flag_for(name)}; or hold a replica with --observe"
+        f" say where it is with {flag_for(name)}"
     )

@@ -12,6 +12,16 @@ from gossamer.protocol.admission import Charter, Grant
 from gossamer.protocol.errors import PeerError, StorageError
 from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.unix_time import span
+
+EXPIRES_SOON_S = 3 * 86_400.0
+
+
+def runs_out_soon(expires: int | None, unix_s: float) -> str | None:
+    """What to say of an invitation that ends within days, at `expires` in Unix seconds; None of any other."""
+    if not expires or not 0.0 < expires - unix_s < EXPIRES_SOON_S:
+        return None
+    return f"the invitation runs out in {span(expires - unix_s)}; have it renewed"
 
 
 def better_invitation(home: Home, offered: Invitation) -> Invitation:

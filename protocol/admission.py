@@ -19,6 +19,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.envelope import Envelope, Kind, open_envelope
 from gossamer.protocol.errors import MalformedError, NoRoomError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.identity import NODE_ID_BYTES, PUBLIC_KEY_BYTES, node_id_of, short
+from gossamer.protocol.unix_time import span
 from gossamer.protocol.wire import Fields, pack, unpack
 
 if TYPE_CHECKING:
@@ -244,6 +245,13 @@ class Charter:
         current = [grant for grant in self._grants.get(node_id, ()) if grant.is_current(unix_s)]
         return max(current, key=lambda grant: grant.rights).data if current else b""
 
+    def invited_until(self, node_id: bytes) -> int | None:
+        """Unix time at which a node's last grant ends or ended; None for no end, and where none is needed."""
+        if self.is_open:
+            return None
+        ends = [grant.expires for grant in self._grants.get(node_id, ())]
+        return None if not ends or NEVER in ends else max(ends)
+
     def vet(self, node_id: bytes, unix_s: float, credential: bytes = b"") -> None:
         """May this node speak to us now, showing this credential (a grant's envelope, or nothing)?
 
@@ -260,9 +268,9 @@ class Charter:
                 + node_id.hex()
             )
         if not any(grant.is_current(unix_s) for grant in grants):
-            days = (unix_s - max(grant.expires for grant in grants)) / 86400
+            ago = span(unix_s - max(grant.expires for grant in grants))
             raise RefusedError(
-                f"the invitation of node {short(node_id)} ran out {days:.1f} days ago; ask an owner for one"
+                f"the invitation of node {short(node_id)} ran out {ago} ago; ask an owner for one"
             )
 
     def check_of_use(self, data: bytes) -> None:

@@ -47,6 +47,8 @@ class Credentials:
         result: list[Effect] = []
         for link in self._vetting.met_strangers():
             result += [*self._gossip.open_exchange(link), Send(link, self._presence.summary(answer=False))]
+        if self._charter.role_of(grant.node_id) is not grant.role:
+            return result  # it was revoked, or may do more already: what members hear of first varies
         return [*result, Notice(f"{short(grant.node_id)} may {grant.role.name.lower()} in this swarm")]
 
     def _expel(self, revocation: Revocation, now: float) -> list[Effect]:

@@ -324,6 +324,12 @@ def from_toml(text: str, source: str) -> Manifest:
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
 
 
+def is_canonical(data: bytes) -> bool:
+    """Whether a file is a manifest's canonical bytes, or damaged ones, and not its TOML: a small map begins
+    with a byte with which no UTF-8 does."""
+    return bool(data) and data[0] & 0xF0 == 0x80
+
+
 def from_canonical(data: bytes) -> Manifest:
     """Parse a manifest from a peer or a node's folder.
 

@@ -5,6 +5,14 @@ without a battery learns the date only when it has reached a time server.
 """
 
 
+def span(seconds: float) -> str:
+    """How long that is, in the unit that a person would choose: "2.0 days", "5.5 hours", "12 min"."""
+    minutes, hours, days = round(seconds / 60), round(seconds / 3600, 1), round(seconds / 86_400, 1)
+    if hours >= 24:
+        return f"{days} days"
+    return f"{hours} hours" if minutes >= 60 else f"{minutes} min"
+
+
 class UnixTime:
     """Unix time as the node's monotonic clock goes: `offset_s` is the difference, as last told."""
 

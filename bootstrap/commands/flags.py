@@ -15,7 +15,11 @@ ROLE_NAMES = ("train", "observe")
 
 ManifestPath = Annotated[
     Path | None,
-    typer.Option("--manifest", help="Default: the only manifest here with an owner's key beside it."),
+    typer.Option(
+        "--manifest",
+        help="my.toml, or the file manifest in any member's folder. Default: the only manifest here with an"
+        " owner's key beside it.",
+    ),
 ]
 OwnerKey = Annotated[
     Path | None, typer.Option("--owner-key", help="The owner's key. Default: beside the manifest.")

@@ -132,7 +132,7 @@ def init(
         check_free()  # building a model takes a while, in which another init may have been done
         has_first = weights is not None or bool(manifest.task.source)
         with genesis_file.writing(manifest, phi, first) if has_first else nullcontext():
-            manifests.write(manifest, path)
+            manifests.write(manifest, path, replace=True)  # if there is one, --force is given
     except BaseException:  # Ctrl-C, too
         if new_key is not None:  # it owns nothing, and would be in the way of the next try
             new_key.unlink()
@@ -143,7 +143,7 @@ def init(
     else:
         first.unlink(missing_ok=True)  # of the manifest that was replaced
     if new_key is not None:
-        typer.echo(f"wrote {new_key}: the owner's key, which no node needs; back it up")
+        typer.echo(f"wrote {new_key}: the owner's key, which no node needs; back it up, and {path} with it")
     if owner is not None:
         typer.echo(f"the owner's public key, as admission.owners names it:  {owner.public_key.hex()}")
     typer.echo(f"next, on a machine that the others can reach:  gossamer bootstrap {shlex.quote(str(path))}")

@@ -1,5 +1,6 @@
 """`gossamer node` and `gossamer id`: being a node."""
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gossamer.node.storage.home import Home
+
+
+log = logging.getLogger("gossamer.node")
 
 
 def node(
@@ -121,7 +125,9 @@ def node(
         enter = partial(enter_swarm, addresses, folder, swarm_id, plaintext)
     home = once_somebody_is_there(enter) if wait else enter()
     kept = home.invitation()
-    observe = observe or (kept is not None and kept.grant.role is Role.OBSERVE)
+    if kept is not None and kept.grant.role is Role.OBSERVE:
+        log.info("this node is invited to observe: it holds and serves a replica, and does not train")
+        observe = True
     if task is not None:
         remember_task(home, task)
     if not observe:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 from gossamer.node.config.findings import Finding, error, ok, told, warning
 from gossamer.node.phi.restore import has_model
+from gossamer.node.renewal import runs_out_soon
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import LocalError
 from gossamer.protocol.identity import short
 from gossamer.protocol.invitation import Invitation
-
-EXPIRES_SOON_S = 3 * 86_400.0
 
 
 def check_folder(home: Home, joins: bool) -> Iterator[Finding]:
@@ -65,7 +64,6 @@ def _check_swarm(home: Home, joins: bool) -> Iterator[Finding]:
 def check_invitation(invitation: Invitation, own: bytes, swarm_id: bytes | None) -> Iterator[Finding]:
     """Whether an invitation is for the node `own` and this swarm, and still holds."""
     grant = invitation.grant
-    left_s = grant.expires - time.time()
     if swarm_id is not None and invitation.swarm_id != swarm_id:
         yield error("invite", "the invitation is to another swarm than the folder's; choose another --dir")
     elif grant.node_id != own:
@@ -74,7 +72,7 @@ def check_invitation(invitation: Invitation, own: bytes, swarm_id: bytes | None)
         )
     elif not grant.is_current(time.time()):
         yield error("invite", "the invitation has run out; ask an owner to renew it")
-    elif grant.expires and left_s < EXPIRES_SOON_S:
-        yield warning("invite", f"the invitation runs out in {left_s / 86_400:.1f} days; have it renewed")
+    elif (said := runs_out_soon(grant.expires, time.time())) is not None:
+        yield warning("invite", said)
     else:
         yield ok("invite", f"this node is invited to {grant.role.name.lower()}")

@@ -151,7 +151,12 @@ class NodeCheck:
             and not self.params.get("join")
             and not self.invitation
         ):
-            yield error("join", "which swarm? Name a node of it with --join, or a folder with --dir")
+            yield error(
+                "join",
+                "which swarm? Name a node of it with --join, or a folder with --dir"
+                if self.home is None
+                else f"{self.home.root} has no manifest: name a node of the swarm with --join",
+            )
         swarm_id = self.manifest.swarm_id if self.manifest else None
         self.home = self.home or self._default_home()
         if self.home is None:

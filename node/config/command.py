@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from gossamer.node.config.check_node import NodeCheck
     from gossamer.node.config.findings import Finding
 
+_CONFIG_HELP = "Take flags that are not given from here."
+
 _ConfigFile = Annotated[
     Path | None,
     typer.Option(
@@ -25,14 +27,14 @@ _ConfigFile = Annotated[
         envvar=settings.CONFIG_VARIABLE,
         show_envvar=False,  # the foot of the help names it
         expose_value=False,
-        help=f"Take flags that are not given from here. Default: {node_file.FILE_NAME} in --dir.",
+        help=_CONFIG_HELP,
     ),
 ]
 
 
 @cache
-def _config_option() -> TyperOption:
-    """The option --config, which every command has."""
+def _config_option(has_folder: bool) -> TyperOption:
+    """The option --config, which every command has; those with a --dir look in there, too."""
     holder = typer.Typer(add_completion=False)
 
     @holder.command()
@@ -41,6 +43,8 @@ def _config_option() -> TyperOption:
 
     option = typer.main.get_command(holder).params[0]
     assert isinstance(option, TyperOption)
+    if has_folder:
+        option.help = f"{_CONFIG_HELP} Default: {node_file.FILE_NAME} in --dir."
     return option
 
 
@@ -57,7 +61,7 @@ class Command(TyperCommand):
         super().__init__(*args, **attributes)
         self.help = command_help.unwrapped(self.help or "")
         if self.takes_file:
-            self.params.append(_config_option())
+            self.params.append(_config_option(any("--dir" in parameter.opts for parameter in self.params)))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Find out every value. Raises ConfigError for a node file that cannot be used."""
@@ -69,6 +73,7 @@ class Command(TyperCommand):
         if self.takes_file:
             file = None if given.get("help") else find_file(ctx, given)
             if file is not None:
+                file.check_sections(sections(ctx))
                 settings.use_file(ctx, file.path, file.values_for(ctx))
         try:
             rest = super().parse_args(ctx, args)
@@ -182,9 +187,7 @@ def find_file(ctx: typer.Context, given: dict[str, Any]) -> node_file.NodeFile |
         path = folder / node_file.FILE_NAME if folder is not None else None
         if path is None or not os.path.isfile(path):  # also where the folder is somebody else's
             return None
-    file = node_file.read(path)
-    file.check_sections(sections(ctx))
-    return file
+    return node_file.read(path)
 
 
 def _given_folder(ctx: typer.Context, given: dict[str, Any]) -> Path | None:

@@ -10,10 +10,11 @@ import typer
 from gossamer.node.config import node_file, settings
 from gossamer.node.config.check_manifest import check_manifest
 from gossamer.node.config.check_node import NodeCheck
-from gossamer.node.config.command import command_named
+from gossamer.node.config.command import command_named, sections
 from gossamer.node.config.findings import Finding, error, ok, warning
 from gossamer.node.given import read_manifest
 from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.manifest import is_canonical
 
 RUNS_A_NODE = ("node", "bootstrap")
 _MANIFEST_SECTIONS = frozenset({"genesis", "layout", "task"})
@@ -30,32 +31,43 @@ def check(root: typer.Context, path: Path | None, offline: bool) -> Iterator[Fin
         except ConfigError as problem:
             yield error("manifest", str(problem))
         return
-    for name, args in _commands(path):
-        yield from _check_command(root, name, args, offline)
+    file = _node_file(path)
+    known = sections(root)
+    for fault in file.section_faults(known) if file is not None else ():
+        yield error(settings.CONFIG, fault)
+    for name, args in _commands(path, file):
+        if name in known:
+            yield from _check_command(root, name, args, offline)
 
 
 def _is_manifest(path: Path) -> bool:
     try:
-        return bool(_MANIFEST_SECTIONS & tomllib.loads(path.read_text("utf-8-sig")).keys())
+        data = path.read_bytes()
+        return is_canonical(data) or bool(_MANIFEST_SECTIONS & tomllib.loads(data.decode("utf-8-sig")).keys())
     except (OSError, ValueError, RecursionError):
         return False  # reading it as a node file says what is wrong
 
 
-def _commands(path: Path | None) -> list[tuple[str, list[str]]]:
-    """Names and arguments of the commands to check. Raises ConfigError."""
-    folder: list[str] = []
+def _node_file(path: Path | None) -> node_file.NodeFile | None:
+    """The node file to check: given, in a node's folder, or in the environment. Raises ConfigError."""
     if path is not None and path.is_dir():
-        folder = ["--dir", str(path)]
         path = path / node_file.FILE_NAME
-        if not path.exists():
-            return [("node", folder)]
+        return node_file.read(path) if path.exists() else None
     given = path or os.environ.get(settings.CONFIG_VARIABLE)
-    if given:
-        config = [f"--{settings.CONFIG}", str(given)]
+    return node_file.read(Path(given)) if given else None
+
+
+def _commands(path: Path | None, file: node_file.NodeFile | None) -> list[tuple[str, list[str]]]:
+    """Names and arguments of the commands to check."""
+    folder = ["--dir", str(path)] if path is not None and path.is_dir() else []
+    if file is not None:
+        config = [f"--{settings.CONFIG}", str(file.path)]
         return [
             (name, [*config, *folder] if name in RUNS_A_NODE else config)
-            for name in node_file.read(Path(given)).sections or RUNS_A_NODE[:1]
+            for name in file.sections or RUNS_A_NODE[:1]
         ]
+    if folder:
+        return [("node", folder)]
     is_set = [name for name in RUNS_A_NODE if any(v.startswith(_prefix(name)) for v in os.environ)]
     return [(name, []) for name in is_set or ["node"]]
 

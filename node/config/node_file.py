@@ -74,13 +74,16 @@ class NodeFile:
                 yield f"{where} must be {_wanted(parameter)}"
 
     def check_sections(self, commands: Iterable[str]) -> None:
-        """Raise ConfigError for a section that is no command."""
+        """Raise ConfigError for the first section that is no command."""
+        for fault in self.section_faults(commands):
+            raise ConfigError(fault)
+
+    def section_faults(self, commands: Iterable[str]) -> Iterator[str]:
+        """One line for each section that is no command."""
         known = list(commands)
         for section in self.sections:
             if section not in known:
-                raise ConfigError(
-                    f"{self.path}: [{section}] is no command of gossamer{did_you_mean(section, known)}"
-                )
+                yield f"{self.path}: [{section}] is no command of gossamer{did_you_mean(section, known)}"
 
     def _absolute(self, parameter: Parameter, value: Any) -> Any:
         """Paths in a file are relative to it."""

@@ -53,6 +53,11 @@ _GAUGES: tuple[tuple[str, str, Reading], ...] = (
         "Members whose deltas are bad as a rule.",
         lambda status: sum(member["conduct"]["verdict"] is not None for member in status["members"]),
     ),
+    (
+        "gossamer_invited_until_timestamp_seconds",
+        "When this node's invitation ends, in Unix time.",
+        _of("invited_until"),
+    ),
     ("gossamer_validation_loss", "Held-out loss at the last evaluation.", _of_trainer("val_loss")),
     ("gossamer_wait_ratio", "Part of training time kept from inner steps.", _of_trainer("wait_fraction")),
     ("gossamer_tokens_per_second", "Speed of this node's trainer.", _of_trainer("tokens_per_s")),

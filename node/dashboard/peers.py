@@ -1,5 +1,6 @@
 """`gossamer peers`: the members that a node knows, and what it has seen of their deltas, as a table."""
 
+import time
 from typing import Any
 
 from rich import box
@@ -7,6 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gossamer.node.commands.shown import harmless, harmless_line
+from gossamer.protocol.admission import UNIX_S_MAX
+from gossamer.protocol.unix_time import span
 
 
 def peers_table(status: dict[str, Any]) -> Table:
@@ -15,6 +18,7 @@ def peers_table(status: dict[str, Any]) -> Table:
     title = f"swarm {status['swarm']} as {_name(status)} sees it" + (
         f", agreement of the last round {agreement:.2f}" if agreement is not None else ""
     )
+    title += _invited(status.get("invited_until"))
     members = [_itself(status), *status["members"]]
     verdicts = [f"{_name(m)}: {m['conduct']['verdict']}" for m in members if m["conduct"]["verdict"]]
     table = Table(
@@ -33,6 +37,14 @@ def peers_table(status: dict[str, Any]) -> Table:
     for member in members:
         table.add_row(*_row(member))
     return table
+
+
+def _invited(until: Any) -> str:
+    """For how long the asked node is invited still, where that has an end."""
+    if not isinstance(until, int) or not 0 < until <= UNIX_S_MAX:
+        return ""
+    left_s = until - time.time()
+    return f", invited for another {span(left_s)}" if left_s > 0 else ", its invitation has run out"
 
 
 def _itself(status: dict[str, Any]) -> dict[str, Any]:

@@ -41,6 +41,7 @@ def describe(view: "NodeView") -> dict[str, Any]:
         "node_id": core.identity.node_id.hex(),
         "name": core.info.name,
         "trains": core.info.trains,
+        "invited_until": core.charter.invited_until(core.identity.node_id),
         "state": view.state,
         "uptime_s": round(view.uptime_s, 1),
         "round": core.own_last,

@@ -28,6 +28,7 @@ DISK_FREE_MIN = 64 * 1024 * 1024
 FILES_FREE_MIN = 1024
 """Each chunk is a file, and a file system may be out of those with space left."""
 
+DAY_S = 86_400.0
 LAGS = 60
 
 OUTDONE_MAX = 2
@@ -57,6 +58,12 @@ class Look:
     """Addresses that lead, or once led, to others."""
     behind: int = 0
     """Rounds that wait to be merged."""
+    has_model: bool = True
+    """Whether it has got the swarm's model, so that it can train."""
+    runs_out: str = ""
+    """What to say of this node's invitation, if it ends within days."""
+    refused: str = ""
+    """Why members let this node in no more, as its invitation has it."""
     version: int = 0
     """Counts merges."""
     disk_free: int | None = None
@@ -91,6 +98,7 @@ class Vitals:
         self._trainer_seen: float | None = None
         self._void = 0
         self._outdone = 0
+        self._told_runs_out: float | None = None
         self._seldom = Seldom()
         self._lags: deque[float] = deque(maxlen=LAGS)
 
@@ -109,6 +117,7 @@ class Vitals:
         self._look_at_reach(look, look.now - self._begun)
         self._look_at_clock(look)
         self._look_at_key(look)
+        self._look_at_invitation(look)
         if look.late_s > SLOW_S:
             self._say(
                 "slow",
@@ -129,10 +138,10 @@ class Vitals:
         if not self._told_alone and look.known and look.now - self._alone_since > ALONE_S:
             self._told_alone = True
             log.warning(
-                "alone: no link for %.0f s. Dialling the %d addresses known, again and again; what is trained"
-                " meanwhile is handed on later. Check this machine's network, and --join",
+                "alone: no link for %.0f s. Dialling the %d addresses known, again and again; %s",
                 ALONE_S,
                 look.known,
+                _advice_alone(look),
             )
 
     def _look_at_address(self, look: Look) -> None:
@@ -184,6 +193,13 @@ class Vitals:
             )
         self._void, self._outdone = look.void, look.outdone
 
+    def _look_at_invitation(self, look: Look) -> None:
+        if not look.runs_out:
+            self._told_runs_out = None
+        elif self._told_runs_out is None or look.now - self._told_runs_out >= DAY_S:
+            self._told_runs_out = look.now
+            log.warning("%s: gossamer invite NODE_ID --tell ADDRESS", look.runs_out)
+
     def _folder(self, look: Look) -> str | None:
         if look.folder_gone:
             found = f"the folder {look.folder_gone} is not there any more"
@@ -228,3 +244,14 @@ class Vitals:
         """Warn of an event, unless that was done a moment ago."""
         if self._seldom.is_due(event, now):
             log.warning("%s", text)
+
+
+def _advice_alone(look: Look) -> str:
+    if look.refused:
+        return f"they let this node in no more: {look.refused}"
+    if not look.has_model:
+        return (
+            "this node has no model yet, and nobody to get it from: start a node of the swarm, and check this"
+            " machine's network, and --join"
+        )
+    return "what is trained meanwhile is handed on later. Check this machine's network, and --join"

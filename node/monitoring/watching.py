@@ -20,9 +20,10 @@ from gossamer.node.monitoring.rates import Rates
 from gossamer.node.monitoring.view import NodeView
 from gossamer.node.monitoring.vitals import Look, Vitals
 from gossamer.node.network.listening import is_gone
+from gossamer.node.renewal import runs_out_soon
 from gossamer.node.storage.home import Home
 from gossamer.protocol.conduct import RoundFigures
-from gossamer.protocol.errors import StorageError
+from gossamer.protocol.errors import RefusedError, StorageError
 from gossamer.protocol.records import Delta
 
 TICK_S = 1.0
@@ -162,6 +163,9 @@ class Watching:
             known=len(addresses.union(core.info.bootstrap)),
             behind=view.merging.behind,
             version=view.merging.version,
+            has_model=view.merging.ready,
+            runs_out=runs_out_soon(core.charter.invited_until(view.node_id), time.time()) or "",
+            refused=self._refusal(),
             disk_free=self.disk_free,
             files_free=self._files_free,
             folder_gone=str(view.home.root) if self._folder_gone else "",
@@ -173,6 +177,14 @@ class Watching:
                 d.round > self._own_last and core.ledger.is_void(d) for d in core.ledger.by(view.node_id)
             ),
         )
+
+    def _refusal(self) -> str:
+        """What a member that has heard what we have would say to us; empty if it would let us in."""
+        try:
+            self._view.core.vetting.vet(self._view.node_id, b"", time.monotonic())
+        except RefusedError as error:
+            return str(error)
+        return ""
 
     def _lost_address(self) -> str:
         """The address that this node listens on and dials from, if this machine has it no longer."""

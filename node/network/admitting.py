@@ -50,6 +50,7 @@ class Admitting:
         self._expelled: str | None = None
         self._keeping: set[asyncio.Task[None]] = set()
         self._own_kept = b""
+        self._own_role: Role | None = None
         self._keeping_own = asyncio.Lock()
 
     # -- others
@@ -103,6 +104,9 @@ class Admitting:
                 return
             swarm_id = self._core.swarm_id
             grant = parse_grant(open_envelope(data, swarm_id))
+            if self._own_role is Role.OBSERVE and grant.role is Role.TRAIN:
+                log.info("this node is invited to train now: it trains from its next start on")
+            self._own_role = grant.role
             try:
                 await asyncio.to_thread(keep_grant, self._home, swarm_id, grant)
             except LocalError as error:

@@ -7,6 +7,7 @@
     D/manifest            the manifest's canonical bytes
     D/invitation          what an owner of the swarm gave us, where it lets in invited nodes only
     D/task                which file holds the swarm's task, where that does not come with Gossamer
+    D/data.json           names of what our own trainer trained on last, to see when that is other data
     D/ledger.sqlite       signed records
     D/original            tells this folder from a copy of it, see `original`
     D/chronicle.sqlite    what happened round by round, for those who watch
@@ -103,6 +104,7 @@ class Home:
         self.manifest_path = root / "manifest"
         self.invitation_path = root / "invitation"
         self.task_path = root / "task"
+        self.data_path = root / "data.json"
         self.ledger_path = root / "ledger.sqlite"
         self.chronicle_path = root / "chronicle.sqlite"
         self.chunks_path = root / "chunks"
@@ -133,6 +135,7 @@ class Home:
                 self.manifest_path,
                 self.invitation_path,
                 self.task_path,
+                self.data_path,
                 self.peers_path,
                 self.incarnation_path,
                 self.daemon_path,
@@ -224,6 +227,13 @@ class Home:
         """Keep which file holds the task, for the next start. Raises StorageError."""
         keep(self.task_path, text.encode())
 
+    def data_before(self, sources: Sequence[str]) -> tuple[str, ...] | None:
+        """What the last run trained on, and keep what this one does; None if that is not known."""
+        found = _read_json(self.data_path)
+        with suppress(StorageError):  # nothing depends on it
+            keep(self.data_path, json.dumps(list(sources)).encode())
+        return tuple(map(str, found)) if isinstance(found, list) else None
+
     def manifest(self) -> "Manifest | None":
         """The manifest kept here, None if there is none yet. Raises StorageError."""
         from gossamer.protocol.manifest import (
@@ -254,7 +264,10 @@ class Home:
         known = self.manifest()
         if known is not None and known.swarm_id != manifest.swarm_id:
             ours, theirs = known.swarm_id.hex()[:12], manifest.swarm_id.hex()[:12]
-            raise ConfigError(f"{self.root} belongs to swarm {ours}, not {theirs}; choose another --dir")
+            raise ConfigError(
+                f"{self.root} belongs to swarm {ours}, not {theirs}: has the manifest been written anew? Give"
+                " the first one, or another folder (--dir, or folder= in a script)"
+            )
         if known is None:
             keep(self.manifest_path, manifest.canonical(), durable=True)
 

@@ -107,6 +107,7 @@ class Trainer:
         """Train until the last round or until asked to stop. Raises DivergedError or TaskError."""
         stream = DataStream(seed=self._manifest.task.seed, node_id=self.peer.node_id)
         next(self._task.batches(stream))  # mistakes in the data come to light before anyone waits
+        self._tell_data()
         if not self.peer.begin(on_wait=self._report):
             return
         if self.peer.progress.steps:
@@ -126,6 +127,20 @@ class Trainer:
             self._stay()
         self._state = "leaving"
         self.peer.flush(LEAVE_S)
+
+    def _tell_data(self) -> None:
+        """Say what this node trains on, and that it is not what it was: the folder keeps no --data."""
+        sources = self._options.data
+        before = Home(self._options.folder).data_before(sources)
+        log.info("training on %s", self._task.data_in_words())
+        if before is not None and before != sources:
+            then, now = (", ".join(names) or "the task's own data" for names in (before, sources))
+            log.warning(
+                "this node's last run trained on %s, and this one trains on %s: give --data as before, if"
+                " that was not meant",
+                then,
+                now,
+            )
 
     def give_up_window(self) -> None:
         """Go back to the swarm's model, and keep for the next process how far this one is with its data, but

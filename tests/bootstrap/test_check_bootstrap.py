@@ -54,9 +54,9 @@ def test_a_bootstrap_peer_needs_first_parameters(home: Home, tmp_path: Path) -> 
     assert errors(look(file)) == {}
     seeded.write_text(seeded.read_text().replace("seed = 0", "seed = 1"))  # as if made --from other weights
     assert "makes other first parameters" in errors(look(file))["genesis"]
-    manifests.write(builders.manifest(task={"name": "my:Mine"}), tmp_path / "m.toml")
+    manifests.write(builders.manifest(task={"name": "my:Mine"}), tmp_path / "m.toml", replace=True)
     assert "there is no" in errors(look(file))["genesis"]
-    manifests.write(builders.manifest(task={"name": "chess"}), tmp_path / "m.toml")
+    manifests.write(builders.manifest(task={"name": "chess"}), tmp_path / "m.toml", replace=True)
     assert "found it with Peer.attach" in errors(look(file))["genesis"]
     file.write_text('[bootstrap]\nmanifest = "m.toml"\ndir = "b"\njoin = ["127.0.0.1:1"]\n')
     assert errors(look(file)) == {}, "who joins is given them"

@@ -18,6 +18,7 @@ from gossamer.node import __version__
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Role
 from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.handshake import PROTOCOL_VERSION
 from gossamer.protocol.rules import RULES
 from tests.bootstrap.gossamer_command import Run, entries, in_process
 
@@ -118,7 +119,7 @@ def test_a_folder_that_is_gone(run: Run, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_version(run: Run) -> None:
-    assert run("--version").out == f"gossamer {__version__}\n"
+    assert run("--version").out == f"gossamer {__version__}, wire protocol {PROTOCOL_VERSION}\n"
 
 
 def test_names_in_the_help_are_those_that_there_are() -> None:

@@ -201,3 +201,9 @@ def test_bash_itself(tmp_path: Path) -> None:
         ["bash", "--norc", "-c", script], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.stdout, done.stderr) == ("topk\n", "")
+
+
+@pytest.mark.parametrize("path", [path for path, command in LEAVES.items() if command.takes_file])
+def test_a_node_file_in_a_folder_is_spoken_of_where_a_folder_can_be_given(path: str) -> None:
+    options = {option: found for found in LEAVES[path].params for option in found.opts}
+    assert ("in --dir" in options["--config"].help) == ("--dir" in options)

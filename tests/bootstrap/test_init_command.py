@@ -109,7 +109,7 @@ def test_a_manifest_that_cannot_be_written_leaves_the_first_parameters_of_the_ol
     assert run("init", "my.toml", "--task", text).status == 0
     before = {path.name: path.read_bytes() for path in tmp_path.glob("my.*")}
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise StorageError("cannot write my.toml: No space left on device")
 
     monkeypatch.setattr(manifests, "write", full)

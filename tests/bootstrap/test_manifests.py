@@ -241,6 +241,19 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_manifest_is_written_once(tmp_path: Path) -> None:
+    """Run again, a script that describes its model would make another swarm of it."""
+    (one, _), (other, _) = create(), create(seed=7)
+    path = tmp_path / "m.toml"
+    for _ in range(2):
+        manifests.write(one, path)
+    with pytest.raises(ConfigError, match=f"of swarm {one.swarm_id.hex()[:12]}.* remove it or choose"):
+        manifests.write(other, path)
+    assert manifests.read(path) == one
+    manifests.write(other, path, replace=True)
+    assert manifests.read(path) == other
+
+
 # -- a model of one's own
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gossamer.bootstrap.manifests import read
+from gossamer.node import logs
 from gossamer.node.options import DaemonOptions
 from gossamer.node.renewal import keep_grant
 from gossamer.node.storage.home import Home
@@ -44,6 +46,19 @@ def test_an_invited_swarm_from_init_to_invitation(run: Run, tmp_path: Path) -> N
     found = read_invitation(outcome.out)
     assert found.swarm_id == manifest.swarm_id and found.contacts == (contact,)
     assert (found.grant.node_id.hex(), found.grant.role) == (node_id, Role.OBSERVE)
+
+
+def test_a_members_copy_of_the_manifest_and_the_owners_key_are_enough(run: Run, tmp_path: Path) -> None:
+    outcome = run("init", "my.toml", "--invited")
+    assert "my.owner: the owner's key, which no node needs; back it up, and my.toml with it" in outcome.out
+    member = Home(tmp_path / "d")
+    member.create()
+    member.adopt(read(tmp_path / "my.toml"))
+    (tmp_path / "my.toml").unlink()
+    run("invite", NODE_ID, "--manifest", "d/manifest").assert_user_error("--owner-key")
+    found = run("invite", NODE_ID, "--manifest", "d/manifest", "--owner-key", "my.owner").out
+    manifest = member.manifest()
+    assert manifest is not None and read_invitation(found).swarm_id == manifest.swarm_id
 
 
 def test_one_owner_may_own_several_swarms(run: Run, tmp_path: Path) -> None:
@@ -157,10 +172,12 @@ def test_an_invitation_for_another_node_or_without_an_address(run: Run, tmp_path
 
 
 def test_a_promoted_node_trains_though_it_is_started_with_its_first_invitation(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one whose node file holds that; and `config check` says no more that it has run out."""
     started: list[DaemonOptions] = []
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(logs, "configure", lambda **_: None)
 
     class Supervisor:
         def __init__(self, daemon: DaemonOptions, _: object) -> None:
@@ -184,6 +201,7 @@ def test_a_promoted_node_trains_though_it_is_started_with_its_first_invitation(
     assert run("node", "--dir", "d", *to[1:]).status == 0
     assert run("node", "--dir", "d", *to[1:], "--observe").status == 0
     assert [options.trains for options in started] == [False, True, True, False]
+    assert caplog.text.count("invited to observe: it holds and serves a replica, and does not train") == 1
     (tmp_path / "node.toml").write_text(f'[node]\ndir = "d"\ninvite = "{soon.strip()}"\n')
     checked = run("config", "check", "node.toml", "--offline").out
     assert "invited to train" in checked and "has run out" not in checked

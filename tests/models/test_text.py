@@ -64,6 +64,15 @@ def test_batches_follow_the_stream(task: ByteTextTask) -> None:
     assert task.tokens(first) == 4 * 32
 
 
+def test_what_it_trains_on_in_words(folder: Path) -> None:
+    task = ByteTextTask(TextOptions(batch_size=4, context=32), [folder])
+    train, held_out = task.corpus
+    assert task.data_in_words() == f"{folder}: {train.size:,} bytes, and {held_out.size:,} held out"
+    usual = ByteTextTask(TextOptions(batch_size=4, context=32))
+    usual.corpus = task.corpus
+    assert usual.data_in_words().startswith("the source of Python's standard library (no --data): ")
+
+
 def test_held_out_text_is_never_trained_on(folder: Path) -> None:
     task = ByteTextTask(TextOptions(batch_size=4, context=32), [folder])
     held_out = task.corpus.held_out.tobytes()

@@ -33,6 +33,21 @@ def test_all_faults_of_a_file_are_told_at_once(home: Home, tmp_path: Path) -> No
     assert "listen" not in said, "what is wrong is not looked at further"
 
 
+def test_a_section_that_is_no_command_hides_no_other_fault(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "n.toml").write_text(
+        "[nodes]\nrounds = 1\n[status]\njion = 1\n[stauts]\n[node]\nthreads = -1\n"
+    )
+    said = look(tmp_path / "n.toml")
+    (_, first), (_, second) = said["config"]
+    assert first == f"{tmp_path / 'n.toml'}: [nodes] is no command of gossamer; did you mean node?"
+    assert "[stauts]" in second
+    assert said["status"][0][0] == said["node"][0][0] == "error"
+
+
+def test_a_members_copy_of_a_manifest_is_looked_over_as_one(home: Home) -> None:
+    assert "manifest" in look(home.manifest_path)
+
+
 def test_the_example_in_the_documents_is_one(home: Home, tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "operating.md").read_text("utf-8")
     example = re.search(r"^    \[node\]\n(    .*\n|\n)+", text, re.MULTILINE)

@@ -60,3 +60,11 @@ def test_a_folder_is_known_by_its_whole_path(tmp_path: Path, monkeypatch: pytest
     home.adopt(HERE)
     home.write_peers(["127.0.0.1:7700"])
     assert enter_swarm((), Path("d"), None, plaintext=True).root == tmp_path / "d"
+
+
+def test_a_folder_whose_manifest_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"d is not there: .*--join ADDRESS \(or --invite\)"):
+        enter_swarm((), tmp_path / "d", None, plaintext=True)
+    Home(tmp_path / "d").create()
+    with pytest.raises(ConfigError, match=r"d has no manifest: .*--join ADDRESS \(or --invite\)"):
+        enter_swarm((), tmp_path / "d", None, plaintext=True)

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.bootstrap import manifests
 from gossamer.bootstrap.owners import invite
-from gossamer.node.given import checked_advertise, given_invitation
+from gossamer.node.given import checked_advertise, given_invitation, read_manifest
 from gossamer.protocol.admission import Role
 from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.limits import MANIFEST_BYTES_MAX
 from tests.protocol import builders
 from tests.protocol.builders import OWNER
 
@@ -48,3 +50,26 @@ def test_a_tilde_before_an_invitations_file_is_the_home_folder(
     (tmp_path / "i").write_text("no invitation")
     with pytest.raises(ConfigError, match="^(?!.*No such file)"):
         given_invitation("~/i")
+
+
+def test_a_manifest_as_a_person_has_it_and_as_a_nodes_folder_does(tmp_path: Path) -> None:
+    manifests.write(HERE, tmp_path / "my.toml")
+    (tmp_path / "manifest").write_bytes(HERE.canonical())
+    assert read_manifest(tmp_path / "my.toml") == read_manifest(tmp_path / "manifest") == HERE
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (HERE.canonical()[:-1], "is damaged, or no manifest"),
+        (HERE.canonical() + b"x", "is damaged, or no manifest"),
+        (HERE.canonical().replace(b"\xa7version\x01", b"\xa7version\x7f"), "this release cannot use"),
+        (b"\xff\xfe", "is not text; a manifest is TOML"),
+        (b"", "manifest"),
+        (b"\x89" * (MANIFEST_BYTES_MAX + 1), "too large for a manifest"),
+    ],
+)
+def test_what_is_no_manifest(tmp_path: Path, content: bytes, part: str) -> None:
+    (tmp_path / "manifest").write_bytes(content)
+    with pytest.raises(ConfigError, match=part):
+        read_manifest(tmp_path / "manifest")

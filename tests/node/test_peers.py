@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from typing import Any
 
 from rich.console import Console
@@ -88,3 +89,11 @@ def test_what_others_say_is_shown_as_it_is_and_commands_no_terminal() -> None:
 def test_a_node_that_has_merged_nothing() -> None:
     text = shown(status(agreement=None, members=[], trainer=None))
     assert "agreement of" not in text and "itself" in text
+
+
+def test_for_how_long_the_asked_node_is_invited_still() -> None:
+    now = int(time.time())
+    assert ", invited for another 2.0 days" in shown(status(invited_until=now + 172_800 + 60))
+    assert ", its invitation has run out" in shown(status(invited_until=now - 1))
+    for none in (None, "soon", 10**400):
+        assert "invit" not in shown(status(invited_until=none))

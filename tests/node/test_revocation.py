@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from gossamer.node.daemon import Daemon
+from gossamer.node.monitoring.status import describe
 from gossamer.node.network.client import deliver, fetch_status
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.restore import replay
@@ -21,6 +24,7 @@ from gossamer.node.storage.base import GENESIS
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
+from gossamer.node.timekeeping import unix_offset_s
 from gossamer.protocol import effects as fx
 from gossamer.protocol.admission import Role, parse_grant
 from gossamer.protocol.chunks import split_payload
@@ -280,6 +284,7 @@ async def test_what_an_owner_gives_a_running_node_is_what_its_next_start_goes_by
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Promoted by one and renewed by another; what gives less comes too late, in whatever order."""
+    caplog.set_level(logging.INFO)
     folder, now = Folder(tmp_path / "d", manifest("invited")), int(time.time())
     home, own = folder.home, folder.identity
     first = invitation(folder.manifest, own, role=Role.OBSERVE, expires=now + 60)
@@ -310,6 +315,19 @@ async def test_what_an_owner_gives_a_running_node_is_what_its_next_start_goes_by
     keep_better(home, replace(first, contacts=("a:1",)))
     assert kept() == replace(first, contacts=("a:1",))
     assert "older invitation" not in caplog.text
+    assert caplog.text.count("this node is invited to train now: it trains from its next start on") == 1
+
+
+async def test_a_node_knows_until_when_it_is_let_in_and_why_it_is_not(tmp_path: Path) -> None:
+    folder, ends = Folder(tmp_path / "d", manifest("invited")), int(time.time()) + 7200
+    folder.home.keep_invitation(invitation(folder.manifest, folder.identity, expires=ends))
+    async with folder.running() as daemon:
+        assert describe(daemon.view)["invited_until"] == ends
+        look = daemon.watching._look(0.0)
+        assert re.fullmatch(r"the invitation runs out in \d.\d hours; have it renewed", look.runs_out)
+        assert look.refused == "" and look.has_model
+        daemon.core._unix_time.is_now(unix_offset_s() + 3 * 7200)
+        assert "ran out 4.0 hours ago; ask an owner for one" in daemon.watching._look(0.0).refused
 
 
 async def test_a_folder_that_cannot_keep_what_an_owner_gives_says_so_and_its_node_goes_on(

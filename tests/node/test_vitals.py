@@ -46,6 +46,24 @@ def test_a_node_that_is_alone_says_so_once_and_when_it_is_over(shown: Shown) -> 
     assert said == "linked to others again after 630 s"
 
 
+def test_a_node_that_is_alone_says_why_where_it_knows(shown: Shown) -> None:
+    (said,) = shown.for_s(60, links=0, known=3, has_model=False)
+    assert "nobody to get it from: start a node of the swarm" in said and "handed on" not in said
+    shown.for_s(1, links=1)
+    (said,) = shown.for_s(60, links=0, known=3, refused="the invitation of node abab ran out 5.5 hours ago")
+    assert said.endswith("they let this node in no more: the invitation of node abab ran out 5.5 hours ago")
+
+
+def test_that_an_invitation_ends_is_said_once_a_day(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(v, "DAY_S", 600.0)
+    ends = "the invitation runs out in 2.9 days; have it renewed"
+    assert (
+        shown.for_s(1800, links=1, runs_out=ends) == [f"{ends}: gossamer invite NODE_ID --tell ADDRESS"] * 3
+    )
+    assert shown.for_s(10, links=1) == []
+    assert len(shown.for_s(10, links=1, runs_out=ends)) == 1, "it was renewed in between"
+
+
 def test_a_node_whose_address_is_gone_says_what_cuts_it_off(shown: Shown) -> None:
     assert shown.for_s(20, links=1) == []
     (said,) = shown.for_s(20, links=1, lost_address="10.0.0.5")

@@ -341,3 +341,24 @@ def test_the_charter_speaks_of_so_many_nodes_and_no_more(monkeypatch):
         with pytest.raises(NoRoomError, match="more nodes"):
             made.learn(data)
     assert made.learn(revocation(ALICE, INVITED)) is not None, "of those known there may be more"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(125, "2 min"), (3500, "58 min"), (3599, "1.0 hours"), (40_000, "11.1 hours"), (86_399, "1.0 days")],
+)
+def test_how_long_ago_is_said_in_a_fitting_unit(seconds, said):
+    one = charter(grant(identity(1), INVITED, expires=1_000_000))
+    with pytest.raises(RefusedError, match=f"ran out {said} ago; ask an owner"):
+        one.vet(identity(1).node_id, 1_000_000 + seconds)
+
+
+def test_until_when_a_node_is_invited():
+    one, open_, node = charter(), charter(of=OPEN), identity(1)
+    assert one.invited_until(node.node_id) is None
+    for role, expires in ((Role.TRAIN, 50), (Role.OBSERVE, 90)):
+        one.learn(grant(node, INVITED, role=role, expires=expires))
+        open_.learn(grant(node, OPEN, role=role, expires=expires))
+        assert one.invited_until(node.node_id) == expires
+    one.learn(grant(node, INVITED))
+    assert one.invited_until(node.node_id) is None is open_.invited_until(node.node_id)

@@ -402,3 +402,18 @@ def test_an_owner_may_ask_and_is_no_member(member):
             node.core.vetting.vet_question(who.node_id, b"", world.now)
     with pytest.raises(PeerError):
         node.core.vetting.vet(OWNER.node_id, b"", world.now)
+
+
+@pytest.mark.parametrize("first", ["grant", "revocation"])
+def test_who_is_let_in_is_said_where_it_is_so(member, first):
+    """A newcomer may hear of what a revoked node was once granted after it heard that it is out."""
+    world, node = member
+    member_row, out = _invited(7), revocation(identity(7), INVITED)
+    effects = [
+        effect
+        for record in ((member_row, out) if first == "grant" else (out, member_row))
+        for effect in _give(world, node, record)
+    ]
+    said = [effect.text for effect in effects if isinstance(effect, fx.Notice)]
+    assert any("was revoked by an owner" in text for text in said)
+    assert any("may train in this swarm" in text for text in said) == (first == "grant")
