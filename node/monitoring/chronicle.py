@@ -4,8 +4,9 @@ The ledger forgets what is closed; this keeps a line for each delta of the lates
 of more. It is fed from the records as they come and from the merges; nothing of the protocol depends on it.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import groupby, islice
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -71,6 +72,14 @@ class Round(NamedTuple):
         return median(losses) if losses else None
 
 
+class _Stretch:
+    """The rounds of one of `TokenCount`'s stretches, and what all deltas up to its bounds count for."""
+
+    def __init__(self, rounds: tuple[int, ...], below: int) -> None:
+        self.rounds = rounds
+        self.below = self.up_to_its_end = below
+
+
 class Chronicle:
     """The latest rounds, oldest dropped first. Rows are immutable: other threads may read a list of them."""
 
@@ -82,6 +91,8 @@ class Chronicle:
         self._highest_merged = 0
         self._merged: dict[int, tuple[Delta, ...]] = {}
         """What Phi holds of the rounds above its base."""
+        self._stretches: dict[int, _Stretch] = {}
+        """Those that `_merged` has rounds of, as they were last settled."""
         self._unsettled: set[int] = set()
         self._changed: set[int] = set()
         self._unsaved: set[int] = set()
@@ -151,17 +162,38 @@ class Chronicle:
         if not self._unsettled:
             return
         self._merged = {r: deltas for r, deltas in self._merged.items() if r > base_round}
-        below, above = base_tokens, TokenCount(self._manifest)
-        first = above.stretch_of(min(self._unsettled))
+        below = base_tokens
+        kept, self._stretches = self._stretches, {}
+        for number, rounds in groupby(sorted(self._merged), TokenCount(self._manifest).stretch_of):
+            stretch = _Stretch(tuple(rounds), below)
+            self._stretches[number] = stretch
+            self._settle_stretch(stretch, kept.get(number, stretch))
+            below = stretch.up_to_its_end
         self._unsettled.clear()
-        for round_ in sorted(self._merged):
+
+    def _settle_stretch(self, stretch: "_Stretch", before: "_Stretch") -> None:
+        """The same for the rounds of one stretch, whose deltas are capped together; `before` is what it was.
+
+        Those before the first that changed count for as much as they did: there may be very many.
+        """
+        changed = [round_ for round_ in stretch.rounds if round_ in self._unsettled]
+        is_same = stretch.rounds[: len(before.rounds)] == before.rounds and before is not stretch
+        first = min(changed, default=math.inf) if is_same else 0
+        if first > stretch.rounds[-1] and stretch.below == before.below:
+            stretch.up_to_its_end = before.up_to_its_end
+            return
+        count = TokenCount(self._manifest, (d for r in stretch.rounds if r < first for d in self._merged[r]))
+        for round_ in stretch.rounds:
             row = self._rounds.get(round_)
-            if row is not None and row.merged_tokens is not None and above.stretch_of(round_) < first:
-                below, above = row.merged_tokens, TokenCount(self._manifest)
-                continue
-            above.change((), self._merged[round_])
-            if row is not None:
-                self._put(row._replace(merged_tokens=total((below, above.total))))
+            tokens = None if row is None else row.merged_tokens
+            if round_ >= first:
+                count.change((), self._merged[round_])
+                tokens = total((stretch.below, count.total))
+            elif tokens is not None:
+                tokens = total((tokens - before.below, stretch.below))
+            if row is not None and tokens != row.merged_tokens:
+                self._put(row._replace(merged_tokens=tokens))
+        stretch.up_to_its_end = total((stretch.below, count.total))
 
     # -- what others ask
 

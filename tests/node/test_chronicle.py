@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from gossamer.protocol.conduct import Figures
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.limits import ROUND_MAX
 from gossamer.protocol.records import Delta
+from gossamer.protocol.token_count import TokenCount
 from tests.node.daemons import report
 from tests.protocol.builders import LAYOUT, manifest, unsigned
 
@@ -161,6 +163,35 @@ def test_merged_tokens_are_what_the_records_up_to_a_round_count_for(chronicle: C
     merged(chronicle, delta(1, 17, tokens=10), delta(2, 17, tokens=10))
     chronicle.settle(10, 1000)
     assert [found.merged_tokens for found in rounds_of(chronicle)] == [1010, 1060, 1070, 1080, 1100]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_merged_tokens_do_not_depend_on_when_they_were_settled(seed: int) -> None:
+    """Late deltas, deltas that turn out void, closed rounds: as if all had been merged at once."""
+    rng = random.Random(seed)
+    every = rng.choice((1, 3, 16))
+    setting = manifest(fragments=1, history={"snapshot_every": every, "seal_after": 1, "retain": 0})
+    chronicle, base, below = Chronicle(ME, setting), 0, 0
+    deltas: dict[int, tuple[Delta, ...]] = {}
+
+    def told(several: Chronicle) -> list[tuple[int, int | None]]:
+        return [(found.number, found.merged_tokens) for found in rounds_of(several, base + 1)]
+
+    for _ in range(30):
+        for round_ in {base + 1 + rng.randrange(3 * every + 3) for _ in range(rng.randrange(1, 4))}:
+            authors = rng.sample(range(1, 6), rng.randrange(1, 6))
+            deltas[round_] = tuple(delta(i, round_, tokens=rng.choice((1, 10, 2**40))) for i in authors)
+            merged(chronicle, *deltas[round_])
+        chronicle.settle(base, below)
+        fresh = Chronicle(ME, setting)
+        for round_ in sorted(deltas):
+            merged(fresh, *deltas[round_])
+        fresh.settle(base, below)
+        assert told(chronicle) == told(fresh)
+        if rng.random() < 0.2:
+            closed = [round_ for round_ in deltas if round_ <= base + every]
+            below += TokenCount(setting, (each for round_ in closed for each in deltas.pop(round_))).total
+            base += every
 
 
 def test_one_liar_does_not_make_the_loss_of_a_round(chronicle: Chronicle) -> None:
