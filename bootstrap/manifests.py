@@ -275,11 +275,16 @@ def write(manifest: Manifest, path: str | Path, *, replace: bool = False) -> Non
 
 
 def _check_of_no_other_swarm(path: Path, manifest: Manifest) -> None:
-    """Raise ConfigError for a file with another swarm's manifest, which some nodes may have already."""
+    """Raise ConfigError for a file with another swarm's manifest, which some nodes may have already.
+
+    Also for one that cannot be read: somebody may have slipped in editing theirs.
+    """
+    if not path.is_file() or not path.stat().st_size:
+        return
     try:
         known = read_manifest(path)
-    except ConfigError:
-        return  # not there, or no manifest
+    except ConfigError as error:
+        raise ConfigError(f"{error}; put it right, remove it, or choose another name") from None
     if known.swarm_id != manifest.swarm_id:
         ours, theirs = known.swarm_id.hex()[:12], manifest.swarm_id.hex()[:12]
         raise ConfigError(

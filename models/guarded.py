@@ -172,6 +172,10 @@ class Guarded(Task):
             self._wrong("averaging", f"returned {rule!r} for {name!r}: return 'rda' or 'mean'")
         return rule
 
+    def data_in_words(self) -> str:
+        with self._explained("data_in_words"):
+            return str(self.inner.data_in_words())
+
     def lr_scale(self, swarm_tokens: int) -> float:
         with self._explained("lr_scale"):
             scale = self.inner.lr_scale(swarm_tokens)

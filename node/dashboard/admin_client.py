@@ -34,25 +34,33 @@ def find_admin(address: str | None, folder: Path | None) -> str:
     if folder is not None:
         is_running = _is_running(folder)
         if is_running and Home(folder).read_daemon() is None:
-            raise ConfigError(f"the node in {folder} is starting; its log says where it listens once it does")
+            raise _is_starting(folder)
         found = admin_of(folder) if is_running else None
         if found is None:
             raise ConfigError(f"no node with an admin server runs in {folder}; start it, without --admin off")
         return found
-    folders = [path.parent for path in nodes_root().glob("*/daemon.json")]
-    told = {str(where): admin_of(where) for where in folders if _is_running(where)}
+    folders = {path.parent for path in nodes_root().glob("*/daemon*.json")}
+    running = [where for where in folders if _is_running(where)]
+    starting = [str(where) for where in running if Home(where).read_daemon() is None]
+    told = {str(where): admin_of(where) for where in running}
     known = {where: found for where, found in told.items() if found is not None and _answers(found)}
+    if not known and starting:
+        raise _is_starting(min(starting))
     if not known:
         raise ConfigError(
             f"no node runs in {nodes_root()}; give one's folder with --dir, or its admin HOST:PORT"
         )
-    if len(known) > 1:
+    if len(known) + len(starting) > 1:
         training = [where for where in known if (Home(Path(where)).read_daemon() or {}).get("trains")]
-        if len(training) == 1 and len(set(map(_manifest_in, known))) == 1:
+        if not starting and len(training) == 1 and len(set(map(_manifest_in, known))) == 1:
             return known[training[0]]
-        which = ", ".join(f"--dir {where}" for where in sorted(known))
+        which = ", ".join(f"--dir {where}" for where in sorted((*known, *starting)))
         raise ConfigError(f"which node? Give one of {which}")
     return next(iter(known.values()))
+
+
+def _is_starting(folder: Path | str) -> ConfigError:
+    return ConfigError(f"the node in {folder} is starting; its log says where it listens once it does")
 
 
 def _is_running(folder: Path) -> bool:

@@ -37,6 +37,16 @@ def _of_trainer(key: str) -> Reading:
     return lambda status: status.get("trainer", {}).get(key)
 
 
+def _so_far(key: str) -> Reading:
+    """The same of all its runs together, which it does not know before it has joined."""
+
+    def reading(status: Status) -> float | None:
+        trainer = status.get("trainer", {})
+        return None if trainer.get("state") == "joining" else trainer.get(key)
+
+    return reading
+
+
 _GAUGES: tuple[tuple[str, str, Reading], ...] = (
     ("gossamer_uptime_seconds", "Time since the daemon started.", _of("uptime_s")),
     ("gossamer_round", "Last round that this node published a delta for.", _of("round")),
@@ -66,8 +76,8 @@ _GAUGES: tuple[tuple[str, str, Reading], ...] = (
 _COUNTERS: tuple[tuple[str, str, Reading], ...] = (
     ("gossamer_merges_total", "Merges that changed the model.", _of("version")),
     ("gossamer_misbehaviours_total", "Messages that break the protocol.", _of("misbehaviours_seen")),
-    ("gossamer_inner_steps_total", "Inner steps of this node's trainer.", _of_trainer("inner_steps")),
-    ("gossamer_tokens_total", "Tokens that this node has trained on.", _of_trainer("tokens")),
+    ("gossamer_inner_steps_total", "Inner steps of this node's trainer.", _so_far("inner_steps")),
+    ("gossamer_tokens_total", "Tokens that this node has trained on.", _so_far("tokens")),
 )
 
 

@@ -59,7 +59,8 @@ class Look:
     behind: int = 0
     """Rounds that wait to be merged."""
     has_model: bool = True
-    """Whether it has got the swarm's model, so that it can train."""
+    """Whether it has got the swarm's model."""
+    trains: bool = True
     runs_out: str = ""
     """What to say of this node's invitation, if it ends within days."""
     refused: str = ""
@@ -254,4 +255,5 @@ def _advice_alone(look: Look) -> str:
             "this node has no model yet, and nobody to get it from: start a node of the swarm, and check this"
             " machine's network, and --join"
         )
-    return "what is trained meanwhile is handed on later. Check this machine's network, and --join"
+    later = "what is trained meanwhile is handed on later; " if look.trains else ""
+    return f"{later}check this machine's network, and --join"

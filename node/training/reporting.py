@@ -26,6 +26,10 @@ class Reporting(Protocol):
     def report(self, report: Report) -> None: ...
 
 
+JOINING = "joining"
+"""The state of who waits for the swarm's model. How far earlier runs had come is taken up only then."""
+
+
 class Reporter:
     """Sends a peer's reports, none too soon after the last."""
 
@@ -33,7 +37,7 @@ class Reporter:
         self._device = device
         self._reported_at = 0.0
         self._recent: tuple[float, int] | None = None
-        """When the speed was last measured, and the tokens by then; None before the first report."""
+        """When the speed was last measured, and the tokens by then; None before there is any to measure."""
         self._tokens_per_s = 0.0
 
     def report(
@@ -50,12 +54,8 @@ class Reporter:
         if now - self._reported_at < INTERVAL_S:
             return
         self._reported_at = now
-        if self._recent is None:  # a run that goes on has the tokens of those before it
-            self._recent = (now, peer.progress.tokens)
-        since, tokens = self._recent
-        if now - since > RATE_OVER_S:
-            self._tokens_per_s = (peer.progress.tokens - tokens) / (now - since)
-            self._recent = (now, peer.progress.tokens)
+        if state != JOINING:
+            self._measure(now, peer.progress.tokens)
         peer.report(
             Report(
                 state=state,
@@ -70,3 +70,11 @@ class Reporter:
                 device=self._device,
             )
         )
+
+    def _measure(self, now: float, so_far: int) -> None:
+        """Of this run: one that goes on has the tokens of those before it."""
+        since, tokens = self._recent or (now, so_far)
+        if now - since > RATE_OVER_S:
+            self._tokens_per_s = (so_far - tokens) / (now - since)
+            since, tokens = now, so_far
+        self._recent = since, tokens

@@ -254,6 +254,20 @@ def test_a_manifest_is_written_once(tmp_path: Path) -> None:
     assert manifests.read(path) == other
 
 
+def test_a_manifest_that_somebody_slipped_in_editing_is_not_lost(tmp_path: Path) -> None:
+    manifest, _ = create()
+    path = tmp_path / "m.toml"
+    manifests.write(manifest, path)
+    edited = path.read_text().replace("[layout]", "[layout")
+    path.write_text(edited)
+    with pytest.raises(ConfigError, match="m.toml.*put it right, remove it, or choose another name"):
+        manifests.write(manifest, path)
+    assert path.read_text() == edited
+    path.write_text("")
+    manifests.write(manifest, path)
+    assert manifests.read(path) == manifest
+
+
 # -- a model of one's own
 
 

@@ -42,6 +42,20 @@ def test_a_good_task_passes(task_folder: Path) -> None:
     go_through(load(task_folder))
 
 
+def test_what_it_trains_on_is_told_as_the_task_has_it(task_folder: Path) -> None:
+    task = kind_of(write_task(task_folder)).task({}, data=(Path("/data/corpus"),))
+    assert isinstance(task, Guarded) and task.data_in_words() == "/data/corpus"
+    task.inner.data = None  # type: ignore[assignment]
+    assert task.data_in_words() == "data of the task's own choice"
+    own = Guarded(InWords(), Path("x.py"))
+    assert own.data_in_words() == "shards 1 to 3 of 8"
+
+
+class InWords(ByteTextTask):
+    def data_in_words(self) -> str:
+        return "shards 1 to 3 of 8"
+
+
 MODEL = "return nn.Sequential(nn.Linear(8, self.options.width), nn.Linear(self.options.width, 1))"
 LOSS = "return (model(inputs) - targets).square().mean()"
 EVALUATE = "return float(self.loss(model, (inputs, inputs.sum(1, keepdim=True))))"

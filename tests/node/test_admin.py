@@ -489,6 +489,14 @@ def test_of_a_swarms_nodes_on_this_machine_the_one_that_trains_is_meant(
         with pytest.raises(ConfigError, match="which node"):
             find_admin(None, None)
         homes[0].manifest_path.write_bytes(homes[1].manifest_path.read_bytes())
+        homes[0].write_daemon(admin=where[0])
+        homes[0].set_daemon_aside()
+        with pytest.raises(ConfigError, match=r"which node\? Give one of --dir .*peer, --dir .*trainer$"):
+            find_admin(None, None)
+        homes[1].lock.let_go()
+        with pytest.raises(ConfigError, match="the node in .*peer is starting"):
+            find_admin(None, None)
+        homes[1].lock.take()
         homes[0].write_daemon(admin=where[0], trains=True)
         with pytest.raises(ConfigError, match="which node"):
             find_admin(None, None)

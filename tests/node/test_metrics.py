@@ -105,6 +105,16 @@ async def test_a_counter_goes_on_where_its_total_falls(
             assert await counter_of(home, "gossamer_swarm_tokens") == counted
 
 
+async def test_what_a_node_has_trained_on_is_not_known_before_it_has_joined(tmp_path: Path) -> None:
+    """Its checkpoint is taken up only then: until then a trainer says 0, and all of it would count again."""
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        for state, counted in (("joining", None), ("training", 10)):
+            link.send(report(state=state))
+            await until(lambda state=state: daemon.port.report and daemon.port.report.state == state)
+            assert await counter_of(home, "gossamer_inner_steps") == counted
+
+
 async def test_what_the_swarm_has_trained_on_is_not_known_before_a_node_has_joined(tmp_path: Path) -> None:
     home = joining(tmp_path / "b", founded(tmp_path / "a"))
     async with running(home, join=("127.0.0.1:1",), trains=False):

@@ -33,6 +33,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
+def test_who_waits_for_the_swarm_does_not_know_yet_what_earlier_runs_did(clock: list[float]) -> None:
+    reporter, peer = Reporter("cpu"), Training(Progress(0, 0))
+    for second in range(40):
+        clock[0] += INTERVAL_S
+        if second == 20:
+            peer.progress = Progress(10**6, 10**9)  # the checkpoint is taken up
+        reporter.report(peer, "joining" if second < 20 else "training")
+    assert len(peer.reports) == 40 and peer.reports[-1].tokens == 10**9
+    assert {report.tokens_per_s for report in peer.reports} == {0.0}
+
+
 @pytest.mark.parametrize("before", [0, 10**9])
 def test_the_speed_is_of_this_run(clock: list[float], before: int) -> None:
     """Tokens are counted over all runs: a trainer that goes on has not made those in its first seconds."""

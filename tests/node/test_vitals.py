@@ -50,6 +50,9 @@ def test_a_node_that_is_alone_says_why_where_it_knows(shown: Shown) -> None:
     (said,) = shown.for_s(60, links=0, known=3, has_model=False)
     assert "nobody to get it from: start a node of the swarm" in said and "handed on" not in said
     shown.for_s(1, links=1)
+    (said,) = shown.for_s(60, links=0, known=3, trains=False)
+    assert said.endswith("again and again; check this machine's network, and --join")
+    shown.for_s(1, links=1)
     (said,) = shown.for_s(60, links=0, known=3, refused="the invitation of node abab ran out 5.5 hours ago")
     assert said.endswith("they let this node in no more: the invitation of node abab ran out 5.5 hours ago")
 
