@@ -176,7 +176,8 @@ class Loop:
 
 
 def _say(**what: Any) -> None:
-    print(json.dumps({"at": round(time.time(), 2), **what}), flush=True)
+    """One line at once: the daemon writes its own into the same file."""
+    os.write(1, f"{json.dumps({'at': round(time.time(), 2), **what})}\n".encode())
 
 
 def _attached(options: dict[str, Any], loop: Loop) -> Peer:
