@@ -167,18 +167,18 @@ class Chronicle:
         for number, rounds in groupby(sorted(self._merged), TokenCount(self._manifest).stretch_of):
             stretch = _Stretch(tuple(rounds), below)
             self._stretches[number] = stretch
-            self._settle_stretch(stretch, kept.get(number, stretch))
+            self._settle_stretch(stretch, kept.get(number))
             below = stretch.up_to_its_end
         self._unsettled.clear()
 
-    def _settle_stretch(self, stretch: "_Stretch", before: "_Stretch") -> None:
+    def _settle_stretch(self, stretch: "_Stretch", before: "_Stretch | None") -> None:
         """The same for the rounds of one stretch, whose deltas are capped together; `before` is what it was.
 
         Those before the first that changed count for as much as they did: there may be very many.
         """
-        changed = [round_ for round_ in stretch.rounds if round_ in self._unsettled]
-        is_same = stretch.rounds[: len(before.rounds)] == before.rounds and before is not stretch
-        first = min(changed, default=math.inf) if is_same else 0
+        first: float = min((r for r in stretch.rounds if r in self._unsettled), default=math.inf)
+        if before is None or stretch.rounds[: len(before.rounds)] != before.rounds:
+            before, first = stretch, 0
         if first > stretch.rounds[-1] and stretch.below == before.below:
             stretch.up_to_its_end = before.up_to_its_end
             return
