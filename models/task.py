@@ -92,9 +92,7 @@ class Task(abc.ABC):
     def data_in_words(self) -> str:
         """What this node trains on, for its log: asked once a first batch has been drawn."""
         given = getattr(self, "data", None)
-        if not isinstance(
-            given, tuple
-        ):  # a class that has its own `__init__` may lack it, or keep another thing
+        if not isinstance(given, tuple):  # a class with an `__init__` of its own may keep another thing there
             return "data of the task's own choice"
         return ", ".join(map(str, given)) or "the task's own data (no --data given)"
 

@@ -120,11 +120,14 @@ class AdminClient:
         """What happened from a round on, answer by answer, the newest first. Raises UnreachableError."""
         last = ROUND_MAX
         while last >= first:
-            async for _, data in self._read(f"/api/rounds?from={first}&to={last}", _whole):
-                yield data
-                if not data["rounds"]:
-                    return
-                first, last = max(first, data["oldest"] or 0), min(last, data["rounds"][0][0]) - 1
+            answer = [data async for _, data in self._read(f"/api/rounds?from={first}&to={last}", _whole)]
+            if not answer:
+                raise UnreachableError("the answer was empty")
+            (told,) = answer
+            yield told
+            if not told["rounds"]:
+                return
+            first, last = max(first, told["oldest"] or 0), min(last, told["rounds"][0][0]) - 1
 
     async def events(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Name and data of every event, until the server goes. Raises UnreachableError."""

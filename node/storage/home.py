@@ -227,8 +227,8 @@ class Home:
         """Keep which file holds the task, for the next start. Raises StorageError."""
         keep(self.task_path, text.encode())
 
-    def data_before(self, sources: Sequence[str]) -> tuple[str, ...] | None:
-        """What the last run trained on, and keep what this one does; None if that is not known."""
+    def keep_data(self, sources: Sequence[str]) -> tuple[str, ...] | None:
+        """Keep what this run trains on; returns what the last one did, None if that is not known."""
         found = _read_json(self.data_path)
         with suppress(StorageError):  # nothing depends on it
             keep(self.data_path, json.dumps(list(sources)).encode())

@@ -131,7 +131,7 @@ class Trainer:
     def _tell_data(self) -> None:
         """Say what this node trains on, and that it is not what it was: the folder keeps no --data."""
         sources = self._options.data
-        before = Home(self._options.folder).data_before(sources)
+        before = Home(self._options.folder).keep_data(sources)
         log.info("training on %s", self._task.data_in_words())
         if before is not None and before != sources:
             then, now = (", ".join(names) or "the task's own data" for names in (before, sources))
