@@ -12,17 +12,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.daemons import new_home, swarm_of
 from benchmarks.goals import Goal
 from benchmarks.plots import axes, save
 from benchmarks.tables import Table
+from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.options import DaemonOptions
 from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
+from gossamer.node.training.outer import OuterLoop
+from gossamer.protocol.manifest import Manifest
 from tests.net import hosts as namespaces
 from tests.net.hosts import NET, Hosts
-from tests.net.puppet import Puppet
 
 why_not = namespaces.why_not
 """Why this benchmark cannot run here, if it cannot."""
@@ -78,18 +82,11 @@ async def _join(folder: Path, parameters: int, donors: int) -> dict[str, Any]:
             await asyncio.sleep(POLL_S)
         await asyncio.sleep(STANDING_S)
         home = new_home(folder / "joiner", manifest)
-        puppet = Puppet(home.socket_path(), manifest, step_s=1.0, seed=1)
-        puppet.paused = True
+        outer = _untrained(manifest)
         begun = time.time()
         _start(hosts, hosts.add(), home, trains=True)
-        puppet.start()
-        try:
-            async with asyncio.timeout(GIVE_UP_S):
-                while puppet.phi is None:
-                    await asyncio.sleep(POLL_S)
-            trains_s = time.time() - begun
-        finally:
-            await puppet.stop()
+        await _load(home, manifest, outer)
+        trains_s = time.time() - begun
     written = sorted(path.stat().st_mtime - begun for path in home.chunks_path.glob("??/" + "?" * 64))
     return {
         "donors": donors,
@@ -97,6 +94,29 @@ async def _join(folder: Path, parameters: int, donors: int) -> dict[str, Any]:
         "fetch_begins_s": written[0],
         "fetch_s": written[-1] - written[0],
     }
+
+
+def _untrained(manifest: Manifest) -> OuterLoop:
+    """A trainer's parameters and what its outer loop keeps: a script has its model before it joins."""
+    specs = [slot.spec for fragment in manifest.plan().fragments for slot in fragment.slots]
+    return OuterLoop({spec.name: torch.ones(spec.shape) for spec in specs}, manifest)
+
+
+async def _load(home: Home, manifest: Manifest, outer: OuterLoop) -> None:
+    """Load the swarm's model into the parameters as soon as the daemon offers it, as `Peer.begin` does."""
+    link = DaemonLink(str(home.socket_path()), manifest)
+    try:
+        async with asyncio.timeout(GIVE_UP_S):
+            missing = set(range(len(outer.fragments)))
+            while missing:
+                while (offer := link.take_offer()) is not None:
+                    values = offer.values(outer.fragments[offer.fragment].fragment)
+                    outer.apply(offer.fragment, values, offer.merged_round, keep_progress=False)
+                    link.took(offer)
+                    missing.discard(offer.fragment)
+                await asyncio.sleep(POLL_S)
+    finally:
+        await asyncio.to_thread(link.close)
 
 
 def _start(hosts: Hosts, n: int, home: Home, *, trains: bool) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 
 from gossamer.node.ipc import control
 from gossamer.node.ipc.daemon_link import DaemonLink
-from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
 from gossamer.protocol.payload import encode_payload
@@ -36,8 +35,6 @@ class Puppet:
         """Added to every value of its deltas: a direction that all who have the same one agree on."""
         self.rounds: list[int] = []
         """What it has handed over."""
-        self.phi: Ints | None = None
-        """The first fragment as last offered."""
         self._manifest = manifest
         self._layout = manifest.plan()
         self._codec = manifest.outer.codec
@@ -89,9 +86,6 @@ class Puppet:
     def _take(self) -> set[int]:
         taken = set()
         while (offer := self._link.take_offer()) is not None:
-            fragment = self._layout.fragments[offer.fragment]
-            if not fragment.index:
-                self.phi = offer.values(fragment).copy()
             self._merged[offer.fragment] = offer.merged_round
             self._base.setdefault(offer.fragment, offer.merged_round)
             self._link.took(offer)
