@@ -88,6 +88,9 @@ class Gossip:
         return self.open_exchange(link)
 
     def link_down(self, link: int) -> None:
+        """What was pushed to it last may be lost, and where a network splits each link left is needed for it:
+        the next exchange is due now."""
+        self._next_exchange = 0.0
         self._links.discard(link)
         self._awaited.pop(link, None)
         self._goes_on.pop(link, None)

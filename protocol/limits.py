@@ -207,11 +207,12 @@ the oldest of them looked at again, which costs an index."""
 SEAL_SETTLE_S = 5.0
 """However fast rounds follow each other, payloads get this long to arrive before their round is sealed."""
 
-LINEAGE_PATIENCE_S = 12.0
-"""Longer than an anti-entropy period: a difference of claims that lasts is one of closed history."""
+LINEAGE_PATIENCE_S = 30.0
+"""A difference of claims that lasts is one of closed history. But where a network has just split into a ring,
+say, a record needs 20 s to get around: dead links have to be noticed first. Then its round is sealed anew."""
 
-LINEAGE_DOUBLINGS_MAX = 6
-"""Who has given its history up waits twice as long the next time, up to 13 minutes: one key can sign a second
+LINEAGE_DOUBLINGS_MAX = 5
+"""Who has given its history up waits twice as long the next time, up to 16 minutes: one key can sign a second
 record for a round that some have closed and others have not, and each such difference costs a download."""
 
 LINEAGE_MEMORY_S = 3600.0

@@ -13,19 +13,17 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf
 
 from gossamer.node.ipc.trainer_port import TrainerPort
-from gossamer.node.phi.held_back import HeldBack
 from gossamer.node.phi.merger import MergedState, Merger, Prefix
 from gossamer.node.seldom import Trouble
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.protocol.conduct import Conduct, RoundFigures
 from gossamer.protocol.errors import StorageError
-from gossamer.protocol.history import WITNESSES
 from gossamer.protocol.identity import short
 from gossamer.protocol.layout import Fragment
+from gossamer.protocol.merge_schedule import MergeSchedule
 from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
 
@@ -65,10 +63,7 @@ class Merging:
         """What has been seen of every member's deltas."""
         self._merger: Merger | None = None
         self._begun = asyncio.Event()
-        self._dirty: set[int] = set()
-        self._held_back = HeldBack()
-        self.reach = 0
-        """The newest round merged, by an earlier run maybe."""
+        self.schedule = MergeSchedule(core)
         self._unoffered: set[int] = set()
         self._trouble = Trouble(log, "payloads can be read again")
         self._merged_at: dict[int, float] = {}
@@ -76,11 +71,16 @@ class Merging:
         self._merged_some = asyncio.Event()
         self._busy = asyncio.Lock()
         self._attachments = 0
-        self._catch_up_to: int | None = None
-        self._found_up_to: float = inf
-        """The newest round that the swarm had when we came; not known before we have caught up."""
-        self.ready = False
+
+    @property
+    def ready(self) -> bool:
         """Whether Phi holds all that the swarm had when we joined: the trainer may begin."""
+        return self.schedule.ready
+
+    @property
+    def reach(self) -> int:
+        """The newest round merged, by an earlier run maybe."""
+        return self.schedule.reach
 
     @property
     def tokens(self) -> int:
@@ -95,13 +95,13 @@ class Merging:
     @property
     def behind(self) -> int:
         """Rounds that have changed and are not merged yet."""
-        return len(self._reached())
+        return len(self.schedule.reached(time.monotonic()))
 
     @property
     def unmerged(self) -> int:
         """The same with those that wait for others or for the swarm, and more while payloads are on their way
         and before we are `ready`: until it is 0, Phi is not what the swarm has."""
-        return len(self._dirty) + self._core.fetcher.wants.are_held + (not self.ready)
+        return self.schedule.unmerged + self._core.fetcher.wants.are_held + (not self.ready)
 
     @property
     def base(self) -> Base:
@@ -117,8 +117,7 @@ class Merging:
             if self._merger is not None:
                 merger.version = self._merger.version + 1
             self._merger = merger
-        self.reach = reach
-        self._dirty = {round_ for round_ in self._core.ledger.rounds() if round_ > merger.base.round}
+        self.schedule.begin(merger.base.round, reach)
         self._unoffered.update(fragment.index for fragment in self._core.layout.fragments)
         self._begun.set()
         self._news.set()
@@ -131,8 +130,8 @@ class Merging:
         """
         while True:
             async with self._busy:
-                waiting = [dirty for dirty in self._dirty if dirty <= round_]
-                if not waiting or min(waiting) > self._reachable:
+                waiting = self.schedule.waiting(round_)
+                if not waiting or waiting[0] > self.schedule.reachable:
                     return not waiting
             self._merged_some.clear()
             await self._merged_some.wait()
@@ -149,13 +148,12 @@ class Merging:
             return None
         async with self._busy:
             self._merger.close_up_to(floor)
-        self._dirty = {round_ for round_ in self._dirty if round_ > floor}
+        self.schedule.close(floor)
         return self._merger.base
 
     def mark(self, round_: int) -> None:
         """A round's set of complete, valid records has changed."""
-        self._dirty.add(round_)
-        self._held_back.release(round_)
+        self.schedule.mark(round_)
         self._news.set()
 
     def look(self) -> None:
@@ -173,9 +171,7 @@ class Merging:
                 await asyncio.sleep(GATHER_S)
                 newest_next = True
             self._note_new_trainer()
-            self._held_back.note_clock(self._core.clock, time.monotonic())
-            self._forget_closed()
-            reached = self._reached()
+            reached = self.schedule.look(time.monotonic())
             # What was due once is: it need not wait until the trainer has taken what was merged before it.
             due = {round_ for round_ in reached if round_ in due or self._is_due(round_)}
             if due:
@@ -184,13 +180,13 @@ class Merging:
                 due.discard(round_)
                 await self._merge(round_)
             self._merged_some.set()
-            self._look_whether_ready()
+            self.schedule.look_whether_ready(time.monotonic())
             if self.ready:
                 await self._offer()
 
     async def _wait_for_news(self) -> None:
         """Sleep until something changed; while anything is held up, look again soon."""
-        held_up = bool(self._dirty) or not self.ready
+        held_up = self.schedule.unmerged > 0 or not self.ready
         try:
             async with asyncio.timeout(PATIENCE_S / 4 if held_up else None):
                 await self._news.wait()
@@ -198,63 +194,17 @@ class Merging:
             pass
         self._news.clear()
 
-    def _look_whether_ready(self) -> None:
-        """We may train once all that the swarm had, when we first had seen all of it, is merged."""
-        if self.ready or not (self._core.caught_up and self._core.sealing.joined):
-            return
-        if max(self._dirty, default=0) > self._horizon and not self._core.somebody_trains:
-            return  # what lies beyond may be all that there is of others' work
-        reached = self._reached()
-        if self._catch_up_to is None:
-            self._catch_up_to = max(reached, default=0)
-            self._found_up_to = max(self._core.ledger.rounds(), default=0)
-        self.ready = all(round_ > self._catch_up_to for round_ in reached)
-
-    def _reached(self) -> list[int]:
-        """The rounds to merge, in order: none that the swarm cannot have reached, unless it rests, or that is
-        held back."""
-        clock, now, reachable = self._core.clock, time.monotonic(), self._reachable
-        return [
-            round_
-            for round_ in sorted(self._dirty)
-            if round_ <= reachable and not self._held_back.waits(round_, clock, now)
-        ]
-
-    @property
-    def _reachable(self) -> float:
-        """Up to which round all is merged: a swarm that rests gets no further than it is."""
-        return inf if self._core.caught_up and self._core.rests else self._horizon
-
-    @property
-    def _horizon(self) -> int:
-        """The newest round that the swarm can have reached. What it had once reached, it has."""
-        return max(self._core.horizon, self.reach)
-
-    def _forget_closed(self) -> None:
-        """What the core has closed is no longer in its ledger, and stays as it is merged here."""
-        floor = self._core.ledger.floor
-        self._dirty = {round_ for round_ in self._dirty if round_ > floor}
-        self._held_back.keep(self._dirty)
-
-    def _stand_alone(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
-        """Whether nothing in a round that is still under way shows what is usual in it: too few have
-        published for it, and we are not among them.
-
-        What the swarm had when we came is not under way, and training is not to begin without it.
-        """
-        own_id = self._core.identity.node_id
-        few = 0 < len(deltas) < WITNESSES and all(delta.author != own_id for delta in deltas)
-        return few and round_ >= self._core.clock and round_ > self._found_up_to
-
     async def _are_outliers(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
-        """Whether they `_stand_alone`, and are outliers by what is usual. Raises MissingChunkError."""
+        """Whether they stand alone in a round, and are outliers by what is usual.
+
+        Raises MissingChunkError.
+        """
         assert self._merger is not None
-        alone = self._stand_alone(round_, deltas)
+        alone = self.schedule.stand_alone(round_, deltas)
         return alone and await asyncio.to_thread(self._merger.are_outliers, round_, deltas)
 
     def _hold_back(self, round_: int, deltas: tuple[Delta, ...]) -> None:
-        self._dirty.add(round_)
-        self._held_back.hold(round_, time.monotonic())
+        self.schedule.hold_back(round_, time.monotonic())
         names = ", ".join(short(delta.author) for delta in deltas)
         log.info("%s: a delta far beyond what is usual; round %d waits for those of others", names, round_)
 
@@ -274,8 +224,7 @@ class Merging:
         assert self._merger is not None
         if round_ <= self._core.ledger.floor:  # closed while the rounds before it were merged
             return
-        self._dirty.discard(round_)
-        has_waited = self._held_back.release(round_)
+        has_waited = self.schedule.take(round_)
         deltas = tuple(d for d in self._core.ledger.valid(round_) if self._core.holds(d.record_id))
         fragment = self._core.layout.of_round(round_)
         before = self._merger.version
@@ -290,11 +239,11 @@ class Merging:
         except MissingChunkError as error:
             self.chunk_lost(error.blob)
             if not all(self._core.holds(delta.record_id) for delta in deltas):
-                self._dirty.add(round_)  # without that delta, until it is here again
+                self.schedule.put_back(round_)  # without that delta, until it is here again
             return
         except StorageError as error:
             self._trouble.met(f"{error}; trying again every {RETRY_S:.0f} s", event="reading")
-            self._dirty.add(round_)
+            self.schedule.put_back(round_)
             await asyncio.sleep(RETRY_S)
             return
         self._trouble.not_met()
@@ -302,7 +251,7 @@ class Merging:
         self.on_judged(round_, deltas, self._merger.figures)
         if self._merger.version == before:
             return
-        self.reach = max(self.reach, round_)
+        self.schedule.merged(round_)
         self.on_merged(round_)
         self._merged_at[fragment.index] = time.monotonic()
         self._unoffered.add(fragment.index)
@@ -331,7 +280,7 @@ class Merging:
         assert self._merger is not None
         state = self._merger.state(fragment)
         last = self._core.ledger.last_round(self._core.identity.node_id)
-        if last <= self._horizon:
+        if last <= self.schedule.horizon:
             return state
         last -= (last - fragment.index) % len(self._core.layout.fragments)
         return replace(state, own_round=max(state.own_round, last))

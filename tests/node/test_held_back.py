@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.node.phi import held_back
+from gossamer.protocol import held_back
 from gossamer.protocol.payload import encode_payload
 from gossamer.protocol.records import Delta
 from tests.node.merging import Setup, arrive, delta_of, merging
@@ -52,7 +52,7 @@ async def test_a_delta_of_far_more_tokens_than_usual_waits_for_others(setup: Set
     await setup.merged_all()
     before = setup.merging.tokens
     arrive(setup, delta_of(1, 17, 1000, tokens=2**40))
-    await until(lambda: setup.merging._held_back.until(17) is not None)
+    await until(lambda: setup.merging.schedule.held_back_until(17) is not None)
     assert (setup.merged, setup.merging.tokens) == ([14], before)
     arrive(setup, delta_of(2, 17, 1000))
     await setup.merged_all()
@@ -106,7 +106,7 @@ async def test_what_waited_is_merged_when_nobody_else_publishes_any_more(
     await setup.merged_all()
     assert setup.merging.unmerged == 0
     arrive(setup, delta_of(1, 4, 100_000))
-    await until(lambda: setup.merging._held_back.until(4) is not None)
+    await until(lambda: setup.merging.schedule.held_back_until(4) is not None)
     assert (setup.merged, setup.merging.unmerged, setup.merging.behind) == ([2], 1, 0)
     await until(lambda: setup.merged == [2, 4])
     assert setup.merging.unmerged == 0
@@ -115,13 +115,14 @@ async def test_what_waited_is_merged_when_nobody_else_publishes_any_more(
 async def test_a_round_is_held_back_for_longer_where_rounds_are_long(setup: Setup) -> None:
     await setup.merging.begin(setup.merger)
     for clock, at in ((1, 0.0), (2, 100.0), (3, 1000.0), (4, 1100.0)):
-        setup.merging._held_back.note_clock(clock, at)
+        setup.core.clock = clock
+        setup.merging.schedule.look(at)
     setup.core.clock = 3
     arrive(setup, *(delta_of(author, 2, 1000) for author in (1, 2, 3)))
     await setup.merged_all()
     arrive(setup, delta_of(1, 4, 100_000))
-    await until(lambda: setup.merging._held_back.until(4) is not None)
-    until_s = setup.merging._held_back.until(4)
+    await until(lambda: setup.merging.schedule.held_back_until(4) is not None)
+    until_s = setup.merging.schedule.held_back_until(4)
     assert until_s is not None and 190.0 < until_s - time.monotonic() <= 200.0
 
 

@@ -383,6 +383,19 @@ def test_exchange_every_ten_seconds_or_so():
     assert links == {1, 2, 3}
 
 
+def test_an_exchange_is_due_when_a_link_ends():
+    """What was pushed to it is lost, maybe, and where a network splits few links are left to find it by."""
+    side = Side([])
+    side.gossip.link_up(1)
+    side.gossip.link_up(2)
+    assert side.gossip.compare(1, msg.Compare(0, ())) == []
+    assert side.gossip.wake(0.0) and not side.gossip.wake(1.0)
+    side.gossip.link_down(1)
+    (effect,) = side.gossip.wake(1.0)
+    assert effect.link == 2 and isinstance(effect.message, msg.Compare)
+    assert not side.gossip.wake(2.0), "once"
+
+
 def test_who_has_just_started_asks_at_each_look_until_it_is_answered():
     """But not while records that it has asked for are under way: it would ask for them again."""
     side = Side([])

@@ -26,7 +26,8 @@ def test_a_snapshot_that_cannot_be_does_not_hold_our_own_history_up():
     sealing.unusable(lie._replace(tokens=6))
     assert sealing.adopting is None
     others = [(claim(8, tokens=5, mark=10),)] * 3
-    found = drive(sealing, 30.0, limits.LINEAGE_PATIENCE_S - 1, clock=20, others=others)
+    since = 2 * limits.LINEAGE_PATIENCE_S + 6
+    found = drive(sealing, since, limits.LINEAGE_PATIENCE_S - 1, clock=20, others=others)
     assert kinds(found, Seal) == [Seal(16)]
     assert not kinds(found, Adopt), "what comes after it has to last as long"
 
@@ -61,7 +62,7 @@ def test_who_is_cut_off_does_not_yield_to_what_was_said_before():
         assert not kinds(sealing.wake(tick / 2, 16, said), Adopt)
     back = [
         effect
-        for now in range(50, 70)
+        for now in range(50, 50 + int(limits.LINEAGE_PATIENCE_S) + 8)
         for effect in sealing.wake(float(now), 16, [Witness((winner,), told=float(now))] * 3)
     ]
     assert kinds(back, Adopt) == [Adopt(winner)]
@@ -142,12 +143,19 @@ def test_a_difference_that_heals_is_forgotten():
     assert drive(sealing, limits.LINEAGE_PATIENCE_S, 5, clock=16, others=[(winner,)] * 3) == []
 
 
+def test_a_record_that_takes_its_time_around_a_ring_makes_no_lineages():
+    """Where links die as it is published, 20 s go by until they are noticed and it is everywhere."""
+    sealing = joined(claim(16, tokens=9, mark=1))
+    others = [(claim(16, tokens=5, mark=2),)] * 5
+    assert not kinds(drive(sealing, 0.0, 25.0, clock=16, others=others), Adopt)
+
+
 def test_a_difference_that_shows_now_and_then_is_one_all_the_same():
     """With fast rounds members have seldom sealed the very round that we have."""
     sealing = joined(claim(16, tokens=5, mark=1))
     differs, elsewhere = [(claim(16, tokens=9, mark=2),)] * 3, [(claim(24, tokens=12, mark=2),)] * 3
     effects = []
-    for period in range(4):
+    for period in range(int(limits.LINEAGE_PATIENCE_S) // 8 + 2):
         effects += drive(sealing, period * 8.0, 3.0, clock=16, others=differs)
         effects += drive(sealing, period * 8.0 + 4.0, 3.0, clock=16, others=elsewhere)
     assert kinds(effects, Adopt) == [Adopt(claim(16, tokens=9, mark=2))]
@@ -178,13 +186,14 @@ def yields(sealing, start, seconds):
 def test_who_has_given_its_history_up_lately_takes_its_time():
     """One key can split those who have closed a round from those who have not, for 300 bytes each time."""
     sealing = joined(claim(16, tokens=5))
-    times = yields(sealing, 0.0, 1600)
-    assert len(times) == 7
+    times = yields(sealing, 0.0, 2000)
+    assert len(times) == limits.LINEAGE_DOUBLINGS_MAX + 1
     gaps = [later - earlier for earlier, later in pairwise(times)]
-    wanted = [limits.LINEAGE_PATIENCE_S * 2**number for number in range(1, 7)]
+    wanted = [limits.LINEAGE_PATIENCE_S * 2**number for number in range(1, limits.LINEAGE_DOUBLINGS_MAX + 1)]
     assert all(want <= gap < want + 10 for gap, want in zip(gaps, wanted, strict=True))
-    (again,) = yields(sealing, 1600.0 + limits.LINEAGE_MEMORY_S, 20)
-    assert again < 1620 + limits.LINEAGE_MEMORY_S, "that was long ago"
+    later = 2000.0 + limits.LINEAGE_MEMORY_S
+    (again,) = yields(sealing, later, limits.LINEAGE_PATIENCE_S + 8)
+    assert again < later + limits.LINEAGE_PATIENCE_S + 8, "that was long ago"
 
 
 def ahead():

@@ -136,7 +136,7 @@ class Archive:
         self.claims = (claim,)
         node.disk.begin_at(claim, node.core.own_last)
         below = node.stage.audit.adopted(node, claim, node.stage.manifest.genesis.root)
-        node.begin(self._fold(phi, base, {}, below))
+        node.begin(self._fold(phi, base, {}, below), claim.round)
         node.adopted_at = node.stage.loop.now
         node.dispatch(fx.Adopted(claim))
 
@@ -149,6 +149,9 @@ class Archive:
 
     def merged(self, round_: int) -> None:
         """A round was merged: if it was sealed already, its snapshot is written anew soon."""
+        node = self._node
+        if node.schedule.reach > max(node.disk.reach, node.core.ledger.horizon):
+            node.disk.reach = node.schedule.reach
         if self.claims and round_ <= self.claims[0].round:
             self._late += 1
             self._node.soon(LATE_SETTLE_S, self._seal_anew, self._late)
@@ -159,14 +162,14 @@ class Archive:
 
     def _seal_if_settled(self) -> None:
         ready = self._adopting is None and self.claims and self._seal_round > self.claims[0].round
-        if ready and not self._node.is_dirty(self._seal_round):
+        if ready and not self._node.schedule.waiting(self._seal_round):
             self._seal(self._seal_round)
 
     def _seal(self, round_: int) -> None:
         node, now = self._node, self._node.stage.loop.now
         if node.fold is None:
             return
-        if node.is_dirty(round_):
+        if node.schedule.waiting(round_):
             node.soon(RETRY_S, self._seal_anew, self._late)
             return
         try:

@@ -42,6 +42,8 @@ class Disk:
         """Records that the newest snapshot holds."""
         self.base = GENESIS
         self.own_last = 0
+        self.reach = 0
+        """The newest round merged that the records do not show the swarm to have reached."""
         self.chunks: dict[bytes, bytes] = {}
         self._unsynced: dict[bytes, float] = {}
         self._checked: dict[bytes, bytes] = {}
@@ -84,7 +86,7 @@ class Disk:
 
     def begin_at(self, claim: Claim, own_last: int) -> None:
         """Begin history at a snapshot got from others."""
-        self.claims, self.covered = (claim,), frozenset()
+        self.claims, self.covered, self.reach = (claim,), frozenset(), 0
         self.close_up_to(Base(claim.round, claim.digest, claim.tokens), own_last)
 
     # -- chunks
@@ -165,4 +167,4 @@ class Disk:
         self.chunks.clear()
         self._unsynced.clear()
         self._checked.clear()
-        self.claims, self.covered, self.base, self.own_last = (), frozenset(), GENESIS, 0
+        self.claims, self.covered, self.base, self.own_last, self.reach = (), frozenset(), GENESIS, 0, 0

@@ -9,6 +9,8 @@ from hashlib import sha256
 
 from gossamer.protocol import effects as fx
 from gossamer.protocol.chunks import payload_chunk_sizes, split_payload
+from gossamer.protocol.limits import ROUND_MAX
+from gossamer.protocol.merge_schedule import MergeSchedule
 from gossamer.protocol.presence import NodeInfo
 from gossamer.protocol.records import Delta, DeltaBody
 from gossamer.protocol.replica import Replica
@@ -22,7 +24,10 @@ from tests.sim.trainer import Trainer, Window
 from tests.sim.transfers import Transfers
 
 POLL_S = 0.25
-"""How often a node that is not ready looks whether it is."""
+"""How often a node looks again that is not ready, or has rounds that wait."""
+
+OUTLIERS = 32
+"""Of 256 deltas so many pass for outliers."""
 
 _ROUNDING_S = 1e-6
 
@@ -46,7 +51,7 @@ class Node(Process):
         self.fold: Fold | None = None
         self.transfers = Transfers(self)
         self.trainer = Trainer(self)
-        self.ready = False
+        self.schedule: MergeSchedule
         self.wakes = 0
         self.chunks_came = 0
         self._numbers = 0
@@ -58,8 +63,6 @@ class Node(Process):
         """For so long the monotonic clock stood still."""
         self._fell_asleep: float | None = None
         self.archive = Archive(self)
-        self._dirty: set[int] = set()
-        self._catch_up_to: int | None = None
         self._merge_is_due = False
         self.cannot_publish = False
         """Another program holds its files, say. Its trainer goes on."""
@@ -79,12 +82,11 @@ class Node(Process):
         stage = self.stage
         self.begin_life()
         self.links.clear()
-        self._dirty.clear()
         self.transfers, self.archive = Transfers(self), Archive(self)
         self._timer_due = self._wake_due = float("inf")
-        self._merge_is_due = self.ready = False
+        self._merge_is_due = False
         self._fell_asleep = None
-        self.fold, self._catch_up_to = None, None
+        self.fold = None
         now, unix = self.clock(), self._unix()
         self.core = Replica(
             identity=self.traits.identity,
@@ -96,12 +98,13 @@ class Node(Process):
             unix_offset_s=unix - now,
             rng=stage.dice(f"core {self.index} {self.life}"),
         )
+        self.schedule = MergeSchedule(self.core)
         for delta in stored:
             if delta.author == self.traits.identity.node_id:
                 stage.audit.spoken(self, delta)
         fold = self.archive.restore(stored)
         if fold is not None:
-            self.begin(fold)
+            self.begin(fold, self.disk.reach)
         held = [d.record_id for d in stored if self.disk.holds(d)]
         restored = self.core.restore(
             stored,
@@ -332,50 +335,72 @@ class Node(Process):
 
     # -- merging
 
-    def begin(self, fold: Fold) -> None:
-        """Take over a state: records above its base are merged into it."""
+    @property
+    def ready(self) -> bool:
+        """Whether Phi holds all that the swarm had when it came: its trainer may begin."""
+        return self.schedule.ready
+
+    def begin(self, fold: Fold, reach: int) -> None:
+        """Take over a state into which `reach` was merged: records above its base are merged into it."""
         self.fold = fold
-        self._dirty = {round_ for round_ in self.core.ledger.rounds() if round_ > fold.base.round}
+        self.schedule.begin(fold.base.round, reach)
         self._merge_soon(self.traits.gather_s)
 
     def mark(self, round_: int) -> None:
         """A round's set of complete, valid records has changed."""
-        self._dirty.add(round_)
+        self.schedule.mark(round_)
         self._merge_soon(self.traits.gather_s)
-
-    def is_dirty(self, round_: int) -> bool:
-        """Whether a round up to this one waits to be merged."""
-        return any(dirty <= round_ for dirty in self._dirty)
 
     def _merge_soon(self, delay: float) -> None:
         if not self._merge_is_due and self.fold is not None:
             self._merge_is_due = True
             self.soon(delay * (0.5 + self.rng.random()), self._merge)
 
-    def _merge(self) -> None:
-        assert self.fold is not None
-        self._merge_is_due = False
-        for round_ in sorted(self._dirty):
-            self._dirty.discard(round_)
-            deltas = tuple(d for d in self.core.ledger.valid(round_) if self.core.holds(d.record_id))
-            try:
-                if self.fold.change(round_, deltas):
-                    self.stage.audit.merged(self, self.fold, round_)
-                    self.archive.merged(round_)
-            except DamagedChunkError as error:
-                self.chunk_damaged(error.blob)
-                if not all(self.core.holds(delta.record_id) for delta in deltas):
-                    self.mark(round_)  # without that delta, until it is here again
-        self.archive.look()
-        self._look_whether_ready()
+    def may_wait(self, round_: int) -> bool:
+        """Whether a round may be unmerged: the swarm has not reached it, or it is under way and held back."""
+        if self.schedule.held_back_until(round_) is not None:
+            return round_ >= self.core.clock
+        return round_ > self.core.horizon
 
-    def _look_whether_ready(self) -> None:
-        """As the daemon: all that the swarm had, when we first had seen all of it, must be merged."""
-        if self.ready:
-            return
-        if self.core.caught_up and self.core.sealing.joined:
-            if self._catch_up_to is None:
-                self._catch_up_to = max(self._dirty, default=0)
-            self.ready = not self.is_dirty(self._catch_up_to)
-        if not self.ready:
+    def merge_what_waits(self) -> None:
+        """Its time would come: merge it now."""
+        for round_ in self.schedule.waiting(ROUND_MAX):
+            if self.may_wait(round_):
+                self.schedule.take(round_)
+                self._merge_round(round_)
+
+    def _merge(self) -> None:
+        self._merge_is_due = False
+        for round_ in self.schedule.look(self.clock()):
+            has_waited = self.schedule.take(round_)
+            deltas = self._complete(round_)
+            if not has_waited and self.schedule.stand_alone(round_, deltas) and _are_outliers(deltas):
+                self.schedule.hold_back(round_, self.clock())
+            else:
+                self._merge_round(round_)
+        self.archive.look()
+        self.schedule.look_whether_ready(self.clock())
+        if self.schedule.unmerged or not self.ready:
             self._merge_soon(POLL_S)
+
+    def _merge_round(self, round_: int) -> None:
+        assert self.fold is not None
+        deltas = self._complete(round_)
+        try:
+            if self.fold.change(round_, deltas):
+                self.schedule.merged(round_)
+                self.stage.audit.merged(self, self.fold, round_)
+                self.archive.merged(round_)
+        except DamagedChunkError as error:
+            self.chunk_damaged(error.blob)
+            if not all(self.core.holds(delta.record_id) for delta in deltas):
+                self.mark(round_)  # without that delta, until it is here again
+
+    def _complete(self, round_: int) -> tuple[Delta, ...]:
+        """A round's valid records whose payloads are here."""
+        return tuple(d for d in self.core.ledger.valid(round_) if self.core.holds(d.record_id))
+
+
+def _are_outliers(deltas: Iterable[Delta]) -> bool:
+    """Any delta may pass for one, by what a node has seen so far."""
+    return all(delta.record_id[0] < OUTLIERS for delta in deltas)

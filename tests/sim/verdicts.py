@@ -165,7 +165,8 @@ class Verdicts:
         if ledger.is_void(delta) or delta.record_id not in calm.held:
             return False
         merged = fold.rounds.get(delta.round, ()) if fold is not None else ()
-        return all(other.record_id != delta.record_id for other in merged)
+        is_merged = any(other.record_id == delta.record_id for other in merged)
+        return not is_merged and not node.may_wait(delta.round)
 
     def _explain(self, calm: _Calm) -> None:
         node, lacking = next(iter(calm.lacking.items()))
@@ -287,6 +288,7 @@ class Verdicts:
         floor = max(node.core.ledger.floor for node in live)
         first = live[0]
         for node in live:
+            node.merge_what_waits()
             self.world.audit.check_ledger(node)
             self._check_merged(node)
             self._check_equal(node, first, floor)
