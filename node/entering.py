@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gossamer.node.address import parse_contact
-from gossamer.node.folders import new_home, own_id
+from gossamer.node.address import Contact, parse_contact
+from gossamer.node.folders import homes_here, new_home, own_id
 from gossamer.node.network.askers import asker_of
 from gossamer.node.network.client import fetch_manifest
 from gossamer.node.phi.restore import has_model
@@ -42,7 +42,11 @@ def once_somebody_is_there(enter: Callable[[], Home]) -> Home:
 
 
 def enter_swarm(join: tuple[str, ...], folder: Path | None, swarm_id: str | None, plaintext: bool) -> Home:
-    """The folder of the swarm to take part in, made if need be. Raises ConfigError or UnreachableError."""
+    """The folder of the swarm to take part in, made if need be. Raises ConfigError or UnreachableError.
+
+    Without `folder`, where nobody answers, it is that of a node of this machine that has been told of an
+    address of these, or is of that swarm: it knows others.
+    """
     known = Home(folder).manifest() if folder is not None else None
     if known is not None:
         if swarm_id is not None and not known.swarm_id.hex().startswith(swarm_id.lower()):
@@ -59,6 +63,12 @@ def enter_swarm(join: tuple[str, ...], folder: Path | None, swarm_id: str | None
     contacts = tuple(map(parse_contact, join))
     try:
         manifest = fetch_manifest(contacts, swarm_id, plaintext=plaintext)
+    except NobodyThereError as error:
+        own_home = _home_of(contacts, swarm_id) if folder is None else None
+        if own_home is None:
+            raise
+        print(f"{error} Going on with this machine's node in {own_home.root}", file=sys.stderr)
+        return own_home
     except NotAnsweredError as error:
         own = own_id(folder)
         raise ConfigError(
@@ -74,6 +84,18 @@ def enter_swarm(join: tuple[str, ...], folder: Path | None, swarm_id: str | None
     home = new_home(folder, manifest.swarm_id)
     home.adopt(manifest)
     return home
+
+
+def _home_of(contacts: tuple[Contact, ...], swarm_id: str | None) -> Home | None:
+    """The only node of this machine, in its own folder, that has a model to go on from and can be meant."""
+    told = {contact.address for contact in contacts}
+    meant = []
+    for home, manifest in homes_here():
+        known = {parse_contact(peer).address for peer in home.read_peers()}
+        is_meant = manifest.swarm_id.hex().startswith(swarm_id.lower()) if swarm_id else bool(told & known)
+        if is_meant and has_model(home, manifest):
+            meant.append(home)
+    return meant[0] if len(meant) == 1 else None
 
 
 def enter_invited(

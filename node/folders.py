@@ -2,10 +2,14 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gossamer.node.storage.home import Home
 from gossamer.node.tilde import expanded
 from gossamer.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gossamer.protocol.manifest import Manifest
 
 
 def nodes_root() -> Path:
@@ -36,6 +40,17 @@ def new_home(folder: Path | None, swarm_id: bytes) -> Home:
     if machine is not None and machine.has_key:
         home.copy_key(machine)
     return home
+
+
+def homes_here() -> list[tuple[Home, "Manifest"]]:
+    """The folders that are this machine's own nodes', as `new_home` makes them, with their manifests."""
+    found = []
+    for path in sorted(nodes_root().glob("*/manifest")):
+        home = Home(path.parent.absolute())
+        manifest = home.manifest()
+        if manifest is not None and home.root.name == default_folder(manifest.swarm_id).name:
+            found.append((home, manifest))
+    return found
 
 
 def node_in(folder: Path | None) -> Home:

@@ -4,6 +4,7 @@ Whatever trains, calls `step` after each inner step; it applies what the swarm h
 when the pace says so. Its `Role` does that: of several ranks the first leads, and the others follow.
 """
 
+import asyncio
 import atexit
 import os
 import sys
@@ -35,6 +36,10 @@ LEAVE_S = 2.0
 """How long leaving waits for the last delta to be on disk."""
 
 POLL_S = 0.01
+
+INTERRUPTS = KeyboardInterrupt | SystemExit | asyncio.CancelledError | GeneratorExit
+"""What ends a loop that nothing is wrong with: it is left as at its end. Where an event loop runs it, Ctrl-C
+comes as CancelledError; a generator that nobody reads any more is closed."""
 
 
 class Peer(Standing):
@@ -377,7 +382,7 @@ class Peer(Standing):
     ) -> None:
         # An interrupt may come anywhere; our own SystemExit comes to all ranks at the same step.
         ends_alike = kind is None or self._told_to_stop
-        interrupted = kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit)
+        interrupted = kind is not None and issubclass(kind, INTERRUPTS)
         self._end(in_order=ends_alike or (interrupted and self._role.team.size == 1))
 
     def _end(self, *, in_order: bool) -> None:

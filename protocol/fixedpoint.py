@@ -39,9 +39,14 @@ def to_float(values: Ints) -> npt.NDArray[np.float32]:
     return values.astype(np.float32) * np.float32(1.0 / ONE)
 
 
+def is_healthy(values: Ints) -> bool:
+    """Whether all magnitudes are below 64: no healthy weight is there or beyond."""
+    return not values.size or max(int(values.max()), -int(values.min())) < VALUE_LIMIT
+
+
 def check_healthy(values: Ints, what: str) -> None:
-    """Raise DivergedError if any magnitude reached 64: no healthy weight is there."""
-    if values.size and max(int(values.max()), -int(values.min())) >= VALUE_LIMIT:
+    """Raise DivergedError if they are not `is_healthy`."""
+    if not is_healthy(values):
         raise DivergedError(
             f"{what} reached a magnitude of 64: training diverged. Start again with a lower learning rate."
         )

@@ -80,6 +80,7 @@ class Gossip:
         self._relays: dict[bytes, _Relay] = {}
         """Oldest first."""
         self._next_exchange = 0.0
+        self._last_exchange = -math.inf
         self.synced_once = False
         """Whether some peer's ledger has been found equal to ours, or all it had beyond ours arrived."""
 
@@ -89,8 +90,9 @@ class Gossip:
 
     def link_down(self, link: int) -> None:
         """What was pushed to it last may be lost, and where a network splits each link left is needed for it:
-        the next exchange is due now."""
-        self._next_exchange = 0.0
+        the next exchange is due soon, which with links that come and go stays seldom."""
+        soon = self._last_exchange + limits.EXCHANGES_APART_S
+        self._next_exchange = min(self._next_exchange, soon)
         self._links.discard(link)
         self._awaited.pop(link, None)
         self._goes_on.pop(link, None)
@@ -105,6 +107,7 @@ class Gossip:
         has_to_know = not self.synced_once and not any(self._awaited.values())
         if now < self._next_exchange and not has_to_know:
             return []
+        self._last_exchange = now
         self._next_exchange = now + limits.ANTI_ENTROPY_INTERVAL_S * (0.75 + 0.5 * self._rng.random())
         return [effect for link in sample(self._links, 1, self._rng) for effect in self.open_exchange(link)]
 

@@ -111,6 +111,8 @@ RELAY_DELAY_S = 1.0
 then spread in one message, and no later than a promise and its keeping would bring the payload."""
 
 ANTI_ENTROPY_INTERVAL_S = 10.0
+EXCHANGES_APART_S = 2.0
+"""A link's end makes the next exchange due, this long after the last one."""
 RANGE_FANOUT_BITS = 4
 """Ledger digests form a tree of 16 rounds a node, 16 nodes a parent."""
 

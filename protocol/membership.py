@@ -168,6 +168,7 @@ class Membership:
         """Somebody suspects a member; believe it unless we know better: a late row of it is no better.
 
         Gossip may have missed whoever suspects it: a newer row shows that, if it is not the last one either.
+        Or it has missed us, where the rumour is of a newer row than ours.
         """
         member = self._roster.get(message.node_id)
         if member is None or member.health is not Health.ALIVE:
@@ -177,7 +178,7 @@ class Membership:
             return [Send(link, Records(((member.peer.data, False),)))]
         is_fresh = now - self._answered(member) < limits.PROBE_TIMEOUT_S
         is_cleared = not member.is_hearsay and now - member.since < limits.RUMOUR_PAUSE_S
-        if seen != member.peer.body.age or is_fresh or is_cleared:
+        if seen < member.peer.body.age or is_fresh or is_cleared:
             return []
         return self._suspect(message.node_id, now, source=link)
 

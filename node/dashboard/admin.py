@@ -229,6 +229,7 @@ class AdminServer:
         given = (
             bearer.strip() if scheme.lower() == "bearer" else "",
             request.query.get("token", ""),
+            request.query.get("token", "").replace(" ", "+"),  # as it is where somebody has typed it
             request.cookies.get(self._cookie, ""),
         )
         return any(hmac.compare_digest(_bytes(text), _bytes(self._token)) for text in given)

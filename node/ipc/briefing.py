@@ -7,7 +7,7 @@ from gossamer.node.ipc.publisher import Publisher
 from gossamer.node.ipc.trainer_port import TrainerPort
 from gossamer.node.phi.merging import Merging
 from gossamer.protocol import effects as fx
-from gossamer.protocol.replica import Replica
+from gossamer.protocol.replica import BEFORE_ALL_ROUNDS, Replica
 
 
 class Briefing:
@@ -34,8 +34,7 @@ class Briefing:
         """The first words to a new trainer; the clock is told it next."""
         self._clock_sent = None
         core = self._core
-        clock = core.clock_to_publish_by
-        return control.Welcome(core.manifest.canonical(), core.identity.node_id, core.own_last, clock)
+        return control.Welcome(core.manifest.canonical(), core.identity.node_id, core.own_last, self._clock)
 
     async def publish(self, message: control.Publish, payload: memoryview) -> None:
         """Have a delta signed and stored. One that the core does not sign is done with at once."""
@@ -62,8 +61,13 @@ class Briefing:
         """Tell the trainer how far the swarm is, if that has changed."""
         if not self._port.attached:  # asked after every event: while a node joins, of many
             return
-        merging, clock = self._merging, self._core.clock_to_publish_by
-        told = (clock, merging.tokens, len(self._links), merging.unmerged)
+        merging = self._merging
+        told = (self._clock, merging.tokens, len(self._links), merging.unmerged)
         if told != self._clock_sent:
             self._clock_sent = told
             self._port.send(control.Clock(*told))
+
+    @property
+    def _clock(self) -> int:
+        """The clock to publish by: none for a model that has diverged, which nobody can train."""
+        return BEFORE_ALL_ROUNDS if self._merging.diverged else self._core.clock_to_publish_by

@@ -67,6 +67,8 @@ class Look:
     """Why members let this node in no more, as its invitation has it."""
     version: int = 0
     """Counts merges."""
+    diverged: str = ""
+    """What is out of range in the model, if anything is."""
     disk_free: int | None = None
     """Bytes; None where it is not known."""
     files_free: int | None = None
@@ -126,7 +128,13 @@ class Vitals:
                 f"this node was busy for {look.late_s:.1f} s and answered nobody meanwhile: too little CPU"
                 " (see --threads), or a disk that hangs",
             )
-        self.problem = self._folder(look) or self._disk(look) or self._merging(look) or self._trainer(look)
+        self.problem = (
+            self._folder(look)
+            or self._disk(look)
+            or self._model(look)
+            or self._merging(look)
+            or self._trainer(look)
+        )
 
     def _look_at_links(self, look: Look) -> None:
         if look.links:
@@ -224,6 +232,18 @@ class Vitals:
         else:
             return None
         self._say("disk", look.now, f"{found}; publishing and fetching pause when nothing is left")
+        return found
+
+    def _model(self, look: Look) -> str | None:
+        if not look.diverged:
+            return None
+        found = f"the model diverged: {look.diverged}"
+        self._say(
+            "diverged",
+            look.now,
+            f"{found}. Nothing is published until an owner has revoked whose doing it is (gossamer revoke);"
+            " or begin a new swarm, from what gossamer export --sealed writes",
+        )
         return found
 
     def _merging(self, look: Look) -> str | None:

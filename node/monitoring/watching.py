@@ -163,6 +163,7 @@ class Watching:
             known=len(addresses.union(core.info.bootstrap)),
             behind=view.merging.behind,
             version=view.merging.version,
+            diverged=view.merging.diverged,
             has_model=core.sealing.joined,
             trains=core.info.trains,
             runs_out=runs_out_soon(core.charter.invited_until(view.node_id), time.time()) or "",

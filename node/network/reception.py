@@ -52,7 +52,7 @@ class Reception:
 
     def link_down(self, link: PeerLink) -> None:
         self._links.remove(link)
-        self._transfers.end(link.number)
+        self._transfers.gone(link.number)
         if not self._stopping.is_set():
             self._dispatch(fx.LinkDown(link.number))
 

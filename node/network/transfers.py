@@ -44,11 +44,23 @@ class Transfers:
         self._spawn = spawn
         self._asked: dict[int, asyncio.Queue[_Asked]] = {}
         self._serving: dict[int, asyncio.Task[None]] = {}
+        self._getting: dict[int, set[asyncio.Task[None] | None]] = {}
+        """Of each link that is up."""
 
     async def get(self, link: PeerLink, effect: fx.Get) -> None:
-        """Fetch one chunk, unless it could not be kept, and report the outcome to the core."""
-        if await self._chunks.can_keep():
-            await self._get(link, effect)
+        """Fetch one chunk, unless it could not be kept, and report the outcome to the core.
+
+        It ends with the link, or a peer that answers none and comes again and again would have all
+        connections there are.
+        """
+        getting, task = self._getting.get(link.number), asyncio.current_task()
+        if getting is not None:
+            getting.add(task)
+            try:
+                if await self._chunks.can_keep():
+                    await self._get(link, effect)
+            finally:
+                getting.discard(task)
         self._chunks.chunk_failed(link, effect.blob)
 
     async def _get(self, link: PeerLink, effect: fx.Get) -> None:
@@ -71,7 +83,8 @@ class Transfers:
             self._chunks.chunk_failed(link, question.blob)
 
     def begin(self, link: PeerLink) -> None:
-        """From now on, put to a peer that we dialled what it asks for."""
+        """From now on, get chunks from a peer that we dialled, and put to it what it asks for."""
+        self._getting[link.number] = set()
         self._asked[link.number] = asyncio.Queue(ASKS_PER_LINK_MAX)
         self._serving[link.number] = self._spawn(self._serve(link, self._asked[link.number]))
 
@@ -81,6 +94,13 @@ class Transfers:
         serving = self._serving.pop(number, None)
         if serving is not None:
             serving.cancel()
+
+    def gone(self, number: int) -> None:
+        """This link has ended: nothing is got over it any more, either."""
+        self.end(number)
+        for task in self._getting.pop(number, ()):
+            if task is not None:
+                task.cancel()
 
     def asked(self, link: PeerLink, blob: bytes) -> None:
         """A peer that we dialled asks for a chunk: queue it, or decline."""

@@ -218,7 +218,8 @@ class Archive:
         base = Base(claim.round, claim.digest, claim.tokens)
         await asyncio.to_thread(self._records.begin_at, claim, self._core.own_last)
         self._shelf.replace(claim)
-        merger = Merger(self._core.manifest, phi, self._chunks, self._core.identity.node_id, base=base)
+        own_id = self._core.identity.node_id
+        merger = await asyncio.to_thread(Merger, self._core.manifest, phi, self._chunks, own_id, base=base)
         await self._merging.begin(merger, claim.round)
         await self._drop_others()
         self._fetch.adopted(claim)

@@ -17,7 +17,7 @@ from gossamer.node.storage.base import GENESIS, Base, Digests, Rounds
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.conduct import RoundFigures, figures
 from gossamer.protocol.errors import StorageError
-from gossamer.protocol.fixedpoint import Ints, check_healthy
+from gossamer.protocol.fixedpoint import Ints, is_healthy
 from gossamer.protocol.history import chain, round_digest, total
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
@@ -91,6 +91,9 @@ class Merger:
         self._usual: dict[int, dict[int, list[float]]] = {}
         """Per fragment and round merged, the usual rate of each tensor (see `clipping`)."""
         self.version = 0
+        self.diverged = {f.index for f in self._layout.fragments if not is_healthy(self.view(f))}
+        """Fragments in which a magnitude has reached 64. They are merged like others: without what is void
+        later they may be sound again."""
         self._count = TokenCount(manifest, (delta for deltas in self._merged.values() for delta in deltas))
         """Of what is merged above the base."""
         self.figures: RoundFigures | None = None
@@ -109,7 +112,7 @@ class Merger:
         """Make `new` the set of records of a round that is merged: all that are valid and held here.
 
         Raises MissingChunkError if a payload on disk is damaged, or StorageError if one cannot be read just
-        now (nothing has changed then), and DivergedError.
+        now; nothing has changed then.
         """
         fragment = self._layout.of_round(round_)
         old = self._merged.get(round_, ())
@@ -121,7 +124,7 @@ class Merger:
             if new:
                 merge = RoundMerge(found, fragment, self._manifest.outer)
                 self.figures = figures(merge, void=self._payloads.undecodable(new))
-            check_healthy(self.view(fragment), f"fragment {fragment.index}")
+            self._note_health(fragment)
         return self.state(fragment)
 
     def are_outliers(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
@@ -232,6 +235,12 @@ class Merger:
         else:
             self._reach[index] = self._reach_of(index)
         self.version += 1
+
+    def _note_health(self, fragment: Fragment) -> None:
+        if is_healthy(self.view(fragment)):
+            self.diverged.discard(fragment.index)
+        else:
+            self.diverged.add(fragment.index)
 
     def _reach_of(self, index: int) -> tuple[int, int]:
         """The highest round merged into a fragment, and the highest with a delta of ours.

@@ -20,7 +20,7 @@ from gossamer.node.seldom import Trouble
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.protocol.conduct import Conduct, RoundFigures
-from gossamer.protocol.errors import StorageError
+from gossamer.protocol.errors import DivergedError, StorageError
 from gossamer.protocol.identity import short
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.merge_schedule import MergeSchedule
@@ -66,6 +66,8 @@ class Merging:
         self.schedule = MergeSchedule(core)
         self._unoffered: set[int] = set()
         self._trouble = Trouble(log, "payloads can be read again")
+        self._diverged_by: dict[int, str] = {}
+        """Of fragments that diverged here: by which round, and whose."""
         self._merged_at: dict[int, float] = {}
         self._news = asyncio.Event()
         self._merged_some = asyncio.Event()
@@ -102,6 +104,18 @@ class Merging:
         """The same with those that wait for others or for the swarm, and more while payloads are on their way
         and before we are `ready`: until it is 0, Phi is not what the swarm has."""
         return self.schedule.unmerged + self._core.fetcher.wants.are_held + (not self.ready)
+
+    @property
+    def diverged(self) -> str:
+        """Which fragment of Phi is out of the range of healthy weights, and by whose deltas, where that was
+        seen; empty if none is.
+
+        Such a fragment is offered to no trainer. It is merged on, and an owner may have those deltas void.
+        """
+        if self._merger is None or not self._merger.diverged:
+            return ""
+        index = min(self._merger.diverged)
+        return f"fragment {index} reached a magnitude of 64{self._diverged_by.get(index, '')}"
 
     @property
     def base(self) -> Base:
@@ -161,7 +175,7 @@ class Merging:
         self._news.set()
 
     async def run(self) -> None:
-        """Merge until cancelled. Raises DivergedError."""
+        """Merge until cancelled. Raises DivergedError if our own training has taken Phi out of range."""
         await self._begun.wait()
         due: set[int] = set()
         newest_next = True
@@ -227,7 +241,7 @@ class Merging:
         has_waited = self.schedule.take(round_)
         deltas = tuple(d for d in self._core.ledger.valid(round_) if self._core.holds(d.record_id))
         fragment = self._core.layout.of_round(round_)
-        before = self._merger.version
+        before, was_sound = self._merger.version, fragment.index not in self._merger.diverged
         try:
             async with self._busy:
                 if not has_waited and await self._are_outliers(round_, deltas):
@@ -255,6 +269,18 @@ class Merging:
         self.on_merged(round_)
         self._merged_at[fragment.index] = time.monotonic()
         self._unoffered.add(fragment.index)
+        if was_sound and fragment.index in self._merger.diverged:
+            self._note_diverged(fragment.index, round_, deltas)
+
+    def _note_diverged(self, index: int, round_: int, deltas: tuple[Delta, ...]) -> None:
+        """Training that blows up ends. Where only others' deltas did it, as one key's can in a swarm that
+        rests, we are still needed, to hear that they are void. Raises DivergedError."""
+        names = ", ".join(short(delta.author) for delta in deltas) or "nobody"
+        self._diverged_by[index] = f" in round {round_}, of {names}"
+        if any(delta.author == self._core.identity.node_id for delta in deltas):
+            raise DivergedError(
+                f"{self.diverged}: training diverged. Start again with a lower learning rate."
+            )
 
     def _judge(self, round_: int) -> None:
         """Note what a merge found in its round, and say whose verdict began or ended."""
@@ -269,7 +295,7 @@ class Merging:
     async def _offer(self) -> None:
         assert self._merger is not None
         for index in sorted(self._unoffered):
-            if self._port.attached and self._port.is_free(index):
+            if index not in self._merger.diverged and self._port.attached and self._port.is_free(index):
                 fragment = self._core.layout.fragments[index]
                 self._unoffered.discard(index)
                 await self._port.offer(fragment, self._merger.view(fragment), self._state(fragment))

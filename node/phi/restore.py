@@ -12,7 +12,7 @@ from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore, StoredHistory
 from gossamer.protocol.admission import Charter
 from gossamer.protocol.chunks import payload_chunk_sizes
-from gossamer.protocol.errors import ConfigError, PayloadError, PeerError, StorageError
+from gossamer.protocol.errors import ConfigError, DivergedError, PayloadError, PeerError, StorageError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.identity import short
 from gossamer.protocol.ledger import Ledger
@@ -98,7 +98,7 @@ def replay(home: Home, *, sealed: bool = False) -> tuple[Manifest, Merger]:
     Only reads, also beside a running daemon. That one may drop chunks while they are read, and commits
     before it does that it needs them no more; then the fold begins again with what it has committed.
 
-    Raises ConfigError or StorageError.
+    Raises ConfigError, StorageError or DivergedError.
     """
     manifest = manifest_of(home)
     read: StoredHistory | None = None
@@ -115,10 +115,21 @@ def replay(home: Home, *, sealed: bool = False) -> tuple[Manifest, Merger]:
         with suppress(MissingChunkError):
             merger = _fold(home, manifest, chunks, stored, sealed=sealed)
             if merger is not None:
+                _check_sound(merger, sealed)
                 return manifest, merger
     raise StorageError(
         f"the node in {home.root} drops old snapshots faster than they can be read; stop it first"
     )
+
+
+def _check_sound(merger: Merger, sealed: bool) -> None:
+    """Raise DivergedError if the model is of no use to anybody."""
+    if merger.diverged:
+        which = "model as of the newest snapshot" if sealed else "model"
+        advice = "" if sealed else "; the newest snapshot may be from before: export it with --sealed"
+        raise DivergedError(
+            f"fragment {min(merger.diverged)} of the {which} reached a magnitude of 64: it diverged{advice}"
+        )
 
 
 def _chunks_of(home: Home) -> ChunkStore:

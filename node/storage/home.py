@@ -217,15 +217,15 @@ class Home:
     def task(self) -> str | None:
         """The task's file and class, as ``--task`` named them; None if it never did. Raises StorageError."""
         try:
-            return self.task_path.read_text("utf-8")
+            return os.fsdecode(self.task_path.read_bytes())
         except FileNotFoundError:
             return None
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise StorageError(f"cannot read {self.task_path} ({error}); give --task again") from None
 
     def keep_task(self, text: str) -> None:
         """Keep which file holds the task, for the next start. Raises StorageError."""
-        keep(self.task_path, text.encode())
+        keep(self.task_path, os.fsencode(text))  # a file's name may be no text
 
     def keep_data(self, sources: Sequence[str]) -> tuple[str, ...] | None:
         """Keep what this run trains on; returns what the last one did, None if that is not known."""

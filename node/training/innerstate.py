@@ -216,7 +216,8 @@ def restore_inner(
     saved: dict[int, dict[str, Any]] = {}
     for name in [name for name in tensors if name.startswith("inner/")]:
         _, index, key = name.split("/", 2)
-        saved.setdefault(int(index), {})[key] = tensors.pop(name)
+        # A copy: a view of the file keeps all of it in memory, and a disk that fails would end training.
+        saved.setdefault(int(index), {})[key] = tensors.pop(name).clone()
     for name, value in plain.items():
         index, key = name.split("/", 1)
         saved.setdefault(int(index), {})[key] = value

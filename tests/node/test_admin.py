@@ -347,6 +347,17 @@ async def test_a_token_is_asked_for_everywhere(tmp_path: Path, monkeypatch: pyte
             assert (await get(home, "/healthz", headers={"Host": "evil.example", **wrong}))[0] == 421
 
 
+async def test_a_token_in_base64_may_be_typed_into_an_address_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "+a+secret/of+some+length==")
+    home = founded(tmp_path / "a")
+    async with running(home):
+        assert (await get(home, "/metrics?token=+a+secret/of+some+length=="))[0] == 200
+        assert (await get(home, "/metrics?token=%2Ba%2Bsecret%2Fof%2Bsome%2Blength%3D%3D"))[0] == 200
+        assert (await get(home, "/metrics?token=+a-secret/of+some+length=="))[0] == 401
+
+
 async def test_addresses_that_may_not_be_used(tmp_path: Path) -> None:
     home = founded(tmp_path / "a")
     async with running(home) as daemon:

@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 
 from gossamer.bootstrap.owners import invite
+from gossamer.node import entering
 from gossamer.node.entering import enter_invited, enter_swarm
+from gossamer.node.storage.base import GENESIS
 from gossamer.node.storage.home import Home
+from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.admission import Role
-from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.errors import ConfigError, NobodyThereError
+from gossamer.protocol.history import Claim
+from gossamer.protocol.manifest import Manifest
 from tests.protocol import builders
 from tests.protocol.builders import OWNER
 
@@ -68,3 +73,49 @@ def test_a_folder_whose_manifest_is_gone(tmp_path: Path) -> None:
     Home(tmp_path / "d").create()
     with pytest.raises(ConfigError, match=r"d has no manifest: .*--join ADDRESS \(or --invite\)"):
         enter_swarm((), tmp_path / "d", None, plaintext=True)
+
+
+def _own_node(root: Path, manifest: Manifest, *peers: str, joined: bool = True, suffix: str = "") -> Home:
+    """A node of this machine, in the folder that it has unless told otherwise."""
+    home = Home(root / f"{manifest.swarm_id.hex()[:12]}{suffix}")
+    home.create()
+    home.adopt(manifest)
+    home.write_peers(peers)
+    if joined:
+        store = RecordStore(home.ledger_path, manifest.swarm_id)
+        store.add_snapshot(Claim(0, 0, GENESIS.chain, bytes(32)), (), ())
+        store.close()
+    return home
+
+
+def test_who_starts_a_node_as_before_goes_on_also_where_the_one_to_join_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Any process may die, the one with the address that all were given included."""
+
+    def nobody(*args: object, **options: object) -> Manifest:
+        raise NobodyThereError("nobody useful answers at a:1; is the node running?")
+
+    monkeypatch.setattr(entering, "fetch_manifest", nobody)
+    monkeypatch.setenv("GOSSAMER_HOME", str(tmp_path))
+
+    def entered(join: str, swarm_id: str | None = None, folder: Path | None = None) -> Path | None:
+        try:
+            return enter_swarm((join,), folder, swarm_id, plaintext=True).root
+        except NobodyThereError:
+            return None
+
+    here, elsewhere = HERE.swarm_id.hex(), ELSEWHERE.swarm_id.hex()
+    own = _own_node(tmp_path, HERE, f"gossamer://{bytes(32).hex()}@a:1", "b:2")
+    _own_node(tmp_path, HERE, "d:4", suffix="-bootstrap")
+    assert entered("a:1") == own.root and "Going on with this machine's node in" in capsys.readouterr().err
+    assert entered("c:3") is None, "which swarm that leads to is not known"
+    assert entered("d:4") is None, "a bootstrap peer's folder is another node's"
+    assert entered("a:1", folder=tmp_path / "new") is None
+    assert entered("c:3", here[:12].upper()) == own.root
+    assert entered("a:1", elsewhere) is None
+    _own_node(tmp_path, ELSEWHERE, "a:1", joined=False)
+    assert entered("a:1") == own.root, "the other never got a model"
+    _own_node(tmp_path, ELSEWHERE, "a:1")
+    assert entered("a:1") is None, "either may be meant"
+    assert entered("a:1", here) == own.root

@@ -99,6 +99,12 @@ def test_a_disk_that_is_full_when_a_node_starts_can_be_waited_for(
         home.lock.take()
 
 
+def test_a_task_in_a_file_whose_name_is_no_text(home: Home) -> None:
+    text = os.fsdecode(b"\xff/task.py:Mine")
+    home.keep_task(text)
+    assert home.task() == text
+
+
 def test_what_is_kept_already_needs_no_room(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     here = invitation(home)
     home.adopt(SMALL)

@@ -1,5 +1,6 @@
 """`innerstate`: what an inner optimizer keeps comes back in its form; what would do harm begins afresh."""
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -72,6 +73,15 @@ class Wrapper(torch.optim.Optimizer):
     def load_state_dict(self, state):
         super().load_state_dict(state)
         self.base.param_groups = self.param_groups
+
+
+def test_nothing_that_is_taken_up_is_still_in_the_file(saved):
+    """The next checkpoint takes its place, and its room on the disk would be given back to nobody."""
+    path, *_ = saved
+    _, outer, optimizer = make()
+    assert restore(path, outer, [optimizer]) == (Progress(8, 16), True)
+    mapped = {where.path for where in psutil.Process().memory_maps()}
+    assert optimizer.state_dict()["state"] and not [where for where in mapped if where.startswith(str(path))]
 
 
 def test_a_wrapper_goes_on_with_the_groups_that_it_shares(tmp_path):

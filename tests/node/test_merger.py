@@ -15,7 +15,6 @@ from gossamer.node.schedules import cosine
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
-from gossamer.protocol.errors import DivergedError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT
 from gossamer.protocol.history import Claim, chain, round_digest
 from gossamer.protocol.ledger import Ledger
@@ -309,11 +308,18 @@ def test_samples_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> N
     assert not merger._payloads._samples
 
 
-def test_divergence_is_said(world: World, rng: np.random.Generator) -> None:
+def test_divergence_is_noted_until_it_is_taken_back(world: World) -> None:
     merger, ledger = world.merger(), Ledger()
-    merger.phi[:] = VALUE_LIMIT - 1
-    with pytest.raises(DivergedError, match="fragment 1 reached a magnitude of 64"):
-        arrive(merger, ledger, [d for d in world.deltas if d.round == 1])
+    assert merger.diverged == set()
+    fragment = LAYOUT.fragments[1]
+    merger.view(fragment)[:] = VALUE_LIMIT - 1
+    found = [d for d in world.deltas if d.round == 1]
+    arrive(merger, ledger, found)
+    assert merger.diverged == {1}
+    begun_so = Merger(SMALL, merger.phi.copy(), world.chunks, OWN)
+    assert begun_so.diverged == {1}
+    merger.merge(1, ())
+    assert merger.diverged == set() and (merger.view(fragment) == VALUE_LIMIT - 1).all()
 
 
 def test_hashes_are_of_the_bytes(world: World) -> None:

@@ -13,8 +13,8 @@ from gossamer.node.phi import merging as merging_module
 from gossamer.node.phi.merger import MergedState
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.conduct import ROUNDS_MIN
-from gossamer.protocol.errors import StorageError
-from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.errors import DivergedError, StorageError
+from gossamer.protocol.fixedpoint import ONE, Ints
 from gossamer.protocol.identity import short
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.payload import encode_payload
@@ -350,3 +350,37 @@ async def test_a_payload_that_cannot_be_read_just_now_is_merged_later(
     assert next(refusals, None) is None
     assert caplog.text.count("Too many open files; trying again") == 1
     assert np.array_equal(setup.merger.phi, setup.world.fold(setup.world.deltas))
+
+
+async def test_what_others_alone_make_diverge_is_offered_to_nobody_until_it_is_void(setup: Setup) -> None:
+    """One key can do that where nobody trains: who would hear that it is revoked, were all nodes gone?"""
+    await setup.merging.begin(setup.merger)
+    setup.port.attach()
+    setup.merging.look()
+    await until(lambda: setup.offered() == [0, 1])
+    for round_ in (2, 4, 6):
+        setup.take(0)
+        arrive(setup, delta_of(1, round_, 31 * ONE))
+        await until(lambda round_=round_: round_ in setup.merged)
+    author = short(identity(1).node_id)
+    assert setup.merging.diverged == f"fragment 0 reached a magnitude of 64 in round 6, of {author}"
+    setup.take(0)
+    arrive(setup, delta_of(2, 7, 1000))
+    setup.take(1)
+    await until(lambda: setup.offered()[-1] == 1)
+    assert all(np.abs(phi).max() < 64 * ONE for _, _, phi in setup.port.offers)
+    count = len(setup.port.offers)
+    arrive(setup, delta_of(1, 6, 1))  # a second record of that round: both are void
+    await until(lambda: len(setup.port.offers) > count)
+    assert setup.offered()[-1] == 0 and setup.merging.diverged == ""
+
+
+async def test_who_has_trained_what_diverges_ends(rng: np.random.Generator, tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match=r"fragment 0 reached .* in round 6.*lower learning rate"):
+        async with merging(World(rng, tmp_path / "chunks")) as setup:
+            setup.core.identity = identity(1)
+            await setup.merging.begin(setup.merger)
+            for round_ in (2, 4, 6):
+                arrive(setup, delta_of(1, round_, 31 * ONE))
+                await until(lambda round_=round_: round_ in setup.merged)
+            await until(lambda: bool(setup.merging.diverged))

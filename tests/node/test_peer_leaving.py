@@ -199,6 +199,17 @@ async def test_an_error_saves_what_it_left_whole_and_publishes_nothing(
         assert int(saved["steps"]) == steps and ("inner" in saved) == has_inner
 
 
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, GeneratorExit, SystemExit])
+async def test_a_loop_that_is_called_off_is_left_as_at_its_end(
+    tmp_path: Path, kind: type[BaseException]
+) -> None:
+    """So Ctrl-C comes to a loop that an event loop runs, and the end to one that somebody iterates over."""
+    async with begun(tmp_path) as setup:
+        assert setup.step() is None
+        await asyncio.to_thread(setup.peer.__exit__, kind, kind(), None)
+        assert setup.daemon.seen == [1]
+
+
 async def test_ctrl_c_within_the_optimizers_first_step_saves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,18 @@ def test_a_snapshot_holds_what_still_waits_to_be_added(path: Path, deltas: list[
     store.close()
 
 
+def test_the_next_snapshot_writes_only_what_it_holds_beyond_the_last(path: Path, deltas: list[Delta]) -> None:
+    """A ledger of a week has a million rows, and a snapshot comes every few minutes."""
+    store = RecordStore(path, SMALL.swarm_id)
+    store.add(deltas[:8], durable=False)
+    store.add_snapshot(Claim(2, 1, bytes(32), bytes(32)), deltas[1:8], ())
+    before = store._db._connection.total_changes
+    store.add_snapshot(Claim(3, 1, bytes(32), bytes([1] * 32)), deltas[2:], ())
+    assert store._db._connection.total_changes - before == 4, "both snapshots, one left out, and one new"
+    assert store.load_history().covered == {delta.record_id for delta in deltas[2:]}
+    store.close()
+
+
 def test_a_database_whose_making_was_cut_short_is_read_as_empty(path: Path) -> None:
     path.touch()
     reader = RecordStore(path, SMALL.swarm_id, read_only=True)

@@ -21,8 +21,8 @@ from gossamer.node.storage.home import Home
 from gossamer.node.storage.original import MARK_NAME
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.chunks import split_payload
-from gossamer.protocol.errors import ConfigError, StorageError
-from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.errors import ConfigError, DivergedError, StorageError
+from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints
 from gossamer.protocol.history import Claim
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge import merge_round
@@ -163,3 +163,18 @@ def test_a_script_s_model_is_not_for_us_to_run(tmp_path: Path) -> None:
     home.adopt(builders.manifest())
     with pytest.raises(ConfigError, match="trains 'none', a script of its own.*gossamer export"):
         generate(home, "abc", 7, temperature=0.0, seed=1)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_model_that_diverged_is_not_handed_out(
+    made: tuple[Manifest, Ints], home: Home, sealed: bool
+) -> None:
+    manifest, phi = made
+    phi[0] = VALUE_LIMIT
+    root = snapshots.store(phi, ChunkStore(home.chunks_path))
+    store = RecordStore(home.ledger_path, manifest.swarm_id)
+    store.add_snapshot(Claim(0, 1, GENESIS.chain, root), (), ())
+    store.close()
+    with pytest.raises(DivergedError, match="fragment 0 of the model.* reached a magnitude of 64") as caught:
+        replay(home, sealed=sealed)
+    assert ("--sealed" in str(caught.value)) is not sealed

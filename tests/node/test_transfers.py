@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gossamer.node.network import uplink
+from gossamer.node.network import transfers, uplink
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol import effects as fx
 from gossamer.protocol import messages as msg
@@ -46,6 +46,31 @@ async def test_a_chunk_of_what_was_given_up_meanwhile_is_not_kept(setup: Setup) 
     blob = sha256(b"data").digest()
     assert setup.events[0] == fx.ChunkArrived(blob), "it is under way no more"
     assert blob not in setup.chunks
+
+
+async def test_a_get_ends_with_its_link(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that answers none, and comes again and again, would have all our connections."""
+    never = asyncio.Event()
+
+    async def get_chunk(link: object, blob: bytes, size: int) -> bytes:
+        await never.wait()
+        return b""
+
+    monkeypatch.setattr(transfers, "get_chunk", get_chunk)
+    effect = fx.Get(7, bytes(32), 4, 3600.0)
+    await setup.transfers.get(setup.link, effect)  # type: ignore[arg-type]
+    assert setup.events == [fx.ChunkFailed(7, bytes(32))], "the link was gone when its turn came"
+    setup.transfers.begin(setup.link)  # type: ignore[arg-type]
+    getting = [
+        asyncio.create_task(setup.transfers.get(setup.link, effect))  # type: ignore[arg-type]
+        for _ in range(3)
+    ]
+    assert not (await asyncio.wait(getting, timeout=0.05))[0]
+    setup.transfers.end(setup.link.number)
+    assert not (await asyncio.wait(getting, timeout=0.05))[0], "hung up on: what is under way may still come"
+    setup.transfers.gone(setup.link.number)
+    await asyncio.wait(getting)
+    assert all(task.cancelled() for task in getting)
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,15 @@ def test_a_folder_that_is_gone_is_a_problem(shown: Shown) -> None:
     assert shown.vitals.problem is None, "it was put back"
 
 
+def test_a_model_that_diverged_is_said_as_long_as_it_is_so(shown: Shown) -> None:
+    said = shown.for_s(2.5 * REPEAT_S, diverged="fragment 1 reached a magnitude of 64 in round 7, of abcd")
+    assert len(said) == 3 and len(set(said)) == 1
+    assert said[0].startswith("the model diverged: fragment 1") and "gossamer revoke" in said[0]
+    assert shown.vitals.problem is not None and shown.vitals.problem in said[0]
+    shown.for_s(1)
+    assert shown.vitals.problem is None
+
+
 def test_merging_is_stuck_if_rounds_wait_and_none_is_merged(shown: Shown) -> None:
     for version in range(5):
         assert shown.for_s(v.STUCK_S, behind=4, version=version) == []

@@ -94,6 +94,7 @@ class Setup:
 
     async def get(self, data: bytes) -> None:
         blob = sha256(data).digest()
+        self.transfers._getting.setdefault(self.link.number, set())
         await self.transfers.get(self.link, fx.Get(7, blob, len(data), 5.0))  # type: ignore[arg-type]
 
     async def ask(self, data: bytes) -> None:

@@ -316,9 +316,6 @@ def test_rumours_are_believed_unless_we_know_better():
     newer = Records(((bench.roster.get(IDS[1]).peer.data, False),))
     assert bench.machine.suspicion(2, stale, bench.now) == [Send(2, newer)]  # refuted already
     bench.now += limits.RUMOUR_PAUSE_S
-    assert (
-        bench.machine.suspicion(2, Suspect(IDS[1], age[0], 2**53), bench.now) == []
-    )  # of no row that we saw
     assert bench.machine.suspicion(2, Suspect(IDS[9], 1, 1), bench.now) == []  # a stranger
     relayed = _sent(bench.machine.suspicion(2, Suspect(IDS[1], *age), bench.now), Suspect)
     assert bench.health(1) is Health.SUSPECT
@@ -362,6 +359,19 @@ def test_a_row_that_has_just_come_is_no_reason_to_doubt_a_rumour():
     assert bench.health(1) is Health.ALIVE, "of an older row"
     bench.machine.suspicion(2, Suspect(IDS[1], 1, 2), bench.now)
     assert bench.health(1) is Health.SUSPECT
+
+
+def test_a_rumour_of_a_newer_row_than_ours_is_believed_until_a_newer_one_comes():
+    """The last row of the dead may not have reached us, and the rumour is told once."""
+    bench = Bench(3)
+    bench.now += limits.RUMOUR_PAUSE_S
+    relayed = _sent(bench.machine.suspicion(2, Suspect(IDS[1], 1, 2), bench.now), Suspect)
+    assert bench.health(1) is Health.SUSPECT
+    seen = (relayed[0].message.incarnation, relayed[0].message.heartbeat)
+    assert seen == bench.roster.get(IDS[1]).peer.body.age, "we vouch for no row that we have not seen"
+    bench.roster.update(builders.row(builders.identity(1), heartbeat=2), bench.now)
+    assert bench.health(1) is Health.ALIVE
+    assert _sent(bench.pass_time(limits.PROBE_TIMEOUT_S, silent=(1,)), PingFor), "it may have been the last"
 
 
 def test_a_newer_row_refutes():

@@ -331,7 +331,7 @@ MUTANTS = {
             _believe_a_lone_voice,
             "liar",
             r"starts from a past up to round \d+ that never was",
-            minutes=8.0,
+            minutes=16.0,
         ),
         Mutant(
             "speak before it is stored",
@@ -393,7 +393,7 @@ MUTANTS = {
             _nobody_is_ever_down,
             "power",
             "believes that .* though it died",
-            minutes=8.0,
+            minutes=16.0,
         ),
         Mutant(
             "keep silent links",

@@ -1,0 +1,27 @@
+"""`briefing`: by which clock the trainer publishes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from gossamer.node.ipc import control
+from gossamer.node.ipc.briefing import Briefing
+from gossamer.protocol.replica import BEFORE_ALL_ROUNDS
+from tests.protocol.builders import SMALL, identity
+
+
+def test_nothing_is_published_for_a_model_that_diverged() -> None:
+    sent: list[control.ControlMessage] = []
+    core: Any = SimpleNamespace(manifest=SMALL, identity=identity(0), own_last=3, clock_to_publish_by=7)
+    port: Any = SimpleNamespace(attached=True, send=sent.append)
+    merging: Any = SimpleNamespace(diverged="", tokens=100, unmerged=0)
+    briefing = Briefing(core, port, merging, publisher=None, links=(), dispatch=list)  # type: ignore[arg-type]
+    for diverged, clock in (("", 7), ("fragment 1", BEFORE_ALL_ROUNDS), ("", 7)):
+        merging.diverged = diverged
+        assert briefing.welcome().clock == clock
+        briefing.tell_clock()
+        assert sent[-1] == control.Clock(clock, 100, 0, 0)
+    count = len(sent)
+    briefing.tell_clock()
+    assert len(sent) == count, "said once"
