@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 import pytest_asyncio
 
@@ -24,6 +25,7 @@ from gossamer.protocol import messages as msg
 from gossamer.protocol.admission import Role
 from gossamer.protocol.ask import ask
 from gossamer.protocol.errors import NotAnsweredError
+from gossamer.protocol.fixedpoint import ONE
 from gossamer.protocol.handshake import HELLO_BYTES_MAX, ClientHandshake
 from gossamer.protocol.history import Claim
 from gossamer.protocol.identity import Identity
@@ -243,6 +245,38 @@ async def test_a_revoked_member_is_cut_off_and_what_it_signed_later_is_void(swar
             said = await refused(where(node), swarm.manifest, traitor.identity, traitor.credential)
             assert "was revoked" in said
         assert first.status["phi_digest"] != before
+    swarm.train_on()
+
+
+async def test_one_key_cannot_end_a_swarm_that_rests(swarm: LocalNodes) -> None:
+    """Alone in their rounds its deltas are clipped by nothing; the model is of no use until they are void."""
+    nodes = list(swarm.nodes.values())
+    puppets = [node.puppet for node in nodes if node.puppet is not None]
+    await unharmed(swarm)
+    before = nodes[0].status["phi_digest"]
+    async with Member(swarm.manifest) as traitor:
+        traitor.credential = granted(swarm, traitor.identity)
+        await traitor.link(*map(where, nodes))
+        clock = max(node.status["clock"] for node in nodes)
+        for round_ in range(clock + 1, clock + 9):
+            slots = swarm.manifest.plan().of_round(round_).slots
+            large = [np.full(slot.numel, 31 * ONE, dtype=np.int32) for slot in slots]
+            await traitor.publish(traitor.delta(round_, large))
+        said = f"of {traitor.node_id[:8]}. Nothing is published until"
+        await swarm.until(lambda: all(said in node.log for node in nodes), 60, "all say whose doing it is")
+        published = [len(puppet.rounds) for puppet in puppets]
+        swarm.train_on()
+        await asyncio.sleep(3.0)  # thirty steps
+        assert [len(puppet.rounds) for puppet in puppets] == published
+        await swarm.agree()
+        assert nodes[0].status["phi_digest"] != before
+        swarm_id, node_id = swarm.manifest.swarm_id, traitor.identity.node_id
+        await deliver(where(nodes[0]), revoke(OWNER, swarm_id, node_id, last_round=clock, reason="a test"))
+        await swarm.until(
+            lambda: all(node.status["phi_digest"] == before for node in nodes), 30, "the model is back"
+        )
+    swarm.train_on()
+    await unharmed(swarm)
     swarm.train_on()
 
 
