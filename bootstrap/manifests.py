@@ -89,8 +89,7 @@ def create(
     `averaging` is the rule for weight matrices, whatever the task says; None leaves it to the task. That of
     vectors and embeddings is `mean`, unless `centered-clip` is chosen, which then is that of all tensors: a
     defence with a gap is none. `owners` are public keys in hex; `invited` lets in only those whom they
-    invite, whose weight is then not capped, since their machines may differ a thousandfold (DESIGN,
-    section 3).
+    invite, whose weight is then not capped, since their machines may differ a thousandfold.
 
     Returns the manifest and Phi_0, int32[numel]. Raises ConfigError.
     """

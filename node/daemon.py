@@ -224,7 +224,6 @@ class Daemon:
             await self.transport.stop()
             await self.watching.close()
             await self.admin.stop()
-            self.merging.close()
             self.records.close()
         self.admitting.check_expelled()
 

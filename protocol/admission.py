@@ -1,4 +1,4 @@
-"""Who is let in: grants and revocations, signed by a swarm's owners (DESIGN, sections 5 and 9).
+"""Who is let in: grants and revocations, signed by a swarm's owners.
 
 A *grant* gives a node id a role until it expires; a *revocation* takes a node id out for good and voids the
 deltas it signed for later rounds. Both are records that gossip like any other, and the `Charter` is the set

@@ -1,4 +1,4 @@
-"""Gossip of delta records: push for speed, anti-entropy for certainty (DESIGN, section 6).
+"""Gossip of delta records: push for speed, anti-entropy for certainty.
 
 *Push*: a record new to us goes to a few random links; each receiver does the same, once. If its sender has
 the payload, of one chunk, we shall have it in a moment: then record and payload are told of in one message,

@@ -32,10 +32,6 @@ Vet = Callable[[bytes, bytes], None]
 """Called with the peer's proven node id and its credential; raises RefusedError to turn it away."""
 
 
-def everybody(node_id: bytes, credential: bytes) -> None:
-    """The `Vet` of those who turn nobody away."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Transcript:
     swarm_id: bytes
@@ -70,7 +66,7 @@ class ServerHandshake:
         session: bytes,
         *,
         credential: bytes = b"",
-        vet: Vet = everybody,
+        vet: Vet,
     ) -> None:
         self._identity = identity
         self._swarm_id = swarm_id
@@ -131,7 +127,7 @@ class ClientHandshake:
         expected: bytes | None,
         *,
         credential: bytes = b"",
-        vet: Vet = everybody,
+        vet: Vet,
     ) -> None:
         self._identity = identity
         self._swarm_id = swarm_id

@@ -1,4 +1,4 @@
-"""Sealing, agreeing and forgetting: what becomes of old rounds (DESIGN, section 8).
+"""Sealing, agreeing and forgetting: what becomes of old rounds.
 
 A round is *sealed* once it lies `seal_after` rounds behind the clock. Every `snapshot_every` rounds a node
 writes Phi of the sealed prefix, the same bytes wherever the same records were merged, and *claims* it in its
@@ -84,8 +84,10 @@ def contest(own: Claim, others: Iterable[Claims]) -> Claim | None:
 
     What most of those say who claim anything for our round wins. Where no claim has most behind it the
     greatest does that has `WITNESSES`, or as many as the most common one where that is fewer (two halves of
-    a small swarm). Who claims other rounds only may well claim ours next: fewer than those and ourselves,
-    and than `WITNESSES`, do not win, or one liar would about a round that no one else has come to yet.
+    a small swarm), and ours yields if it has fewer: of three histories the one that some share wins, however
+    long those are that somebody has to itself. Who claims other rounds only may well claim ours next: fewer
+    than those and ourselves, and than `WITNESSES`, do not win, or one liar would about a round that no one
+    else has come to yet.
     """
     everyone = [claims for claims in others if claims]
     members = [[claim for claim in claims if claim.round == own.round] for claims in everyone]
@@ -99,7 +101,7 @@ def contest(own: Claim, others: Iterable[Claims]) -> Claim | None:
     else:
         needed = min(WITNESSES, max(counts.values()))
         winner = max(claim for claim, count in counts.items() if count >= needed)
-        if winner <= own:
+        if winner == own:
             return None
     silent = len(everyone) - len(said)
     return winner if counts[winner] >= min(WITNESSES, counts[own] + silent) else None

@@ -168,7 +168,8 @@ class Membership:
         """Somebody suspects a member; believe it unless we know better: a late row of it is no better.
 
         Gossip may have missed whoever suspects it: a newer row shows that, if it is not the last one either.
-        Or it has missed us, where the rumour is of a newer row than ours.
+        Or it has missed us, where the rumour is of a newer row than ours. A member that has just spoken to us
+        hears of the rumour: it can refute it, and those who believe it have no link to tell it over, maybe.
         """
         member = self._roster.get(message.node_id)
         if member is None or member.health is not Health.ALIVE:
@@ -176,10 +177,11 @@ class Membership:
         seen = (message.incarnation, message.heartbeat)
         if seen < member.peer.body.age and now - member.told < limits.HEARTBEAT_INTERVAL_S:
             return [Send(link, Records(((member.peer.data, False),)))]
-        is_fresh = now - self._answered(member) < limits.PROBE_TIMEOUT_S
         is_cleared = not member.is_hearsay and now - member.since < limits.RUMOUR_PAUSE_S
-        if seen < member.peer.body.age or is_fresh or is_cleared:
+        if seen < member.peer.body.age or is_cleared:
             return []
+        if now - self._answered(member) < limits.PROBE_TIMEOUT_S:
+            return [Send(to, message) for to, peer in self._links.items() if peer == message.node_id]
         return self._suspect(message.node_id, now, source=link)
 
     # -- judgement

@@ -1,4 +1,4 @@
-"""Merge: a round's records become one step of Phi (DESIGN, section 3).
+"""Merge: a round's records become one step of Phi.
 
 A pure function of the *set* of contributions: they are sorted by author first, all scalar arithmetic is on
 Python ints and IEEE doubles in that order, and arrays follow `rules.base`. Tensors are independent, so

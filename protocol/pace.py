@@ -1,4 +1,4 @@
-"""When to publish, and which round: the swarm's clock as one node sees it (DESIGN, section 4).
+"""When to publish, and which round: the swarm's clock as one node sees it.
 
 Nobody waits and nobody runs away: a fast node does more steps a round, a slow one publishes shorter
 windows, one that cannot finish a step skips rounds.

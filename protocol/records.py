@@ -70,7 +70,7 @@ class Delta:
         return self.body.round
 
     def staleness(self, fragments: int) -> int:
-        """Merges of this fragment that happened during the window (DESIGN, section 2)."""
+        """Merges of this fragment that happened during the window."""
         return (self.body.round - self.body.base) // fragments - 1
 
 

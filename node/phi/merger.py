@@ -6,7 +6,6 @@ in which rounds are caught up does not matter. Blocking: runs in worker threads.
 """
 
 from bisect import bisect_right
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf, sqrt
@@ -71,14 +70,12 @@ class Merger:
         *,
         base: Base | None = None,
         merged: Rounds | None = None,
-        threads: int = 1,
     ) -> None:
         """`phi`, int32[layout.numel], is taken over; it holds what `base` and `merged` say."""
         self._manifest = manifest
         self._layout = manifest.plan()
         self.phi = phi
         self._own_id = own_id
-        self._pool = ThreadPoolExecutor(threads, "merge") if threads > 1 else None
         self._merged = dict(merged or {})
         self._digests = {round_: _digest_of(deltas) for round_, deltas in self._merged.items()}
         """Of the rounds merged: to compute all of them anew takes as long as there are records."""
@@ -269,22 +266,15 @@ class Merger:
             undo = None if self._payloads.are_in_memory((*new, *old)) else phi.copy()
             before = RoundMerge(taken, fragment, self._manifest.outer)
             after = RoundMerge(given, fragment, self._manifest.outer)
-
-            def one(index: int) -> StorageError | None:
-                tensor = phi[fragment.slots[index].span]
-                try:
+            try:
+                for index, slot in enumerate(fragment.slots):
+                    tensor = phi[slot.span]
                     before.subtract(index, tensor, back=True)
                     after.subtract(index, tensor)
-                except StorageError as error:
-                    return error
-                return None
-
-            tensors = range(len(fragment.slots))
-            failures = [e for e in (self._pool.map if self._pool else map)(one, tensors) if e is not None]
-        if failures:
-            assert undo is not None, "nothing was read on the way"
-            phi[:] = undo
-            raise failures[0]
+            except StorageError:
+                assert undo is not None, "nothing was read on the way"
+                phi[:] = undo
+                raise
         return given
 
     def _contributions(self, fragment: Fragment, deltas: tuple[Delta, ...]) -> list[Contribution]:
@@ -305,11 +295,6 @@ class Merger:
             rates[round_] = usual_rates(norms, [slot.numel for slot in fragment.slots], root_steps)
         if len(rates) > USUAL_ROUNDS:
             del rates[min(rates)]
-
-    def close(self) -> None:
-        """Stop the worker threads."""
-        if self._pool:
-            self._pool.shutdown(cancel_futures=True)
 
 
 def _digest_of(deltas: tuple[Delta, ...]) -> bytes:

@@ -324,8 +324,3 @@ class Merging:
             return None
         async with self._busy:
             return self._merger.chain(up_to) if up_to >= self._merger.base.round else None
-
-    def close(self) -> None:
-        """Stop the merge threads."""
-        if self._merger:
-            self._merger.close()

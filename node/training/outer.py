@@ -1,7 +1,7 @@
 """The outer loop of one node: from inner progress to deltas, and from Phi to parameters.
 
 Per fragment: live parameters `theta`, the reference `ref` (float image of the Phi last applied), the
-error-feedback residual `e` and the outer momentum `m` (DESIGN, section 4)::
+error-feedback residual `e` and the outer momentum `m`::
 
     publish:  g = ref - theta;  m = mu * m + g;  x = lr * (g + mu * m) + ef_decay * e
               payload = encode(x);  e = x - decode(payload);  theta = ref = ref - decode(payload)

@@ -28,6 +28,7 @@ from tests.fuzz.forge import blobs_from, conforms, forge
 from tests.fuzz.mutate import mutate_bytes, mutate_packed
 from tests.fuzz.target import Run, Target
 from tests.protocol import builders
+from tests.protocol.builders import turns_nobody_away
 
 SWARM = builders.SMALL.swarm_id
 KEYS = [builders.identity(number) for number in range(4)]
@@ -395,11 +396,11 @@ def mutate_toml(data: bytes, dice: Random) -> bytes:
 
 
 def _server() -> ServerHandshake:
-    return ServerHandshake(KEYS[0], SWARM, b"binding", bytes(32), b"s" * 32)
+    return ServerHandshake(KEYS[0], SWARM, b"binding", bytes(32), b"s" * 32, vet=turns_nobody_away)
 
 
 def _client() -> ClientHandshake:
-    return ClientHandshake(KEYS[1], SWARM, b"binding", b"n" * 32, None)
+    return ClientHandshake(KEYS[1], SWARM, b"binding", b"n" * 32, None, vet=turns_nobody_away)
 
 
 def _handshake(data: bytes) -> Iterator[None]:

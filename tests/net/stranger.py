@@ -14,6 +14,7 @@ from gossamer.node.network.tls import client_context, fingerprint_of
 from gossamer.node.network.transport import PREFIX
 from gossamer.protocol.handshake import ClientHandshake
 from gossamer.protocol.identity import Identity
+from tests.protocol.builders import turns_nobody_away
 
 
 @dataclass(slots=True)
@@ -48,7 +49,9 @@ async def linked(
         certificate = socket.get_extra_info("ssl_object")
         binding = fingerprint_of(certificate.getpeercert(binary_form=True)) if certificate else b""
         nonce = os.urandom(32)
-        shake = ClientHandshake(identity, swarm_id, binding, nonce, None, credential=credential)
+        shake = ClientHandshake(
+            identity, swarm_id, binding, nonce, None, credential=credential, vet=turns_nobody_away
+        )
         await socket.send_bytes(shake.hello(await socket.receive_bytes()))
         node_id, session = shake.finish(await socket.receive_bytes())
         yield Stranger(identity, node_id, session, socket, http, base_url)

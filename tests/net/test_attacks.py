@@ -22,7 +22,7 @@ from gossamer.protocol.records import Delta
 from gossamer.protocol.wire import pack, unpack
 from tests.net.attacker import Member, impostor, knock, where
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest
-from tests.protocol.builders import signed
+from tests.protocol.builders import signed, turns_nobody_away
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -86,7 +86,9 @@ async def test_a_hello_under_anothers_key_is_not_answered(swarm: LocalNodes) -> 
 
     def hello(challenge: bytes, binding: bytes) -> bytes:
         thief = impostor(victim.public_key)
-        return ClientHandshake(thief, swarm.manifest.swarm_id, binding, os.urandom(32), None).hello(challenge)
+        return ClientHandshake(
+            thief, swarm.manifest.swarm_id, binding, os.urandom(32), None, vet=turns_nobody_away
+        ).hello(challenge)
 
     assert len(await knock(where(first), hello)) == 1, "the challenge, and then nothing"
     await unharmed(swarm)
@@ -100,7 +102,9 @@ async def test_a_recorded_hello_cannot_be_sent_again(swarm: LocalNodes) -> None:
     recorded: list[bytes] = []
 
     def record(challenge: bytes, binding: bytes) -> bytes:
-        shake = ClientHandshake(honest, swarm.manifest.swarm_id, binding, os.urandom(32), None)
+        shake = ClientHandshake(
+            honest, swarm.manifest.swarm_id, binding, os.urandom(32), None, vet=turns_nobody_away
+        )
         recorded.append(shake.hello(challenge))
         return recorded[0]
 
@@ -129,7 +133,12 @@ async def test_a_hello_that_is_none(
 
     def hello(challenge: bytes, binding: bytes) -> bytes:
         shake = ClientHandshake(
-            Identity.from_seed(os.urandom(32)), swarm.manifest.swarm_id, binding, os.urandom(32), None
+            Identity.from_seed(os.urandom(32)),
+            swarm.manifest.swarm_id,
+            binding,
+            os.urandom(32),
+            None,
+            vet=turns_nobody_away,
         )
         return pack(bend(list(unpack(shake.hello(challenge), HELLO_BYTES_MAX))))
 

@@ -1,4 +1,4 @@
-"""What strangers and liars send to a node's port costs a log line, never the node (DESIGN, promise 5)."""
+"""What strangers and liars send to a node's port costs a log line, never the node."""
 
 from __future__ import annotations
 

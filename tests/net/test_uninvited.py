@@ -32,7 +32,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.wire import unpack
 from tests.net.attacker import Member, knock, refused, where
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest
-from tests.protocol.builders import row
+from tests.protocol.builders import row, turns_nobody_away
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -93,7 +93,9 @@ async def test_a_stranger_hears_why_and_learns_nothing(swarm: LocalNodes) -> Non
     swarm_id = swarm.manifest.swarm_id
 
     def hello(challenge: bytes, binding: bytes) -> bytes:
-        return ClientHandshake(stranger, swarm_id, binding, os.urandom(32), None).hello(challenge)
+        return ClientHandshake(
+            stranger, swarm_id, binding, os.urandom(32), None, vet=turns_nobody_away
+        ).hello(challenge)
 
     heard = await knock(address, hello)
     accepted, reason = unpack(heard[1], HELLO_BYTES_MAX)

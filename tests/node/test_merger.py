@@ -110,15 +110,6 @@ def test_a_damaged_chunk_changes_nothing_and_is_named(world: World) -> None:
     assert np.array_equal(merger.phi, world.fold(world.deltas[:4]))
 
 
-def test_threads_do_not_change_a_bit(world: World) -> None:
-    one, four = world.merger(1), world.merger(4)
-    for merger in (one, four):
-        arrive(merger, Ledger(), world.deltas)
-        merger.close()
-    assert np.array_equal(one.phi, four.phi)
-    assert one.digest() == four.digest()
-
-
 def test_how_far_a_fragment_has_come(world: World, rng: np.random.Generator) -> None:
     merger, ledger = world.merger(), Ledger()
     even, odd = LAYOUT.fragments

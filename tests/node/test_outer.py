@@ -1,4 +1,4 @@
-"""`outer`: DESIGN section 4 against plain float64 arithmetic, and what must never be lost."""
+"""`outer`: what its docstring says against plain float64 arithmetic, and what must never be lost."""
 
 from __future__ import annotations
 

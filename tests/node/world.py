@@ -43,8 +43,8 @@ class World:
         for blob, piece in zip(delta.body.chunks, split_payload(payload), strict=True):
             self.chunks.put(blob, piece)
 
-    def merger(self, threads: int = 1) -> Merger:
-        return Merger(SMALL, self.phi_0.copy(), self.chunks, OWN, threads=threads)
+    def merger(self) -> Merger:
+        return Merger(SMALL, self.phi_0.copy(), self.chunks, OWN)
 
     def fold(self, deltas: list[Delta]) -> Ints:
         """Phi of a set of records from scratch, by the protocol's own `merge_round`."""

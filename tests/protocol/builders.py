@@ -234,3 +234,7 @@ def refusing(kind: type[PeerError]) -> Iterator[None]:
     except kind as error:
         if not str(error).isprintable():
             raise AssertionError(f"not for a log: {error!r}") from error
+
+
+def turns_nobody_away(node_id: bytes, credential: bytes) -> None:
+    """The `Vet` of an open swarm."""

@@ -113,6 +113,17 @@ def test_claims_of_other_rounds_take_no_part():
     assert contest(claim(16, tokens=1), members(*[claim(32, tokens=9, mark=3)] * 5)) is None
 
 
+def test_of_three_histories_the_one_that_some_share_wins_whatever_the_others_tokens():
+    shared, long, longest = (
+        claim(22, tokens=3, mark=1),
+        claim(22, tokens=4, mark=2),
+        claim(22, tokens=5, mark=3),
+    )
+    assert contest(longest, members(shared, shared, long)) == shared
+    assert contest(long, members(shared, shared, longest)) == shared
+    assert contest(shared, members(shared, long, longest)) is None
+
+
 def test_a_liar_about_a_round_that_no_one_else_claims_yet_wins_no_contest():
     """Just after we sealed it, say: those who still claim the round before have not spoken against us."""
     own, lie = claim(18, tokens=100), claim(18, tokens=2**59, mark=7)

@@ -323,6 +323,18 @@ def test_rumours_are_believed_unless_we_know_better():
     assert bench.machine.suspicion(3, Suspect(IDS[1], *age), bench.now) == []  # relayed once
 
 
+def test_who_has_just_spoken_to_us_hears_of_the_rumour_about_it():
+    """Those who believe it may have no link to tell it over; it clears that up with a newer row."""
+    bench = Bench(3)
+    bench.now += limits.RUMOUR_PAUSE_S
+    bench.machine.heard_on(1, bench.now)
+    rumour = Suspect(IDS[1], *bench.roster.get(IDS[1]).peer.body.age)
+    assert bench.machine.suspicion(2, rumour, bench.now) == [Send(1, rumour)]
+    assert bench.health(1) is Health.ALIVE
+    bench.now += limits.PROBE_TIMEOUT_S
+    assert _sent(bench.machine.suspicion(2, rumour, bench.now), Suspect) and bench.health(1) is Health.SUSPECT
+
+
 def test_a_doubt_that_comes_with_the_first_row_of_somebody_is_believed():
     """A newcomer is told of the missing so that it may dial them, and must not take them for alive."""
     bench = Bench(3)

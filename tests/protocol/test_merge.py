@@ -47,7 +47,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 class Phi:
-    """A node's Phi, kept up to date as DESIGN says: ``Phi += Merge(old set) - Merge(new set)``."""
+    """A node's Phi, kept up to date as the protocol says: ``Phi += Merge(old set) - Merge(new set)``."""
 
     def __init__(self, start: list[np.ndarray], payloads: dict[bytes, bytes]) -> None:
         self.values = [values.copy() for values in start]
@@ -346,7 +346,7 @@ def test_median(values):
 
 
 def _reference(fragment: Fragment, outer: Outer, sent: list[Sent]) -> np.ndarray:
-    """DESIGN, section 3, word for word, in float64."""
+    """The default rule of docs/protocol.md, *Merge*, word for word, in float64."""
     counted = [s for s in sent if s.staleness <= outer.staleness_max]
     weights = np.array([s.tokens * (s.tokens / s.steps) * (1 + s.staleness) ** -0.5 for s in counted])
     if outer.weight_cap:

@@ -28,8 +28,8 @@ from tests.sim.trainer import Window
 from tests.sim.transfers import Transfers
 
 LISTED_AHEAD_MAX = 8
-"""So far ahead of the clock others' chunks are listed: who is left alone with the liar takes its last
-round for the swarm's, and would close what the others are at."""
+"""So far ahead of where the clock was others' chunks are listed: who is left alone with the liar takes its
+last round for the swarm's, follows, and would close what the others are at."""
 
 
 def _never(blob: bytes) -> bytes | None:
@@ -65,6 +65,8 @@ class Liar:
             self._hold_all_and_send_nothing,
             self._list_others_chunks,
         )
+        self._list_from = 0
+        """Where the swarm was when we began to."""
         self._listed_up_to = 0
         """The last round that we have signed a delta for of others' chunks."""
 
@@ -226,6 +228,7 @@ class Liar:
     def _list_others_chunks(self) -> None:
         """Sign deltas that list what others publish under other sizes, claim to hold it, and never answer."""
         known = {delta.record_id for delta in self._node.core.ledger}
+        self._list_from = self._node.core.clock
         self._list_new_chunks(known, self._send_nothing())
 
     def _list_new_chunks(self, known: set[bytes], until: float) -> None:
@@ -245,7 +248,8 @@ class Liar:
             round_ = max(self._listed_up_to + 1, clock + 2)
             round_ += (body.round - round_) % fragments
             size = body.payload_bytes - less
-            if round_ <= clock + LISTED_AHEAD_MAX and len(payload_chunk_sizes(size)) == len(body.chunks):
+            is_near = round_ <= self._list_from + LISTED_AHEAD_MAX
+            if is_near and len(payload_chunk_sizes(size)) == len(body.chunks):
                 self._listed_up_to = round_
                 lie = replace(self._body(round_, b"x"), payload_bytes=size, chunks=body.chunks)
                 record = msg.encode(msg.Records(((self._sign(lie).data, True),)))

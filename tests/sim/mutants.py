@@ -279,6 +279,15 @@ def _nobody_is_ever_down() -> list[Patch]:
     return [(membership.Membership, "_judge_silence", judge)]
 
 
+def _suspect_hastily() -> list[Patch]:
+    """A suspicion need not last, and a few seconds of silence are one."""
+
+    def patience(self: membership.Membership, seconds: float) -> float:
+        return 0.2 * seconds
+
+    return [(membership.Membership, "_patience", patience)]
+
+
 def _keep_silent_links() -> list[Patch]:
     """A link to a member that others vouch for is kept though nothing comes through it."""
     return [(membership.Membership, "silent_links", lambda self, now: set())]
@@ -395,6 +404,7 @@ MUTANTS = {
             "believes that .* though it died",
             minutes=16.0,
         ),
+        Mutant("suspect hastily", _suspect_hastily, "starved", "takes n.* for down, which has been there"),
         Mutant(
             "keep silent links",
             _keep_silent_links,

@@ -235,6 +235,7 @@ class Network:
         """Pairs between which nothing moves now, hosts without power included."""
         self.stalled: dict[Pipe, None] = {}
         self.dropped = 0
+        """Messages that did not fit into a link's queue: none is ever so far behind."""
         self._dark: frozenset[tuple[int, int]] = frozenset()
 
     def changed(self) -> None:

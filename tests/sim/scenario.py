@@ -21,7 +21,7 @@ from gossamer.protocol.payload import payload_bytes_max
 from tests.sim.faults import STORMS, UNMIXED
 from tests.sim.network import Path
 from tests.sim.stage import Traits
-from tests.sim.verdicts import DROPPED_S
+from tests.sim.verdicts import DROPPED_S, SETTLED_S
 
 CREATED = 1_700_000_000
 WARM_UP_S = 60.0
@@ -103,7 +103,8 @@ class Scenario:
         parted = (
             f", chunks of {self.chunk_bytes} bytes" if self.chunk_bytes != PAYLOAD_CHUNK_BYTES_MIN else ""
         )
-        return f"{self.nodes} nodes, {self.codec}{liar}{cramped}{parted}: {storms}"
+        model = f"{self.codec} in {self.manifest.layout.fragments}"
+        return f"{self.nodes} nodes, {model}{liar}{cramped}{parted}: {storms}"
 
 
 def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
@@ -116,7 +117,8 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
         raise ValueError("a swarm has two nodes at least")
     rng = random.Random(f"{seed}/scenario")
     codec = rng.choice(("int4", "int4", "topk", "exact", "int8", "int2"))
-    manifest, phi = _manifest(rng, codec, forgetful=name in FORGETFUL)
+    fragments = random.Random(f"{seed}/fragments").choice((1, 2, 2, 3))
+    manifest, phi = _manifest(rng, codec, fragments, forgetful=name in FORGETFUL)
     total = nodes + 4
     has_liar = name == "liar" or (name in (None, "mixed", "parts") and rng.random() < 0.25)
     has_liar = has_liar and nodes > 2
@@ -149,7 +151,8 @@ def _chunk_bytes(rng: random.Random, name: str | None, manifest: Manifest) -> in
     return -(-largest // rng.randrange(4, 13))
 
 
-def _manifest(rng: random.Random, codec: str, *, forgetful: bool) -> tuple[Manifest, Ints]:
+def _manifest(rng: random.Random, codec: str, fragments: int, *, forgetful: bool) -> tuple[Manifest, Ints]:
+    """Rounds take as long in however many fragments the model comes."""
     numel = sum(spec.numel for spec in _TENSORS)
     phi = np.random.default_rng(rng.randrange(2**32)).integers(-(2**24), 2**24, numel, dtype=np.int32)
     by_steps = rng.random() < 0.6
@@ -158,8 +161,8 @@ def _manifest(rng: random.Random, codec: str, *, forgetful: bool) -> tuple[Manif
         "task": {"name": "none"},
         "outer": {"codec": codec, "clip": rng.choice((0.0, 3.0)), "weight_cap": rng.choice((0.0, 4.0))},
         "pace": {
-            "every_steps": rng.randrange(24, 42) if by_steps else 0,
-            "every_seconds": 0.0 if by_steps else rng.uniform(33.0, 60.0),
+            "every_steps": fragments * rng.randrange(12, 21) if by_steps else 0,
+            "every_seconds": 0.0 if by_steps else fragments * rng.uniform(16.5, 30.0),
             "min_round_seconds": 0.5,
         },
         "history": {
@@ -167,7 +170,7 @@ def _manifest(rng: random.Random, codec: str, *, forgetful: bool) -> tuple[Manif
             "snapshot_every": 2 if forgetful else rng.randrange(2, 7),
             "retain": 4 if forgetful else rng.choice((0, RETAIN, RETAIN + 5)),
         },
-        "layout": {"fragments": 2, "tensors": _TENSORS},
+        "layout": {"fragments": fragments, "tensors": _TENSORS},
         "genesis": {"digest": root_of(chunk_hashes(phi.tobytes())).hex()},
     }
     return from_values(values, "the simulator"), phi
@@ -227,7 +230,7 @@ def _storms(rng: random.Random, seconds: float, name: str | None) -> tuple[Storm
             names = tuple(rng.sample([kind for kind in STORMS if kind not in UNMIXED], 2))
         else:
             names = (rng.choice(tuple(STORMS)),)
-        calm = end + (ROUGH_CALM_S if "rough" in names else CALM_S)
+        calm = end + (ROUGH_CALM_S if "rough" in names else CALM_S) + SETTLED_S * (name in FORGETFUL)
         if calm + REST_S > seconds:
             return tuple(found)
         found.append(Storm(names, begin, end))

@@ -2,7 +2,7 @@
 
 *Convergence*: when a storm ends everything is healed, and whatever any live honest node knows at that
 moment must be known, fetched and merged by all of them within CONVERGENCE_S, while training goes on. 40 s
-is what DESIGN promises (section 12): a node that believes another down dials it every 30 s at the latest,
+is what is promised: a node that believes another down dials it every 30 s at the latest,
 takes a handshake for it, and compares ledgers with it at once. At the very end nobody publishes for
 REST_S, and all nodes must be equal to the last bit. Where messages were dropped on open links, as only a
 send queue that is full does it, 12 s are added: so long waits a fetch whose request was lost.
@@ -10,7 +10,8 @@ send queue that is full does it, 12 s are added: so long waits a fetch whose req
 *Health*: by then nobody who is there is believed to be down, and links on which nothing moves are gone, and
 30 s later everybody may train, whatever payload a liar says it has.
 *Detection*: a member that died, with nothing else wrong, is no longer believed alive 20 s later: its
-heartbeats stop (12.5 s of silence raise suspicion), or its host resets the links (at once). *Progress*:
+heartbeats stop (12.5 s of silence raise suspicion), or its host resets the links (at once). And nobody who
+is there, however slow at times, is taken for down over paths that work. *Progress*:
 rounds advance in every calm, and on each side of a split from 40 s on, when the members who are gone have
 been noticed and no longer hold the clock back. Who went on while others hung or slept does not wait for
 them, and nothing of it is lost, however long that was.
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from gossamer.protocol.identity import short
 from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.limits import FETCH_PATIENCE_S, ROUND_MAX, STALL_PATIENCE_S
+from gossamer.protocol.limits import FETCH_PATIENCE_S, LINEAGE_PATIENCE_S, ROUND_MAX, STALL_PATIENCE_S
 from gossamer.protocol.pace import round_clock
 from gossamer.protocol.records import Delta
 from gossamer.protocol.roster import Health
@@ -34,6 +35,13 @@ if TYPE_CHECKING:
 CONVERGENCE_S = 40.0
 DROPPED_S = FETCH_PATIENCE_S
 """Added to it after storms that drop messages."""
+
+PRESENT_S = 40.0
+"""Who has been there for so long is known to be there, whatever was before."""
+
+SETTLED_S = 2 * LINEAGE_PATIENCE_S
+"""Added to it where a storm outlasts what is retained: a difference of claims has to last, for twice as long
+with who has given a history up before, until one side starts again."""
 
 DETECTION_S = 20.0
 BURIAL_S = 30.0
@@ -96,7 +104,7 @@ class Verdicts:
         self._calm = calm = _Calm(
             name,
             self.world.loop.now,
-            CONVERGENCE_S + DROPPED_S * dropped,
+            CONVERGENCE_S + DROPPED_S * dropped + SETTLED_S * self.world.scenario.is_forgetful,
             expected,
             held,
             {node: list(expected.values()) for node in live},
@@ -240,8 +248,9 @@ class Verdicts:
     def _round_s(self, nodes: list[Node]) -> float:
         """How long a round takes these: the clock leaves out the fastest third, and follows the next."""
         pace = self.world.scenario.manifest.pace
-        steps = max(1, pace.every_steps / 2)
-        seconds = sorted(max(steps * node.traits.step_s, pace.every_seconds / 2) for node in nodes)
+        fragments = self.world.scenario.manifest.layout.fragments
+        steps = max(1, pace.every_steps / fragments)
+        seconds = sorted(max(steps * node.traits.step_s, pace.every_seconds / fragments) for node in nodes)
         return seconds[len(seconds) // 3]
 
     def _check_side(self, side: _Side) -> None:
@@ -257,6 +266,24 @@ class Verdicts:
             self._fail(
                 None, f"no round on the side of {names} since {side.round} in {ROUNDS_PER_SIDE} rounds' time"
             )
+
+    # -- beliefs
+
+    def check_beliefs(self) -> None:
+        """Nobody who is there takes another who is there for down: an event loop may be slow."""
+        since = self.world.loop.now - PRESENT_S
+        if self.world.fine_since > since:
+            return
+        present = [node for node in self._live() if node.present_since <= since]
+        for node in present:
+            down = {
+                member.peer.node_id for member in node.core.roster.doubted() if member.health is Health.DOWN
+            }
+            for other in present:
+                if other.traits.identity.node_id in down:
+                    self._fail(
+                        node, f"takes {other.name} for down, which has been there for {PRESENT_S:.0f} s"
+                    )
 
     # -- deaths
 
@@ -281,6 +308,13 @@ class Verdicts:
                 self._fail(node, f"{belief}, though it died {DETECTION_S:.0f} s ago or more")
 
     # -- the end
+
+    @property
+    def are_at_one(self) -> bool:
+        """Whether all have one history, and have merged what they know of it."""
+        folds = [node.fold for node in self._live() if not node.schedule.unmerged]
+        keys = {fold.key for fold in folds if fold is not None}
+        return len(folds) == len(self._live()) and len(keys) == 1
 
     def finish(self) -> None:
         """All nodes have rested: they must be equal, and right."""

@@ -4,6 +4,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import GossamerError
@@ -25,6 +26,9 @@ STARTED_BY_S = 12.0
 """All members of the first hour are there by now."""
 
 LOOK_S = 2.0
+
+SETTLED_MAX_S = 960.0
+"""The longest that a difference of histories may last, see `limits.LINEAGE_DOUBLINGS_MAX`."""
 
 
 @contextmanager
@@ -77,8 +81,9 @@ class World:
         self.verdicts = Verdicts(self)
         self.nodes: list[Node] = []
         self.lost_disks: set[int] = set()
-        self.is_fine = True
-        """Whether all paths work as they should, so that who can talk is all who live."""
+        self.fine_since = 0.0
+        """Since when all paths have worked as they should, so that who can talk is all who live; inf while
+        they do not."""
 
     # -- the run
 
@@ -107,9 +112,18 @@ class World:
         self.loop.at(self.scenario.seconds - REST_S, self._rest)
         self.loop.after(LOOK_S, self._look)
         self.loop.run(self.scenario.seconds)
+        if self.scenario.is_forgetful:
+            self._settle()
         self.verdicts.finish()
+        if self.net.dropped:
+            self.audit.fail(None, f"{self.net.dropped} messages did not fit into a link's queue")
         if self._control_bytes_per_s() > CONTROL_BYTES_PER_S_MAX:
             self.audit.fail(None, f"{self._control_bytes_per_s():.0f} bytes of control a second and node")
+
+    def _settle(self) -> None:
+        """Who has given histories up several times takes its time before it does so again."""
+        while not self.verdicts.are_at_one and self.loop.now < self.scenario.seconds + SETTLED_MAX_S:
+            self.loop.run(self.loop.now + LOOK_S)
 
     def _begin(self) -> None:
         genesis = self.stage.genesis_chunks()
@@ -129,6 +143,7 @@ class World:
         for node in self.nodes:
             if node.running:
                 self.audit.check_bounds(node, LOOK_S)
+        self.verdicts.check_beliefs()
         self.loop.after(LOOK_S, self._look)
 
     def _rest(self) -> None:
@@ -163,6 +178,10 @@ class World:
         self.trace.say(self.loop.now, text)
 
     @property
+    def is_fine(self) -> bool:
+        return self.fine_since < inf
+
+    @property
     def watch(self) -> int:
         """The one that goes on while others are away."""
         return next(node.index for node in self.nodes if node.traits.trains and not node.traits.is_liar)
@@ -190,7 +209,8 @@ class World:
         """Heal everything."""
         dropped = self.weather.mischief is not None
         self.weather.clear()
-        self.is_fine = True
+        if not self.is_fine:
+            self.fine_since = self.loop.now
         for node in self.nodes:
             if node.gone:
                 continue
@@ -206,7 +226,7 @@ class World:
         """Close directed pairs of hosts."""
         self.say(f"{layer}: {len(pairs)} of {len(self.hosts()) * (len(self.hosts()) - 1)} ways close")
         self.weather.close(layer, pairs)
-        self.is_fine = False
+        self.fine_since = inf
         self.audit.spread.look_away()
         self.net.changed()
 
@@ -219,12 +239,12 @@ class World:
     def worsen(self, slowness: float, loss: float) -> None:
         self.say(f"latencies times {slowness:.1f}, {loss:.0%} lost")
         self.weather.slowness, self.weather.loss = slowness, loss
-        self.is_fine = False
+        self.fine_since = inf
 
     def make_mischief(self, mischief: Mischief) -> None:
         self.say(f"{mischief}")
         self.weather.mischief = mischief
-        self.is_fine = False
+        self.fine_since = inf
         self.net.changed()
 
     # -- nodes
@@ -323,7 +343,7 @@ class World:
         node.trainer.hang()
         if suspended:
             node.suspend()
-            self.is_fine = False
+            self.fine_since = inf
             self.weather.close(f"{node.name} sleeps", between([node.index], self.hosts()))
             self.net.changed()
         else:
