@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gossamer.node.address import Contact, parse_contact
 from gossamer.node.folders import homes_here, new_home, own_id
+from gossamer.node.network.acquaintances import whom_to_join
 from gossamer.node.network.askers import asker_of
 from gossamer.node.network.client import fetch_manifest
 from gossamer.node.phi.restore import has_model
@@ -91,7 +92,7 @@ def _home_of(contacts: tuple[Contact, ...], swarm_id: str | None) -> Home | None
     told = {contact.address for contact in contacts}
     meant = []
     for home, manifest in homes_here():
-        known = {parse_contact(peer).address for peer in home.read_peers()}
+        known = {contact.address for contact in whom_to_join((), home)}
         is_meant = manifest.swarm_id.hex().startswith(swarm_id.lower()) if swarm_id else bool(told & known)
         if is_meant and has_model(home, manifest):
             meant.append(home)

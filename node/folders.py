@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gossamer.node.storage.home import Home
 from gossamer.node.tilde import expanded
-from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     from gossamer.protocol.manifest import Manifest
@@ -43,11 +43,17 @@ def new_home(folder: Path | None, swarm_id: bytes) -> Home:
 
 
 def homes_here() -> list[tuple[Home, "Manifest"]]:
-    """The folders that are this machine's own nodes', as `new_home` makes them, with their manifests."""
+    """The folders that are this machine's own nodes', as `new_home` makes them, with their manifests.
+
+    One whose manifest cannot be read is left out.
+    """
     found = []
     for path in sorted(nodes_root().glob("*/manifest")):
         home = Home(path.parent.absolute())
-        manifest = home.manifest()
+        try:
+            manifest = home.manifest()
+        except StorageError:
+            continue
         if manifest is not None and home.root.name == default_folder(manifest.swarm_id).name:
             found.append((home, manifest))
     return found

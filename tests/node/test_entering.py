@@ -106,7 +106,9 @@ def test_who_starts_a_node_as_before_goes_on_also_where_the_one_to_join_is_gone(
             return None
 
     here, elsewhere = HERE.swarm_id.hex(), ELSEWHERE.swarm_id.hex()
-    own = _own_node(tmp_path, HERE, f"gossamer://{bytes(32).hex()}@a:1", "b:2")
+    (tmp_path / "0123456789ab").mkdir()
+    (tmp_path / "0123456789ab" / "manifest").write_bytes(b"damaged")
+    own = _own_node(tmp_path, HERE, "no address", f"gossamer://{bytes(32).hex()}@a:1", "b:2")
     _own_node(tmp_path, HERE, "d:4", suffix="-bootstrap")
     assert entered("a:1") == own.root and "Going on with this machine's node in" in capsys.readouterr().err
     assert entered("c:3") is None, "which swarm that leads to is not known"
