@@ -18,7 +18,8 @@ from gossamer.models.task import DataStream, Task, named_tensors
 from gossamer.models.text import ByteTextTask, TextOptions
 from gossamer.node.training.outer import OuterLoop
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints, check_healthy
+from gossamer.protocol.errors import DivergedError
+from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints, is_healthy
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge import Contribution, RoundMerge, measure
 from gossamer.protocol.payload import Payload, encode_payload, payload_bytes_max
@@ -78,7 +79,8 @@ class Swarm:
         )
         for index, slot in enumerate(fragment.slots):
             merge.subtract(index, self.phi[slot.span])
-        check_healthy(self.phi, "Phi")
+        if not is_healthy(self.phi):
+            raise DivergedError("Phi reached a magnitude of 64")
         for worker in self.workers:
             worker.outer.apply(fragment.index, self.phi, number)
         return merge

@@ -44,14 +44,6 @@ def is_healthy(values: Ints) -> bool:
     return not values.size or max(int(values.max()), -int(values.min())) < VALUE_LIMIT
 
 
-def check_healthy(values: Ints, what: str) -> None:
-    """Raise DivergedError if they are not `is_healthy`."""
-    if not is_healthy(values):
-        raise DivergedError(
-            f"{what} reached a magnitude of 64: training diverged. Start again with a lower learning rate."
-        )
-
-
 def sum_of_squares(values: Ints) -> int:
     """Return the exact sum of squares as a Python int.
 

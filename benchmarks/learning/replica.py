@@ -3,7 +3,8 @@
 from collections import OrderedDict
 from typing import NamedTuple
 
-from gossamer.protocol.fixedpoint import Ints, check_healthy
+from gossamer.protocol.errors import DivergedError
+from gossamer.protocol.fixedpoint import Ints, is_healthy
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge import Contribution, merge_round
 
@@ -81,8 +82,8 @@ class Replica:
             view += self._history.merge(round_, self._merged.get(round_, NOBODY))
             view -= self._history.merge(round_, self._known[round_])
             self._merged[round_] = self._known[round_]
-        if changed:
-            check_healthy(self.phi, "Phi")
+        if changed and not is_healthy(self.phi):
+            raise DivergedError("Phi reached a magnitude of 64")
         return {self._history.layout.of_round(round_).index for round_ in changed}
 
     def merged_round(self, index: int) -> int:
