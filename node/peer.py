@@ -6,10 +6,12 @@ when the pace says so. Its `Role` does that: of several ranks the first leads, a
 
 import asyncio
 import atexit
+import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
+from multiprocessing.util import Finalize
 from pathlib import Path
 from threading import get_ident
 from types import TracebackType
@@ -66,6 +68,7 @@ class Peer(Standing):
         self._left = False
         self._is_closed = False
         self._pid = os.getpid()
+        self._at_exit: Finalize | None = None
 
     @classmethod
     def connect(
@@ -187,13 +190,13 @@ class Peer(Standing):
             tell_waiting()
 
         try:
-            atexit.register(self.leave_at_exit)
+            self._leave_at_exit_too()
             if not self.begin(on_wait):
                 raise self._role.ending()
             attaching.claim(self)
         except BaseException:
             self._left = True
-            atexit.unregister(self.leave_at_exit)
+            self._forget_exit()
             raise
 
     # -- what the loop does
@@ -262,8 +265,10 @@ class Peer(Standing):
 
         Where an error or Ctrl-C has ended a step that did, the next one calls.
 
-        Returns the callback, so that this may decorate it.
+        Returns the callback, so that this may decorate it. Raises TypeError if it cannot be called.
         """
+        if not callable(callback):
+            raise TypeError(f"on_merged takes a function of the peer, not {callback!r:.60}")
         self._callbacks.append(callback)
         return callback
 
@@ -278,9 +283,11 @@ class Peer(Standing):
     def flush(self, timeout_s: float) -> None:
         """Before leaving: publish the next round's fragment, and see that all of it is on disk.
 
-        What other fragments have learnt since their last deltas is not published.
+        What other fragments have learnt since their last deltas is not published. Raises ValueError if
+        `timeout_s` is no time.
         """
         self._check_here()
+        _check_seconds(timeout_s=timeout_s)
         self._role.flush(timeout_s)
 
     def drop_progress(self) -> None:
@@ -299,9 +306,11 @@ class Peer(Standing):
         Publishes the open window of the next round's fragment, as leaving does, and follows Phi until nothing
         has changed it for `quiet_s`, with a daemon that has stored our last delta, and has nothing to merge
         and nothing on its way, or `timeout_s` have passed; returns whether it came to rest. Nodes that have
-        merged the same deltas then hold the same parameters, bit for bit.
+        merged the same deltas then hold the same parameters, bit for bit. Raises ValueError if either is no
+        time, before anything has happened.
         """
         self._check_here()
+        _check_seconds(quiet_s=quiet_s, timeout_s=timeout_s)
         self.flush(LEAVE_S)
         self.drop_progress()
         begun = changed = time.monotonic()
@@ -353,12 +362,24 @@ class Peer(Standing):
         does."""
         self._end(in_order=False)
 
+    def _leave_at_exit_too(self) -> None:
+        """See that `leave_at_exit` is called: children of multiprocessing end without atexit."""
+        if multiprocessing.parent_process() is None:
+            atexit.register(self.leave_at_exit)
+        else:
+            self._at_exit = Finalize(None, self.leave_at_exit, exitpriority=0)
+
+    def _forget_exit(self) -> None:
+        atexit.unregister(self.leave_at_exit)
+        if self._at_exit is not None:
+            self._at_exit.cancel()
+
     def leave_at_exit(self) -> None:
         """The process ends and nobody has left: do what the `with` would, for what has ended it.
 
         A session that is typed, as a notebook is, ends with whatever error it showed last, hours ago perhaps.
         """
-        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None) or sys.exc_info()[1]
         self.__exit__(type(error) if error else None, error, None)
 
     def close(self) -> None:
@@ -391,7 +412,7 @@ class Peer(Standing):
         try:
             if not self._left:
                 self._left = True
-                atexit.unregister(self.leave_at_exit)
+                self._forget_exit()
                 self._hand_over(in_order)
         finally:
             self.close()  # again, where Ctrl-C has kept it from coming to an end
@@ -413,3 +434,10 @@ class Peer(Standing):
                 return False
             time.sleep(POLL_S)
         return True
+
+
+def _check_seconds(**given: object) -> None:
+    """Raise ValueError for what is no time: only the waiting would show it, after the last delta."""
+    for name, seconds in given.items():
+        if not (isinstance(seconds, SupportsFloat) and float(seconds) >= 0):
+            raise ValueError(f"{name} is {seconds!r:.60}: give seconds, 0 or more")

@@ -38,6 +38,10 @@ def _faults_of_kind(options: AttachOptions) -> Iterator[str]:
     for argument, given in texts.items():
         if not (isinstance(given, str) or (given is None and argument in ("swarm_id", "invite"))):
             yield f"{argument} is {given!r:.60}: give a text"
+    flags: dict[str, object] = {name: options[name] for name in ("plaintext", "debug")}
+    for argument, given in flags.items():
+        if not isinstance(given, bool):  # "no" would be true
+            yield f"{argument} is {given!r:.60}: give True or False"
     folder, manifest = options["folder"], options["manifest"]
     if not (folder is None or _is_path(folder)):
         yield f"folder is {folder!r:.60}: give a path"

@@ -54,6 +54,11 @@ class Beside:
         if threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
                 signal.signal(signal.SIGTERM, _terminate)
+        elif signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            log.warning(
+                "attached outside of the main thread, where SIGTERM cannot be listened for: it would end the"
+                " script in the middle of a step. Have a handler of it call request_stop()"
+            )
         if signal.getsignal(signal.SIGTERM) is _terminate:
             _listening.add(self)
         if self._service is not None:

@@ -36,8 +36,8 @@ class Shard(Sampler[int]):
 
         Raises ConfigError.
         """
-        if not 0 < fraction <= 1:
-            raise ConfigError(f"fraction is {fraction}: choose more than 0 and at most 1")
+        if not (isinstance(fraction, int | float) and 0 < fraction <= 1):
+            raise ConfigError(f"fraction is {fraction!r:.60}: choose more than 0 and at most 1")
         stream = DataStream(seed=0, node_id=node_id)
         chosen = max(1, round(size * fraction))
         part = np.random.default_rng(stream.derived_seed("part")).permutation(size)[:chosen]

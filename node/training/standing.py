@@ -11,6 +11,7 @@ from gossamer.node.schedules import Schedule
 from gossamer.node.training.checkpoint import Progress
 from gossamer.node.training.role import Role
 from gossamer.node.training.shard import Shard
+from gossamer.protocol.errors import ConfigError
 
 WARM_UP_STEPS = 20
 """Inner steps over which a fresh inner optimizer's learning rate rises to its place."""
@@ -116,7 +117,7 @@ class Standing:
         """
         warm_up = 1.0 if self.resumed else min(1.0, (self._steps_run + 1) / WARM_UP_STEPS)
         factor = schedule(self.swarm_tokens)
-        if not (isinstance(factor, SupportsFloat) and isfinite(factor) and factor >= 0):
+        if not _is_factor(factor):
             raise ValueError(f"the schedule returned {factor!r:.60}: it gives a factor of 0 or more")
         return warm_up * factor
 
@@ -125,11 +126,26 @@ class Standing:
 
         It does not deal the data out: what two nodes hold may be seen by both. Raises ConfigError.
         """
+        try:
+            size = len(dataset)
+        except (TypeError, NotImplementedError):  # as an IterableDataset, or a DataPipe, has none
+            raise ConfigError(
+                f"{type(dataset).__name__} has no length: shard takes a dataset that is indexed."
+                " Shuffle one that streams with a seed of this node's own, such as peer.node_id"
+            ) from None
         return Shard(
-            len(dataset),
+            size,
             node_id=self.node_id,
             begun_at=self.progress.steps,
             fraction=fraction,
             rank=self._role.team.rank,
             ranks=self._role.team.size,
         )
+
+
+def _is_factor(given: object) -> bool:
+    """Whether a schedule may return that."""
+    try:
+        return isinstance(given, SupportsFloat) and isfinite(given) and float(given) >= 0
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last two: 10**400, a tensor of several
+        return False

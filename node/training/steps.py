@@ -2,6 +2,7 @@
 
 from typing import SupportsFloat, SupportsInt
 
+import torch
 from torch import Tensor
 
 from gossamer.protocol.limits import TOKENS_MAX
@@ -10,7 +11,7 @@ from gossamer.protocol.limits import TOKENS_MAX
 def token_count(tokens: SupportsInt) -> int:
     """A step's tokens as an int, whatever numbers a loop counts in. Raises ValueError if that is none."""
     try:
-        count = int(tokens)
+        count = 0 if isinstance(tokens, bool) else int(tokens)
         if count == tokens and 1 <= count <= TOKENS_MAX:
             return count
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of several
@@ -27,6 +28,8 @@ def mean_loss(loss: SupportsFloat | Tensor) -> float | Tensor:
             raise ValueError(
                 f"loss is {loss.dtype} of shape {list(loss.shape)}: step takes one number, loss.mean()"
             )
+        if loss.is_meta or loss.layout is not torch.strided:
+            raise ValueError("loss is a tensor without a value, or a sparse one: step takes a plain number")
         return loss.detach().view(())
     try:
         return float(loss)
