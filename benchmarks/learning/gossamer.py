@@ -18,11 +18,13 @@ from gossamer.bootstrap import manifests
 from gossamer.models.task import named_tensors
 from gossamer.node.training.outer import OuterLoop
 from gossamer.node.training.standing import WARM_UP_STEPS
+from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.fixedpoint import ONE, Ints
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge import Contribution, measure
 from gossamer.protocol.pace import Pace, round_clock
+from gossamer.protocol.packing import pack
 from gossamer.protocol.payload import Payload, payload_bytes_max
 
 
@@ -74,7 +76,7 @@ class Swarm:
         self.observer = Replica(self._history, phi)
         """Hears everything at once and does not train: its Phi is the swarm's."""
         self.published = 0
-        """Bytes of all payloads."""
+        """Bytes of all payloads, packed as they travel."""
         self.deaths = 0
         self.nodes = [self._begin(number) for number in range(world.scale.workers)]
 
@@ -156,7 +158,7 @@ class Swarm:
             tensor=payload.section,
         )
         self._history.add(record, delta)
-        self.published += length
+        self.published += sum(len(pack(bytes(c)) or c) for c in split_payload(room[:length]))
         node.own_last, node.since = round_, 0
         self.observer.hear(record)
         node.replica.hear(record)

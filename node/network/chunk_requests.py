@@ -8,10 +8,10 @@ import time
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
 
-from gossamer.node.network.chunk_routes import read_body
 from gossamer.node.network.clocks import offset_of
 from gossamer.node.network.guest import WRITE_BUFFER_BYTES
 from gossamer.node.network.link import SESSION_HEADER, Dialled, PeerLink
+from gossamer.node.network.parcel import receive, wrap
 from gossamer.node.network.uplink import Turn
 from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.identity import short
@@ -54,22 +54,22 @@ async def get_chunk(link: PeerLink, blob: bytes, size: int) -> bytes:
         link.clock_offset_s = offset_of(response.headers.get("Date"), time.time())
         if response.status != 200:
             raise RefusedError(f"{short(link.node_id)} does not have chunk {short(blob)}")
-        return await read_body(response.content, blob, size, link)
+        return await receive(response, blob, size, link)
 
 
 async def put_chunk(link: PeerLink, blob: bytes, data: bytes, turn: Turn) -> None:
     """Send a chunk, whose turn it is. Raises PeerError, OSError or aiohttp.ClientError."""
-    way = _way_of(link)
+    way, parcel = _way_of(link), await wrap(data)
     async with way.http.put(
         f"{way.base_url}/chunk/{blob.hex()}",
-        data=_Body(data, turn),
-        headers={SESSION_HEADER: link.session.hex()},
+        data=_Body(parcel.body, turn),
+        headers={SESSION_HEADER: link.session.hex(), **parcel.headers},
         ssl=way.ssl,
         allow_redirects=False,
     ) as response:
         if response.status != 204:
             raise RefusedError(f"{short(link.node_id)} did not take chunk {short(blob)}")
-    link.traffic.payload_sent += len(data)
+    link.traffic.payload_sent += len(parcel.body)
 
 
 def _way_of(link: PeerLink) -> Dialled:

@@ -1,47 +1,26 @@
-"""Chunks over HTTP: reading one that comes in, and the routes by which linked peers get and put them.
+"""Chunks over HTTP: the routes by which linked peers get and put them.
 
-A hash is checked here, and nothing else: which chunks there are, and which are wanted, `Chunks` knows.
-`chunk_requests` is the other end.
+Which chunks there are, and which are wanted, `Chunks` knows. `chunk_requests` is the other end.
 """
 
 import asyncio
 import logging
-from hashlib import sha256
 
 import aiohttp
 from aiohttp import web
 
 from gossamer.node.network.link import PeerLink
+from gossamer.node.network.parcel import Parcel, receive, wrap
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.receiver import Chunks
 from gossamer.node.network.uplink import BusyError, Turn
 from gossamer.node.network.uploads import Uploads
-from gossamer.protocol.errors import PayloadError, PeerError, RefusedError
+from gossamer.protocol.errors import PayloadError, PeerError
 from gossamer.protocol.greylist import Offence
 from gossamer.protocol.identity import short
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, FETCH_TIMEOUT_S, SMALL_CHUNK_BYTES
 
-READ_PIECE_BYTES = 256 * 1024
-"""Bodies are read in pieces of this size: measured fastest on loopback, and bounds what is buffered."""
-
 log = logging.getLogger("gossamer.transport")
-
-
-async def read_body(stream: aiohttp.StreamReader, blob: bytes, size: int, link: PeerLink) -> bytes:
-    """Read at most `size` bytes that hash to `blob`. Raises PayloadError or RefusedError."""
-    body = bytearray()
-    async for piece in stream.iter_chunked(READ_PIECE_BYTES):
-        link.traffic.payload_received += len(piece)
-        body += piece
-        if len(body) > size:
-            break
-    what = f"{short(link.node_id)} sent a chunk that is not {short(blob)}"
-    if len(body) > size:  # a record may have lied about the size of somebody else's chunk
-        raise RefusedError(what)
-    data = bytes(body)
-    if sha256(data).digest() != blob:
-        raise PayloadError(what)
-    return data
 
 
 class ChunkRoutes:
@@ -72,7 +51,7 @@ class ChunkRoutes:
                 data = await self._chunks.read_chunk(blob)
                 if data is None:
                     raise web.HTTPNotFound(text="not here")
-                response = await self._send(request, link, data, turn)
+                response = await self._send(request, link, await wrap(data), turn)
             finally:
                 turn.end()
         except BusyError:
@@ -89,14 +68,14 @@ class ChunkRoutes:
         return web.HTTPServiceUnavailable(text="busy")
 
     async def _send(
-        self, request: web.Request, link: PeerLink, data: bytes, turn: Turn
+        self, request: web.Request, link: PeerLink, parcel: Parcel, turn: Turn
     ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
-        response.content_length = len(data)
+        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream", **parcel.headers})
+        response.content_length = len(parcel.body)
         await response.prepare(request)
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
-                for piece in turn.pieces(data):
+                for piece in turn.pieces(parcel.body):
                     await response.write(piece)
                     link.traffic.payload_sent += len(piece)
         except (OSError, aiohttp.ClientError) as error:  # a line that broke, or a peer that takes nothing
@@ -113,7 +92,7 @@ class ChunkRoutes:
             raise web.HTTPConflict(text="not asked for")
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
-                data = await read_body(request.content, blob, size, link)
+                data = await receive(request, blob, size, link)
         except (PeerError, OSError, aiohttp.ClientError, web.RequestPayloadError) as error:
             if isinstance(error, PayloadError):
                 self._policing.blame(link.node_id, str(error), Offence.CHUNK)

@@ -136,6 +136,7 @@ class Transport:
             shutdown_timeout=1.0,
             keepalive_timeout=IDLE_TIMEOUT_S,
             logger=http_log,
+            auto_decompress=False,
         )
         await self._runner.setup()
         try:

@@ -152,18 +152,26 @@ def _in_blocks(kernel: Kernel, values: Tensor, start: int, section: Tensor, deco
 
 
 def _linear(
-    bits: int, values: Tensor, exponents: Tensor, codes: Tensor, decoded: Tensor, count: int | Tensor
+    codec: block.BlockCodec,
+    values: Tensor,
+    exponents: Tensor,
+    codes: Tensor,
+    decoded: Tensor,
+    count: int | Tensor,
 ) -> None:
     """`int8` and `int4`."""
-    level_max = 2 ** (bits - 1) - 1
-    peaks = torch.abs(values, out=decoded).amax(1, keepdim=True)
-    shifts = _excess_bits(peaks, bits - 1, 30 - bits)
+    magnitudes = torch.abs(values, out=decoded)
+    shifts = _excess_bits(magnitudes.amax(1, keepdim=True), codec.bits - 1, codec.exponent_max)
+    if codec.coarseness:
+        sums = magnitudes.sum(1, keepdim=True, dtype=torch.int64)
+        least = (sums // count * codec.coarseness) >> 3
+        shifts = torch.maximum(shifts, _excess_bits(least, 1, codec.exponent_max))
     factors = torch.bitwise_left_shift(1, shifts)
     levels = torch.add(values, factors >> 1, out=decoded)
-    levels.bitwise_right_shift_(shifts).clamp_(-level_max - 1, level_max)
+    levels.bitwise_right_shift_(shifts).clamp_(-codec.level_max - 1, codec.level_max)
     exponents.copy_(shifts)
     # uint8 wraps, so the offset of offset binary may be added last, to both halves of a byte at once.
-    if bits == 8:
+    if codec.bits == 8:
         codes.copy_(levels)
         codes += 128
     else:
@@ -238,8 +246,8 @@ def _powers(first: int, count: int, device: torch.device, dtype: torch.dtype) ->
 
 
 KERNELS = {
-    "int8": Kernel(partial(_linear, 8), block.BLOCK, block.BLOCK, 1),
-    "int4": Kernel(partial(_linear, 4), block.BLOCK, block.BLOCK, 2),
+    "int8": Kernel(partial(_linear, block.INT8), block.BLOCK, block.BLOCK, 1),
+    "int4": Kernel(partial(_linear, block.INT4), block.BLOCK, block.BLOCK, 2),
     "int2": Kernel(_two_bit, block.BLOCK, block.BLOCK, 4),
     "topk": Kernel(_topk, topk.BLOCK, topk.RUN, topk.RUN),
 }

@@ -6,14 +6,13 @@ Merge sees integers only, so one round could mix them; nodes take those of the m
 """
 
 from gossamer.protocol.codecs.base import Codec
-from gossamer.protocol.codecs.block import BlockCodec
+from gossamer.protocol.codecs.block import INT4, INT8
 from gossamer.protocol.codecs.exact import ExactCodec
 from gossamer.protocol.codecs.topk import TopKCodec
 from gossamer.protocol.codecs.two_bit import TwoBitCodec
 
 CODECS: dict[str, Codec] = {
-    codec.name: codec
-    for codec in (ExactCodec(), BlockCodec("int8", 8), BlockCodec("int4", 4), TwoBitCodec(), TopKCodec())
+    codec.name: codec for codec in (ExactCodec(), INT8, INT4, TwoBitCodec(), TopKCodec())
 }
 """Every codec by the name that manifests and records use."""
 

@@ -98,6 +98,12 @@ def in_blocks(values: Ints, block: int) -> Ints:
     return padded.reshape(-1, block)
 
 
+def values_in_blocks(numel: int, block: int) -> npt.NDArray[np.int64]:
+    """How many of `numel` values lie in each of their blocks: the last one may have fewer."""
+    starts = np.arange(0, numel, block, dtype=np.int64)
+    return np.minimum(numel - starts, block)
+
+
 def multipliers(exponents: Bytes, exponent_max: int, zero_allowed: bool = False) -> Ints:
     """Turn exponent bytes to factors ``2**e``, int32, 0 for ZERO_BLOCK. Raises PayloadError."""
     factors = _multipliers(exponent_max, zero_allowed)[exponents]

@@ -10,7 +10,14 @@ A section holds one exponent byte per block, then the codes; byte ``j`` of a blo
 
 import numpy as np
 
-from gossamer.protocol.codecs.base import ZERO_BLOCK, Dense, bit_length, in_blocks, multipliers
+from gossamer.protocol.codecs.base import (
+    ZERO_BLOCK,
+    Dense,
+    bit_length,
+    in_blocks,
+    multipliers,
+    values_in_blocks,
+)
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
 
@@ -32,9 +39,7 @@ class TwoBitCodec(Dense):
 
     def encode(self, values: Ints) -> bytes:
         blocks = in_blocks(values, BLOCK)
-        counts = np.full(len(blocks), BLOCK, dtype=np.int64)
-        counts[-1:] -= blocks.size - values.size
-        means = np.abs(blocks).astype(np.int64).sum(axis=1) // counts
+        means = np.abs(blocks).sum(axis=1, dtype=np.int64) // values_in_blocks(values.size, BLOCK)
         exponents = np.clip(bit_length(means * 225 // 256) - 1, 0, EXPONENT_MAX).astype(np.int32)
         step = np.int32(2) << exponents
         # floor(v / step) is -2, -1, 0 or 1 for the four levels; clamping saturates the rest.

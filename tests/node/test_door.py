@@ -252,7 +252,9 @@ async def test_what_came_by_a_link_ends_with_the_last_one_of_its_peer(ends: tupl
     assert out.dialled is not None
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(4):  # none of them reads what it has asked for
-            http = await stack.enter_async_context(aiohttp.ClientSession(read_bufsize=1024))
+            http = await stack.enter_async_context(
+                aiohttp.ClientSession(read_bufsize=1024, auto_decompress=False)
+            )
             answer = await http.get(
                 f"{out.dialled.base_url}/chunk/{blob.hex()}",
                 headers={SESSION_HEADER: out.session.hex()},

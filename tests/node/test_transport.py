@@ -17,8 +17,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from gossamer.node.network import parcel, uplink
 from gossamer.node.network import transport as transport_module
-from gossamer.node.network import uplink
 from gossamer.node.network.chunk_requests import get_chunk
 from gossamer.node.network.guest import WRITE_BUFFER_BYTES
 from gossamer.node.network.link import SESSION_HEADER, PeerLink
@@ -27,6 +27,7 @@ from gossamer.node.network.tls import Certificate, client_context
 from gossamer.node.network.transport import PREFIX
 from gossamer.protocol.errors import ConfigError, PayloadError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
+from gossamer.protocol.packing import pack
 from tests.node.trainer_side import until
 from tests.node.wires import End, linked, listening, put
 
@@ -230,6 +231,47 @@ async def test_chunks_are_got_and_put(ends: tuple[End, End], size: int) -> None:
     await put(out, sha256(other).digest(), other)
     assert listener.arrived == {sha256(other).digest(): other}
     assert (out.traffic.payload_sent, inward.traffic.payload_received) == (size, size)
+
+
+async def test_chunks_travel_packed_where_that_is_smaller(ends: tuple[End, End]) -> None:
+    dialler, listener = ends
+    out, inward = await linked(dialler, listener)
+    data = os.urandom(1000) * 100
+    blob, size = listener.hold(data), len(data)
+    assert await get_chunk(out, blob, size) == data
+    assert 1000 < out.traffic.payload_received == inward.traffic.payload_sent < 2000
+    listener.wanted[blob] = size
+    await put(out, blob, data)
+    assert listener.arrived == {blob: data}
+    assert 1000 < out.traffic.payload_sent == inward.traffic.payload_received < 2000
+
+
+async def test_a_packed_chunk_is_no_longer_than_was_asked_for(ends: tuple[End, End]) -> None:
+    dialler, listener = ends
+    out, inward = await linked(dialler, listener)
+    blob = listener.hold(bytes(CHUNK_BYTES_MAX))  # the record that says 1,000 may lie, not who holds it
+    with pytest.raises(RefusedError, match="a chunk that is not"):
+        await get_chunk(out, blob, 1000)
+    listener.wanted[blob] = 1000
+    with pytest.raises(RefusedError, match="did not take"):
+        await put(out, blob, bytes(CHUNK_BYTES_MAX))
+    assert not listener.policing.blamed and (listener.failed, listener.arrived) == ([(inward, blob)], {})
+
+
+async def test_what_comes_packed_is_checked_like_anything(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialler, listener = ends
+    out, _ = await linked(dialler, listener)
+    blob, size = listener.hold(b"honest" * 1000), 6000
+    frame = pack(b"liar!!" * 1000)
+    assert frame is not None
+    for body in (frame, frame[:-1], frame + b"x", b"no frame", b"", bytes(size)):
+        monkeypatch.setattr(parcel, "pack", lambda chunk, body=body: body)
+        with pytest.raises(PayloadError):
+            await get_chunk(out, blob, size)
+    monkeypatch.undo()
+    assert await get_chunk(out, blob, size) == b"honest" * 1000
 
 
 async def test_what_is_got_must_be_what_was_asked_for(ends: tuple[End, End]) -> None:

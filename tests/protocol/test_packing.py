@@ -1,0 +1,82 @@
+"""Packing: what comes back is what went in, and of anything else no more than a chunk is ever unpacked."""
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.protocol.errors import PayloadError
+from gossamer.protocol.limits import CHUNK_BYTES_MAX
+from gossamer.protocol.packing import WORTH_IT, pack, packed_size, unpack
+
+
+@given(piece=st.binary(max_size=200), times=st.integers(1, 300))
+def test_what_comes_back_is_what_went_in(piece: bytes, times: int) -> None:
+    chunk = piece * times
+    frame = pack(chunk)
+    if frame is None:
+        return
+    assert len(frame) <= WORTH_IT * len(chunk)
+    assert packed_size(frame) == len(chunk)
+    assert unpack(frame) == chunk
+
+
+@pytest.mark.parametrize("size", [0, 1, 16, 1000, CHUNK_BYTES_MAX])
+def test_noise_is_not_packed(size: int, rng) -> None:  # type: ignore[no-untyped-def]
+    assert pack(rng.bytes(size)) is None
+
+
+def test_zeros_of_a_whole_chunk() -> None:
+    frame = pack(bytes(CHUNK_BYTES_MAX))
+    assert frame is not None and len(frame) < 1000
+    assert unpack(frame) == bytes(CHUNK_BYTES_MAX)
+
+
+@given(changed=st.binary(min_size=1, max_size=4), place=st.integers(0, 10_000), cut=st.integers(0, 10_000))
+def test_a_damaged_frame_is_refused_or_holds_as_much_as_it_says(changed: bytes, place: int, cut: int) -> None:
+    frame = pack(bytes(range(256)) * 20 + bytes(3000)) or b""
+    place, cut = place % len(frame), cut % len(frame)
+    for wrong in (frame[:place] + changed + frame[place + len(changed) :], frame[:cut]):
+        try:
+            chunk = unpack(wrong)
+        except PayloadError:
+            continue
+        assert len(chunk) == packed_size(wrong) <= CHUNK_BYTES_MAX
+
+
+def _claiming(size: int) -> bytes:
+    """A frame that says it holds so many zeros, and does."""
+    return zstandard.ZstdCompressor(1).compress(bytes(size))
+
+
+def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = _claiming(CHUNK_BYTES_MAX + 1)
+    monkeypatch.setattr(zstandard, "ZstdDecompressor", lambda: pytest.fail("it was unpacked"))
+    for read in (packed_size, unpack):
+        with pytest.raises(PayloadError, match="how long"):
+            read(bomb)
+
+
+def test_a_frame_that_does_not_tell_its_length_is_refused() -> None:
+    compressor = zstandard.ZstdCompressor(1, write_content_size=False).compressobj()
+    frame = compressor.compress(bytes(1000)) + compressor.flush()
+    with pytest.raises(PayloadError, match="how long"):
+        unpack(frame)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b"",
+        b"\x28\xb5\x2f\xfd",
+        _claiming(0),
+        _claiming(1000)[:-1],
+        _claiming(1000) + b"x",
+        _claiming(1000) * 2,
+        b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd" + _claiming(1000),
+    ],
+    ids=["nothing", "magic only", "empty", "cut", "trailing byte", "two frames", "skippable frame"],
+)
+def test_one_whole_frame_and_nothing_else(wrong: bytes) -> None:
+    with pytest.raises(PayloadError):
+        unpack(wrong)
