@@ -1,9 +1,8 @@
-"""Codecs: size, error and speed on one core, and what lz4 would add to them."""
+"""Codecs: size, error and speed on one core, and what packing makes of them."""
 
 import time
 from typing import Any
 
-import lz4.block
 import numpy as np
 import torch
 
@@ -11,7 +10,9 @@ from benchmarks.goals import Goal
 from benchmarks.measure import best_of, copy_seconds, delta_like
 from benchmarks.tables import Table
 from gossamer.node.training.encoders import encode_tensor
+from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.packing import pack_chunk, unpack_chunk
 
 
 def run(*, quick: bool) -> list[dict[str, Any]]:
@@ -28,19 +29,30 @@ def _row(name: str, values: np.ndarray, copy_s: float, repeats: int) -> dict[str
     decoded = codec.decode(section, values.size)
     encode_s = _encode_seconds(name, values, "cpu", repeats)
     decode_s = best_of(lambda: codec.decode(section, values.size), repeats)
+    chunks = list(map(bytes, split_payload(section)))
+    pack_s = best_of(lambda: _packed(chunks), repeats)
+    frames = [frame for chunk in chunks if (frame := pack_chunk(chunk)) is not None]
+    unpack_s = best_of(lambda: [unpack_chunk(frame) for frame in frames], repeats)
     wrong = np.linalg.norm((decoded - values).astype(np.float64)) / np.linalg.norm(values.astype(np.float64))
     return {
         "codec": name,
         "parameters": values.size,
         "bits_per_parameter": 8 * len(section) / values.size,
-        "lz4_size_ratio": len(lz4.block.compress(bytes(section))) / len(section),
+        "packed_bits_per_parameter": 8 * sum(map(len, _packed(chunks))) / values.size,
         "relative_error": float(wrong),
         "encode_parameters_per_s": values.size / encode_s,
         "decode_parameters_per_s": values.size / decode_s,
         "encode_copies": encode_s / copy_s,
         "decode_copies": decode_s / copy_s,
+        "pack_parameters_per_s": values.size / pack_s,
+        "unpack_parameters_per_s": values.size / unpack_s if frames else None,
         **_on_device(name, values, repeats),
     }
+
+
+def _packed(chunks: list[bytes]) -> list[bytes]:
+    """Chunks as they travel."""
+    return [pack_chunk(chunk) or chunk for chunk in chunks]
 
 
 def _on_device(name: str, values: np.ndarray, repeats: int) -> dict[str, float]:
@@ -63,16 +75,18 @@ def _encode_seconds(name: str, values: np.ndarray, device: str, repeats: int) ->
 
 def tables(rows: list[dict[str, Any]]) -> list[Table]:
     """Everything measured, by codec."""
-    columns = ["codec", "bits", "after lz4", "error", "encode", "decode", "in memory copies"]
+    columns = ["codec", "bits", "packed", "error", "encode", "decode", "in memory copies", "pack", "unpack"]
     lines = [
         [
             row["codec"],
             f"{row['bits_per_parameter']:.2f}",
-            f"{row['lz4_size_ratio']:.0%}",
+            f"{row['packed_bits_per_parameter']:.2f}",
             f"{row['relative_error']:.3f}",
             f"{row['encode_parameters_per_s'] / 1e6:,.0f} M/s",
             f"{row['decode_parameters_per_s'] / 1e6:,.0f} M/s",
             f"{row['encode_copies']:.1f} / {row['decode_copies']:.1f}",
+            f"{row['pack_parameters_per_s'] / 1e6:,.0f} M/s",
+            f"{speed / 1e6:,.0f} M/s" if (speed := row["unpack_parameters_per_s"]) else "-",
         ]
         for row in rows
     ]

@@ -19,6 +19,7 @@ from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import Manifest, from_values
+from gossamer.protocol.packing import pack_chunk
 from tests.net.puppet import Puppet
 
 WAIT_S = 120.0
@@ -48,6 +49,16 @@ def new_home(folder: Path, manifest: Manifest, genesis: Path | None = None) -> H
     if genesis is not None:
         shutil.copytree(genesis, home.chunks_path, copy_function=os.link, dirs_exist_ok=True)
     return home
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """One delta's way to everybody."""
+
+    seconds: float
+    """From when its author had it until all had it."""
+    packed_bytes: int
+    """Of its payload, as it travels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +111,8 @@ class Daemons:
         await self._until(lambda statuses: all(s["state"] != "joining" for s in statuses))
         await asyncio.sleep(QUIET_S)
 
-    async def publish(self, author: int) -> float:
-        """Have one node publish a delta; returns the seconds from when it had it until all have it.
+    async def publish(self, author: int) -> Spread:
+        """Have one node publish a delta, and wait until all have it.
 
         By the times at which files were written: the author's last chunk, and everybody's.
         """
@@ -119,7 +130,8 @@ class Daemons:
             await _tick(deadline)
         written = [max((home.chunks_path / name).stat().st_mtime for name in new) for home in self._homes]
         await asyncio.sleep(QUIET_S)
-        return max(written) - written[author]
+        chunks = [(self._homes[author].chunks_path / name).read_bytes() for name in new]
+        return Spread(max(written) - written[author], sum(len(pack_chunk(c) or c) for c in chunks))
 
     async def traffic(self) -> Traffic:
         """What each node has received so far, by its own count."""

@@ -30,7 +30,7 @@ from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Outer
 from gossamer.protocol.merge import Contribution, RoundMerge, measure
-from gossamer.protocol.payload import Payload, payload_bytes_max
+from gossamer.protocol.payload import Payload, payload_length
 
 SIZES, QUICK = (10**6, 10**7, 10**8, 10**9), (10**5,)
 FRAGMENTS = 16
@@ -53,7 +53,7 @@ def row(parameters: int) -> dict[str, Any]:
     manifest = manifests.describe(model, name="scale", fragments=1)
     fragment = manifest.plan().fragments[0]
     outer = OuterLoop(dict(named_tensors(model)), manifest)
-    room = memoryview(bytearray(payload_bytes_max(CODECS[manifest.outer.codec], fragment)))
+    room = memoryview(bytearray(payload_length(CODECS[manifest.outer.codec], fragment)))
     with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:
         phi = np.memmap(Path(folder) / "phi", dtype=np.int32, mode="w+", shape=(fragment.numel * FRAGMENTS,))
         view: Ints = phi[: fragment.numel]

@@ -22,7 +22,7 @@ from gossamer.protocol.errors import DivergedError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints, is_healthy
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge import Contribution, RoundMerge, measure
-from gossamer.protocol.payload import Payload, encode_payload, payload_bytes_max
+from gossamer.protocol.payload import Payload, encode_payload, payload_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class Swarm:
             worker.optimizer.step()
             worker.outer.step(worker.task.tokens(batch), loss)
         fragment, codec = self.manifest.plan().of_round(number), self.manifest.outer.codec
-        room = memoryview(bytearray(payload_bytes_max(CODECS[codec], fragment)))
+        room = memoryview(bytearray(payload_length(CODECS[codec], fragment)))
         length, window = worker.outer.publish(fragment.index, number, room)
         payload = Payload(codec, fragment, room[:length])
         lie = worker.lie or Lie()

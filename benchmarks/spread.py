@@ -60,7 +60,7 @@ def run(*, quick: bool) -> dict[str, Any]:
 
 def payload_bytes(parameters: int) -> int:
     """Of one delta, int4."""
-    return CODECS["int4"].section_bytes_max(parameters)
+    return CODECS["int4"].section_bytes(parameters)
 
 
 def bound_s(size: int, links: int) -> float:
@@ -81,14 +81,14 @@ async def _on_daemons(folder: Path, nodes: int, parameters: int, times: int) -> 
     async with Daemons(folder, parameters) as daemons:
         await daemons.grow(nodes)
         before = await daemons.traffic()
-        seconds = [await daemons.publish(number % nodes) for number in range(times)]
+        spreads = [await daemons.publish(number % nodes) for number in range(times)]
         after = await daemons.traffic()
     payload = sum(after.payload) - sum(before.payload)
     control = sum(after.control) - sum(before.control)
-    least = times * (nodes - 1) * payload_bytes(parameters)
+    least = (nodes - 1) * sum(spread.packed_bytes for spread in spreads)
     return {
         "nodes": nodes,
-        "seconds": seconds,
+        "seconds": [spread.seconds for spread in spreads],
         "received_over_least": payload / least,
         "control_over_payload": control / payload,
     }

@@ -19,7 +19,7 @@ The first split is whose mistake it is, because the reaction differs::
         ├── RefusedError        a handshake that one side turned down
         └── PayloadError        a payload or chunk that is not what its record promised
 
-Library errors (msgpack, cryptography, lz4, aiohttp, sqlite3) are mapped to these at the boundary where
+Library errors (msgpack, cryptography, zstandard, aiohttp, sqlite3) are mapped to these at the boundary where
 they arise.
 """
 

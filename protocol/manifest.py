@@ -265,10 +265,10 @@ class Manifest(_Section):
     def _fits(self) -> Self:
         codec = CODECS[self.outer.codec]
         for fragment in self.plan().fragments:
-            largest = sum(codec.section_bytes_max(slot.numel) for slot in fragment.slots)
-            if largest > PAYLOAD_CHUNKS_MAX * CHUNK_BYTES_MAX:
+            length = sum(codec.section_bytes(slot.numel) for slot in fragment.slots)
+            if length > PAYLOAD_CHUNKS_MAX * CHUNK_BYTES_MAX:
                 raise ValueError(
-                    f"layout.fragments: a delta may reach {largest} bytes, over the limit of 1 GiB: use more"
+                    f"layout.fragments: a delta has {length} bytes, over the limit of 1 GiB: use more"
                 )
         if len(self.canonical()) > MANIFEST_BYTES_MAX:
             raise ValueError(f"layout: a manifest of over {MANIFEST_BYTES_MAX} bytes: shorten the names")

@@ -89,9 +89,8 @@ def measure(payload: Payload) -> Measures:
     offset = 0
     for index in range(payload.tensors):
         section, squares = payload.section(index), 0
-        step = PART if section.in_parts else section.numel
-        for start in range(0, section.numel, step):
-            stop = min(start + step, section.numel)
+        for start in range(0, section.numel, PART):
+            stop = min(start + PART, section.numel)
             found = section.survey(start, stop, slice(-(offset + start) % stride, None, stride))
             squares += found.squares
             picked.append(found.sample)

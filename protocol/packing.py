@@ -22,7 +22,7 @@ WORTH_IT: Final = 0.95
 """What is not smaller than so much of it goes as it is: unpacking would cost more than the line saves."""
 
 
-def pack(chunk: bytes) -> bytes | None:
+def pack_chunk(chunk: bytes) -> bytes | None:
     """One zstd frame that tells its content's size, or None if that is hardly smaller. Any thread."""
     frame = zstandard.ZstdCompressor(LEVEL, write_checksum=False).compress(chunk)
     return frame if len(frame) <= WORTH_IT * len(chunk) else None
@@ -39,7 +39,7 @@ def packed_size(frame: bytes) -> int:
     return size
 
 
-def unpack(frame: bytes) -> bytes:
+def unpack_chunk(frame: bytes) -> bytes:
     """The chunk in a frame, in no more memory than that takes. Any thread. Raises PayloadError."""
     size = packed_size(frame)
     try:

@@ -14,9 +14,14 @@ from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.layout import Fragment, Slot
 
 
-def payload_bytes_max(codec: Codec, fragment: Fragment) -> int:
-    """Most bytes that a payload of this fragment can take."""
-    return sum(codec.section_bytes_max(slot.numel) for slot in fragment.slots)
+def section_starts(codec: Codec, fragment: Fragment) -> list[int]:
+    """Where each tensor's section begins in a payload, in bytes, and where the last one ends."""
+    return list(accumulate((codec.section_bytes(slot.numel) for slot in fragment.slots), initial=0))
+
+
+def payload_length(codec: Codec, fragment: Fragment) -> int:
+    """Bytes of every payload of this fragment."""
+    return section_starts(codec, fragment)[-1]
 
 
 def encode_payload(codec_name: str, fragment: Fragment, tensors: Iterable[Ints]) -> bytes:
@@ -28,13 +33,12 @@ def encode_payload(codec_name: str, fragment: Fragment, tensors: Iterable[Ints])
 class Section:
     """One tensor of a payload, decoded as it is asked for. Its methods raise PayloadError."""
 
-    __slots__ = ("_codec", "_data", "in_parts", "numel")
+    __slots__ = ("_codec", "_data", "numel")
 
     def __init__(self, codec: Codec, data: memoryview, numel: int) -> None:
         self._codec = codec
         self._data = data
         self.numel = numel
-        self.in_parts = codec.in_parts
 
     def __len__(self) -> int:
         """Bytes of it."""
@@ -54,39 +58,28 @@ class Section:
 
 
 def section_of(codec_name: str, slot: Slot, data: memoryview) -> Section:
-    """One tensor, from bytes that are all of its section: see `Payload.starts`."""
+    """One tensor, from bytes that are all of its section: see `section_starts`."""
     return Section(CODECS[codec_name], data, slot.numel)
 
 
 class Payload:
     """A payload cut into its sections, decoded only when asked. Raises PayloadError if it cannot be."""
 
-    __slots__ = ("_codec", "_fragment", "_sections", "size")
+    __slots__ = ("_codec", "_data", "_fragment", "_starts", "size")
 
     def __init__(self, codec_name: str, fragment: Fragment, data: bytes | memoryview) -> None:
         self._codec = CODECS[codec_name]
         self._fragment = fragment
-        self._sections: list[memoryview] = []
+        self._data = memoryview(data)
+        self._starts = section_starts(self._codec, fragment)
         self.size = len(data)
-        rest = memoryview(data)
-        for slot in fragment.slots:
-            length = self._codec.section_bytes(rest, slot.numel)
-            if length > len(rest):
-                raise PayloadError(f"payload ends inside tensor {slot.spec.name}")
-            self._sections.append(rest[:length])
-            rest = rest[length:]
-        if len(rest):
-            raise PayloadError(f"payload has {len(rest)} bytes too many")
+        if self.size != self._starts[-1]:
+            raise PayloadError(f"a payload of {self.size} bytes, where its fragment takes {self._starts[-1]}")
 
     @property
     def tensors(self) -> int:
         """How many tensors there are."""
-        return len(self._sections)
-
-    @property
-    def starts(self) -> list[int]:
-        """Where each tensor's section begins, in bytes, and where the last one ends."""
-        return list(accumulate(map(len, self._sections), initial=0))
+        return len(self._fragment.slots)
 
     @property
     def numel(self) -> int:
@@ -99,4 +92,5 @@ class Payload:
 
     def section(self, index: int) -> Section:
         """The fragment's tensor `index`, to be decoded in parts."""
-        return Section(self._codec, self._sections[index], self._fragment.slots[index].numel)
+        data = self._data[self._starts[index] : self._starts[index + 1]]
+        return Section(self._codec, data, self._fragment.slots[index].numel)

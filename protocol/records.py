@@ -14,7 +14,7 @@ from gossamer.protocol.envelope import Envelope, Kind
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.layout import Layout
-from gossamer.protocol.payload import payload_bytes_max
+from gossamer.protocol.payload import payload_length
 from gossamer.protocol.wire import Fields, pack, unpack
 
 NO_RECORD = bytes(32)
@@ -88,7 +88,7 @@ def parse_delta(envelope: Envelope, layout: Layout) -> Delta:
     codec = fields.text("codec")
     if codec not in CODECS:
         raise MalformedError(f"delta: unknown codec {codec!r}")
-    largest = payload_bytes_max(CODECS[codec], layout.of_round(round_))
+    largest = payload_length(CODECS[codec], layout.of_round(round_))
     body = DeltaBody(
         round=round_,
         base=base,

@@ -24,8 +24,8 @@ from gossamer.protocol.fixedpoint import ONE, Ints
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge import Contribution, measure
 from gossamer.protocol.pace import Pace, round_clock
-from gossamer.protocol.packing import pack
-from gossamer.protocol.payload import Payload, payload_bytes_max
+from gossamer.protocol.packing import pack_chunk
+from gossamer.protocol.payload import Payload, payload_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ class Swarm:
 
     def _publish(self, node: Node, round_: int) -> None:
         fragment, codec = self._history.layout.of_round(round_), self._manifest.outer.codec
-        room = memoryview(bytearray(payload_bytes_max(CODECS[codec], fragment)))
+        room = memoryview(bytearray(payload_length(CODECS[codec], fragment)))
         length, window = node.outer.publish(fragment.index, round_, room)
         payload = Payload(codec, fragment, room[:length])
         record = Record(round_, node.worker.number)
@@ -158,7 +158,7 @@ class Swarm:
             tensor=payload.section,
         )
         self._history.add(record, delta)
-        self.published += sum(len(pack(bytes(c)) or c) for c in split_payload(room[:length]))
+        self.published += sum(len(pack_chunk(bytes(c)) or c) for c in split_payload(room[:length]))
         node.own_last, node.since = round_, 0
         self.observer.hear(record)
         node.replica.hear(record)

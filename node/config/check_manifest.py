@@ -13,7 +13,7 @@ from gossamer.protocol.chunks import HASH_BYTES, chunk_sizes, payload_chunk_size
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payload import payload_bytes_max
+from gossamer.protocol.payload import payload_length
 
 CLOCK_S = 120.0
 SNAPSHOTS = 5
@@ -151,7 +151,7 @@ def disk_needed(manifest: Manifest, members: int, trains: bool) -> int:
     """Bytes that a node's folder may reach (docs/operating.md, Sizing); with `retain` 0 after 256 rounds."""
     layout, history = manifest.plan(), manifest.history
     codec = CODECS[manifest.outer.codec]
-    payload = payload_chunk_sizes(max(payload_bytes_max(codec, fragment) for fragment in layout.fragments))
+    payload = payload_chunk_sizes(max(payload_length(codec, fragment) for fragment in layout.fragments))
     deltas = members * ((history.retain or 256) + history.snapshot_every)
     record = RECORD_BYTES + HASH_ROW_BYTES * len(payload)
     pieces = chunk_sizes(layout.snapshot_bytes)

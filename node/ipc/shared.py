@@ -17,7 +17,7 @@ from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.layout import Fragment, Layout
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payload import payload_bytes_max
+from gossamer.protocol.payload import payload_length
 
 
 def _anonymous_file() -> int:
@@ -35,7 +35,7 @@ class SharedMemory:
         self._layout: Layout = manifest.plan()
         codec = CODECS[manifest.outer.codec]
         self._phi_bytes = self._layout.snapshot_bytes
-        payload = max(payload_bytes_max(codec, fragment) for fragment in self._layout.fragments)
+        payload = max(payload_length(codec, fragment) for fragment in self._layout.fragments)
         size = self._phi_bytes + payload
         self.fd = fd
         try:

@@ -13,7 +13,7 @@ from aiohttp import web
 from gossamer.node.network.link import PeerLink
 from gossamer.protocol.errors import PayloadError, RefusedError
 from gossamer.protocol.identity import short
-from gossamer.protocol.packing import pack, packed_size, unpack
+from gossamer.protocol.packing import pack_chunk, packed_size, unpack_chunk
 
 ENCODING_HEADER = "Content-Encoding"
 ZSTD = "zstd"
@@ -31,7 +31,7 @@ class Parcel(NamedTuple):
 
 async def wrap(chunk: bytes) -> Parcel:
     """Pack a chunk, in a thread: 1 MiB takes a millisecond."""
-    frame = await asyncio.to_thread(pack, chunk)
+    frame = await asyncio.to_thread(pack_chunk, chunk)
     return Parcel(chunk, {}) if frame is None else Parcel(frame, {ENCODING_HEADER: ZSTD})
 
 
@@ -54,7 +54,7 @@ async def receive(
     if message.headers.get(ENCODING_HEADER) == ZSTD:
         if len(data) > size or packed_size(data) > size:
             raise RefusedError(what)
-        data = unpack(data)
+        data = unpack_chunk(data)
     elif len(data) > size:
         raise RefusedError(what)
     if sha256(data).digest() != blob:

@@ -8,15 +8,15 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.chunks import payload_chunk_bytes
+from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge import Contribution, Sample, measure
-from gossamer.protocol.payload import Payload, Section, section_of
+from gossamer.protocol.payload import Payload, Section, section_of, section_starts
 from gossamer.protocol.records import Delta
 
 KEPT_BYTES = 64 * 1024 * 1024
@@ -31,17 +31,8 @@ SAMPLES_KEPT = 256
 sample is gone, as one of an old round that is merged again, is not compared with the others."""
 
 MEASURED_KEPT = 4096
-"""Deltas whose norms are known, 16 bytes a tensor; others are measured again should their round be merged
+"""Deltas whose norms are known, 8 bytes a tensor; others are measured again should their round be merged
 again. With 256 members, 1,040 rounds that are not closed have 266,000."""
-
-
-class _Measured(NamedTuple):
-    """What is remembered of a payload that has been decoded once."""
-
-    norms: "array[float]"
-    """Of each tensor."""
-    starts: "array[int]"
-    """Where each tensor's section begins in the payload, and where the last one ends."""
 
 
 class Payloads:
@@ -50,7 +41,8 @@ class Payloads:
     def __init__(self, manifest: Manifest, chunks: ChunkStore) -> None:
         self._fragments = len(manifest.plan().fragments)
         self._chunks = chunks
-        self._measured: OrderedDict[bytes, _Measured | None] = OrderedDict()
+        self._norms: OrderedDict[bytes, array[float] | None] = OrderedDict()
+        """Of each tensor of a payload that has been decoded once; None of one that cannot be."""
         self._samples: OrderedDict[bytes, Sample] = OrderedDict()
         self._in_memory: OrderedDict[bytes, Payload] = OrderedDict()
         self._wanted: set[bytes] = set()
@@ -84,8 +76,8 @@ class Payloads:
 
         Raises MissingChunkError, and so does reading a tensor of it that is not in memory.
         """
-        measured = self._measure(delta, fragment)
-        if measured is None:
+        norms = self._measure(delta, fragment)
+        if norms is None:
             return None
         payload = self._in_memory.get(delta.record_id)
         return Contribution(
@@ -93,47 +85,47 @@ class Payloads:
             tokens=delta.body.tokens,
             steps=delta.body.steps,
             staleness=delta.staleness(self._fragments),
-            norms=measured.norms,
-            tensor=(payload or _Stored(self._chunks, delta, fragment, measured.starts)).section,
+            norms=norms,
+            tensor=(payload or _Stored(self._chunks, delta, fragment)).section,
             sample=self._samples.get(delta.record_id),
         )
 
     def forget(self, delta: Delta) -> None:
         """Its round is closed."""
-        self._measured.pop(delta.record_id, None)
+        self._norms.pop(delta.record_id, None)
         self._samples.pop(delta.record_id, None)
         self._in_memory.pop(delta.record_id, None)
 
-    def _measure(self, delta: Delta, fragment: Fragment) -> _Measured | None:
+    def _measure(self, delta: Delta, fragment: Fragment) -> "array[float] | None":
         """What is known of a payload. It is read if that is nothing yet, or if it is to be in memory."""
         record_id = delta.record_id
         is_lacking = record_id in self._wanted and record_id not in self._in_memory
-        if record_id not in self._measured or (is_lacking and not self._is_void(delta)):
+        if record_id not in self._norms or (is_lacking and not self._is_void(delta)):
             self._read(delta, fragment)
-        self._measured.move_to_end(record_id)
-        return self._measured[record_id]
+        self._norms.move_to_end(record_id)
+        return self._norms[record_id]
 
     def _is_void(self, delta: Delta) -> bool:
-        return self._measured.get(delta.record_id, ()) is None
+        return self._norms.get(delta.record_id, ()) is None
 
     def _read(self, delta: Delta, fragment: Fragment) -> None:
         """Read a payload whole. Raises MissingChunkError."""
         data = self._chunks.join(delta.body.chunks)
         try:
             payload = Payload(delta.body.codec, fragment, data)
-            if delta.record_id not in self._measured:
+            if delta.record_id not in self._norms:
                 self._note(delta, payload)
             if delta.record_id in self._wanted:
                 self._in_memory[delta.record_id] = payload
         except PayloadError:
-            self._measured[delta.record_id] = None
-        while len(self._measured) > MEASURED_KEPT:
-            self._measured.popitem(last=False)
+            self._norms[delta.record_id] = None
+        while len(self._norms) > MEASURED_KEPT:
+            self._norms.popitem(last=False)
 
     def _note(self, delta: Delta, payload: Payload) -> None:
         """Decode a payload for the first time. Raises PayloadError."""
         norms, sample = measure(payload)
-        self._measured[delta.record_id] = _Measured(array("d", norms), array("Q", payload.starts))
+        self._norms[delta.record_id] = array("d", norms)
         self._samples[delta.record_id] = sample
         while len(self._samples) > SAMPLES_KEPT:
             self._samples.popitem(last=False)
@@ -151,11 +143,11 @@ class Payloads:
 class _Stored:
     """A payload on disk. The chunk read last is kept, since the next tensor mostly begins in it."""
 
-    def __init__(self, chunks: ChunkStore, delta: Delta, fragment: Fragment, starts: "array[int]") -> None:
+    def __init__(self, chunks: ChunkStore, delta: Delta, fragment: Fragment) -> None:
         self._chunks = chunks
         self._delta = delta
         self._fragment = fragment
-        self._starts = starts
+        self._starts = section_starts(CODECS[delta.body.codec], fragment)
         self._chunk_bytes = payload_chunk_bytes(delta.body.payload_bytes)
         self._last: tuple[int, bytes] | None = None
 

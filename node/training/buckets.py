@@ -32,7 +32,7 @@ class Bucket:
         padding = [self._block * count - numel for numel, count in zip(numels, blocks, strict=True)]
         zeros = torch.zeros(self._block, dtype=torch.int32, device=device)
         self.numels = list(numels)
-        self.section_bytes = [CODECS[codec].section_bytes_max(numel) for numel in numels]
+        self.section_bytes = [CODECS[codec].section_bytes(numel) for numel in numels]
         """Of each tensor."""
         self._padding = [zeros[:count] for count in padding]
         self._padded = _alternating(self.numels, padding)
@@ -71,7 +71,7 @@ def together(codec: str, tensors: Sequence[Tensor]) -> list[list[int]]:
         tensor = tensors[i]
         run = KERNELS[codec].run
         group = filling.get((tensor.device, tensor.dtype))
-        if group is None or (len(group) + 1) * -(-tensor.numel() // run) * run > piece_numel(codec, tensor):
+        if group is None or (len(group) + 1) * -(-tensor.numel() // run) * run > piece_numel(tensor):
             group = filling[tensor.device, tensor.dtype] = []
             groups.append(group)
         group.append(i)

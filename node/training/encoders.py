@@ -22,11 +22,11 @@ from gossamer.protocol.codecs import CODECS, block, topk, two_bit
 from gossamer.protocol.codecs.base import ZERO_BLOCK
 from gossamer.protocol.errors import ConfigError
 
-Encoder = Callable[[Tensor, int, Tensor, Tensor], int]
-"""``(values int32[n], start, section uint8[section_bytes_max(numel)], decoded int32[n]) -> bytes``.
+Encoder = Callable[[Tensor, int, Tensor, Tensor], None]
+"""``(values int32[n], start, section uint8[section_bytes(numel)], decoded int32[n])``.
 
 The values are those from `start` on, a multiple of 4096, of a tensor of `numel`, which is cut anywhere else
-only at its end. Returns how long the whole section is.
+only at its end.
 """
 
 EncodeBlocks = Callable[[Tensor, Tensor, Tensor, Tensor, int | Tensor], None]
@@ -55,10 +55,8 @@ class Kernel(NamedTuple):
     values_per_byte: int
 
 
-def piece_numel(codec: str, tensor: Tensor) -> int:
+def piece_numel(tensor: Tensor) -> int:
     """How many of a tensor's values to encode at a time."""
-    if codec == "exact":
-        return max(1, tensor.numel())
     return PIECE_CPU if tensor.is_cpu else PIECE_DEVICE
 
 
@@ -66,19 +64,17 @@ class SectionWriter:
     """Encodes one tensor, piece by piece, into its section of a payload."""
 
     def __init__(self, codec: str, section: Tensor) -> None:
-        """`section`: uint8[section_bytes_max(numel)], on the tensor's device."""
+        """`section`: uint8[section_bytes(numel)], on the tensor's device."""
         self._encoder = _encoder(codec)
         self._section = section
         self._start = 0
-        self.length = 0
-        """Bytes of the section, once all is written."""
 
     def write(self, values: Tensor, decoded: Tensor) -> None:
         """Encode the next `values`, int32[n], and leave in `decoded`, int32[n], what receivers will read.
 
         All pieces but the last have `piece_numel` values.
         """
-        self.length = self._encoder(values, self._start, self._section, decoded)
+        self._encoder(values, self._start, self._section, decoded)
         self._start += values.numel()
 
 
@@ -91,14 +87,14 @@ def encode_tensor(codec: str, values: Tensor) -> tuple[Tensor, Tensor]:
     _encoder(codec)
     if values.dtype != torch.int32:
         raise ValueError(f"encoders take int32 fixed point, not {values.dtype}")
-    room = CODECS[codec].section_bytes_max(values.numel())
-    section = torch.empty(room, dtype=torch.uint8, device=values.device)
+    length = CODECS[codec].section_bytes(values.numel())
+    section = torch.empty(length, dtype=torch.uint8, device=values.device)
     decoded = torch.empty(values.shape, dtype=torch.int32, device=values.device)
-    writer, size = SectionWriter(codec, section), piece_numel(codec, values)
+    writer, size = SectionWriter(codec, section), piece_numel(values)
     pieces = values.contiguous().view(-1).split(size)
     for piece, result in zip(pieces, decoded.view(-1).split(size), strict=True):
         writer.write(piece, result)
-    return section[: writer.length], decoded
+    return section, decoded
 
 
 def check_codec(codec: str) -> None:
@@ -113,18 +109,15 @@ def _encoder(codec: str) -> Encoder:
         raise ConfigError(f"unknown codec {codec!r}: this version has {', '.join(ENCODERS)}") from None
 
 
-def _exact(values: Tensor, start: int, section: Tensor, decoded: Tensor) -> int:
-    """lz4 exists on the CPU only, and this codec is for tests and tiny models: use the reference.
-
-    Compresses a tensor as a whole, so its only piece is all of it.
-    """
+def _exact(values: Tensor, start: int, section: Tensor, decoded: Tensor) -> None:
+    """For tests and tiny models: the reference does it, on the CPU."""
     data = CODECS["exact"].encode(values.cpu().numpy())
-    section[: len(data)].copy_(torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8)))
+    target = section[4 * start : 4 * start + len(data)]
+    target.copy_(torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8)))
     decoded.copy_(values)
-    return len(data)
 
 
-def _in_blocks(kernel: Kernel, values: Tensor, start: int, section: Tensor, decoded: Tensor) -> int:
+def _in_blocks(kernel: Kernel, values: Tensor, start: int, section: Tensor, decoded: Tensor) -> None:
     """Run a kernel; a last block in part goes padded with zeros.
 
     A section has all blocks' exponents first, then all codes.
@@ -133,7 +126,8 @@ def _in_blocks(kernel: Kernel, values: Tensor, start: int, section: Tensor, deco
     if tail and values.numel() > tail:
         split = values.numel() - tail
         _in_blocks(kernel, values[:split], start, section, decoded[:split])
-        return _in_blocks(kernel, values[split:], start + split, section, decoded[split:])
+        _in_blocks(kernel, values[split:], start + split, section, decoded[split:])
+        return
     blocks = -(-section.numel() // (1 + kernel.block // kernel.values_per_byte))
     first, end = start // kernel.block, -(-(start + values.numel()) // kernel.block)
     padding = -tail % kernel.run
@@ -148,7 +142,6 @@ def _in_blocks(kernel: Kernel, values: Tensor, start: int, section: Tensor, deco
     elif end > first:
         in_blocks = values.view(-1, kernel.block), exponents, codes.view(end - first, -1)
         kernel.encode(*in_blocks, decoded.view(-1, kernel.block), kernel.block)
-    return section.numel()
 
 
 def _linear(

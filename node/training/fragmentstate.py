@@ -130,7 +130,7 @@ class FragmentState:
                 for place, values in zip(places, row.split(numels), strict=True):
                     tensors_of[place] = values.view(theta[place].shape)
             bucket = Bucket(codec, numels, image.device) if len(places) > 1 else None
-            parts.append(Part(places, mine, _pieces(*rows, piece_numel(codec, image)), bucket))
+            parts.append(Part(places, mine, _pieces(*rows, piece_numel(image)), bucket))
         return cls(fragment, theta, ref, residual, momentum, parts, Window(base))
 
 

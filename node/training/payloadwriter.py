@@ -16,20 +16,19 @@ class PayloadWriter:
     """Encodes a fragment's tensors, in any order and on whatever devices, as one payload."""
 
     def __init__(self, codec: str, fragment: Fragment, out: memoryview) -> None:
-        """`out` is writable and has `payload_bytes_max` bytes or more.
+        """`out` is writable and has `payload_length` bytes or more.
 
         Raises ConfigError for an unknown codec, ValueError if `out` is too small.
         """
         check_codec(codec)
         self._codec = codec
-        self._sizes = [CODECS[codec].section_bytes_max(slot.numel) for slot in fragment.slots]
+        self._sizes = [CODECS[codec].section_bytes(slot.numel) for slot in fragment.slots]
         needed, room = sum(self._sizes), 0 if out.readonly else out.nbytes
         if room < needed:
-            raise ValueError(f"a payload needs up to {needed} writable bytes, and there are {room}")
+            raise ValueError(f"a payload needs {needed} writable bytes, and there are {room}")
         self._out = np.frombuffer(out, dtype=np.uint8)
         self._places = torch.from_numpy(self._out[:needed]).split(self._sizes) if needed else ()
         """Where each tensor's section goes."""
-        self._sections: dict[int, SectionWriter] = {}
         self._aside: list[tuple[Sequence[int], Tensor, Sequence[int]]] = []
         """What is written elsewhere first: of which tensors, their sections, and how long each is."""
 
@@ -39,8 +38,7 @@ class PayloadWriter:
         if device.type != "cpu":
             target = torch.empty_like(target, device=device)
             self._aside.append(([place], target, [target.numel()]))
-        self._sections[place] = SectionWriter(self._codec, target)
-        return self._sections[place]
+        return SectionWriter(self._codec, target)
 
     def bucket(self, places: Sequence[int], bucket: Bucket) -> "BucketWriter":
         """Begin several tensors, which go together."""
@@ -55,18 +53,8 @@ class PayloadWriter:
         # Copied at the end: the first copy waits for its device, and by now all the work is queued.
         for places, sections, sizes in self._aside:
             torch._foreach_copy_([self._places[i] for i in places], sections.cpu().split(list(sizes)))
-        length = sum(self._sizes) if CODECS[self._codec].in_parts else self._moved_together()
-        del self._out, self._places, self._sections, self._aside
-        return length
-
-    def _moved_together(self) -> int:
-        """Close the gaps behind sections that are shorter than they might have been."""
-        start = end = 0
-        for place, room in enumerate(self._sizes):
-            length = self._sections[place].length
-            self._out[end : end + length] = self._out[start : start + length]
-            start, end = start + room, end + length
-        return end
+        del self._out, self._places, self._aside
+        return sum(self._sizes)
 
 
 class BucketWriter:

@@ -32,15 +32,9 @@ class Codec(Protocol):
     """One way to write a tensor. Stateless; a *section* is the bytes of one tensor in a payload."""
 
     name: str
-    in_parts: bool
-    """Whether reading a part costs that part only."""
 
-    def section_bytes_max(self, numel: int) -> int:
-        """Most bytes that a section of `numel` values can take."""
-        ...
-
-    def section_bytes(self, data: memoryview, numel: int) -> int:
-        """Length of the section of `numel` values at the start of `data`. Raises PayloadError."""
+    def section_bytes(self, numel: int) -> int:
+        """How long a section of `numel` values is."""
         ...
 
     def encode(self, values: Ints) -> bytes:
@@ -66,8 +60,6 @@ class Codec(Protocol):
 
 class Dense(ABC):
     """What a codec that writes every value does with the values of a part."""
-
-    in_parts = True
 
     @abstractmethod
     def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:

@@ -7,7 +7,7 @@ half and value ``j + 128`` in its high half, so that both directions work on who
 A step is as fine as a block's largest magnitude allows; in `int4` no finer than the power of two nearest to
 1.5 times the mean magnitude, 1.2 sigma of a bell-shaped source. Most codes are -1, 0 and 1 then, and a value
 takes two bits as chunks travel (`packing`), not three: an entropy-coded uniform quantizer (Gish and Pierce,
-"Asymptotically Efficient Quantizing", 1968). Error feedback brings the rest later, and a swarm learns as much.
+"Asymptotically Efficient Quantizing", 1968). Error feedback brings the rest later; a swarm learns as much.
 
 Error: at most half a step of ``2**exponent``; a whole step for a block's largest positive values, which
 saturate rather than double everybody's step.
@@ -36,11 +36,8 @@ class BlockCodec(Dense):
         self.exponent_max = 30 - bits
         """Keeps every decoded magnitude at 2**29 or below."""
 
-    def section_bytes_max(self, numel: int) -> int:
+    def section_bytes(self, numel: int) -> int:
         return -(-numel // BLOCK) * (1 + BLOCK * self.bits // 8)
-
-    def section_bytes(self, data: memoryview, numel: int) -> int:
-        return self.section_bytes_max(numel)
 
     def encode(self, values: Ints) -> bytes:
         blocks = in_blocks(values, BLOCK)
@@ -61,7 +58,7 @@ class BlockCodec(Dense):
         return np.clip(exponents, 0, self.exponent_max).astype(np.int32)
 
     def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:
-        if len(section) != self.section_bytes_max(numel):
+        if len(section) != self.section_bytes(numel):
             raise PayloadError(f"{self.name}: a section of {len(section)} bytes for {numel} values")
         stop = numel if stop is None else stop
         blocks, part = -(-numel // BLOCK), slice(start // BLOCK, -(-stop // BLOCK))

@@ -1,58 +1,51 @@
 """`exact`: every bit of every value, for tests and tiny models.
 
-A section is its length (4 bytes, little endian), then the values zigzagged, byte plane by byte plane, in
-one lz4 block; or the planes as they are where lz4 would not shrink them, which a length of ``4 * numel``
-says. This is the one codec where lz4 pays: small values leave the high planes almost empty. Packed int4
-codes are incompressible, so the others go without.
+A section is the values, zigzagged, in blocks of 4096 (the last one shorter), each written byte plane by byte
+plane from the lowest up: small values leave the high planes almost empty, which packing makes use of.
 """
 
-import lz4.block
 import numpy as np
+import numpy.typing as npt
 
-from gossamer.protocol.codecs.base import Dense
+from gossamer.protocol.codecs.base import Bytes, Dense
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints
 
-LENGTH_BYTES = 4
+BLOCK = 4096
 
 
 class ExactCodec(Dense):
     """Lossless."""
 
     name = "exact"
-    in_parts = False  # an lz4 block has none
 
-    def section_bytes_max(self, numel: int) -> int:
-        return LENGTH_BYTES + 4 * numel
-
-    def section_bytes(self, data: memoryview, numel: int) -> int:
-        length = int.from_bytes(data[:LENGTH_BYTES], "little")
-        if len(data) < LENGTH_BYTES + length or not 0 < length <= 4 * numel:
-            raise PayloadError("exact: a section's length is impossible")
-        return LENGTH_BYTES + length
+    def section_bytes(self, numel: int) -> int:
+        return 4 * numel
 
     def encode(self, values: Ints) -> bytes:
         flat = np.ascontiguousarray(values, dtype="<i4").reshape(-1)
-        zigzag = (flat << 1) ^ (flat >> 31)
-        planes = np.ascontiguousarray(zigzag.view(np.uint8).reshape(-1, 4).T).tobytes()
-        packed: bytes = lz4.block.compress(planes, store_size=False)
-        body = packed if len(packed) < len(planes) else planes
-        return len(body).to_bytes(LENGTH_BYTES, "little") + body
+        data = ((flat << 1) ^ (flat >> 31)).view(np.uint8)
+        whole = data.size - data.size % (4 * BLOCK)
+        blocks, rest = data[:whole].reshape(-1, BLOCK, 4), data[whole:].reshape(-1, 4)
+        section: bytes = blocks.transpose(0, 2, 1).tobytes() + rest.T.tobytes()
+        return section
 
     def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:
-        if self.section_bytes(section, numel) != len(section):
+        if len(section) != self.section_bytes(numel):
             raise PayloadError(f"exact: a section of {len(section)} bytes for {numel} values")
-        body = section[LENGTH_BYTES:]
-        if len(body) < 4 * numel:
-            try:
-                body = lz4.block.decompress(body, uncompressed_size=4 * numel)
-            except lz4.block.LZ4BlockError:
-                raise PayloadError("exact: not an lz4 block") from None
-            if len(body) != 4 * numel:
-                raise PayloadError("exact: an lz4 block of another size")
-        planes = np.frombuffer(body, dtype=np.uint8).reshape(4, numel)
-        zigzag = np.ascontiguousarray(planes.T).view("<u4").reshape(-1)
-        values = ((zigzag >> 1).astype(np.int32)) ^ -(zigzag & 1).astype(np.int32)
+        stop = numel if stop is None else stop
+        data = np.frombuffer(section, dtype=np.uint8)[4 * start : 4 * stop]
+        whole = data.size - data.size % (4 * BLOCK)
+        zigzag = np.empty(stop - start, dtype="<u4")
+        _interleave(data[:whole].reshape(-1, 4, BLOCK), zigzag[: whole // 4])
+        _interleave(data[whole:].reshape(1, 4, -1), zigzag[whole // 4 :])
+        values = (zigzag >> 1).astype(np.int32) ^ -(zigzag & 1).astype(np.int32)
         if np.any(np.abs(values.astype(np.int64)) >= VALUE_LIMIT):
             raise PayloadError("exact: a value is outside +-64")
-        return values[start:stop]
+        return values
+
+
+def _interleave(planes: Bytes, values: npt.NDArray[np.uint32]) -> None:
+    """Put blocks' byte planes, uint8[blocks, 4, n], together again: `values`, uint32[blocks * n]."""
+    blocks, _, n = planes.shape
+    values.view(np.uint8).reshape(blocks, n, 4)[:] = planes.transpose(0, 2, 1)

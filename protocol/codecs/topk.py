@@ -31,13 +31,9 @@ class TopKCodec:
     """Sparse, one magnitude bit."""
 
     name = "topk"
-    in_parts = True
 
-    def section_bytes_max(self, numel: int) -> int:
+    def section_bytes(self, numel: int) -> int:
         return -(-numel // BLOCK) + -(-numel // RUN)
-
-    def section_bytes(self, data: memoryview, numel: int) -> int:
-        return self.section_bytes_max(numel)
 
     def encode(self, values: Ints) -> bytes:
         runs = in_blocks(values, RUN)
@@ -78,7 +74,7 @@ class TopKCodec:
         self, section: memoryview, numel: int, start: int, stop: int
     ) -> tuple[npt.NDArray[np.intp], Ints]:
         """Ascending positions after `start`, one in a run, and the values there."""
-        if len(section) != self.section_bytes_max(numel):
+        if len(section) != self.section_bytes(numel):
             raise PayloadError(f"topk: a section of {len(section)} bytes for {numel} values")
         data, blocks = np.frombuffer(section, dtype=np.uint8), -(-numel // BLOCK)
         factors = multipliers(data[:blocks][start // BLOCK : -(-stop // BLOCK)], EXPONENT_MAX)

@@ -31,11 +31,8 @@ class TwoBitCodec(Dense):
 
     name = "int2"
 
-    def section_bytes_max(self, numel: int) -> int:
+    def section_bytes(self, numel: int) -> int:
         return -(-numel // BLOCK) * (1 + QUARTER)
-
-    def section_bytes(self, data: memoryview, numel: int) -> int:
-        return self.section_bytes_max(numel)
 
     def encode(self, values: Ints) -> bytes:
         blocks = in_blocks(values, BLOCK)
@@ -52,7 +49,7 @@ class TwoBitCodec(Dense):
         return np.where(is_zero, ZERO_BLOCK, exponents).astype(np.uint8).tobytes() + packed.tobytes()
 
     def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:
-        if len(section) != self.section_bytes_max(numel):
+        if len(section) != self.section_bytes(numel):
             raise PayloadError(f"{self.name}: a section of {len(section)} bytes for {numel} values")
         stop = numel if stop is None else stop
         blocks, part = -(-numel // BLOCK), slice(start // BLOCK, -(-stop // BLOCK))

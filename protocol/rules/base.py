@@ -30,7 +30,6 @@ class Vector(Protocol):
     """
 
     numel: int
-    in_parts: bool
 
     def decode(self, start: int = 0, stop: int | None = None) -> Ints: ...
 
@@ -59,10 +58,9 @@ class Deltas:
         return self.vectors[0].numel
 
     def parts(self) -> Iterator[slice]:
-        """The tensor from its start to its end; in one part where a codec has none."""
-        step = PART if all(vector.in_parts for vector in self.vectors) else max(1, self.numel)
-        for start in range(0, self.numel, step):
-            yield slice(start, min(start + step, self.numel))
+        """The tensor from its start to its end."""
+        for start in range(0, self.numel, PART):
+            yield slice(start, min(start + PART, self.numel))
 
 
 class Step(NamedTuple):

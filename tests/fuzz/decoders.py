@@ -22,6 +22,7 @@ from gossamer.protocol.history import Claim
 from gossamer.protocol.layout import TensorSpec, plan
 from gossamer.protocol.manifest import from_canonical, from_toml
 from gossamer.protocol.merge import RoundMerge
+from gossamer.protocol.packing import pack_chunk, packed_size, unpack_chunk
 from gossamer.protocol.payload import Payload, encode_payload
 from gossamer.protocol.wire import Fields, pack, unpack
 from tests.fuzz.forge import blobs_from, conforms, forge
@@ -274,6 +275,21 @@ def mutate_payload(data: bytes, dice: Random) -> bytes:
     return (changed + data[len(changed) :])[: len(data)] if dice.randrange(4) else changed
 
 
+def _packed(data: bytes) -> Iterator[None]:
+    size = packed_size(data)
+    yield
+    chunk = unpack_chunk(data)
+    yield
+    assert len(chunk) == size <= limits.CHUNK_BYTES_MAX
+    again = pack_chunk(chunk)
+    assert again is None or unpack_chunk(again) == chunk
+
+
+def _packed_seeds() -> list[bytes]:
+    chunks = (b"a" * 100, bytes(range(256)) * 40, bytes(limits.CHUNK_BYTES_MAX), *_payload_seeds("int4"))
+    return [frame for frame in map(pack_chunk, chunks) if frame is not None]
+
+
 def _index(data: bytes) -> Iterator[None]:
     total = int.from_bytes(data[:5], "big")
     if total > limits.PARAMETERS_MAX * 4:
@@ -446,6 +462,7 @@ DECODERS = [
         )
         for name in CODECS
     ),
+    Target("packed", _packed, _packed_seeds, mutate=mutate_bytes),
     Target("index", _index, _index_seeds, mutate=mutate_bytes, share=0.5),
     Target("manifest", _canonical, _manifest_seeds, giants=_manifest_giants),
     Target("toml", _toml, _toml_seeds, errors=ConfigError, mutate=mutate_toml, share=0.5),

@@ -18,6 +18,7 @@ import aiohttp
 import numpy as np
 
 from gossamer.node.network.link import SESSION_HEADER
+from gossamer.node.network.parcel import ENCODING_HEADER
 from gossamer.node.network.tls import client_context, fingerprint_of
 from gossamer.node.network.transport import PREFIX
 from gossamer.protocol import messages as msg
@@ -77,6 +78,8 @@ class Member:
         """What it serves."""
         self.serve: Callable[[bytes], bytes | None] = self.chunks.get
         """What it puts when asked for a chunk; None to decline."""
+        self.encoding = ""
+        """What it says of them, if anything."""
         self.put_after_s = 0.0
         """How long it takes over each chunk; those of one link come one after another."""
         self.mute = False
@@ -191,6 +194,8 @@ class Member:
         await asyncio.sleep(self.put_after_s)
         url = f"{peer.base_url}/chunk/{blob.hex()}"
         headers = {SESSION_HEADER: peer.session.hex()}
+        if self.encoding:
+            headers[ENCODING_HEADER] = self.encoding
         async with peer.http.put(url, data=data, headers=headers) as answer:
             self.answers.append(answer.status)
 

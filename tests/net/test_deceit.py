@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from gossamer.bootstrap.fault_rules import Rule
 from gossamer.node.address import Contact
@@ -15,7 +16,7 @@ from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.history import Claim
-from gossamer.protocol.limits import LINEAGE_PATIENCE_S
+from gossamer.protocol.limits import CHUNK_BYTES_MAX, LINEAGE_PATIENCE_S
 from tests.net.attacker import Member, where
 from tests.net.middleman import Middleman, middleman
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest
@@ -163,17 +164,12 @@ async def test_a_member_that_dribbles_its_payload_keeps_no_joiner_from_training(
 # -- bombs
 
 
-def swollen(planes: int) -> bytes:
-    """An lz4 block of `planes` - 1 bytes that is 255 times as long when unpacked: one byte, repeated."""
-    return b"\x1f\x00\x01\x00" + b"\xff" * (planes - 12) + b"\x00" + b"\x50" + b"tail!"
-
-
-async def test_a_payload_that_unpacks_to_a_gigabyte_weighs_nothing(tmp_path: Path) -> None:
-    """The `exact` codec unpacks into the size that the layout says, and no further."""
+async def test_payloads_of_nonsense_weigh_nothing(tmp_path: Path) -> None:
+    """Values far out of range, and lengths that the layout does not have."""
     manifest, phi = small_manifest(1 << 20, outer={"codec": "exact"})
     layout = manifest.plan()
     (bulky,) = (f for f in layout.fragments if f.numel >= 1 << 20)
-    planes = 4 * bulky.numel
+    length = 4 * bulky.numel
     assert len(bulky.slots) == 1
     async with LocalNodes(tmp_path, manifest, phi) as swarm:
         nodes = await swarm.grow(2, step_s=0.3)
@@ -182,19 +178,17 @@ async def test_a_payload_that_unpacks_to_a_gigabyte_weighs_nothing(tmp_path: Pat
             await swarm.until(lambda: nodes[0].status["clock"] >= 12, 60, "some rounds to be late for")
             clock = nodes[0].status["clock"]
             round_ = next(r for r in range(clock, clock - 4, -1) if layout.of_round(r) is bulky)
-            block = swollen(planes)
-            assert len(block) < planes
-            bombs = [
-                len(block).to_bytes(4, "little") + block,
-                (planes - 1).to_bytes(4, "little") + os.urandom(planes - 1),
-                (2**32 - 1).to_bytes(4, "little") + block,
-                planes.to_bytes(4, "little") + b"\xff" * planes,  # every value far outside +-64
+            nonsense = [
+                os.urandom(length),
+                os.urandom(length - 1),
+                b"\xff" * length,  # every value far outside +-64
+                b"\xff" * (length - 1),
                 b"\x00" * 4,
             ]
             await go_on(swarm)
             before = [node.process.memory_info().rss for node in nodes]
             swarm.train_on()
-            for number, payload in enumerate(bombs):
+            for number, payload in enumerate(nonsense):
                 late = round_ - number * len(layout.fragments)
                 assert layout.of_round(late) is bulky
                 await mallory.publish(mallory.delta_of(late, payload))
@@ -209,6 +203,32 @@ async def test_a_payload_that_unpacks_to_a_gigabyte_weighs_nothing(tmp_path: Pat
                 print(f"{node.name}: {rss >> 20} MiB before, at most {grown >> 20} MiB more")
                 assert grown < 256 << 20
             assert all(node.status["misbehaviours_seen"] == 0 for node in nodes)
+
+
+async def test_a_chunk_that_unpacks_to_a_gigabyte_is_not_unpacked(tmp_path: Path) -> None:
+    """A frame may say and hold what it likes: no more than a chunk comes out, and its sender is to blame."""
+    async with LocalNodes(tmp_path, *small_manifest()) as swarm:
+        nodes = await swarm.grow(2)
+        await swarm.until(lambda: nodes[0].status["clock"] >= 2, 60, "some rounds")
+        before = [node.process.memory_info().rss for node in nodes]
+        bombs = [
+            zstandard.ZstdCompressor(1).compress(bytes(1 << 30)),
+            zstandard.ZstdCompressor(1, write_content_size=False).compress(bytes(1 << 30)),
+            zstandard.ZstdCompressor(1).compress(bytes(CHUNK_BYTES_MAX)),
+            b"\x28\xb5\x2f\xfd" + os.urandom(100),
+        ]
+        async with Member(swarm.manifest) as mallory:
+            await mallory.link(*map(where, nodes))
+            mallory.encoding = "zstd"
+            answers = iter(bombs * 100)
+            mallory.serve = lambda blob: next(answers)
+            await mallory.publish(mallory.delta(nodes[0].status["clock"] + 1))
+            await swarm.until(lambda: len(mallory.answers) >= 4, 60, "asked for")
+            assert set(mallory.answers) == {400}
+        await swarm.until(lambda: sum(n.status["misbehaviours_seen"] for n in nodes) >= 4, 30, "blamed")
+        await go_on(swarm)
+        for node, rss in zip(nodes, before, strict=True):
+            assert peak_of(node) - rss < 64 << 20
 
 
 def peak_of(node: LocalNode) -> int:

@@ -10,7 +10,7 @@ import pytest
 from gossamer.bootstrap import manifests
 from gossamer.node.config.check_manifest import check_manifest, disk_needed
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.payload import payload_bytes_max
+from gossamer.protocol.payload import payload_length
 from gossamer.protocol.rules import RULES
 from tests.node.findings import INVITED, levels, look
 from tests.protocol import builders
@@ -96,6 +96,6 @@ def test_the_smallest_chunk_takes_a_block_of_the_disk() -> None:
     """Of tiny models nearly all of the space is that."""
     history = {"retain": 500, "seal_after": 4, "snapshot_every": 12}
     tiny = builders.manifest(history=history)
-    assert payload_bytes_max(CODECS[tiny.outer.codec], tiny.plan().fragments[0]) < 4096
+    assert payload_length(CODECS[tiny.outer.codec], tiny.plan().fragments[0]) < 4096
     needed = disk_needed(tiny, 3, False)
     assert 3 * 512 * 4096 < needed < 3 * 512 * (4096 + 1100) + 2e6

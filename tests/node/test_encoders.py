@@ -17,7 +17,7 @@ from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints
 from gossamer.protocol.layout import Fragment, TensorSpec, plan
-from gossamer.protocol.payload import Payload, encode_payload, payload_bytes_max
+from gossamer.protocol.payload import Payload, encode_payload, payload_length
 
 PEAK = VALUE_LIMIT - 1
 SIZES = [1, 2, 3, 63, 64, 65, 255, 256, 257, 511, 1023, 4095, 4096, 4097, 8192, 12_345]
@@ -165,7 +165,7 @@ def encode_fragment(
     writer = PayloadWriter(codec, fragment, out)
     decoded = [torch.empty_like(tensor) for tensor in tensors]
     for place, (values, result) in enumerate(zip(tensors, decoded, strict=True)):
-        section, size = writer.section(place, values.device), piece_numel(codec, values)
+        section, size = writer.section(place, values.device), piece_numel(values)
         for piece, target in zip(values.view(-1).split(size), result.view(-1).split(size), strict=True):
             section.write(piece, target)
     return writer.finish(), decoded
@@ -176,7 +176,7 @@ def test_a_fragment_is_encoded_like_the_reference_payload(codec: str, rng: np.ra
     fragment = fragment_of((5000,), (3, 3), (1,), (64, 80), (257,))
     arrays_ = [gaussian(rng, slot.numel).reshape(slot.spec.shape) for slot in fragment.slots]
     expected = encode_payload(codec, fragment, arrays_)
-    memory = SharedMemory(create=True, size=payload_bytes_max(CODECS[codec], fragment) + 100)
+    memory = SharedMemory(create=True, size=payload_length(CODECS[codec], fragment) + 100)
     try:
         memory.buf[:] = b"\xaa" * memory.size
         length, decoded = encode_fragment(codec, fragment, [torch.from_numpy(a) for a in arrays_], memory.buf)
@@ -202,7 +202,7 @@ def test_a_bucket_is_encoded_like_the_reference_payload(
         fragment = fragment_of(*((size,) for size in sizes))
         values = [draw(rng, size) for size in sizes]
         expected = encode_payload(codec, fragment, values)
-        out = memoryview(bytearray(payload_bytes_max(CODECS[codec], fragment)))
+        out = memoryview(bytearray(payload_length(CODECS[codec], fragment)))
         writer = PayloadWriter(codec, fragment, out)
         places = rng.permutation(len(sizes)).tolist()
         given_values = torch.from_numpy(np.concatenate([values[place] for place in places])).to(device)
@@ -240,7 +240,7 @@ def test_an_unknown_codec_is_a_config_error() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     fragment = fragment_of((300,))
     values = torch.zeros(300, dtype=torch.int32)
-    with pytest.raises(ValueError, match="needs up to 258 writable bytes, and there are 257"):
+    with pytest.raises(ValueError, match="needs 258 writable bytes, and there are 257"):
         encode_fragment("int4", fragment, [values], memoryview(bytearray(257)))
     with pytest.raises(ValueError, match="and there are 0"):
         encode_fragment("int4", fragment, [values], memoryview(bytes(1000)))
@@ -262,7 +262,7 @@ def test_a_fragment_may_lie_on_several_devices(codec: str, rng: np.random.Genera
     fragment = fragment_of((5000,), (3, 3), (257,))
     arrays_ = [gaussian(rng, slot.numel).reshape(slot.spec.shape) for slot in fragment.slots]
     tensors = [torch.from_numpy(a).to(d) for a, d in zip(arrays_, ("cuda", "cpu", "cuda"), strict=True)]
-    out = bytearray(payload_bytes_max(CODECS[codec], fragment))
+    out = bytearray(payload_length(CODECS[codec], fragment))
     length, decoded = encode_fragment(codec, fragment, tensors, memoryview(out))
     assert bytes(out[:length]) == encode_payload(codec, fragment, arrays_)
     assert [d.device.type for d in decoded] == ["cuda", "cpu", "cuda"]

@@ -147,7 +147,7 @@ def test_taking_back_and_closing(world: World) -> None:
     merger.close_up_to(2)
     assert merger.base == base, "nor is it opened again"
     assert set(merger.merged_ids()) == {d.record_id for d in world.deltas if d.round > 4}
-    kept = merger._payloads._measured.keys() | merger._payloads._in_memory.keys()
+    kept = merger._payloads._norms.keys() | merger._payloads._in_memory.keys()
     assert kept <= set(merger.merged_ids()), "nothing is kept of what is closed"
 
 

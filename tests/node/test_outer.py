@@ -20,7 +20,7 @@ from gossamer.protocol.errors import ConfigError, DivergedError
 from gossamer.protocol.fixedpoint import ONE, Ints, to_fixed, to_float
 from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payload import Payload, payload_bytes_max
+from gossamer.protocol.payload import Payload, payload_length
 from tests.protocol.builders import manifest as build_manifest
 
 
@@ -50,7 +50,7 @@ def loop_for(model: nn.Module, manifest: Manifest) -> OuterLoop:
 
 def area(manifest: Manifest) -> memoryview:
     codec = CODECS[manifest.outer.codec]
-    size = max(payload_bytes_max(codec, fragment) for fragment in manifest.plan().fragments)
+    size = max(payload_length(codec, fragment) for fragment in manifest.plan().fragments)
     return memoryview(bytearray(size))
 
 

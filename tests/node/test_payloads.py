@@ -13,8 +13,11 @@ from gossamer.node.phi.merger import Merger
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.protocol import limits, merge
 from gossamer.protocol.chunks import split_payload
+from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.payload import section_starts
+from gossamer.protocol.records import Delta
 from tests.node.world import OWN, World, arrive
 from tests.protocol.builders import LAYOUT, identity, manifest, random_delta
 
@@ -72,7 +75,7 @@ def test_damage_found_half_way_through_a_merge_changes_nothing(world: World) -> 
     before = (merger.phi.copy(), merger.version, merger.tokens, merger.chain())
     victim, blob = of_round[1], of_round[1].body.chunks[6]
     assert not any(blob in delta.body.chunks for delta in of_round if delta is not victim)
-    first = payloads.Payload("int4", LAYOUT.of_round(1), world.payloads[victim.record_id]).starts[1]
+    first = section_starts(CODECS["int4"], LAYOUT.of_round(1))[1]
     assert first <= 6 * CHUNK, "the first tensor is merged by then"
     world.chunks._path(blob).write_bytes(b"damaged")
     with pytest.raises(MissingChunkError) as error:
@@ -89,9 +92,19 @@ def test_what_was_forgotten_is_measured_again(world: World, monkeypatch: pytest.
     monkeypatch.setattr(payloads, "MEASURED_KEPT", 5)
     merger = world.merger()
     arrive(merger, Ledger(), world.deltas)
-    assert len(merger._payloads._measured) == 5
+    assert len(merger._payloads._norms) == 5
     merger.merge(1, ())
     assert np.array_equal(merger.phi, world.fold([delta for delta in world.deltas if delta.round > 1]))
+
+
+def _peak_of_merge(merger: Merger, deltas: tuple[Delta, ...]) -> int:
+    """The most memory that the first merge of a round takes."""
+    tracemalloc.start()
+    try:
+        merger.merge(1, deltas)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_round_of_many_members_does_not_need_memory_for_all_their_payloads(
@@ -110,15 +123,9 @@ def test_a_round_of_many_members_does_not_need_memory_for_all_their_payloads(
             chunks.put(blob, piece)
     deltas = tuple(sorted((delta for delta, _ in made), key=lambda delta: delta.author))
     of_payloads = sum(len(payload) for _, payload in made)
-    merger = Merger(large, phi, chunks, OWN)
-    Merger(large, phi.copy(), chunks, OWN).merge(1, deltas)  # what is kept from the first time on
     del made, payload
-    tracemalloc.start()
-    try:
-        merger.merge(1, deltas)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    # The lesser of two: the interpreter's own table of names may grow by megabytes during one.
+    peak = min(_peak_of_merge(Merger(large, phi[:], chunks, OWN), deltas) for _ in range(2))
     assert phi.any()
     # Payloads and a copy of the fragment, each as large as it; a tensor of everybody's, and its sums.
     assert peak < 2 * phi.nbytes + of_payloads / 2 < of_payloads

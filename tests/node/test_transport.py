@@ -27,7 +27,7 @@ from gossamer.node.network.tls import Certificate, client_context
 from gossamer.node.network.transport import PREFIX
 from gossamer.protocol.errors import ConfigError, PayloadError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
-from gossamer.protocol.packing import pack
+from gossamer.protocol.packing import pack_chunk
 from tests.node.trainer_side import until
 from tests.node.wires import End, linked, listening, put
 
@@ -264,10 +264,10 @@ async def test_what_comes_packed_is_checked_like_anything(
     dialler, listener = ends
     out, _ = await linked(dialler, listener)
     blob, size = listener.hold(b"honest" * 1000), 6000
-    frame = pack(b"liar!!" * 1000)
+    frame = pack_chunk(b"liar!!" * 1000)
     assert frame is not None
     for body in (frame, frame[:-1], frame + b"x", b"no frame", b"", bytes(size)):
-        monkeypatch.setattr(parcel, "pack", lambda chunk, body=body: body)
+        monkeypatch.setattr(parcel, "pack_chunk", lambda chunk, body=body: body)
         with pytest.raises(PayloadError):
             await get_chunk(out, blob, size)
     monkeypatch.undo()

@@ -136,8 +136,6 @@ def unsigned(author: int, round_: int, variant: int = 0) -> Delta:
 class Plain:
     """A delta's values of one tensor as they are, without a codec: a `rules.base.Vector`."""
 
-    in_parts = True
-
     def __init__(self, values: np.ndarray) -> None:
         self.values = values
         self.numel = values.size

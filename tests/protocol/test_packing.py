@@ -7,38 +7,38 @@ from hypothesis import strategies as st
 
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
-from gossamer.protocol.packing import WORTH_IT, pack, packed_size, unpack
+from gossamer.protocol.packing import WORTH_IT, pack_chunk, packed_size, unpack_chunk
 
 
 @given(piece=st.binary(max_size=200), times=st.integers(1, 300))
 def test_what_comes_back_is_what_went_in(piece: bytes, times: int) -> None:
     chunk = piece * times
-    frame = pack(chunk)
+    frame = pack_chunk(chunk)
     if frame is None:
         return
     assert len(frame) <= WORTH_IT * len(chunk)
     assert packed_size(frame) == len(chunk)
-    assert unpack(frame) == chunk
+    assert unpack_chunk(frame) == chunk
 
 
 @pytest.mark.parametrize("size", [0, 1, 16, 1000, CHUNK_BYTES_MAX])
 def test_noise_is_not_packed(size: int, rng) -> None:  # type: ignore[no-untyped-def]
-    assert pack(rng.bytes(size)) is None
+    assert pack_chunk(rng.bytes(size)) is None
 
 
 def test_zeros_of_a_whole_chunk() -> None:
-    frame = pack(bytes(CHUNK_BYTES_MAX))
+    frame = pack_chunk(bytes(CHUNK_BYTES_MAX))
     assert frame is not None and len(frame) < 1000
-    assert unpack(frame) == bytes(CHUNK_BYTES_MAX)
+    assert unpack_chunk(frame) == bytes(CHUNK_BYTES_MAX)
 
 
 @given(changed=st.binary(min_size=1, max_size=4), place=st.integers(0, 10_000), cut=st.integers(0, 10_000))
 def test_a_damaged_frame_is_refused_or_holds_as_much_as_it_says(changed: bytes, place: int, cut: int) -> None:
-    frame = pack(bytes(range(256)) * 20 + bytes(3000)) or b""
+    frame = pack_chunk(bytes(range(256)) * 20 + bytes(3000)) or b""
     place, cut = place % len(frame), cut % len(frame)
     for wrong in (frame[:place] + changed + frame[place + len(changed) :], frame[:cut]):
         try:
-            chunk = unpack(wrong)
+            chunk = unpack_chunk(wrong)
         except PayloadError:
             continue
         assert len(chunk) == packed_size(wrong) <= CHUNK_BYTES_MAX
@@ -52,7 +52,7 @@ def _claiming(size: int) -> bytes:
 def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = _claiming(CHUNK_BYTES_MAX + 1)
     monkeypatch.setattr(zstandard, "ZstdDecompressor", lambda: pytest.fail("it was unpacked"))
-    for read in (packed_size, unpack):
+    for read in (packed_size, unpack_chunk):
         with pytest.raises(PayloadError, match="how long"):
             read(bomb)
 
@@ -61,7 +61,7 @@ def test_a_frame_that_does_not_tell_its_length_is_refused() -> None:
     compressor = zstandard.ZstdCompressor(1, write_content_size=False).compressobj()
     frame = compressor.compress(bytes(1000)) + compressor.flush()
     with pytest.raises(PayloadError, match="how long"):
-        unpack(frame)
+        unpack_chunk(frame)
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_a_frame_that_does_not_tell_its_length_is_refused() -> None:
 )
 def test_one_whole_frame_and_nothing_else(wrong: bytes) -> None:
     with pytest.raises(PayloadError):
-        unpack(wrong)
+        unpack_chunk(wrong)

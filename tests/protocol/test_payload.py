@@ -11,7 +11,7 @@ from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT
 from gossamer.protocol.merge import measure
-from gossamer.protocol.payload import Payload, encode_payload, payload_bytes_max
+from gossamer.protocol.payload import Payload, encode_payload, payload_length
 from tests.protocol import builders
 
 NAMES = sorted(CODECS)
@@ -28,7 +28,7 @@ def _payload(name: str, seed: int) -> tuple[list[np.ndarray], bytes]:
 @given(seed=SEEDS)
 def test_every_tensor_comes_back_as_its_codec_gives_it(name, seed):
     tensors, data = _payload(name, seed)
-    assert len(data) <= payload_bytes_max(CODECS[name], FRAGMENT)
+    assert len(data) <= payload_length(CODECS[name], FRAGMENT)
     payload = Payload(name, FRAGMENT, data)
     assert payload.tensors == len(FRAGMENT.slots) == len(tensors)
     for index, values in enumerate(tensors):

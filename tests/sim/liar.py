@@ -18,7 +18,7 @@ from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
 from gossamer.protocol.history import Claim
 from gossamer.protocol.limits import ROUND_MAX, TOKENS_MAX
-from gossamer.protocol.payload import payload_bytes_max
+from gossamer.protocol.payload import payload_length
 from gossamer.protocol.presence import Presence
 from gossamer.protocol.records import Delta, DeltaBody, parse_delta
 from gossamer.protocol.replica import Replica
@@ -115,7 +115,7 @@ class Liar:
         """Random bytes, too few by one for a payload."""
         stage = self._node.stage
         codec = CODECS[stage.manifest.outer.codec]
-        return self._rng.randbytes(payload_bytes_max(codec, stage.layout.of_round(round_)) - 1)
+        return self._rng.randbytes(payload_length(codec, stage.layout.of_round(round_)) - 1)
 
     def _round(self) -> int:
         clock = self._node.core.clock

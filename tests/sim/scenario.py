@@ -17,7 +17,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.limits import LINKS_MAX, LINKS_WANTED, PAYLOAD_CHUNK_BYTES_MIN
 from gossamer.protocol.manifest import Manifest, from_values
-from gossamer.protocol.payload import payload_bytes_max
+from gossamer.protocol.payload import payload_length
 from tests.sim.faults import STORMS, UNMIXED
 from tests.sim.network import Path
 from tests.sim.stage import Traits
@@ -147,7 +147,7 @@ def _chunk_bytes(rng: random.Random, name: str | None, manifest: Manifest) -> in
     if name != "parts" and rng.random() >= PARTED:
         return PAYLOAD_CHUNK_BYTES_MIN
     codec = CODECS[manifest.outer.codec]
-    largest = max(payload_bytes_max(codec, fragment) for fragment in manifest.plan().fragments)
+    largest = max(payload_length(codec, fragment) for fragment in manifest.plan().fragments)
     return -(-largest // rng.randrange(4, 13))
 
 
