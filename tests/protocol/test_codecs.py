@@ -136,7 +136,7 @@ def test_error_of_linear_codecs(name, bits, coarseness, seed, numel, magnitude):
     for number, start in enumerate(range(0, numel, 256)):
         block, image = values[start : start + 256].astype(np.int64), decoded[start : start + 256]
         magnitudes = np.abs(block)
-        finest = 1 << max(0, int(magnitudes.max()).bit_length() - (bits - 1))
+        finest = 1 << min(max(0, int(magnitudes.max()).bit_length() - (bits - 1)), 30 - bits)
         step = 1 << section[number]
         assert finest <= step <= max(finest, coarseness * magnitudes.mean())
         is_largest = section[number] == 30 - bits

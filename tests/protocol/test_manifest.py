@@ -214,7 +214,7 @@ WRONG = [
     ("[64, 64]", "[64.0]", "layout.tensors.1"),
     ("[64, 64]", '"64"', "layout.tensors.1"),
     ("[64, 64]", f"[{2**40}]", "parameters"),
-    ("[64, 64]", f"[{2**32}]", "layout.fragments: a delta may reach"),
+    ("[64, 64]", f"[{2**32}]", "layout.fragments: a delta has"),
     ('["scale", [], "mean"]', '["scale", []]', "layout.tensors.2"),
     ('["scale", [], "mean"]', "3", "layout.tensors.2"),
     ('digest = "1', 'digest = "', "genesis.digest"),
