@@ -20,6 +20,8 @@ class Activity:
     """Its inner steps, and its round."""
     stride_s: float = 0.0
     """How long it took the last time, 0 before it has moved."""
+    patience_s: float = limits.IDLE_MIN_S
+    """How long it may take the next time before it seems idle."""
 
     def note(self, inner_steps: int, round_: int, now: float, *, was_away: bool = False) -> None:
         """Take in how far it says it is. Nobody knows how long it took one that `was_away`, not heard of."""
@@ -27,6 +29,7 @@ class Activity:
             self.at = inner_steps, round_
             if not was_away and self.moved > -inf:
                 self.stride_s = min(now - self.moved, limits.STRIDE_MAX_S)
+                self.patience_s = max(limits.IDLE_MIN_S, limits.IDLE_STRIDES * self.stride_s)
             self.moved = now
 
     def forget(self) -> None:
@@ -40,4 +43,4 @@ class Activity:
 
     def is_idle(self, now: float) -> bool:
         """Whether it seems not to train."""
-        return now - self.moved > max(limits.IDLE_MIN_S, limits.IDLE_STRIDES * self.stride_s)
+        return now - self.moved > self.patience_s

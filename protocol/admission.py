@@ -126,6 +126,8 @@ class Charter:
 
     def __init__(self, section: "AdmissionSection", swarm_id: bytes) -> None:
         self._invited = section.mode == "invited"
+        self._role_of_all = None if self._invited else Role.TRAIN
+        """Where nobody has to be invited."""
         self._swarm_id = swarm_id
         self._owners = frozenset(node_id_of(bytes.fromhex(key)) for key in section.owners)
         self._grants: dict[bytes, tuple[Grant, ...]] = {}
@@ -229,7 +231,7 @@ class Charter:
         """The highest role ever granted, whatever the time; None for a stranger or one revoked."""
         if node_id in self._revocations:
             return None
-        return self._role_ever(node_id) if self._invited else Role.TRAIN
+        return self._role_of_all or self._role_ever(node_id)
 
     def counts(self, author: bytes, round_: int) -> bool:
         """Whether a delta of that author and round belongs to S. Depends on the charter alone."""

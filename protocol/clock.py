@@ -68,8 +68,11 @@ class SwarmClock:
 
         It is asked for with every event, and to find out takes a look at every member.
         """
-        members, read_as = len(self._roster.live()), self._own_standing
-        if members > limits.CLOCK_READ_ANEW_MEMBERS and read_as == self._read_as and now < self._reads_until:
+        members = len(self._roster.live())
+        if members <= limits.CLOCK_READ_ANEW_MEMBERS:
+            return self._find(now)
+        read_as = self._own_standing
+        if read_as == self._read_as and now < self._reads_until:
             return self._reading
         self._reading, self._read_as = self._find(now), read_as
         self._reads_until = now + members * limits.CLOCK_KEPT_PER_MEMBER_S
@@ -160,14 +163,15 @@ class SwarmClock:
 
     def _rounds_of_others(self, now: float) -> tuple[list[int], list[int]]:
         """The latest round of every live member that may train, and of those that have a say."""
-        last_round, role_of = self._ledger.last_round, self._charter.role_of
+        last_rounds, role_of, train = self._ledger.last_rounds, self._charter.role_of, Role.TRAIN
         known, said = [], []
         for member in self._roster.live():
-            row = member.peer.body
-            if not row.trains or role_of(member.peer.node_id) is not Role.TRAIN:
+            row, node_id = member.peer.body, member.peer.node_id
+            if not row.trains or role_of(node_id) is not train:
                 continue
-            round_ = max(row.round, last_round(member.peer.node_id))
+            told, signed = row.round, last_rounds.get(node_id, 0)
+            round_ = told if told > signed else signed  # sooner than by `max`, and there may be many members
             known.append(round_)
-            if row.round and not member.activity.is_idle(now):
+            if told and not member.activity.is_idle(now):
                 said.append(round_)
         return known, said

@@ -13,8 +13,6 @@ from gossamer.protocol.pace import round_clock
 from gossamer.protocol.ranges import EMPTY, RangeDigests
 from gossamer.protocol.records import NO_RECORD, Delta
 
-_NONE = (0, NO_RECORD)
-
 
 class Added(Enum):
     """What adding a record did."""
@@ -38,7 +36,10 @@ class Ledger:
         self._rounds: dict[int, dict[bytes, tuple[Delta, ...]]] = {}
         self._by_id: dict[bytes, Delta] = {}
         self._by_data: dict[bytes, bytes] = {}
-        self._last: dict[bytes, tuple[int, bytes]] = {}
+        self.last_rounds: dict[bytes, int] = {}
+        """The highest round that each author has a record in."""
+        self._last_records: dict[bytes, bytes] = {}
+        """The ids of these records."""
         self.floor = 0
         """Rounds up to this one are closed: their records are gone, and no more are taken."""
 
@@ -74,7 +75,8 @@ class Ledger:
     def note_last(self, author: bytes, round_: int, record_id: bytes) -> None:
         """Remember an author's latest delta beyond the closing of its round."""
         if round_ > self.last_round(author):
-            self._last[author] = (round_, record_id)
+            self.last_rounds[author] = round_
+            self._last_records[author] = record_id
 
     def close(self, floor: int) -> list[Delta]:
         """Drop everything up to round `floor`, for good in this history; returns the records dropped."""
@@ -106,7 +108,7 @@ class Ledger:
             del self._by_id[delta.record_id]
             del self._by_data[delta.data]
         if self.last_round(author) > max(after, self.floor):
-            del self._last[author]
+            del self.last_rounds[author], self._last_records[author]
             for delta in self.by(author):
                 self.note_last(author, delta.round, delta.record_id)
         return dropped
@@ -147,11 +149,11 @@ class Ledger:
 
     def last_round(self, author: bytes) -> int:
         """The highest round an author has a record in; 0 if none."""
-        return self._last.get(author, _NONE)[0]
+        return self.last_rounds.get(author, 0)
 
     def reached(self, but: bytes = b"") -> int:
         """The round that the authors of open rounds have reached, those who are gone too, all `but` one."""
-        last = (round_ for author, (round_, _) in self._last.items() if author != but)
+        last = (round_ for author, round_ in self.last_rounds.items() if author != but)
         return max(self.floor, round_clock(round_ for round_ in last if round_ > self.floor))
 
     @property
@@ -162,7 +164,7 @@ class Ledger:
 
     def last_record(self, author: bytes) -> bytes:
         """Record id of an author's latest delta, or NO_RECORD."""
-        return self._last.get(author, _NONE)[1]
+        return self._last_records.get(author, NO_RECORD)
 
     def tells_of(self, round_: int, but: Collection[bytes]) -> bool:
         """Whether there is a record of a round by another author than some."""

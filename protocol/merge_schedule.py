@@ -60,14 +60,20 @@ class MergeSchedule:
 
     def look(self, now: float) -> list[int]:
         """Note how far the swarm has come; returns the rounds to merge, in order."""
-        self._held_back.note_clock(self._core.clock, now)
+        clock = self._core.clock
+        self._held_back.note_clock(clock, now)
         self.close(self._core.ledger.floor)
-        return self.reached(now)
+        return self._reached(clock, now)
 
     def reached(self, now: float) -> list[int]:
         """The rounds to merge, in order: none that the swarm cannot have reached, unless it rests, or that is
         held back."""
-        clock, reachable = self._core.clock, self.reachable
+        return self._reached(self._core.clock, now)
+
+    def _reached(self, clock: int, now: float) -> list[int]:
+        if not self._dirty:
+            return []
+        reachable = self.reachable
         return [
             round_
             for round_ in sorted(self._dirty)

@@ -40,7 +40,7 @@ def clock_of(
         SimpleNamespace(role_of=lambda node_id: Role.TRAIN),  # type: ignore[arg-type]
         SimpleNamespace(live=lambda: members),  # type: ignore[arg-type]
         SimpleNamespace(  # type: ignore[arg-type]
-            last_round=last.__getitem__, floor=floor, reached=lambda but: max([floor, *last.values()])
+            last_rounds=last, floor=floor, reached=lambda but: max([floor, *last.values()])
         ),
         author=SimpleNamespace(last_round=own, node_id=b"own"),  # type: ignore[arg-type]
         trains=trains,
