@@ -361,7 +361,8 @@ class Replica:
         self._next_turn = self.presence.deadline()
         if self._clock.listens(now):  # others may still take what we had not handed on
             return result
-        result += self._snapshots.wake(now, self.clock)
+        if now >= self.sealing.deadline():
+            result += self._snapshots.wake(now, self.clock)
         if self.sealing.is_in_a_hurry:
             self._next_turn = min(self._next_turn, self.sealing.deadline())
         return result

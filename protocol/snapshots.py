@@ -42,9 +42,7 @@ class Snapshots:
         """Roots of snapshots that cannot be, the oldest first: they do not count as claimed."""
 
     def wake(self, now: float, clock: int) -> list[Effect]:
-        """Look at what members claim, when that is due. `clock`: the swarm's round."""
-        if now < self._sealing.deadline():
-            return []
+        """Look at what members claim: that is due. `clock`: the swarm's round."""
         adopting = self._sealing.adopting
         result = self._sealing.wake(
             now,
@@ -85,22 +83,22 @@ class Snapshots:
 
     def hint(self, number: int) -> None:
         """A link's peer has told its claims: if the snapshot that we fetch is one, it has all of it."""
-        link = self._links.get(number)
-        if link is None or self._sought is None or self._sought.key not in self._fetcher.wants:
+        if self._sought is None or self._sought.key not in self._fetcher.wants:
             return
-        member = self._roster.get(link.node_id)
+        link = self._links.get(number)
+        member = self._roster.get(link.node_id) if link is not None else None
         if member is not None and self._sought.root in (c.root for c in member.peer.body.claims):
             self._fetcher.hint(number, self._sought.key)
 
     def _witnesses(self) -> list[Witness]:
-        told_of = self._links.told_of()
+        told_of, authors = self._links.told_of(), self._ledger.last_rounds
         return [
             Witness(
                 self._claims_of(peer),
                 peer.node_id,
                 peer.node_id in told_of,
                 member.told,
-                peer.body.round if self._ledger.last_round(peer.node_id) else 0,
+                peer.body.round if peer.node_id in authors else 0,
             )
             for member in self._roster.live()
             for peer in (member.peer,)
@@ -120,5 +118,10 @@ class Snapshots:
     def _claims_of(self, peer: Peer) -> Claims:
         """What a member claims, as far as that can be; of round 0 the manifest tells, and nobody else."""
         genesis, unusable = self._sealing.genesis, self._unusable
-        claims = (claim for claim in peer.body.claims if claim.root not in unusable)
-        return tuple(claim for claim in claims if claim.round > 0 or claim == genesis)
+        return tuple(
+            [
+                claim
+                for claim in peer.body.claims
+                if claim.root not in unusable and (claim.round > 0 or claim == genesis)
+            ]
+        )
