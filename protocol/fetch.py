@@ -173,6 +173,8 @@ class Fetcher:
 
     def _fill(self, now: float, most: int) -> list[Effect]:
         """Start transfers until `most` are under way, or nobody is free for any other."""
+        if not self._is_any_waiting and not self._guesses.are_any(now):
+            return []
         effects = self._guess(now, min(most, self._flights.without_guesses + limits.GUESSES_KEPT))
         for key, want, blob in self._picker.pick(now, most):
             link = self._sources.choose(key, want, blob, now)
@@ -183,6 +185,8 @@ class Fetcher:
     def _guess(self, now: float, most: int) -> list[Effect]:
         """Ask the least busy links for what nobody is known to hold, until `most` transfers are under way."""
         effects: list[Effect] = []
+        if not self._guesses.are_any(now):
+            return effects
         links = self._guesses.open_to(self._sources.open_to_guesses(now), now)
         while links and len(self._flights) < most:
             link = self._sources.least_busy(links)

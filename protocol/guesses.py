@@ -74,9 +74,13 @@ class Guesses:
         """Whether a link is not to be asked for anything that it has not said that it holds."""
         return self._spared.get(link, -inf) > now
 
+    def are_any(self, now: float) -> bool:
+        """Whether there may be something to ask anybody for: seldom, and found out soon."""
+        self._enter(now)
+        return bool(self._line) or any(self._again.values())
+
     def open_to(self, links: Iterable[int], now: float) -> list[int]:
         """Those links that there may be something to ask for now."""
-        self._enter(now)
         return [link for link in links if self.next_turn(link, now) <= now]
 
     def take(self, link: int, now: float) -> tuple[bytes, bytes] | None:

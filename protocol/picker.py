@@ -10,7 +10,7 @@ from itertools import islice
 from gossamer.protocol import limits
 from gossamer.protocol.effects import RandomSource
 from gossamer.protocol.flights import Flights
-from gossamer.protocol.sources import Sources
+from gossamer.protocol.sources import Room, Sources
 from gossamer.protocol.wants import Want, Wants
 
 
@@ -30,11 +30,14 @@ class Picker:
         room for is found out once, and again when that has changed; and of those whose holders are all busy
         so many are looked at, and the others the next time.
         """
-        room, under_way = self._sources.room(now), self._flights.blobs
+        under_way = self._flights.blobs
+        room: Room | None = None
         some = list(islice(self._wants.held.items(), limits.WANTS_LOOKED_AT_MAX))
         for key, want in some:
             if len(under_way) >= most:
                 return
+            if room is None:
+                room = self._sources.room(now)
             blobs = self._sources.within(room, want, now)
             for blob in self._rarest_first(want, blobs) if blobs else ():
                 before = len(under_way)
@@ -42,7 +45,7 @@ class Picker:
                     return
                 yield key, want, blob
                 if len(under_way) > before:
-                    room = self._sources.room(now)
+                    room = None
         if len(some) < len(self._wants.held):
             self._wants.put_last(key for key, _ in some)
 

@@ -74,11 +74,12 @@ class Sources:
 
     def room(self, now: float) -> Room:
         """As of now: it is less once somebody else has been asked."""
-        free = set(self._free(self._flights.load, limits.FETCHES_PER_LINK_MAX))
+        load, spares = self._flights.load, self._guesses.spares
+        free = {link for link in load if load[link] < limits.FETCHES_PER_LINK_MAX}
         return Room(
             for_all=free,
-            for_parts=set(self._free(free, limits.PARTS_PER_LINK_MAX)),
-            for_guesses={link for link in free if not self._guesses.spares(link, now)},
+            for_parts={link for link in free if load[link] < limits.PARTS_PER_LINK_MAX},
+            for_guesses={link for link in free if not spares(link, now)},
         )
 
     def within(self, room: Room, want: Want, now: float) -> Collection[bytes]:
@@ -99,4 +100,5 @@ class Sources:
         return links if holders <= self.tardy else links - self.tardy
 
     def _free(self, candidates: Iterable[int], most: int) -> list[int]:
-        return sorted(link for link in candidates if self._flights.load[link] < most)
+        load = self._flights.load
+        return sorted([link for link in candidates if load[link] < most])

@@ -156,7 +156,7 @@ class Wants:
     def take_unheld(self) -> list[bytes]:
         """Chunks that have come to be looked for, since the last call, where nobody is known to hold any."""
         taken, self._unheld = self._unheld, []
-        return taken
+        return [blob for blob in taken if not all(want.is_held for want in self.of(blob))]
 
     def put_last(self, keys: Iterable[bytes]) -> None:
         """Of what somebody is known to hold these come last from now on."""
