@@ -161,7 +161,7 @@ class Holdings:
             delta = self._ledger.get(key)
             if delta is None:
                 continue
-            others = {link.number for link in self._links.all()} - self._wants.holders_of(key, blob)
+            others = self._links.numbers - self._wants.holders_of(key, blob)
             if self._wants.is_sought(key, now):
                 for link in others:
                     self._offers.promise(key, link)

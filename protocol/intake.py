@@ -86,7 +86,7 @@ class Intake:
         for data, held in entries:
             if result and self._links.get(link) is None:  # the record before this was its peer's revocation
                 break
-            if not self._is_known(data, held, delivery):
+            if data[0] == _PEER or not self._is_known(data, held, delivery):
                 result += self._judge(data, held, delivery)
         fresh = [delta for delta in delivery.fresh if delta.record_id in self._ledger]
         if len(message.entries) == 1 and fresh and delivery.is_held:

@@ -13,7 +13,7 @@ and then, and one of the inbound links that came last gives way, of the group th
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, KeysView, Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -90,13 +90,19 @@ class Links:
     def all(self) -> list[Link]:
         return list(self._links.values())
 
+    @property
+    def numbers(self) -> KeysView[int]:
+        """The numbers of all links."""
+        return self._links.keys()
+
     def to(self, node_id: bytes) -> Link | None:
         """Our link to a node, if there is one."""
         return next((link for link in self._links.values() if link.node_id == node_id), None)
 
     def outbound(self) -> list[Link]:
         """The links that we dialled, oldest first."""
-        return sorted((link for link in self._links.values() if link.outbound), key=lambda link: link.number)
+        outbound = [link for link in self._links.values() if link.outbound]
+        return sorted(outbound, key=lambda link: link.number)
 
     def anchors(self) -> list[tuple[str, bytes]]:
         """Address and node id of our oldest outbound links: whom to dial first in our next life."""

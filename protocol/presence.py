@@ -158,8 +158,8 @@ class Presence:
         result = self._tell()
         if soon > self._next_roster:
             self._next_roster = now + limits.ANTI_ENTROPY_INTERVAL_S
-            numbers = [link.number for link in self._links.all()]
-            result += [Send(number, self.summary(answer=False)) for number in sample(numbers, 1, self._rng)]
+            some = sample(self._links.numbers, 1, self._rng)
+            result += [Send(number, self.summary(answer=False)) for number in some]
         return result
 
     # -- messages
@@ -254,16 +254,16 @@ class Presence:
 
     def _take_turns(self) -> list[int]:
         """Every link in turn, so that none is silent for long; a new one comes first."""
-        numbers = [link.number for link in self._links.all()]
+        numbers, told = self._links.numbers, set(self._told)
         count = max(limits.ROWS_LINKS, -(-len(numbers) // limits.ROWS_TURN_INTERVALS))
-        untold = [link for link in numbers if link not in self._told]
+        untold = [link for link in numbers if link not in told]
         order = untold + [link for link in self._told if link in numbers]
         self._told = order[count:] + order[:count]
         return order[:count]
 
     def _push(self, row: bytes, known_to: set[int]) -> list[Effect]:
         """Tell a row at once to a few links other than those that know it; they know it then."""
-        others = {link.number for link in self._links.all()} - known_to
+        others = self._links.numbers - known_to
         targets = sample(others, limits.PUSH_FANOUT, self._rng)
         known_to.update(targets)
         return [Send(link, Records(((row, False),))) for link in targets]

@@ -381,7 +381,7 @@ class Replica:
         result = self._author.stored(delta)
         self._clock.published(delta.round, now)
         self.presence.changed()
-        return [*result, *self.dealing.deal(delta, {link.number for link in self.links.all()}, now)]
+        return [*result, *self.dealing.deal(delta, set(self.links.numbers), now)]
 
     # -- messages
 

@@ -94,12 +94,12 @@ class Roster:
             known.is_hearsay = False
         self._rows.pop(known.peer.data, None)
         self._rows[peer.data] = peer.node_id
-        may_be_late = _may_be_late(known, peer, now)
+        may_be_late = known.health is Health.DOWN and _may_be_late(known, peer, now)
         was_away = now - known.told > limits.IDLE_MIN_S
         known.peer = peer
         known.heard = known.told = now
         known.activity.note(peer.body.inner_steps, peer.body.round, now, was_away=was_away)
-        if known.health is Health.DOWN and may_be_late:
+        if may_be_late:
             return True
         health = Health.LEFT if peer.body.leaving else Health.ALIVE
         if known.health is not health:

@@ -63,8 +63,7 @@ class Vetting:
             return result
         if now >= self._next_exchange:
             self._next_exchange = now + limits.ANTI_ENTROPY_INTERVAL_S * (0.5 + 0.5 * self._rng.random())
-            numbers = [link.number for link in self._links.all()]
-            for number in sample(numbers, 1, self._rng):
+            for number in sample(self._links.numbers, 1, self._rng):
                 result += self._summary(number)
         if now >= self._next_look:
             self._next_look = now + limits.EXPIRY_LOOK_S

@@ -21,7 +21,7 @@ def test_a_chunk_that_comes_twice_in_a_payload_is_told_of_in_both_places() -> No
     """Zeros, say. Else its author, who dealt both, would wait to hear of the second."""
     rng = random.Random(1)
     fetcher, offers = Fetcher(lambda blob, size: None, rng), Offers()
-    links: Any = SimpleNamespace(all=lambda: [SimpleNamespace(number=n) for n in (1, 2)], get=lambda _: None)
+    links: Any = SimpleNamespace(numbers={1, 2}, get=lambda _: None)
     holdings = Holdings(Ledger(), links, fetcher, offers, rng)
     for link in (1, 2):
         fetcher.link_up(link, outbound=True)
@@ -40,7 +40,7 @@ def test_a_chunk_that_comes_twice_in_a_payload_is_told_of_in_both_places() -> No
 def test_whose_payloads_are_lacking_up_to_a_round() -> None:
     rng = random.Random(1)
     fetcher = Fetcher(lambda blob, size: None, rng)
-    links: Any = SimpleNamespace(all=lambda: [], get=lambda _: None)
+    links: Any = SimpleNamespace(numbers=set(), get=lambda _: None)
     holdings = Holdings(Ledger(), links, fetcher, Offers(), rng)
     assert holdings.share_lacking(9, 0.0) == 0.0
     for author in range(4):
@@ -71,7 +71,7 @@ class Bench:
             number: SimpleNamespace(number=number, node_id=self.delta.author if number == 1 else bytes(32))
             for number in (1, 2, 3)
         }
-        links: Any = SimpleNamespace(all=lambda: list(peers.values()), get=peers.get)
+        links: Any = SimpleNamespace(numbers=peers.keys(), get=peers.get)
         self.holdings = Holdings(Ledger(), links, self.fetcher, self.offers, rng)
         for link in peers:
             self.fetcher.link_up(link, outbound=True)
@@ -103,7 +103,7 @@ def test_what_was_long_looked_for_is_told_to_everybody() -> None:
 
 def test_a_key_in_two_places_is_a_line_and_not_one_for_each_round() -> None:
     rng = random.Random(1)
-    links: Any = SimpleNamespace(all=lambda: [], get=lambda _: None)
+    links: Any = SimpleNamespace(numbers=set(), get=lambda _: None)
     ledger = Ledger()
     holdings = Holdings(ledger, links, Fetcher(lambda blob, size: None, rng), Offers(), rng)
 
