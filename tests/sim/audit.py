@@ -208,9 +208,8 @@ class Audit:
         rate = (node.wakes - node.chunks_came) / seconds
         node.wakes = node.chunks_came = 0
         self.wakes_per_s = max(self.wakes_per_s, rate)
-        flights = core.fetcher._flights
-        load = Counter(flight.link for flight in flights)
-        links = {link.number for link in core.links.all()}
+        flights, links = core.fetcher._flights, core.links.numbers
+        load = Counter([flight.link for flight in flights])
         bounds = (
             ("wakes a second", rate, WAKES_PER_S_MAX),
             ("links", len(links), limits.LINKS_MAX),
@@ -231,8 +230,8 @@ class Audit:
         for what, value, most in bounds:
             if value > most:
                 self.fail(node, f"has {value} {what}, over the limit of {most}")
-        of_links = (core.gossip._links, core.fetcher._links, core.membership._links)
-        if any(set(known) != links for known in of_links):
+        of_links = (core.gossip._links, core.fetcher._links.keys(), core.membership._links.keys())
+        if any(known != links for known in of_links):
             self.fail(node, "does not agree with itself about its links")
         dealt = {link for deal in core.dealing._deals.values() for link in deal.links}
         promised = {link for waiting in core.offers._waiting.values() for link in waiting}

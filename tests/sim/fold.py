@@ -7,6 +7,7 @@ part of a base, as in the daemon; what they were is kept for the auditors. Writt
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy as copy_of
 from typing import NamedTuple
 
 from gossamer.protocol import merge
@@ -136,16 +137,8 @@ class Fold:
 
     def prefix(self, upto: int) -> "Fold":
         """A copy with the rounds above one taken back."""
-        copy = Fold(
-            self._manifest,
-            self.phi,
-            self._read,
-            self._merge_round,
-            base=self.base,
-            rounds=self.rounds,
-            below=self.below,
-        )
-        copy._steps = dict(self._steps)
+        copy = copy_of(self)
+        copy.phi, copy.rounds, copy._steps = self.phi.copy(), dict(self.rounds), dict(self._steps)
         for round_ in [round_ for round_ in self.rounds if round_ > upto]:
             copy.change(round_, ())
         return copy
@@ -161,7 +154,7 @@ class Fold:
         for round_ in closed:
             del self.rounds[round_]
             self._steps.pop(round_, None)
-        self.below.update(closed)
+        self.below = {**self.below, **closed}  # copies have the one before
 
     # -- inside
 

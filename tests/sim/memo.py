@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha512
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -30,7 +31,10 @@ Patch = tuple[ModuleType, str, Callable[..., Any]]
 """A function of a module, and what to make of it."""
 
 ENTRIES_MAX = 20_000
-"""Rows and messages are seen within seconds of their birth and then hardly ever again."""
+"""Rows are seen within seconds of their birth and then hardly ever again, as are messages."""
+
+MESSAGES_MAX = 2_000
+"""Messages are large: so few fit into a processor's cache, and most arrive within a second."""
 
 CHECKED = 16
 """One message in so many is parsed, and compared with what its sender meant; large ones always are."""
@@ -151,6 +155,7 @@ def remembered(encoder: "Encoder | None" = None) -> Iterator[None]:
     """
     opened: dict[Any, Any] = {}
     parsed: dict[Any, Any] = {}
+    rows: dict[Any, Any] = {}
 
     def by_data(envelope: Envelope, layout: Any) -> bytes:
         return envelope.data
@@ -159,7 +164,8 @@ def remembered(encoder: "Encoder | None" = None) -> Iterator[None]:
         (intake, "open_envelope", lambda pure: _remembering(pure, lambda data, swarm_id: data, opened)),
         (author, "seal", lambda pure: _sealing(pure, opened)),
         (presence, "seal", lambda pure: _sealing(pure, opened)),
-        (intake, "parse_peer", lambda pure: _remembering(pure, lambda envelope: envelope.data)),
+        (presence, "parse_peer", lambda pure: _remembering(pure, attrgetter("data"), rows)),
+        (intake, "parse_peer", lambda pure: _remembering(pure, attrgetter("data"), rows)),
         (author, "parse_delta", lambda pure: _remembering(pure, by_data, parsed)),
         (intake, "parse_delta", lambda pure: _remembering(pure, by_data, parsed)),
         *([(messages, "decode", lambda pure: _decoding(pure, encoder.said))] if encoder else []),
@@ -190,7 +196,7 @@ class Encoder:
         if self._count % CHECKED == 0 or len(data) > LARGE_BYTES:
             self.said.pop(data, None)
             assert messages.decode(data) == message, f"{message} is not what its bytes mean"
-        if len(self.said) >= ENTRIES_MAX:
+        if len(self.said) >= MESSAGES_MAX:
             self.said.clear()
         self.said[data] = message
 

@@ -181,7 +181,9 @@ class Node(Process):
         return effects
 
     def _set_timer(self) -> None:
-        wake = self.core.next_wake()
+        self._wake_by(self.core.next_wake())
+
+    def _wake_by(self, wake: float) -> None:
         if wake < self._wake_due:
             self._wake_due = wake
             self._timer_due = max(self.traits.time(wake) + self._slept_s, self.stage.loop.now)
@@ -193,7 +195,7 @@ class Node(Process):
         self._timer_due = self._wake_due = float("inf")
         wake = self.core.next_wake()
         if wake > self.clock() + _ROUNDING_S:
-            self._set_timer()
+            self._wake_by(wake)
             return
         self._latest = max(self._latest, wake)
         self.wakes += 1
@@ -202,10 +204,14 @@ class Node(Process):
         self.stage.audit.woken(self, self._wake_due - self._latest)
 
     def _carry_out(self, effects: Iterable[fx.Effect]) -> None:
+        links, encode, sending = self.links, self.stage.encode, self.stage.audit.sending
         for effect in effects:
             if type(effect) is fx.Send:  # most are
-                if effect.link in self.links:
-                    self.send(effect.link, self.stage.encode(effect.message))
+                end = links.get(effect.link)
+                if end is not None:
+                    data = encode(effect.message)
+                    sending(self, data)
+                    end.send(data)
                 continue
             match effect:
                 case fx.Get():
