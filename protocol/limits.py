@@ -125,8 +125,9 @@ meanwhile. A payload that goes by way of others waits this long at each."""
 
 LINKS_TOLD_MAX = 12
 LINK_PREFIX_BYTES = 4
-"""Of the links that a node dialled its row names so many, by so much of the other's id, for displays: 20
-bytes with 5 of them, every 4.5 s. Of 1,024 members two begin alike once in 8,000 swarms."""
+"""Of the links that a node dialled its row names so many, by so much of the other's id, for displays and to
+know who can tell of whom: 20 bytes with 5 of them, every 4.5 s. Of 1,024 members two begin alike once in
+8,000 swarms."""
 
 PART_DELAY_S = 0.004
 """A chunk of a payload that is not complete yet is offered after this time, together with others: it has less

@@ -236,18 +236,27 @@ class Membership:
         return self._answered(member) > at or member.heard > at + limits.ROW_LAG_S
 
     def _ask_others(self, node_id: bytes, now: float) -> list[Effect]:
-        """Ask some of the others whether they reach a node; what was asked of it before counts no more."""
+        """Ask some of the others whether they reach a node; what was asked of it before counts no more.
+
+        Those linked to it come first: the others can tell only if their rows are behind.
+        """
         before = [n for n, probe in self._probes.items() if probe.indirect and probe.node_id == node_id]
         for number in before:
             del self._probes[number]
-        others = [link for link, peer in self._links.items() if peer != node_id]
+        linked = self._linked_to(node_id)
+        others = [link for link, peer in self._links.items() if peer != node_id and link not in linked]
         self._numbers += 1
         deadline = now + self._patience(limits.INDIRECT_PROBE_TIMEOUT_S)
         self._probes[self._numbers] = _Probe(node_id, now, deadline, indirect=True)
-        return [
-            Send(link, PingFor(self._numbers, node_id))
-            for link in sample(others, limits.INDIRECT_PROBES, self._rng)
+        asked = [
+            link for some in (linked, others) for link in sample(some, limits.INDIRECT_PROBES, self._rng)
         ]
+        return [Send(link, PingFor(self._numbers, node_id)) for link in asked[: limits.INDIRECT_PROBES]]
+
+    def _linked_to(self, node_id: bytes) -> list[int]:
+        """The links whose peers are linked to a node, as their rows say or its own does."""
+        member = self._roster.get(node_id)
+        return [link for link, peer in self._links.items() if _are_linked(self._roster.get(peer), member)]
 
     def _suspect(self, node_id: bytes, now: float, source: int | None = None) -> list[Effect]:
         member = self._roster.get(node_id)
@@ -262,6 +271,9 @@ class Membership:
     def _ask_about_the_recovered(self, now: float) -> list[Effect]:
         """A row has lifted a suspicion. It may have been the last: better to ask than to wait for silence.
 
+        Only where somebody can tell, who is linked to it. Of many members few are, and no answer from those
+        who are not would pass for a sign of death: all would suspect it anew, and tell each other, for ever.
+
         Asked once in a while: whoever is far away in a torn swarm would be suspected and cleared with each of
         its rows, by everybody.
         """
@@ -275,7 +287,7 @@ class Membership:
             del self._suspected[node_id]
             if member is None or member.health is not Health.ALIVE or node_id in self._asked_again:
                 continue
-            if not self._lived(member, since):
+            if not self._lived(member, since) and self._linked_to(node_id):
                 self._asked_again[node_id] = now
                 effects += self._ask_others(node_id, now)
         return effects
@@ -304,6 +316,16 @@ class Membership:
             elif told_before <= member.since < tell_before:  # the first answers have not cleared it up
                 effects.append(Notice(f"{_named(member)} does not answer"))
         return effects
+
+
+def _are_linked(one: Member | None, other: Member | None) -> bool:
+    """Whether the row of either of two members names a link to the other."""
+    if one is None or other is None:
+        return False
+    return any(
+        here.peer.node_id[: limits.LINK_PREFIX_BYTES] in there.peer.body.dialled
+        for here, there in ((one, other), (other, one))
+    )
 
 
 def _named(member: Member) -> str:

@@ -133,8 +133,8 @@ class PeerBody:
     claims: tuple[Claim, ...] = ()
     """The snapshots it holds, newest first: what it attests of the sealed past, and can serve."""
     dialled: tuple[bytes, ...] = ()
-    """How the ids of the nodes begin to which it has dialled a link, 4 bytes each: for displays. Each link is
-    told by one of its ends."""
+    """How the ids of the nodes begin to which it has dialled a link, 4 bytes each: for displays, and
+    for whom to ask about whom. Each link is told by one of its ends."""
 
     @property
     def age(self) -> tuple[int, int]:

@@ -21,15 +21,22 @@ IDS = {number: builders.identity(number).node_id for number in range(10)}
 
 
 class Bench:
-    """A membership machine with links 1..n to the nodes of the same numbers."""
+    """A membership machine with links 1..n to the nodes of the same numbers, all of them linked to each other
+    unless it is told otherwise."""
 
-    def __init__(self, links: int, seed: int = 0) -> None:
+    def __init__(self, links: int, seed: int = 0, *, are_linked: bool = True) -> None:
+        self.dialled = tuple(IDS[n][: limits.LINK_PREFIX_BYTES] for n in range(links + 1) if are_linked)
         self.roster = Roster(IDS[0])
         self.machine = Membership(self.roster, random.Random(seed))
         self.now = 100.0
         for number in range(1, links + 1):
-            self.roster.update(builders.row(builders.identity(number)), self.now)
+            self.row(number, 1, self.now)
             self.machine.link_up(number, IDS[number], self.now)
+
+    def row(self, number: int, heartbeat: int, at: float) -> None:
+        """A row of a node comes."""
+        row = builders.row(builders.identity(number), heartbeat=heartbeat, dialled=self.dialled)
+        self.roster.update(row, at)
 
     def wake(self, seconds: float = 0.0) -> list[Effect]:
         self.now += seconds
@@ -154,7 +161,7 @@ def test_news_of_a_member_during_a_probe_is_answer_enough():
     bench = Bench(1)
     bench.until_ping(1)
     bench.pass_time(1.0, silent=(1,))
-    bench.roster.update(builders.row(builders.identity(1), heartbeat=2), bench.now)
+    bench.row(1, 2, bench.now)
     assert _sent(bench.pass_time(limits.PROBE_TIMEOUT_S - 1.1, silent=(1,)), PingFor) == []
     bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S, silent=(1,))
     assert bench.health(1) is Health.ALIVE
@@ -251,7 +258,7 @@ def test_the_last_row_of_a_dead_member_does_not_answer_for_it():
     """Rows travel for seconds: one that arrives after the link broke may be from before."""
     bench = Bench(5)
     bench.machine.link_down(1, bench.now)
-    bench.roster.update(builders.row(builders.identity(1), heartbeat=2), bench.now + 1.0)
+    bench.row(1, 2, bench.now + 1.0)
     bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S)
     assert bench.health(1) is Health.SUSPECT
 
@@ -261,7 +268,7 @@ def test_a_suspicion_lifted_by_a_row_alone_is_looked_into():
     bench.machine.link_down(1, bench.now)
     bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S)
     assert bench.health(1) is Health.SUSPECT
-    bench.roster.update(builders.row(builders.identity(1), heartbeat=2), bench.now + 0.5)
+    bench.row(1, 2, bench.now + 0.5)
     assert bench.health(1) is Health.ALIVE
     asked = _sent(bench.pass_time(limits.PROBE_INTERVAL_S), PingFor)
     assert len(asked) == limits.INDIRECT_PROBES
@@ -278,7 +285,7 @@ def test_who_is_called_down_and_comes_back_by_a_row_alone_is_asked_about():
     bench.machine.link_down(1, bench.now)
     while bench.health(1) is not Health.DOWN:
         bench.pass_time(limits.PROBE_INTERVAL_S)
-    bench.roster.update(builders.row(builders.identity(1), heartbeat=9), bench.now + 0.5)
+    bench.row(1, 9, bench.now + 0.5)
     assert bench.health(1) is Health.ALIVE
     assert len(_sent(bench.pass_time(limits.PROBE_INTERVAL_S), PingFor)) == limits.INDIRECT_PROBES
 
@@ -291,11 +298,38 @@ def test_who_is_cleared_by_its_rows_again_and_again_is_not_asked_about_each_time
     end = bench.now + limits.RECOVERY_TRUST_S
     for heartbeat in range(2, 20):
         asked += [effect.link for effect in _sent(bench.pass_time(3.0), PingFor)]
-        bench.roster.update(builders.row(builders.identity(1), heartbeat=heartbeat), bench.now)
+        bench.row(1, heartbeat, bench.now)
         assert bench.health(1) is Health.ALIVE
         if bench.now > end:
             break
     assert 0 < len(asked) <= 2 * limits.INDIRECT_PROBES
+
+
+def test_those_linked_to_a_member_are_the_first_to_be_asked_about_it():
+    """As its own row says, or theirs."""
+    bench = Bench(8, are_linked=False)
+    prefixes = {number: id_[: limits.LINK_PREFIX_BYTES] for number, id_ in IDS.items()}
+    its, theirs = builders.identity(1), builders.identity(4)
+    bench.roster.update(builders.row(its, heartbeat=2, dialled=(prefixes[6],)), bench.now)
+    bench.roster.update(builders.row(theirs, heartbeat=2, dialled=(prefixes[1],)), bench.now)
+    asked = {effect.link for effect in _sent(bench.machine.link_down(1, bench.now), PingFor)}
+    assert {4, 6} < asked, "and a third, whose row may be behind"
+    assert len(asked) == limits.INDIRECT_PROBES
+
+
+def test_nobody_asks_about_the_recovered_whom_none_could_have_an_answer_from():
+    """In a large swarm most links lead to nobody who is linked to it: a rumour would never end."""
+    for are_linked in (False, True):
+        bench = Bench(5, are_linked=are_linked)
+        bench.row(7, 1, bench.now)
+        bench.pass_time(limits.RUMOUR_PAUSE_S)
+        bench.machine.suspicion(2, Suspect(IDS[7], 1, 1), bench.now)
+        bench.row(7, 2, bench.now + 0.5)
+        assert bench.health(7) is Health.ALIVE
+        is_asked = bool(_sent(bench.pass_time(limits.PROBE_INTERVAL_S), PingFor))
+        bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S + limits.PROBE_INTERVAL_S)
+        assert is_asked is are_linked
+        assert bench.health(7) is (Health.SUSPECT if are_linked else Health.ALIVE)
 
 
 def test_one_of_two_links_breaking_is_no_reason():
@@ -366,7 +400,7 @@ def test_a_row_that_has_just_come_is_no_reason_to_doubt_a_rumour():
     """It may be the last one of the dead, and the rumour is told once."""
     bench = Bench(3)
     bench.now += limits.RUMOUR_PAUSE_S
-    bench.roster.update(builders.row(builders.identity(1), heartbeat=2), bench.now)
+    bench.row(1, 2, bench.now)
     bench.machine.suspicion(2, Suspect(IDS[1], 1, 1), bench.now)
     assert bench.health(1) is Health.ALIVE, "of an older row"
     bench.machine.suspicion(2, Suspect(IDS[1], 1, 2), bench.now)
@@ -381,7 +415,7 @@ def test_a_rumour_of_a_newer_row_than_ours_is_believed_until_a_newer_one_comes()
     assert bench.health(1) is Health.SUSPECT
     seen = (relayed[0].message.incarnation, relayed[0].message.heartbeat)
     assert seen == bench.roster.get(IDS[1]).peer.body.age, "we vouch for no row that we have not seen"
-    bench.roster.update(builders.row(builders.identity(1), heartbeat=2), bench.now)
+    bench.row(1, 2, bench.now)
     assert bench.health(1) is Health.ALIVE
     assert _sent(bench.pass_time(limits.PROBE_TIMEOUT_S, silent=(1,)), PingFor), "it may have been the last"
 
@@ -390,7 +424,7 @@ def test_a_newer_row_refutes():
     bench = Bench(3)
     bench.now += limits.PROBE_TIMEOUT_S
     bench.machine.suspicion(2, Suspect(IDS[1], *bench.roster.get(IDS[1]).peer.body.age), bench.now)
-    bench.roster.update(builders.row(builders.identity(1), heartbeat=2), bench.now)
+    bench.row(1, 2, bench.now)
     assert bench.health(1) is Health.ALIVE
 
 
