@@ -40,7 +40,7 @@ def message(payload: bytes) -> control.Publish:
 
 async def test_publishing_stores_before_it_signs(chunks: ChunkStore) -> None:
     core = Core()
-    payload = bytes(range(256)) * 1024  # two chunks
+    payload = bytes(range(256)) * 2048  # two chunks
     assert len(payload) == 2 * PAYLOAD_CHUNK_BYTES_MIN
     area = memoryview(bytearray(payload))
     assert await Publisher(chunks, core.dispatch).publish(message(payload), area)

@@ -33,9 +33,9 @@ def test_sizes_agree_with_what_is_cut(total):
 @pytest.mark.parametrize(
     ("total", "size"),
     [
-        (0, MIB // 8),
-        (MIB // 8 * 64, MIB // 8),
-        (MIB // 8 * 64 + 1, MIB // 4),
+        (0, MIB // 4),
+        (MIB // 4 * 64, MIB // 4),
+        (MIB // 4 * 64 + 1, MIB // 2),
         (20 * MIB, MIB // 2),
         (1024 * MIB, MIB),
     ],

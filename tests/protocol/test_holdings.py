@@ -31,7 +31,7 @@ def test_a_chunk_that_comes_twice_in_a_payload_is_told_of_in_both_places() -> No
     delta = replace(delta, body=replace(delta.body, payload_bytes=size, chunks=(zeros, zeros, other)))
     holdings.add(delta, 1, 0.0)
     holdings.hint_parts(delta, (0, 1), 1)
-    assert fetcher.plan(0.0) == [Get(1, zeros, limits.PAYLOAD_CHUNK_BYTES_MIN, 18.0)]
+    assert fetcher.plan(0.0) == [Get(1, zeros, limits.PAYLOAD_CHUNK_BYTES_MIN, 24.0)]
     holdings.arrived(zeros, 1.0)
     (told,) = [cast(Send, effect) for effect in offers.wake(offers.deadline())]
     assert told == Send(2, Parts(delta.record_id, (0, 1)))
