@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from gossamer.node.address import Contact
 from gossamer.node.network.client import fetch_manifest, fetch_status
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import messages as msg
+from gossamer.protocol.chunks import payload_chunk_sizes
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.history import Claim
-from gossamer.protocol.limits import CHUNK_BYTES_MAX, LINEAGE_PATIENCE_S
+from gossamer.protocol.limits import LINEAGE_PATIENCE_S
 from tests.net.attacker import Member, where
 from tests.net.middleman import Middleman, middleman
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest
@@ -207,25 +209,32 @@ async def test_payloads_of_nonsense_weigh_nothing(tmp_path: Path) -> None:
 
 async def test_a_chunk_that_unpacks_to_a_gigabyte_is_not_unpacked(tmp_path: Path) -> None:
     """A frame may say and hold what it likes: no more than a chunk comes out, and its sender is to blame."""
-    async with LocalNodes(tmp_path, *small_manifest()) as swarm:
-        nodes = await swarm.grow(2)
-        await swarm.until(lambda: nodes[0].status["clock"] >= 2, 60, "some rounds")
+    manifest, phi = small_manifest(1 << 20)
+    layout = manifest.plan()
+    bombs = [
+        zstandard.ZstdCompressor(1).compress(bytes(1 << 30)),
+        zstandard.ZstdCompressor(1, write_content_size=False).compress(bytes(1 << 30)),
+        b"\x28\xb5\x2f\xfd" + os.urandom(100),
+    ]
+    async with LocalNodes(tmp_path, manifest, phi) as swarm:
+        nodes = await swarm.grow(2, step_s=0.3)
+        await swarm.until(lambda: nodes[0].status["clock"] >= 4, 60, "some rounds")
         before = [node.process.memory_info().rss for node in nodes]
-        bombs = [
-            zstandard.ZstdCompressor(1).compress(bytes(1 << 30)),
-            zstandard.ZstdCompressor(1, write_content_size=False).compress(bytes(1 << 30)),
-            zstandard.ZstdCompressor(1).compress(bytes(CHUNK_BYTES_MAX)),
-            b"\x28\xb5\x2f\xfd" + os.urandom(100),
-        ]
-        async with Member(swarm.manifest) as mallory:
+        async with Member(manifest) as mallory:
             await mallory.link(*map(where, nodes))
             mallory.encoding = "zstd"
-            answers = iter(bombs * 100)
+            answers = itertools.cycle(bombs)
             mallory.serve = lambda blob: next(answers)
-            await mallory.publish(mallory.delta(nodes[0].status["clock"] + 1))
-            await swarm.until(lambda: len(mallory.answers) >= 4, 60, "asked for")
+            clock = nodes[0].status["clock"]
+            round_ = next(r for r in range(clock, 0, -1) if layout.of_round(r).numel >= 1 << 20)
+            delta = mallory.delta(round_)
+            assert max(map(len, bombs)) < payload_chunk_sizes(delta.body.payload_bytes)[0]
+            await mallory.publish(delta)
+            await swarm.until(lambda: len(mallory.answers) >= len(bombs), 60, "asked for")
             assert set(mallory.answers) == {400}
-        await swarm.until(lambda: sum(n.status["misbehaviours_seen"] for n in nodes) >= 4, 30, "blamed")
+            await swarm.until(
+                lambda: sum(n.status["misbehaviours_seen"] for n in nodes) >= len(bombs), 30, "blamed"
+            )
         await go_on(swarm)
         for node, rss in zip(nodes, before, strict=True):
             assert peak_of(node) - rss < 64 << 20
