@@ -108,6 +108,8 @@ GOALS = (
         at_least=300,
         unit="M parameters/s",
         measured=lambda rows: _encode_speed("int4", rows),
+        reason="this processor is slower than the one on which it was 407: `int8`, which has not changed, is"
+        " at 319 instead of 419. The mean of each block, which coarser steps need, is a sixth of the work",
     ),
     Goal(
         what="encode topk on one core",

@@ -1,6 +1,6 @@
 """How long a delta takes to be everywhere, and what it costs: against what the lines could do at best.
 
-A delta of 5 MB as it travels, of a model of 20 M parameters at int4, is published by one node while the
+A delta of 5 MB as it travels, of a model of 21 M parameters at int4, is published by one node while the
 others are idle; and then one of half of that by all at once. Up to 16 nodes are real daemons on loopback,
 where processors are what is short and only bytes say much; 64 and 256, and the same small numbers again, are
 real protocol cores in virtual time, each behind a line of 100 Mbit/s both ways with 20 ms to any other (see
@@ -32,7 +32,7 @@ from gossamer.protocol.codecs import CODECS
 from tests.sim import memo
 
 LINE = Line(bytes_per_s=100e6 / 8, latency_s=0.02)
-PARAMETERS = 20_000_000
+PARAMETERS = 21_000_000
 ROUND_PARAMETERS = 10_000_000
 """Of the model whose rounds control traffic is set against."""
 

@@ -168,6 +168,8 @@ GOALS = (
         at_most=0.0,
         unit="% above",
         measured=_with_muon,
+        reason="chance, or the 2 bits: with finer steps, which take 3, it was 0.6 % below in one seed, and with a"
+        " momentum of 0.7 the coarser ones are the better.",
     ),
     Goal(
         what="two halves for half the run, loss against calm",
@@ -194,8 +196,6 @@ GOALS = (
         at_least=400,
         unit="times",
         measured=lambda rows: _fewer_bytes(rows, INT4, 1.6),
-        reason="4 bits every 30 steps are 240 times less than 32 bits at every step: there is no more to"
-        " have without entropy coding, and data-parallel training is at 1.6 sooner. `int2` is at 332 times.",
     ),
     Goal(
         what="top-k, windows of 30: bytes published to a loss of 1.6, data-parallel fp32 against it",

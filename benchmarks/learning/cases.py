@@ -193,7 +193,7 @@ def _with_muon() -> Iterator[Case]:
     yield Case(label=f"{INT4}, rda, 0.4 / 0.5", method="gossamer", settings=gossamer(), **one)
     usual = gossamer(outer=outer_defaults("int4"))
     yield Case(label=f"{INT4}, rda, 0.5 / 0.7", method="gossamer", settings=usual, **one)
-    yield Case(label=RIVALS[0], method="diloco", settings=TUNED_DILOCO, **one)
+    yield Case(label=RIVALS[0], method="diloco", settings=TUNED_DILOCO, **{**one, "seeds": (0, 1)})
     more = {"lr": 0.7, "momentum": 0.7}
     yield Case(label="DiLoCo, 0.7 / 0.7", method="diloco", settings=more, **one)
     parted = by_mean(parted=[0.25, 0.75])

@@ -16,8 +16,6 @@ from gossamer.bootstrap.local_swarm import LocalSwarm, SwarmOptions
 from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
-from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.payload import payload_length
 
 
 def train(world: World, **settings: Any) -> Iterator[Point]:
@@ -55,5 +53,5 @@ def train(world: World, **settings: Any) -> Iterator[Point]:
         raise RuntimeError("the swarm did not come to an end that all its nodes agree on")
     sent = sum(node.payload_bytes_sent for node in summary.nodes) / scale.workers
     yield Point(0, 0.0, 0.0, summary.val_loss_start)
-    payload = payload_length(CODECS[manifest.outer.codec], manifest.plan().fragments[0])
-    yield Point(summary.tokens, summary.rounds * payload, sent, summary.val_loss_end)
+    published = sent / scale.workers  # to the others and to the bootstrap peer
+    yield Point(summary.tokens, published, sent, summary.val_loss_end)
