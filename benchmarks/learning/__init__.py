@@ -168,8 +168,8 @@ GOALS = (
         at_most=0.0,
         unit="% above",
         measured=_with_muon,
-        reason="chance, or the 2 bits: with finer steps, which take 3, it was 0.6 % below in one seed, and with"
-        " a momentum of 0.7 the coarser ones are the better.",
+        reason="chance, or the 2 bits: with finer steps, which take 3, it was 0.6 % below in one seed, and"
+        " with a momentum of 0.7 the coarser ones are the better.",
     ),
     Goal(
         what="two halves for half the run, loss against calm",
