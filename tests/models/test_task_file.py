@@ -96,13 +96,13 @@ def test_what_no_own_task_is_called(name: str) -> None:
         ("own_line.py:dataclass", "dataclass in own_line.py is no subclass of gossamer.models.task.Task"),
         ("empty.py:Line", "empty.py has no class 'Line', nor any subclass of gossamer.models.task.Task"),
         ("random.py:Line", "random.py has the name of another Python module, 'random': rename the file"),
-        ("lz4.py:Line", "lz4.py has the name of another Python module"),
+        ("msgpack.py:Line", "msgpack.py has the name of another Python module"),
     ],
 )
 def test_what_is_no_task(task_folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str) -> None:
     monkeypatch.chdir(task_folder)
     write_task(task_folder)
-    for name in ("empty.py", "two words.py", "random.py", "lz4.py"):
+    for name in ("empty.py", "two words.py", "random.py", "msgpack.py"):
         (task_folder / name).write_text("")
     (task_folder / "folder.py").mkdir()
     with pytest.raises(TaskError) as caught:
