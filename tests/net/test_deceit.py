@@ -139,7 +139,7 @@ async def test_a_member_that_says_it_holds_everything_and_serves_nothing(tmp_pat
 @pytest.mark.timeout(300)
 async def test_a_member_that_dribbles_its_payload_keeps_no_joiner_from_training(tmp_path: Path) -> None:
     """It hands out one chunk after another, each just before it would be given up."""
-    manifest, phi = small_manifest(1 << 22, outer={"codec": "int8"})
+    manifest, phi = small_manifest(1 << 23, outer={"codec": "int8"})
     async with LocalNodes(tmp_path, manifest, phi) as swarm:
         nodes = await swarm.grow(2, step_s=0.3)
         async with Member(manifest) as mallory:
@@ -147,7 +147,7 @@ async def test_a_member_that_dribbles_its_payload_keeps_no_joiner_from_training(
             await mallory.link(*map(where, nodes))
             await swarm.until(lambda: nodes[0].status["clock"] >= 6, 60, "some rounds")
             clock = nodes[0].status["clock"]
-            bulky = next(r for r in range(clock, 0, -1) if manifest.plan().of_round(r).numel >= 1 << 22)
+            bulky = next(r for r in range(clock, 0, -1) if manifest.plan().of_round(r).numel >= 1 << 23)
             delta = mallory.delta(bulky)
             await mallory.publish(delta)
             joiner = await swarm.add("late", ["n0"])
