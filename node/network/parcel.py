@@ -30,7 +30,7 @@ class Parcel(NamedTuple):
 
 
 async def wrap(chunk: bytes) -> Parcel:
-    """Pack a chunk, in a thread: 1 MiB takes a millisecond."""
+    """Pack a chunk, in a thread: 1 MiB of int4 takes 3 ms."""
     frame = await asyncio.to_thread(pack_chunk, chunk)
     return Parcel(chunk, {}) if frame is None else Parcel(frame, {ENCODING_HEADER: ZSTD})
 
@@ -51,12 +51,11 @@ async def receive(
             break
     what = f"{short(link.node_id)} sent a chunk that is not {short(blob)}"
     data = bytes(body)
-    if message.headers.get(ENCODING_HEADER) == ZSTD:
-        if len(data) > size or packed_size(data) > size:
-            raise RefusedError(what)
-        data = unpack_chunk(data)
-    elif len(data) > size:
+    is_packed = message.headers.get(ENCODING_HEADER) == ZSTD
+    if len(data) > size or (is_packed and packed_size(data) > size):
         raise RefusedError(what)
+    if is_packed:
+        data = unpack_chunk(data)
     if sha256(data).digest() != blob:
         raise PayloadError(what)
     return data

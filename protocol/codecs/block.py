@@ -7,7 +7,7 @@ half and value ``j + 128`` in its high half, so that both directions work on who
 A step is as fine as a block's largest magnitude allows; in `int4` no finer than the power of two nearest to
 1.5 times the mean magnitude, 1.2 sigma of a bell-shaped source. Most codes are -1, 0 and 1 then, and a value
 takes two bits as chunks travel (`packing`), not three: an entropy-coded uniform quantizer (Gish and Pierce,
-"Asymptotically Efficient Quantizing", 1968). Error feedback brings the rest later; a swarm learns as much.
+"Asymptotically Efficient Quantizing", 1968). Error feedback brings most of the rest later.
 
 Error: at most half a step of ``2**exponent``; a whole step for a block's largest positive values, which
 saturate rather than double everybody's step.
