@@ -14,6 +14,8 @@ class Incoming:
         self._link = link
         self._fragments = fragments
         self._waiting: list[Offer] = []
+        self._passed_over = 0
+        """So many of them, the first, were there already when another fragment was published."""
 
     def take(self) -> list[Offer]:
         """All there are."""
@@ -23,18 +25,21 @@ class Incoming:
     def take_for_step(self, round_: int | None) -> list[Offer]:
         """Those to apply at a step that publishes `round_`, or nothing, so that it is not held up by all.
 
-        One that comes as another fragment is published waits a step. Of several, half wait.
+        A step that publishes passes over other fragments', once. Of those that were not, half wait.
         """
-        waited = len(self._waiting)
         self._collect()
         if not self._waiting:
+            self._passed_over = 0
             return []
+        count = self._passed_over
         if round_ is None:
-            count = -(-len(self._waiting) // 2)
+            count = max(count, -(-len(self._waiting) // 2))
+            self._passed_over = 0
         else:
             fragment = round_ % len(self._fragments)
             last = max((i for i, offer in enumerate(self._waiting) if offer.fragment == fragment), default=-1)
-            count = max(waited, last + 1)
+            count = max(count, last + 1)
+            self._passed_over = len(self._waiting) - count
         return self._newer(self._waiting[:count])
 
     def took(self, offer: Offer) -> None:

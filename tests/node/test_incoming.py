@@ -1,0 +1,91 @@
+"""What a step takes over of the daemon's offers."""
+
+from dataclasses import dataclass, field
+from typing import cast
+
+from gossamer.node.ipc.daemon_link import DaemonLink, Offer
+from gossamer.node.ipc.shared import SharedMemory
+from gossamer.node.training.fragmentstate import FragmentState
+from gossamer.node.training.incoming import Incoming
+
+
+@dataclass
+class _State:
+    last_published: int = 0
+
+
+@dataclass
+class _Link:
+    """A daemon whose offers are made here."""
+
+    offers: list[Offer] = field(default_factory=list)
+    taken: list[int] = field(default_factory=list)
+
+    @property
+    def has_offers(self) -> bool:
+        return bool(self.offers)
+
+    def take_offer(self) -> Offer | None:
+        return self.offers.pop(0) if self.offers else None
+
+    def took(self, offer: Offer) -> None:
+        self.taken.append(offer.fragment)
+
+    def offer(self, *fragments: int, own_round: int = 0) -> None:
+        nowhere = cast(SharedMemory, None)
+        self.offers += [Offer(fragment, 1, own_round, 1, nowhere) for fragment in fragments]
+
+
+class _Loop:
+    """Takes over what it is given, and says of which fragments that was."""
+
+    def __init__(self, fragments: int = 8) -> None:
+        self.link, self.states = _Link(), [_State() for _ in range(fragments)]
+        self.incoming = Incoming(cast(DaemonLink, self.link), cast(list[FragmentState], self.states))
+
+    def step(self, round_: int | None = None) -> list[int]:
+        offers = self.incoming.take_for_step(round_)
+        for offer in offers:
+            self.incoming.took(offer)
+        return [offer.fragment for offer in offers]
+
+
+def test_of_several_half_wait() -> None:
+    loop = _Loop()
+    loop.link.offer(0, 1, 2, 3, 4)
+    assert [loop.step() for _ in range(4)] == [[0, 1, 2], [3], [4], []]
+
+
+def test_a_step_that_publishes_leaves_others_to_the_next() -> None:
+    loop = _Loop()
+    loop.link.offer(0, 1)
+    assert loop.step(round_=7) == []
+    loop.link.offer(2)
+    assert loop.step() == [0, 1], "both have waited"
+    assert loop.step(round_=8) == [], "this one has not, yet"
+    assert loop.step() == [2]
+
+
+def test_where_every_step_publishes_all_wait_for_one() -> None:
+    loop = _Loop()
+    taken = []
+    for round_ in range(3, 7):
+        loop.link.offer(round_ - 3)
+        taken.append(loop.step(round_=round_))
+    assert taken == [[], [0], [1], [2]]
+
+
+def test_what_is_published_is_up_to_date_and_what_came_before_is_taken_too() -> None:
+    loop = _Loop()
+    loop.link.offer(0, 3, 5)
+    assert loop.step(round_=3) == [0, 3]
+    assert loop.step() == [5]
+
+
+def test_an_image_from_before_the_own_last_delta_is_given_back() -> None:
+    loop = _Loop()
+    loop.states[1].last_published = 9
+    loop.link.offer(0, 1)
+    assert loop.step() == [0]
+    assert loop.step() == []
+    assert loop.link.taken == [0, 1]
