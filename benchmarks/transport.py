@@ -26,6 +26,7 @@ from gossamer.node.network.transport import Transport
 from gossamer.node.network.uploads import Uploads
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
+from gossamer.protocol.packing import Chunk
 
 SWARM = sha256(b"a swarm for a benchmark").digest()
 HANDSHAKES = 15
@@ -78,7 +79,7 @@ class _Node:
     async def can_keep(self) -> bool:
         return True
 
-    async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
+    async def chunk_arrived(self, blob: bytes, chunk: Chunk) -> bool:
         return True
 
     def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
@@ -87,8 +88,8 @@ class _Node:
     def holds(self, blob: bytes) -> bool:
         return blob == CHUNK_HASH
 
-    async def read_chunk(self, blob: bytes) -> bytes | None:
-        return CHUNK
+    async def read_chunk(self, blob: bytes) -> Chunk | None:
+        return Chunk(CHUNK, None)
 
     async def status(self, query: Mapping[str, str]) -> dict[str, Any]:
         return {}

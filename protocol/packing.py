@@ -1,14 +1,14 @@
-"""How a chunk travels: packed, where that makes it smaller.
+"""How a chunk travels and lies on disk: packed, where that makes it smaller.
 
 Codecs write codes of fixed width, which NumPy and torch work through at memory speed, and of which some come
 far more often than others: those of `int4` hold two bits. zstd (RFC 8878) takes out the rest of each chunk:
 a core packs 300 MB of `int4` a second, and unpacks 1 GB.
 
-Chunks are hashed, signed for, stored and merged as they are, and packing is undone before any of that. So
-what a release of the library makes of odd input decides over one transfer, and never over a replica's bits.
+Chunks are hashed, signed for and merged as they are, and packing is undone before any of that. So what a
+release of the library makes of odd input decides over one transfer, and never over a replica's bits.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import zstandard
 
@@ -20,6 +20,23 @@ LEVEL: Final = 1
 
 WORTH_IT: Final = 0.95
 """What is not smaller than so much of it goes as it is: unpacking would cost more than the line saves."""
+
+
+class Chunk(NamedTuple):
+    """A chunk, and the frame that it was packed to by whoever made it."""
+
+    data: bytes
+    frame: bytes | None
+    """None where that would hardly be smaller."""
+
+    @property
+    def as_it_travels(self) -> bytes:
+        return self.data if self.frame is None else self.frame
+
+    @classmethod
+    def of(cls, data: bytes) -> "Chunk":
+        """Pack it: 1 MiB of `int4` takes 3 ms. Any thread."""
+        return cls(data, pack_chunk(data))
 
 
 def pack_chunk(chunk: bytes) -> bytes | None:

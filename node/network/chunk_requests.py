@@ -11,11 +11,12 @@ from aiohttp.abc import AbstractStreamWriter
 from gossamer.node.network.clocks import offset_of
 from gossamer.node.network.guest import WRITE_BUFFER_BYTES
 from gossamer.node.network.link import SESSION_HEADER, Dialled, PeerLink
-from gossamer.node.network.parcel import receive, wrap
+from gossamer.node.network.parcel import headers_of, receive
 from gossamer.node.network.uplink import Turn
 from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.identity import short
 from gossamer.protocol.limits import FETCH_TIMEOUT_S, FETCHES_PER_LINK_MAX
+from gossamer.protocol.packing import Chunk
 
 GET_TIMEOUT = aiohttp.ClientTimeout(total=FETCHES_PER_LINK_MAX * FETCH_TIMEOUT_S)
 """A peer sends one chunk after another: the core knows how long each is worth waiting for, up to this."""
@@ -41,7 +42,7 @@ class _Body(aiohttp.payload.Payload):
         self._turn.all_sent()
 
 
-async def get_chunk(link: PeerLink, blob: bytes, size: int) -> bytes:
+async def get_chunk(link: PeerLink, blob: bytes, size: int) -> Chunk:
     """Fetch a chunk of at most `size` bytes. Raises PeerError, OSError or aiohttp.ClientError."""
     way = _way_of(link)
     async with way.http.get(
@@ -57,19 +58,19 @@ async def get_chunk(link: PeerLink, blob: bytes, size: int) -> bytes:
         return await receive(response, blob, size, link)
 
 
-async def put_chunk(link: PeerLink, blob: bytes, data: bytes, turn: Turn) -> None:
+async def put_chunk(link: PeerLink, blob: bytes, chunk: Chunk, turn: Turn) -> None:
     """Send a chunk, whose turn it is. Raises PeerError, OSError or aiohttp.ClientError."""
-    way, parcel = _way_of(link), await wrap(data)
+    way, body = _way_of(link), chunk.as_it_travels
     async with way.http.put(
         f"{way.base_url}/chunk/{blob.hex()}",
-        data=_Body(parcel.body, turn),
-        headers={SESSION_HEADER: link.session.hex(), **parcel.headers},
+        data=_Body(body, turn),
+        headers={SESSION_HEADER: link.session.hex(), **headers_of(chunk)},
         ssl=way.ssl,
         allow_redirects=False,
     ) as response:
         if response.status != 204:
             raise RefusedError(f"{short(link.node_id)} did not take chunk {short(blob)}")
-    link.traffic.payload_sent += len(parcel.body)
+    link.traffic.payload_sent += len(body)
 
 
 def _way_of(link: PeerLink) -> Dialled:

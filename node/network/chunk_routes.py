@@ -10,7 +10,7 @@ import aiohttp
 from aiohttp import web
 
 from gossamer.node.network.link import PeerLink
-from gossamer.node.network.parcel import Parcel, receive, wrap
+from gossamer.node.network.parcel import headers_of, receive
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.receiver import Chunks
 from gossamer.node.network.uplink import BusyError, Turn
@@ -19,6 +19,7 @@ from gossamer.protocol.errors import PayloadError, PeerError
 from gossamer.protocol.greylist import Offence
 from gossamer.protocol.identity import short
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, FETCH_TIMEOUT_S, SMALL_CHUNK_BYTES
+from gossamer.protocol.packing import Chunk
 
 log = logging.getLogger("gossamer.transport")
 
@@ -48,17 +49,17 @@ class ChunkRoutes:
             try:
                 if link.is_closing or request.transport is None or request.transport.is_closing():
                     raise web.HTTPForbidden(text="nobody waits for it any more")
-                data = await self._chunks.read_chunk(blob)
-                if data is None:
+                chunk = await self._chunks.read_chunk(blob)
+                if chunk is None:
                     raise web.HTTPNotFound(text="not here")
-                response = await self._send(request, link, await wrap(data), turn)
+                response = await self._send(request, link, chunk, turn)
             finally:
                 turn.end()
         except BusyError:
             raise await self._busy(link) from None
         finally:
             self._uploads.end(upload)
-        if len(data) < SMALL_CHUNK_BYTES:
+        if len(chunk.data) < SMALL_CHUNK_BYTES:
             await asyncio.sleep(self._policing.gave_little(link.node_id))
         return response
 
@@ -68,14 +69,15 @@ class ChunkRoutes:
         return web.HTTPServiceUnavailable(text="busy")
 
     async def _send(
-        self, request: web.Request, link: PeerLink, parcel: Parcel, turn: Turn
+        self, request: web.Request, link: PeerLink, chunk: Chunk, turn: Turn
     ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream", **parcel.headers})
-        response.content_length = len(parcel.body)
+        headers, body = {"Content-Type": "application/octet-stream", **headers_of(chunk)}, chunk.as_it_travels
+        response = web.StreamResponse(headers=headers)
+        response.content_length = len(body)
         await response.prepare(request)
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
-                for piece in turn.pieces(parcel.body):
+                for piece in turn.pieces(body):
                     await response.write(piece)
                     link.traffic.payload_sent += len(piece)
         except (OSError, aiohttp.ClientError) as error:  # a line that broke, or a peer that takes nothing
@@ -92,14 +94,14 @@ class ChunkRoutes:
             raise web.HTTPConflict(text="not asked for")
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
-                data = await receive(request, blob, size, link)
+                chunk = await receive(request, blob, size, link)
         except (PeerError, OSError, aiohttp.ClientError, web.RequestPayloadError) as error:
             if isinstance(error, PayloadError):
                 self._policing.blame(link.node_id, str(error), Offence.CHUNK)
             # Flipped bits that TLS rejects, a line that broke: not worth a traceback in our log.
             self._chunks.chunk_failed(link, blob)
             raise web.HTTPBadRequest(text=str(error)) from None
-        if not await self._chunks.chunk_arrived(blob, data):
+        if not await self._chunks.chunk_arrived(blob, chunk):
             self._chunks.chunk_failed(link, blob)
             raise web.HTTPInsufficientStorage(text="cannot store it now")
         return web.Response(status=204)

@@ -12,6 +12,7 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol.chunks import payload_chunk_sizes
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.identity import short
+from gossamer.protocol.packing import Chunk
 from gossamer.protocol.replica import Replica
 
 LOOK_AGAIN_S = 10.0
@@ -52,12 +53,12 @@ class LocalChunks:
         self._shelf.touch(blob)
         return blob in self._chunks
 
-    async def read_chunk(self, blob: bytes) -> bytes | None:
+    async def read_chunk(self, blob: bytes) -> Chunk | None:
         """A chunk from disk, None if it is not here."""
         if not self.holds(blob):
             return None
         try:
-            return await asyncio.to_thread(self._chunks.get, blob)
+            return await asyncio.to_thread(self._chunks.read, blob)
         except MissingChunkError:
             self.refetch(blob)
             return None
@@ -71,12 +72,12 @@ class LocalChunks:
     async def can_keep(self) -> bool:
         return await self.keeping.works_soon()
 
-    async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
+    async def chunk_arrived(self, blob: bytes, chunk: Chunk) -> bool:
         """Keep a chunk that we wanted, whose hash holds. Returns whether it is; else it comes later.
 
         One that is of no use any more, since what it belongs to was given up meanwhile, is let go.
         """
-        is_kept = await self.keeping.keep(blob, data)
+        is_kept = await self.keeping.keep(blob, chunk)
         if is_kept:
             self._arrived(blob)
         return is_kept

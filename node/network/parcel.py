@@ -1,11 +1,9 @@
-"""A chunk as an answer or a request carries it over HTTP, packed or as it is: both directions.
+"""A chunk as the body of an answer or a request, packed or as it is: both directions.
 
 Of a chunk that comes, length and hash are checked here, and nothing else.
 """
 
-import asyncio
 from hashlib import sha256
-from typing import NamedTuple
 
 import aiohttp
 from aiohttp import web
@@ -13,7 +11,7 @@ from aiohttp import web
 from gossamer.node.network.link import PeerLink
 from gossamer.protocol.errors import PayloadError, RefusedError
 from gossamer.protocol.identity import short
-from gossamer.protocol.packing import pack_chunk, packed_size, unpack_chunk
+from gossamer.protocol.packing import Chunk, packed_size, unpack_chunk
 
 ENCODING_HEADER = "Content-Encoding"
 ZSTD = "zstd"
@@ -22,22 +20,14 @@ READ_PIECE_BYTES = 256 * 1024
 """Bodies are read in pieces of this size: measured fastest on loopback, and bounds what is buffered."""
 
 
-class Parcel(NamedTuple):
-    """What is to be sent."""
-
-    body: bytes
-    headers: dict[str, str]
-
-
-async def wrap(chunk: bytes) -> Parcel:
-    """Pack a chunk, in a thread: 1 MiB of int4 takes 3 ms."""
-    frame = await asyncio.to_thread(pack_chunk, chunk)
-    return Parcel(chunk, {}) if frame is None else Parcel(frame, {ENCODING_HEADER: ZSTD})
+def headers_of(chunk: Chunk) -> dict[str, str]:
+    """What to say of a body that is a chunk as it travels."""
+    return {} if chunk.frame is None else {ENCODING_HEADER: ZSTD}
 
 
 async def receive(
     message: aiohttp.ClientResponse | web.BaseRequest, blob: bytes, size: int, link: PeerLink
-) -> bytes:
+) -> Chunk:
     """Read a chunk of at most `size` bytes that hashes to `blob`.
 
     Raises PayloadError for another one, and RefusedError for a longer one: a record may have lied about the
@@ -50,12 +40,12 @@ async def receive(
         if len(body) > size:
             break
     what = f"{short(link.node_id)} sent a chunk that is not {short(blob)}"
-    data = bytes(body)
+    data, frame = bytes(body), None
     is_packed = message.headers.get(ENCODING_HEADER) == ZSTD
     if len(data) > size or (is_packed and packed_size(data) > size):
         raise RefusedError(what)
     if is_packed:
-        data = unpack_chunk(data)
+        data, frame = unpack_chunk(data), data
     if sha256(data).digest() != blob:
         raise PayloadError(what)
-    return data
+    return Chunk(data, frame)

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from gossamer.node.network.link import PeerLink
+from gossamer.protocol.packing import Chunk
 
 
 class Receiver(Protocol):
@@ -26,7 +27,7 @@ class Chunks(Protocol):
         """Whether a chunk that comes now could be stored. Where none can, it takes a moment to say so."""
         ...
 
-    async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
+    async def chunk_arrived(self, blob: bytes, chunk: Chunk) -> bool:
         """A wanted chunk whose hash holds. Returns whether it could be stored."""
         ...
 
@@ -38,7 +39,7 @@ class Chunks(Protocol):
         """Whether a chunk is here, as far as is known without reading it."""
         ...
 
-    async def read_chunk(self, blob: bytes) -> bytes | None: ...
+    async def read_chunk(self, blob: bytes) -> Chunk | None: ...
 
 
 class Admission(Protocol):

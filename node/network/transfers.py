@@ -66,8 +66,8 @@ class Transfers:
     async def _get(self, link: PeerLink, effect: fx.Get) -> None:
         try:
             async with asyncio.timeout(effect.patience):
-                data = await get_chunk(link, effect.blob, effect.size)
-            await self._chunks.chunk_arrived(effect.blob, data)
+                chunk = await get_chunk(link, effect.blob, effect.size)
+            await self._chunks.chunk_arrived(effect.blob, chunk)
         except PayloadError as error:
             self._policing.blame(link.node_id, str(error), Offence.CHUNK)
         except PeerError as error:
@@ -128,19 +128,19 @@ class Transfers:
 
     async def _put(self, link: PeerLink, blob: bytes) -> int:
         """Send a chunk, or decline; returns its size."""
-        data = None
+        chunk = None
         try:
             if not self._chunks.holds(blob):
                 raise MissingChunkError(blob)
             turn = await self._uploads.uplink.turn(link)
             try:
-                data = await self._chunks.read_chunk(blob)
-                if data is None:
+                chunk = await self._chunks.read_chunk(blob)
+                if chunk is None:
                     raise MissingChunkError(blob)
-                await put_chunk(link, blob, data, turn)
+                await put_chunk(link, blob, chunk, turn)
             finally:
                 turn.end()
         except (BusyError, PeerError, MissingChunkError, OSError, TimeoutError, aiohttp.ClientError) as error:
             log.debug("sending to %s: %s", short(link.node_id), error)
             link.send(encode(Decline(blob)))
-        return len(data or b"")
+        return len(chunk.data) if chunk else 0

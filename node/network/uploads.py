@@ -41,7 +41,7 @@ class Uploads:
         if len(self._begun) >= UPLOADS_MAX:
             return None
         if self._chunks is not None and not self._rations.take(
-            node_id, self._chunks.size(blob), self._chunks.stock, now
+            node_id, self._chunks.length(blob), self._chunks.stock, now
         ):
             return None
         number = next(self._numbers)

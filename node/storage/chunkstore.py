@@ -1,4 +1,4 @@
-"""Chunks on disk, by hash.
+"""Chunks on disk, by hash, as they travel: packed, where that makes them smaller.
 
 A chunk is written aside and renamed, and its hash is checked whenever it is read, so that a torn write or
 a flipped bit is found before anyone uses it: the file is removed and the chunk counts as missing again.
@@ -14,12 +14,15 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
 from gossamer.node.storage.wholefile import cannot_write, remove_unfinished, sync_folder, write_atomically
-from gossamer.protocol.errors import StorageError
+from gossamer.protocol.errors import PayloadError, StorageError
+from gossamer.protocol.packing import Chunk, unpack_chunk
 from gossamer.protocol.rations import Stock
 
-_HASH_NAME = re.compile("[0-9a-f]{64}")
+_NAME = re.compile(r"([0-9a-f]{64})(?:\.([0-9]{1,8}))?")
+"""Of a chunk's file: its hash, and where the file holds a frame, how long the chunk is."""
 _FOLDER_NAME = re.compile("[0-9a-f]{2}")
 """Of those that chunks lie in: a disk of its own has a ``lost+found`` beside them."""
 
@@ -30,6 +33,23 @@ class MissingChunkError(StorageError):
     def __init__(self, blob: bytes) -> None:
         super().__init__(f"chunk {blob.hex()[:12]} is missing or damaged; it will be fetched again")
         self.blob = blob
+
+
+class _File(NamedTuple):
+    """What holds a chunk."""
+
+    size: int
+    """Of the chunk."""
+    length: int
+    """Of the file."""
+    is_packed: bool
+
+    def name(self, blob: bytes) -> str:
+        return f"{blob.hex()}.{self.size}" if self.is_packed else blob.hex()
+
+    @classmethod
+    def of(cls, chunk: Chunk) -> "_File":
+        return cls(len(chunk.data), len(chunk.as_it_travels), chunk.frame is not None)
 
 
 class ChunkStore:
@@ -52,32 +72,33 @@ class ChunkStore:
         try:
             if not read_only:
                 self._make_root()
-            self._sizes = dict(_found_in(root))
+            self._files = dict(_found_in(root))
             if not read_only:
-                remove_unfinished(root.glob("[0-9a-f][0-9a-f]/.*-*"), _HASH_NAME.fullmatch)
+                remove_unfinished(root.glob("[0-9a-f][0-9a-f]/.*-*"), _NAME.fullmatch)
         except OSError as error:
             raise cannot_write(root, error, f"cannot use {root}: {error.strerror}") from None
-        self._unchecked = set(self._sizes)
+        self._unchecked = set(self._files)
         """Those that a power cut may have torn: found here at the start, and not read since."""
-        self._mislaid: set[bytes] = set()
+        self._mislaid: dict[bytes, _File] = {}
         """Those that could not be read, and may be again."""
-        self._held = sum(self._sizes.values())
+        self._held = sum(file.length for file in self._files.values())
         self._came = 0
 
     def __contains__(self, blob: bytes) -> bool:
-        return blob in self._sizes
+        return blob in self._files
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self._files)
 
     @property
     def stock(self) -> Stock:
-        """How much is here, and has come since the start."""
+        """How many bytes are here, and have come since the start."""
         return Stock(self._held, self._came)
 
-    def size(self, blob: bytes) -> int:
-        """Bytes of a chunk, 0 for one that is not here."""
-        return self._sizes.get(blob, 0)
+    def length(self, blob: bytes) -> int:
+        """Bytes of a chunk as it lies here and travels, 0 for one that is not here."""
+        file = self._files.get(blob)
+        return 0 if file is None else file.length
 
     def fits(self, blob: bytes, size: int) -> bool | None:
         """Whether a chunk that is here has so many bytes; None if it is not here, or cannot be read.
@@ -85,33 +106,38 @@ class ChunkStore:
         Only one of another size is read for it, once: a file that a power cut has torn says nothing of its
         hash.
         """
-        known = self._sizes.get(blob)
-        if known is None:
+        file = self._files.get(blob)
+        if file is None:
             return None
-        if known == size or blob not in self._unchecked:
-            return known == size
+        if file.size == size or blob not in self._unchecked:
+            return file.size == size
         try:
             return len(self.get(blob)) == size
         except StorageError:
             return None
 
-    def _path(self, blob: bytes) -> Path:
-        name = blob.hex()
-        return self._root / name[:2] / name
+    def _path(self, blob: bytes, file: _File) -> Path:
+        return self._root / blob.hex()[:2] / file.name(blob)
 
-    def put(self, blob: bytes, data: bytes | memoryview, *, durable: bool = False) -> None:
-        """Store bytes whose SHA-256 the caller has checked to be `blob`. Raises OSError (disk full, ...)."""
-        path = self._path(blob)
+    def put(self, blob: bytes, data: Chunk | bytes | memoryview, *, durable: bool = False) -> None:
+        """Store a chunk whose SHA-256 the caller has checked to be `blob`. Raises OSError (disk full, ...).
+
+        What comes as bytes is packed here, where that makes it smaller.
+        """
+        chunk = data if isinstance(data, Chunk) else Chunk.of(bytes(data))
+        file, before = _File.of(chunk), self._files.get(blob)
+        path = self._path(blob, file)
         self._make_folder(path.parent, durable=durable)
-        data = bytes(data)
-        write_atomically(path, data, durable=durable)
+        write_atomically(path, chunk.as_it_travels, durable=durable)
         with self._counting:
-            fresh = len(data) - self._sizes.get(blob, 0)
-            self._sizes[blob] = len(data)
+            fresh = file.length - self.length(blob)
+            self._files[blob] = file
             self._held += fresh
             self._came += fresh
             self._unchecked.discard(blob)
-            self._mislaid.discard(blob)
+            self._mislaid.pop(blob, None)
+        if before is not None and before.is_packed != file.is_packed:
+            self._path(blob, before).unlink(missing_ok=True)
 
     def _make_root(self) -> None:
         """All chunks' folder, unless it is there; the node's own is not ours to make. Raises OSError."""
@@ -132,8 +158,9 @@ class ChunkStore:
 
     def drop(self, blob: bytes) -> None:
         """Remove a chunk that nobody needs any more. Raises OSError."""
-        self._forget(blob)
-        self._path(blob).unlink(missing_ok=True)
+        file = self._forget(blob)
+        if file is not None:
+            self._path(blob, file).unlink(missing_ok=True)
 
     def reserve(self, blob: bytes) -> bool:
         """From now on a chunk is needed, whether it is here or is about to be put.
@@ -157,19 +184,20 @@ class ChunkStore:
             if blob not in self._reserved:
                 self.drop(blob)
 
-    def _forget(self, blob: bytes) -> None:
+    def _forget(self, blob: bytes) -> _File | None:
         with self._counting:
-            self._held -= self._sizes.pop(blob, 0)
+            self._held -= self.length(blob)
             self._unchecked.discard(blob)
-            self._mislaid.discard(blob)
+            mislaid = self._mislaid.pop(blob, None)
+            return self._files.pop(blob, mislaid)
 
     def _mislay(self, blob: bytes) -> None:
         """A chunk cannot be read: it counts as missing until `find_again` finds it, unless it was dropped."""
         with self._counting:
-            if not self._read_only and (blob in self._sizes or blob in self._mislaid):
-                self._held -= self._sizes.pop(blob, 0)
+            if not self._read_only and blob in self._files:
+                self._held -= self.length(blob)
                 self._unchecked.discard(blob)
-                self._mislaid.add(blob)
+                self._mislaid[blob] = self._files.pop(blob)
 
     @property
     def has_mislaid(self) -> bool:
@@ -181,38 +209,55 @@ class ChunkStore:
         found = []
         for blob in list(self._mislaid):
             with suppress(StorageError):
-                data = self.get(blob)
+                self.get(blob)
                 with self._counting:
                     if blob in self._mislaid:  # and nobody has put or dropped it meanwhile
-                        self._mislaid.discard(blob)
-                        self._sizes[blob] = len(data)
-                        self._held += len(data)
+                        self._files[blob] = self._mislaid.pop(blob)
+                        self._held += self.length(blob)
                         found.append(blob)
         return found
 
     def sweep(self, needed: set[bytes]) -> int:
         """Remove all chunks but these: what a crash left behind. Returns how many. Raises OSError."""
-        orphans = self._sizes.keys() - needed
+        orphans = self._files.keys() - needed
         for blob in orphans:
             self.drop(blob)
         return len(orphans)
 
     def get(self, blob: bytes) -> bytes:
+        """Read a chunk's bytes, as `read` does."""
+        return self.read(blob).data
+
+    def read(self, blob: bytes) -> Chunk:
         """Read a chunk and check it. Raises MissingChunkError; StorageError if it cannot be read just now."""
+        file = self._files.get(blob) or self._mislaid.get(blob) or self._come_since(blob)
+        if file is None:
+            raise MissingChunkError(blob)
         try:
-            data = self._path(blob).read_bytes()
+            data = self._path(blob, file).read_bytes()
         except OSError as error:
+            if self._files.get(blob, file) != file:  # it has been put again meanwhile, in the other form
+                return self.read(blob)
             if not self._is_lost(error):
-                raise StorageError(f"cannot read {self._path(blob)}: {error.strerror}") from None
+                raise StorageError(f"cannot read {self._path(blob, file)}: {error.strerror}") from None
             self._mislay(blob)
             raise MissingChunkError(blob) from None
-        if sha256(data).digest() != blob:
+        chunk = _chunk_in(data, is_packed=file.is_packed)
+        if chunk is None or sha256(chunk.data).digest() != blob:
             if not self._read_only:
                 with suppress(OSError):  # it counts as missing also where nothing can be removed
                     self.drop(blob)
             raise MissingChunkError(blob)
         self._unchecked.discard(blob)
-        return data
+        return chunk
+
+    def _come_since(self, blob: bytes) -> _File | None:
+        """A file that a daemon has put into the folder that we only look at."""
+        if not self._read_only:
+            return None
+        with suppress(OSError):
+            return dict(_files_in(self._root / blob.hex()[:2])).get(blob)
+        return None
 
     def _is_lost(self, error: OSError) -> bool:
         """Whether a file's content has to be got elsewhere: too many open files do not say so, nor does a
@@ -234,12 +279,27 @@ class ChunkStore:
         return b"".join(found)
 
 
-def _found_in(root: Path) -> Iterator[tuple[bytes, int]]:
-    """Hash and size of every chunk in a folder; a daemon may drop some meanwhile. Raises OSError."""
+def _chunk_in(data: bytes, *, is_packed: bool) -> Chunk | None:
+    """The chunk that a file holds, None if that is damaged."""
+    if not is_packed:
+        return Chunk(data, None)
+    with suppress(PayloadError):
+        return Chunk(unpack_chunk(data), data)
+    return None
+
+
+def _found_in(root: Path) -> Iterator[tuple[bytes, _File]]:
+    """Every chunk in a folder, by its hash. Raises OSError."""
     for folder in os.scandir(root):
-        if not _FOLDER_NAME.fullmatch(folder.name) or not folder.is_dir():
-            continue
-        for file in os.scandir(folder):
-            if _HASH_NAME.fullmatch(file.name):
-                with suppress(FileNotFoundError):
-                    yield bytes.fromhex(file.name), file.stat().st_size
+        if _FOLDER_NAME.fullmatch(folder.name) and folder.is_dir():
+            yield from _files_in(folder)
+
+
+def _files_in(folder: os.PathLike[str]) -> Iterator[tuple[bytes, _File]]:
+    """The chunks that lie in one folder; a daemon may drop some meanwhile. Raises OSError."""
+    for entry in os.scandir(folder):
+        if (name := _NAME.fullmatch(entry.name)) is not None:
+            with suppress(FileNotFoundError):
+                length = entry.stat().st_size
+                size = length if name[2] is None else int(name[2])
+                yield bytes.fromhex(name[1]), _File(size, length, is_packed=name[2] is not None)

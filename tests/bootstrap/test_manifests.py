@@ -17,6 +17,7 @@ from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
 from tests.models.own_tasks import write_task
+from tests.node.chunkfiles import file_of
 from tests.protocol.builders import identity
 
 
@@ -192,8 +193,8 @@ def test_a_damaged_first_model_is_found_and_rebuilt(tmp_path: Path) -> None:
     manifest, phi = create()
     chunks = ChunkStore(tmp_path / "chunks")
     snapshots.store(phi, chunks)
-    for blob in list(chunks._sizes):
-        chunks._path(blob).write_bytes(b"damaged")
+    for blob in list(chunks._files):
+        file_of(chunks, blob).write_bytes(b"damaged")
         assert not genesis.is_stored(manifest, chunks)
         snapshots.store(genesis.rebuilt(manifest), chunks)
         assert genesis.is_stored(manifest, chunks)

@@ -86,7 +86,7 @@ async def test_torn_chunks_are_fetched_again(tmp_path: Path, what: str) -> None:
         payloads = {blob.hex() for d in store.load(swarm.manifest.plan()) for blob in d.body.chunks}
         store.close()
         chunks = [path for path in victim.home.chunks_path.rglob("*") if path.is_file()]
-        torn = [path for path in chunks if path.name in payloads or what == "everything"]
+        torn = [path for path in chunks if path.name[:64] in payloads or what == "everything"]
         assert len(torn) >= 12
         for path in torn:
             os.truncate(path, path.stat().st_size // 2)

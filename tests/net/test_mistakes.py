@@ -13,6 +13,7 @@ from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.protocol.manifest import Manifest
 from tests.net.processes import BootstrapPeer, gossamer
+from tests.node.chunkfiles import file_of
 
 pytestmark = pytest.mark.slow
 
@@ -78,9 +79,8 @@ def test_the_database_of_another_swarm(home: Home, tmp_path: Path) -> None:
 @pytest.mark.parametrize("which", ["the index", "a chunk"])
 def test_a_damaged_chunk_of_the_first_model_is_rebuilt(home: Home, which: str) -> None:
     root = manifest_of(home).genesis.root
-    index = home.chunks_path / root.hex()[:2] / root.hex()
-    blob = index.read_bytes()[:32].hex() if which == "a chunk" else root.hex()
-    path = home.chunks_path / blob[:2] / blob
+    chunks = ChunkStore(home.chunks_path, read_only=True)
+    path = file_of(chunks, chunks.get(root)[:32] if which == "a chunk" else root)
     sound = path.read_bytes()
     path.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
     peer = BootstrapPeer(home.root.parent / "m.toml", home.root)

@@ -30,6 +30,7 @@ from gossamer.protocol.history import Claim
 from gossamer.protocol.layout import Fragment, TensorSpec
 from gossamer.protocol.ledger import Ledger
 from tests.node.archives import LARGE, NOTHING_ELSE, Fetching, Sealing, delta, merge_all
+from tests.node.chunkfiles import file_of
 from tests.node.trainer_side import until
 from tests.node.world import OWN, World
 from tests.protocol.builders import LAYOUT, SMALL, manifest
@@ -287,7 +288,7 @@ async def test_an_index_that_is_found_damaged_as_another_snapshot_comes_takes_no
     merge_all(sealing.merger, world.deltas)
     await sealing.seal(2)
     claim = await sealing.seal(4)
-    world.chunks._path(claim.root).write_bytes(b"damaged")
+    file_of(world.chunks, claim.root).write_bytes(b"damaged")
     newest = await sealing.seal(6)
     await sealing.archive._one_thing()
     assert sealing.shelf.claims == (newest,)

@@ -9,20 +9,19 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.protocol.errors import StorageError
+from gossamer.protocol.packing import Chunk, pack_chunk
 from gossamer.protocol.rations import Stock
+from tests.node.chunkfiles import file_of
 
 
 def put(store: ChunkStore, data: bytes) -> bytes:
     blob = sha256(data).digest()
     store.put(blob, data)
     return blob
-
-
-def path_of(store: ChunkStore, blob: bytes) -> Path:
-    return store._path(blob)
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def test_what_is_put_is_got_and_found_again(store: ChunkStore) -> None:
     other = sha256(b"view").digest()
     store.put(other, memoryview(bytearray(b"view")), durable=True)
     assert (store.get(blob), store.get(other)) == (b"data", b"view")
-    assert path_of(store, blob).stat().st_mode & 0o777 == 0o600
+    assert file_of(store, blob).stat().st_mode & 0o777 == 0o600
     again = ChunkStore(store._root)
     assert blob in again and other in again and len(again) == 2
 
@@ -47,21 +46,21 @@ def test_how_much_is_here_and_has_come(store: ChunkStore, tmp_path: Path) -> Non
     store.drop(blob)
     store.drop(blob)
     assert store.stock == Stock(held=6, came=10)
-    assert (store.size(blob), store.size(other)) == (0, 6)
+    assert (store.length(blob), store.length(other)) == (0, 6)
     assert ChunkStore(tmp_path / "chunks").stock == Stock(held=6, came=0)
 
 
 def test_a_chunk_has_the_size_of_its_bytes_and_no_other(store: ChunkStore) -> None:
     blob = put(store, b"some data")
     assert (store.fits(blob, 9), store.fits(blob, 8), store.fits(bytes(32), 9)) == (True, False, None)
-    path_of(store, blob).write_bytes(b"some")
+    file_of(store, blob).write_bytes(b"some")
     again = ChunkStore(store._root)
     assert again.fits(blob, 9) is None, "a torn file says nothing of the size that its hash has"
     assert blob not in again
     other = put(store, b"other data")
     again = ChunkStore(store._root)
-    path_of(store, other).unlink()
-    path_of(store, other).mkdir()  # as any other file that cannot be read
+    file_of(store, other).unlink()
+    file_of(store, other).mkdir()  # as any other file that cannot be read
     assert again.fits(other, 4) is None and other in again
 
 
@@ -73,14 +72,14 @@ def test_a_chunk_is_read_for_its_size_once(store: ChunkStore, monkeypatch: pytes
     read_bytes = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or read_bytes(path))
     assert [again.fits(blob, 8) for _ in range(3)] == [False] * 3
-    assert read == [path_of(store, blob)]
+    assert read == [file_of(store, blob)]
     assert store.fits(other, 8) is False and len(read) == 1, "what was put here is known"
 
 
 @pytest.mark.parametrize("damage", ["torn", "flipped", "empty", "longer", "gone"])
 def test_a_damaged_file_is_removed_and_can_be_put_again(store: ChunkStore, damage: str) -> None:
     blob = put(store, b"some data")
-    path = path_of(store, blob)
+    path = file_of(store, blob)
     content = {"torn": b"some", "flipped": b"some dat`", "empty": b"", "longer": b"some data!"}
     if damage == "gone":
         path.unlink()
@@ -95,11 +94,89 @@ def test_a_damaged_file_is_removed_and_can_be_put_again(store: ChunkStore, damag
     assert store.get(blob) == b"some data"
 
 
+# -- packed ones
+
+CODES = bytes([0x88, 0x89, 0x98, 0x88]) * 500
+"""As those of `int4`: few different ones."""
+
+
+def test_a_chunk_lies_as_it_travels(store: ChunkStore) -> None:
+    blob = put(store, CODES)
+    assert store.get(blob) == CODES
+    assert store.read(blob) == Chunk(CODES, pack_chunk(CODES))
+    length = file_of(store, blob).stat().st_size
+    assert store.stock == Stock(held=length, came=length) and store.length(blob) == length < len(CODES) / 10
+    again = ChunkStore(store._root)
+    assert (again.fits(blob, len(CODES)), again.fits(blob, length)) == (True, False)
+    assert again.stock.held == length and again.get(blob) == CODES
+    again.drop(blob)
+    assert again.stock.held == 0 and len(ChunkStore(store._root)) == 0
+
+
+def test_the_frame_in_which_a_chunk_came_is_kept(store: ChunkStore) -> None:
+    blob, frame = sha256(CODES).digest(), zstandard.ZstdCompressor(19).compress(CODES)
+    assert frame != pack_chunk(CODES)
+    store.put(blob, Chunk(CODES, frame))
+    assert file_of(store, blob).read_bytes() == frame
+    assert ChunkStore(store._root).read(blob) == Chunk(CODES, frame)
+
+
+@pytest.mark.parametrize("damage", ["torn", "flipped", "empty", "longer", "another", "unpacked"])
+def test_a_damaged_frame_is_removed_too(store: ChunkStore, damage: str) -> None:
+    blob = put(store, CODES)
+    path = file_of(store, blob)
+    frame = path.read_bytes()
+    content = {"torn": frame[:-3], "empty": b"", "longer": frame + b"!", "unpacked": CODES}
+    content["flipped"] = frame[:-1] + bytes([frame[-1] ^ 1])
+    content["another"] = pack_chunk(CODES[::-1]) or b""
+    path.write_bytes(content[damage])
+    with pytest.raises(MissingChunkError):
+        ChunkStore(store._root).get(blob)
+    assert not path.exists()
+
+
+def test_a_chunk_that_comes_in_another_form_is_there_once(store: ChunkStore) -> None:
+    """A peer may send unpacked what others pack."""
+    blob = put(store, CODES)
+    packed = file_of(store, blob)
+    store.put(blob, Chunk(CODES, None))
+    plain = file_of(store, blob)
+    assert plain != packed and [plain] == list(plain.parent.iterdir())
+    assert store.get(blob) == CODES and store.stock.held == len(CODES)
+    store.put(blob, CODES)
+    assert [packed] == list(plain.parent.iterdir()) and store.get(blob) == CODES
+
+
+def test_a_chunk_may_come_in_another_form_as_it_is_read(
+    store: ChunkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = put(store, CODES)
+    read_bytes = Path.read_bytes
+
+    def late(path: Path) -> bytes:
+        monkeypatch.setattr(Path, "read_bytes", read_bytes)
+        store.put(blob, Chunk(CODES, None))
+        return path.read_bytes()
+
+    monkeypatch.setattr(Path, "read_bytes", late)
+    assert store.get(blob) == CODES
+    assert blob in store and not store.has_mislaid
+
+
+def test_a_reader_finds_what_came_since(store: ChunkStore) -> None:
+    put(store, b"data")
+    reader = ChunkStore(store._root, read_only=True)
+    assert reader.get(put(store, CODES)) == CODES
+    assert reader.get(put(store, b"more")) == b"more"
+    with pytest.raises(MissingChunkError):
+        reader.get(bytes(32))
+
+
 def test_all_that_is_damaged_of_a_file_is_found_at_once(store: ChunkStore) -> None:
     blobs = [put(store, data) for data in (b"one ", b"two ", b"three")]
     assert store.join(blobs) == b"one two three"
     for blob in blobs[:2]:
-        path_of(store, blob).write_bytes(b"zero")
+        file_of(store, blob).write_bytes(b"zero")
     with pytest.raises(MissingChunkError):
         store.join(blobs)
     assert [blob in store for blob in blobs] == [False, False, True]
@@ -130,7 +207,7 @@ def test_what_a_disk_does_not_give_out_is_kept_and_looked_for_again(
         for lost in (blob, other):
             with pytest.raises(MissingChunkError):
                 store.get(lost)
-        assert blob not in store and path_of(store, blob).exists()
+        assert blob not in store and file_of(store, blob).exists()
         assert store.has_mislaid and store.find_again() == []
     put(store, b"other")
     assert store.find_again() == [blob], "the other has come again"
@@ -148,7 +225,7 @@ def test_what_is_looked_for_again_may_be_damaged_or_dropped(store: ChunkStore, t
             store.get(blob)
     store._root.rmdir()
     (tmp_path / "away").rename(store._root)
-    path_of(store, damaged).write_bytes(b"damage")
+    file_of(store, damaged).write_bytes(b"damage")
     store.drop(dropped)
     assert store.find_again() == [kept]
     assert not store.has_mislaid and len(store) == 1
@@ -157,12 +234,12 @@ def test_what_is_looked_for_again_may_be_damaged_or_dropped(store: ChunkStore, t
 def test_what_was_dropped_is_not_looked_for_again(store: ChunkStore) -> None:
     dropped, lost = put(store, b"dropped"), put(store, b"lost")
     store.drop(dropped)
-    path_of(store, lost).unlink()
+    file_of(store, lost).unlink()
     for _ in range(2):
         for blob in (dropped, lost):
             with pytest.raises(MissingChunkError):
                 store.get(blob)
-        assert store._mislaid == {lost}
+        assert store._mislaid.keys() == {lost}
     assert store.stock.held == 0
 
 
@@ -233,11 +310,11 @@ def test_sweeping_removes_all_but_what_is_needed(store: ChunkStore) -> None:
 
 def test_a_reader_leaves_what_is_damaged_to_the_daemon(store: ChunkStore) -> None:
     blob = put(store, b"data")
-    store._path(blob).write_bytes(b"date")
+    file_of(store, blob).write_bytes(b"date")
     reader = ChunkStore(store._root, read_only=True)
     with pytest.raises(MissingChunkError):
         reader.get(blob)
-    assert blob in reader and store._path(blob).exists()
+    assert blob in reader and file_of(store, blob).exists()
     with pytest.raises(StorageError):
         ChunkStore(store._root / "missing", read_only=True)
     assert not (store._root / "missing").exists()
@@ -263,7 +340,7 @@ def test_damage_that_cannot_be_removed_is_missing_too(
 ) -> None:
     """On a disk that has become read-only, say."""
     blob = put(store, b"data")
-    path_of(store, blob).write_bytes(b"dat")
+    file_of(store, blob).write_bytes(b"dat")
 
     def refuse(path: Path, missing_ok: bool = False) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))

@@ -36,9 +36,11 @@ from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import ConfigError, DiskFullError, NobodyThereError, RefusedError, StorageError
 from gossamer.protocol.identity import Identity
+from gossamer.protocol.packing import Chunk
 from gossamer.protocol.payload import encode_payload
 from gossamer.protocol.records import Delta
 from tests.net.stranger import linked
+from tests.node.chunkfiles import file_of
 from tests.node.daemons import founded, manifest_of, publish, started, training
 from tests.node.trainer_side import until
 from tests.protocol.builders import row
@@ -208,8 +210,7 @@ async def test_a_model_that_is_damaged_on_disk_is_said(home: Home) -> None:
         await until(home.read_daemon)
         await asyncio.sleep(0.2)
     root = manifest_of(home).genesis.root
-    path = home.chunks_path / root.hex()[:2] / root.hex()
-    path.write_bytes(b"damaged")
+    file_of(ChunkStore(home.chunks_path), root).write_bytes(b"damaged")
     with pytest.raises(StorageError, match="damaged; fetch it again with --join"):
         async with running(home) as daemon:
             async with asyncio.timeout(5):
@@ -370,7 +371,7 @@ async def test_nobody_is_asked_for_what_the_disk_would_not_take(
             patch.setattr(daemon.chunks, "put", full)
             patch.setattr(daemon.local_chunks.keeping, "_is_wanted", lambda blob: True)
             patch.setattr(daemon.local_chunks, "chunk_failed", lambda link, blob: failed.append(blob))
-            assert not await daemon.local_chunks.chunk_arrived(sha256(b"x").digest(), b"x")
+            assert not await daemon.local_chunks.chunk_arrived(sha256(b"x").digest(), Chunk.of(b"x"))
             daemon.carry_out([fx.Send(7, question)])
             await until(lambda: failed == [question.blob])
             assert len(sent) == 1

@@ -30,6 +30,7 @@ from gossamer.protocol.fixedpoint import Ints, to_float
 from gossamer.protocol.history import Claim
 from gossamer.protocol.manifest import Manifest
 from tests.models.own_tasks import write_task
+from tests.node.chunkfiles import file_of
 from tests.node.folders import Folder, some_deltas
 from tests.protocol import builders
 
@@ -184,7 +185,7 @@ def test_a_daemon_that_drops_faster_than_it_can_be_read_is_one_line(
 def test_damage_is_said_and_never_passed_over(folder: Folder, tmp_path: Path) -> None:
     """A payload with a flipped bit must not be left out, and a reader removes nothing."""
     blob = folder.deltas[-1].body.chunks[0]
-    path = folder.chunks._path(blob)
+    path = file_of(folder.chunks, blob)
     path.write_bytes(bytes(len(path.read_bytes())))
     before = files(folder.home.chunks_path)
     for _ in range(2):

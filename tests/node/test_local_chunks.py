@@ -16,6 +16,8 @@ from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol import effects as fx
 from gossamer.protocol.history import Claim
 from gossamer.protocol.limits import PAYLOAD_CHUNK_BYTES_MIN
+from gossamer.protocol.packing import Chunk
+from tests.node.chunkfiles import file_of
 from tests.node.trainer_side import until
 from tests.node.transferring import Line, Setup
 
@@ -38,8 +40,8 @@ async def test_reading_finds_damage(setup: Setup) -> None:
     setup.core.ledger.append(delta)
     assert await setup.local.read_chunk(blob) is None and setup.events == []
     setup.chunks.put(blob, b"data")
-    assert await setup.local.read_chunk(blob) == b"data"
-    setup.chunks._path(blob).write_bytes(b"damaged")
+    assert await setup.local.read_chunk(blob) == Chunk(b"data", None)
+    file_of(setup.chunks, blob).write_bytes(b"damaged")
     assert await setup.local.read_chunk(blob) is None
     (event,) = setup.events
     assert isinstance(event, fx.Need) and event.key == b"r" and dict(event.chunks).keys() == {blob, other}
@@ -53,7 +55,7 @@ async def test_damage_of_a_snapshot_is_the_archives_to_mend(
     lost: list[bytes] = []
     setup.local.on_snapshot_lost = lost.append
     blob = setup.chunks.get(root)
-    setup.chunks._path(blob).write_bytes(b"damaged")
+    file_of(setup.chunks, blob).write_bytes(b"damaged")
     assert await setup.local.read_chunk(blob) is None
     assert lost == [blob] and setup.events == []
     assert "fetching it again" not in caplog.text
@@ -65,12 +67,12 @@ async def test_what_can_be_read_again_has_arrived(
     monkeypatch.setattr(local_chunks, "LOOK_AGAIN_S", 0.01)
     blob = sha256(b"data").digest()
     setup.chunks.put(blob, b"data")
-    file = setup.chunks._path(blob)
+    file = file_of(setup.chunks, blob)
     file.rename(tmp_path / "away")
     assert await setup.local.read_chunk(blob) is None
     looking = asyncio.create_task(setup.local.run())
     (tmp_path / "away").rename(file)
     await until(lambda: setup.events == [fx.ChunkArrived(blob)])
-    assert await setup.local.read_chunk(blob) == b"data"
+    assert await setup.local.read_chunk(blob) == Chunk(b"data", None)
     looking.cancel()
     await asyncio.wait([looking])

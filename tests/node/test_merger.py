@@ -20,6 +20,7 @@ from gossamer.protocol.history import Claim, chain, round_digest
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.limits import TOKENS_MAX, TOKENS_TOTAL_MAX
 from gossamer.protocol.records import Delta
+from tests.node.chunkfiles import file_of
 from tests.node.world import OWN, ROUNDS, World, arrive
 from tests.protocol.builders import LAYOUT, SMALL, body_of, identity, row, signed
 
@@ -96,7 +97,7 @@ def test_a_damaged_chunk_changes_nothing_and_is_named(world: World) -> None:
     arrive(merger, ledger, world.deltas[:1])
     before = (merger.phi.copy(), merger.version, merger.tokens, merger.chain())
     victim = world.deltas[2]
-    path = world.chunks._path(victim.body.chunks[0])
+    path = file_of(world.chunks, victim.body.chunks[0])
     path.write_bytes(b"damaged")
     for delta in world.deltas[:4]:
         ledger.add(delta)

@@ -18,6 +18,7 @@ from gossamer.protocol.fixedpoint import ONE, Ints
 from gossamer.protocol.identity import short
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.payload import encode_payload
+from tests.node.chunkfiles import file_of
 from tests.node.merging import Setup, arrive, delta_of, merging
 from tests.node.trainer_side import until
 from tests.node.world import World
@@ -166,9 +167,8 @@ async def test_a_trainer_that_does_not_look_holds_merging_up_for_a_moment_only(
 async def test_a_damaged_chunk_is_told_and_merged_when_it_is_back(setup: Setup) -> None:
     await setup.merging.begin(setup.merger)
     victim = setup.world.deltas[0]
-    path = setup.world.chunks._path(victim.body.chunks[0])
-    sound = path.read_bytes()
-    path.write_bytes(b"damaged")
+    sound = setup.world.chunks.get(victim.body.chunks[0])
+    file_of(setup.world.chunks, victim.body.chunks[0]).write_bytes(b"damaged")
     setup.arrive(*setup.world.deltas)
     await setup.merged_all()
     assert setup.lost == [victim.body.chunks[0]]
@@ -199,7 +199,7 @@ async def test_settled_waits_for_no_round_that_the_swarm_has_yet_to_reach(setup:
 async def test_a_delta_that_is_lost_does_not_hold_up_its_round(setup: Setup) -> None:
     await setup.merging.begin(setup.merger)
     victim = setup.world.deltas[0]
-    setup.world.chunks._path(victim.body.chunks[0]).write_bytes(b"damaged")
+    file_of(setup.world.chunks, victim.body.chunks[0]).write_bytes(b"damaged")
     setup.merging.chunk_lost = lambda blob: setup.held.discard(victim.record_id)
     setup.arrive(*setup.world.deltas)
     await setup.merged_all()

@@ -18,6 +18,7 @@ from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.payload import section_starts
 from gossamer.protocol.records import Delta
+from tests.node.chunkfiles import file_of
 from tests.node.world import OWN, World, arrive
 from tests.protocol.builders import LAYOUT, identity, manifest, random_delta
 
@@ -77,7 +78,7 @@ def test_damage_found_half_way_through_a_merge_changes_nothing(world: World) -> 
     assert not any(blob in delta.body.chunks for delta in of_round if delta is not victim)
     first = section_starts(CODECS["int4"], LAYOUT.of_round(1))[1]
     assert first <= 6 * CHUNK, "the first tensor is merged by then"
-    world.chunks._path(blob).write_bytes(b"damaged")
+    file_of(world.chunks, blob).write_bytes(b"damaged")
     with pytest.raises(MissingChunkError) as error:
         arrive(merger, ledger, of_round[3:])
     assert error.value.blob == blob

@@ -36,6 +36,7 @@ from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.records import Delta
+from tests.node.chunkfiles import file_of
 from tests.node.daemons import started
 from tests.node.trainer_side import until
 from tests.protocol import builders
@@ -137,9 +138,8 @@ async def test_a_revoked_delta_whose_payload_was_damaged_on_disk_is_fetched_agai
     (blob,) = void.body.chunks
     async with folder.running() as daemon:
         await digests(daemon)
-        path = daemon.chunks._path(blob)
-        sound = path.read_bytes()
-        path.write_bytes(bytes(len(sound)))
+        path, sound = file_of(daemon.chunks, blob), daemon.chunks.get(blob)
+        path.write_bytes(bytes(path.stat().st_size))
         daemon.merging._merger._payloads._in_memory.clear()  # type: ignore[union-attr]
         daemon.dispatch(fx.Deliver(revocation(OUTCAST, folder.manifest)))
         await until(lambda: void.record_id in daemon.core.fetcher.wants)

@@ -16,6 +16,7 @@ from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, CLAIMS_MAX
 from tests.node.archives import delta
+from tests.node.chunkfiles import file_of
 
 NUMEL = CHUNK_BYTES_MAX // 4 * 2 + 100
 TOTAL = 4 * NUMEL
@@ -59,7 +60,7 @@ def test_what_is_missing_is_named_index_first(chunks, tmp_path):
 def test_a_damaged_chunk_is_missed_not_loaded(chunks):
     root = snapshots.store(values(1), chunks)
     index = chunks.get(root)
-    path = chunks._path(index[32:64])
+    path = file_of(chunks, index[32:64])
     path.write_bytes(b"x" + path.read_bytes()[1:])
     with pytest.raises(MissingChunkError):
         snapshots.load(root, NUMEL, chunks)
@@ -76,7 +77,7 @@ def test_what_is_here_is_read_while_the_rest_is_still_to_come(chunks, tmp_path):
         here.put(blob, chunks.get(blob))
     assert not reader.read_on()
     for blob in (index[64:], index[:32]):
-        here._path(blob).write_bytes(b"not looked at again")
+        file_of(here, blob).write_bytes(b"not looked at again")
     here.put(index[32:64], chunks.get(index[32:64]))
     assert reader.read_on()
     assert reader.phi.dtype == np.int32
@@ -87,7 +88,7 @@ def test_a_reader_goes_on_when_what_was_damaged_has_come_again(chunks):
     root = snapshots.store(values(1), chunks)
     blob = chunks.get(root)[32:64]
     sound = chunks.get(blob)
-    chunks._path(blob).write_bytes(sound[:-1] + b"x")
+    file_of(chunks, blob).write_bytes(sound[:-1] + b"x")
     reader = SnapshotReader(root, TOTAL, chunks)
     with pytest.raises(MissingChunkError):
         reader.read_on()
@@ -152,7 +153,7 @@ def test_a_snapshot_that_is_not_whole_any_more_is_left_out_at_the_start(chunks, 
     older, newer = (Claim(16 * n, n, bytes([n]) * 32, snapshots.store(values(n), chunks)) for n in (1, 2))
     index = chunks.get(older.root)
     if damage == "index":
-        chunks._path(older.root).write_bytes(b"X" + index[1:])
+        file_of(chunks, older.root).write_bytes(b"X" + index[1:])
     else:
         chunks.drop(older.root if damage == "index gone" else index[:32])
     shelf = SnapshotShelf(chunks, TOTAL)

@@ -16,6 +16,7 @@ from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import PayloadError, RefusedError
 from gossamer.protocol.greylist import Offence
 from gossamer.protocol.limits import ASKS_PER_LINK_MAX, SMALL_CHUNK_BYTES, UPLOADS_MAX
+from gossamer.protocol.packing import Chunk
 from tests.node.trainer_side import until
 from tests.node.transferring import Line, Setup
 
@@ -52,9 +53,9 @@ async def test_a_get_ends_with_its_link(setup: Setup, monkeypatch: pytest.Monkey
     """A peer that answers none, and comes again and again, would have all our connections."""
     never = asyncio.Event()
 
-    async def get_chunk(link: object, blob: bytes, size: int) -> bytes:
+    async def get_chunk(link: object, blob: bytes, size: int) -> Chunk:
         await never.wait()
-        return b""
+        return Chunk.of(b"")
 
     monkeypatch.setattr(transfers, "get_chunk", get_chunk)
     effect = fx.Get(7, bytes(32), 4, 3600.0)

@@ -19,6 +19,7 @@ from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol import effects as fx
 from gossamer.protocol import messages as msg
 from gossamer.protocol.greylist import Offence
+from gossamer.protocol.packing import Chunk
 
 
 class FakeLink:
@@ -43,16 +44,16 @@ class Line:
         self.put: list[bytes] = []
         self.got = 0
 
-    async def get_chunk(self, link: object, blob: bytes, size: int) -> bytes:
+    async def get_chunk(self, link: object, blob: bytes, size: int) -> Chunk:
         self.got += 1
         if isinstance(self.answer, Exception):
             raise self.answer
-        return self.answer
+        return Chunk.of(self.answer)
 
-    async def put_chunk(self, link: object, blob: bytes, data: bytes, turn: object) -> None:
+    async def put_chunk(self, link: object, blob: bytes, chunk: Chunk, turn: object) -> None:
         if isinstance(self.answer, Exception):
             raise self.answer
-        self.put.append(data)
+        self.put.append(chunk.data)
 
 
 class Noted(Policing):

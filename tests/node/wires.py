@@ -18,6 +18,7 @@ from gossamer.node.network.transport import Transport
 from gossamer.node.network.uplink import Uplink
 from gossamer.node.network.uploads import Uploads
 from gossamer.protocol.errors import RefusedError, SignatureError
+from gossamer.protocol.packing import Chunk
 from tests.protocol.builders import SMALL, identity
 
 
@@ -47,6 +48,8 @@ class End:
         self.gone: list[PeerLink] = []
         self.messages: list[bytes] = []
         self.chunks: dict[bytes, bytes] = {}
+        self.frames: dict[bytes, bytes] = {}
+        """What some of them are sent as, true or not."""
         self.wanted: dict[bytes, int] = {}
         self.arrived: dict[bytes, bytes] = {}
         self.failed: list[tuple[PeerLink, bytes]] = []
@@ -87,8 +90,8 @@ class End:
     async def can_keep(self) -> bool:
         return True
 
-    async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
-        self.arrived[blob] = data
+    async def chunk_arrived(self, blob: bytes, chunk: Chunk) -> bool:
+        self.arrived[blob] = chunk.data
         return not self.disk_is_full
 
     def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
@@ -97,8 +100,10 @@ class End:
     def holds(self, blob: bytes) -> bool:
         return blob in self.chunks
 
-    async def read_chunk(self, blob: bytes) -> bytes | None:
-        return self.chunks.get(blob)
+    async def read_chunk(self, blob: bytes) -> Chunk | None:
+        if blob in self.frames:
+            return Chunk(self.chunks[blob], self.frames[blob])
+        return Chunk.of(self.chunks[blob]) if blob in self.chunks else None
 
     async def status(self, query: Mapping[str, str]) -> dict[str, Any]:
         return {"swarm_id": "", "node_id": self.identity.node_id.hex(), **query}
@@ -146,6 +151,6 @@ async def put(link: PeerLink, blob: bytes, data: bytes) -> None:
     """Send a chunk over a line that nobody else uses."""
     turn = await Uplink().turn(link)
     try:
-        await put_chunk(link, blob, data, turn)
+        await put_chunk(link, blob, Chunk.of(data), turn)
     finally:
         turn.end()

@@ -1,0 +1,12 @@
+"""Where chunks lie on disk, for tests that do something to them."""
+
+from pathlib import Path
+
+from gossamer.node.storage.chunkstore import ChunkStore
+
+
+def file_of(chunks: ChunkStore, blob: bytes) -> Path:
+    """A chunk's file, packed or not; of one that has none, where it would lie unpacked."""
+    name = blob.hex()
+    folder = chunks._root / name[:2]
+    return next(folder.glob(f"{name}*"), folder / name)
