@@ -19,7 +19,6 @@ from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import Manifest, from_values
-from gossamer.protocol.packing import pack_chunk
 from tests.net.puppet import Puppet
 
 WAIT_S = 120.0
@@ -130,8 +129,8 @@ class Daemons:
             await _tick(deadline)
         written = [max((home.chunks_path / name).stat().st_mtime for name in new) for home in self._homes]
         await asyncio.sleep(QUIET_S)
-        chunks = [(self._homes[author].chunks_path / name).read_bytes() for name in new]
-        return Spread(max(written) - written[author], sum(len(pack_chunk(c) or c) for c in chunks))
+        payload = sum((self._homes[author].chunks_path / name).stat().st_size for name in new)
+        return Spread(max(written) - written[author], payload)
 
     async def traffic(self) -> Traffic:
         """What each node has received so far, by its own count."""
@@ -170,7 +169,7 @@ class Daemons:
 
 def _chunks(home: Home) -> set[str]:
     root = home.chunks_path
-    return {str(path.relative_to(root)) for path in root.glob("??/" + "?" * 64)}
+    return {str(path.relative_to(root)) for path in root.glob("??/" + "?" * 64 + "*")}
 
 
 async def _tick(deadline: float) -> None:

@@ -87,7 +87,7 @@ async def _join(folder: Path, parameters: int, donors: int) -> dict[str, Any]:
         _start(hosts, hosts.add(), home, trains=True)
         await _load(home, manifest, outer)
         trains_s = time.time() - begun
-    written = sorted(path.stat().st_mtime - begun for path in home.chunks_path.glob("??/" + "?" * 64))
+    written = sorted(path.stat().st_mtime - begun for path in home.chunks_path.glob("??/" + "?" * 64 + "*"))
     return {
         "donors": donors,
         "trains_s": trains_s,

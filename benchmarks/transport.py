@@ -79,7 +79,7 @@ class _Node:
     async def can_keep(self) -> bool:
         return True
 
-    async def chunk_arrived(self, blob: bytes, chunk: Chunk) -> bool:
+    async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
         return True
 
     def chunk_failed(self, link: PeerLink, blob: bytes) -> None:

@@ -23,7 +23,7 @@ WORTH_IT: Final = 0.95
 
 
 class Chunk(NamedTuple):
-    """A chunk, and the frame that it was packed to by whoever made it."""
+    """A chunk, and the frame that it is packed to."""
 
     data: bytes
     frame: bytes | None

@@ -42,7 +42,7 @@ class _Body(aiohttp.payload.Payload):
         self._turn.all_sent()
 
 
-async def get_chunk(link: PeerLink, blob: bytes, size: int) -> Chunk:
+async def get_chunk(link: PeerLink, blob: bytes, size: int) -> bytes:
     """Fetch a chunk of at most `size` bytes. Raises PeerError, OSError or aiohttp.ClientError."""
     way = _way_of(link)
     async with way.http.get(

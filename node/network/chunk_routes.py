@@ -59,7 +59,7 @@ class ChunkRoutes:
             raise await self._busy(link) from None
         finally:
             self._uploads.end(upload)
-        if len(chunk.data) < SMALL_CHUNK_BYTES:
+        if len(chunk.as_it_travels) < SMALL_CHUNK_BYTES:
             await asyncio.sleep(self._policing.gave_little(link.node_id))
         return response
 
@@ -94,14 +94,14 @@ class ChunkRoutes:
             raise web.HTTPConflict(text="not asked for")
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
-                chunk = await receive(request, blob, size, link)
+                data = await receive(request, blob, size, link)
         except (PeerError, OSError, aiohttp.ClientError, web.RequestPayloadError) as error:
             if isinstance(error, PayloadError):
                 self._policing.blame(link.node_id, str(error), Offence.CHUNK)
             # Flipped bits that TLS rejects, a line that broke: not worth a traceback in our log.
             self._chunks.chunk_failed(link, blob)
             raise web.HTTPBadRequest(text=str(error)) from None
-        if not await self._chunks.chunk_arrived(blob, chunk):
+        if not await self._chunks.chunk_arrived(blob, data):
             self._chunks.chunk_failed(link, blob)
             raise web.HTTPInsufficientStorage(text="cannot store it now")
         return web.Response(status=204)

@@ -11,7 +11,6 @@ from contextlib import suppress
 from gossamer.node.seldom import Trouble
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.wholefile import FULL
-from gossamer.protocol.packing import Chunk
 
 DISK_RETRY_S = 5.0
 
@@ -32,7 +31,7 @@ class Keeping:
         self._chunks = chunks
         self._is_wanted = is_wanted
         self._arrived = arrived
-        self._unkept: tuple[bytes, Chunk] | None = None
+        self._unkept: tuple[bytes, bytes] | None = None
         """Hash and bytes of a chunk that could not be stored."""
         self._works = asyncio.Event()
         self._works.set()
@@ -50,18 +49,18 @@ class Keeping:
                 await self._works.wait()
         return self.works
 
-    async def keep(self, blob: bytes, chunk: Chunk) -> bool:
+    async def keep(self, blob: bytes, data: bytes) -> bool:
         """Store a chunk whose hash holds. Returns whether that is done; one that is not wanted is let go."""
         if not self._is_wanted(blob):
             return True
         try:
-            await asyncio.to_thread(self._chunks.put, blob, chunk)
+            await asyncio.to_thread(self._chunks.put, blob, data)
         except OSError as error:
             until = "there is space" if error.errno in FULL else "the folder can be written to"
             text = f"cannot store a payload: {error.strerror}; fetching pauses until {until}"
             self._trouble.met(text)
             if self._unkept is None:
-                self._unkept = (blob, chunk)
+                self._unkept = (blob, data)
                 self._works.clear()
             return False
         self._trouble.not_met()

@@ -72,12 +72,12 @@ class LocalChunks:
     async def can_keep(self) -> bool:
         return await self.keeping.works_soon()
 
-    async def chunk_arrived(self, blob: bytes, chunk: Chunk) -> bool:
+    async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
         """Keep a chunk that we wanted, whose hash holds. Returns whether it is; else it comes later.
 
         One that is of no use any more, since what it belongs to was given up meanwhile, is let go.
         """
-        is_kept = await self.keeping.keep(blob, chunk)
+        is_kept = await self.keeping.keep(blob, data)
         if is_kept:
             self._arrived(blob)
         return is_kept

@@ -27,7 +27,7 @@ def headers_of(chunk: Chunk) -> dict[str, str]:
 
 async def receive(
     message: aiohttp.ClientResponse | web.BaseRequest, blob: bytes, size: int, link: PeerLink
-) -> Chunk:
+) -> bytes:
     """Read a chunk of at most `size` bytes that hashes to `blob`.
 
     Raises PayloadError for another one, and RefusedError for a longer one: a record may have lied about the
@@ -40,12 +40,12 @@ async def receive(
         if len(body) > size:
             break
     what = f"{short(link.node_id)} sent a chunk that is not {short(blob)}"
-    data, frame = bytes(body), None
+    data = bytes(body)
     is_packed = message.headers.get(ENCODING_HEADER) == ZSTD
     if len(data) > size or (is_packed and packed_size(data) > size):
         raise RefusedError(what)
     if is_packed:
-        data, frame = unpack_chunk(data), data
+        data = unpack_chunk(data)
     if sha256(data).digest() != blob:
         raise PayloadError(what)
-    return Chunk(data, frame)
+    return data

@@ -27,7 +27,7 @@ class Chunks(Protocol):
         """Whether a chunk that comes now could be stored. Where none can, it takes a moment to say so."""
         ...
 
-    async def chunk_arrived(self, blob: bytes, chunk: Chunk) -> bool:
+    async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
         """A wanted chunk whose hash holds. Returns whether it could be stored."""
         ...
 

@@ -66,8 +66,8 @@ class Transfers:
     async def _get(self, link: PeerLink, effect: fx.Get) -> None:
         try:
             async with asyncio.timeout(effect.patience):
-                chunk = await get_chunk(link, effect.blob, effect.size)
-            await self._chunks.chunk_arrived(effect.blob, chunk)
+                data = await get_chunk(link, effect.blob, effect.size)
+            await self._chunks.chunk_arrived(effect.blob, data)
         except PayloadError as error:
             self._policing.blame(link.node_id, str(error), Offence.CHUNK)
         except PeerError as error:
@@ -120,14 +120,14 @@ class Transfers:
         while True:
             blob, upload = await asked.get()
             try:
-                size = await self._put(link, blob)
+                sent = await self._put(link, blob)
             finally:
                 self._uploads.end(upload)
-            if size < SMALL_CHUNK_BYTES:
+            if sent < SMALL_CHUNK_BYTES:
                 await asyncio.sleep(self._policing.gave_little(link.node_id))
 
     async def _put(self, link: PeerLink, blob: bytes) -> int:
-        """Send a chunk, or decline; returns its size."""
+        """Send a chunk, or decline; returns how many bytes that took."""
         chunk = None
         try:
             if not self._chunks.holds(blob):
@@ -143,4 +143,4 @@ class Transfers:
         except (BusyError, PeerError, MissingChunkError, OSError, TimeoutError, aiohttp.ClientError) as error:
             log.debug("sending to %s: %s", short(link.node_id), error)
             link.send(encode(Decline(blob)))
-        return len(chunk.data) if chunk else 0
+        return len(chunk.as_it_travels) if chunk else 0

@@ -1,5 +1,8 @@
 """Chunks on disk, by hash, as they travel: packed, where that makes them smaller.
 
+They are packed here, also those that came packed: what another release of the library made of a chunk is not
+for us to pass on.
+
 A chunk is written aside and renamed, and its hash is checked whenever it is read, so that a torn write or
 a flipped bit is found before anyone uses it: the file is removed and the chunk counts as missing again.
 One whose file is not there, or that the disk does not give out, counts as missing too; but it is looked for
@@ -21,8 +24,8 @@ from gossamer.protocol.errors import PayloadError, StorageError
 from gossamer.protocol.packing import Chunk, unpack_chunk
 from gossamer.protocol.rations import Stock
 
-_NAME = re.compile(r"([0-9a-f]{64})(?:\.([0-9]{1,8}))?")
-"""Of a chunk's file: its hash, and where the file holds a frame, how long the chunk is."""
+_NAME = re.compile(r"([0-9a-f]{64})(?:\.([0-9]+)\.([0-9]+))?")
+"""Of a chunk's file: its hash, and where it holds a frame, how long the chunk is and how long the frame."""
 _FOLDER_NAME = re.compile("[0-9a-f]{2}")
 """Of those that chunks lie in: a disk of its own has a ``lost+found`` beside them."""
 
@@ -38,18 +41,20 @@ class MissingChunkError(StorageError):
 class _File(NamedTuple):
     """What holds a chunk."""
 
+    name: str
     size: int
-    """Of the chunk."""
+    """Of the chunk; 0 where the file is torn, and cannot say."""
     length: int
     """Of the file."""
-    is_packed: bool
 
-    def name(self, blob: bytes) -> str:
-        return f"{blob.hex()}.{self.size}" if self.is_packed else blob.hex()
+    @property
+    def is_packed(self) -> bool:
+        return "." in self.name
 
     @classmethod
-    def of(cls, chunk: Chunk) -> "_File":
-        return cls(len(chunk.data), len(chunk.as_it_travels), chunk.frame is not None)
+    def of(cls, blob: bytes, chunk: Chunk) -> "_File":
+        size, length = len(chunk.data), len(chunk.as_it_travels)
+        return cls(blob.hex() if chunk.frame is None else f"{blob.hex()}.{size}.{length}", size, length)
 
 
 class ChunkStore:
@@ -117,15 +122,12 @@ class ChunkStore:
             return None
 
     def _path(self, blob: bytes, file: _File) -> Path:
-        return self._root / blob.hex()[:2] / file.name(blob)
+        return self._root / blob.hex()[:2] / file.name
 
-    def put(self, blob: bytes, data: Chunk | bytes | memoryview, *, durable: bool = False) -> None:
-        """Store a chunk whose SHA-256 the caller has checked to be `blob`. Raises OSError (disk full, ...).
-
-        What comes as bytes is packed here, where that makes it smaller.
-        """
-        chunk = data if isinstance(data, Chunk) else Chunk.of(bytes(data))
-        file, before = _File.of(chunk), self._files.get(blob)
+    def put(self, blob: bytes, data: bytes | memoryview, *, durable: bool = False) -> None:
+        """Store bytes whose SHA-256 the caller has checked to be `blob`. Raises OSError (disk full, ...)."""
+        chunk, before = Chunk.of(bytes(data)), self._known(blob)
+        file = _File.of(blob, chunk)
         path = self._path(blob, file)
         self._make_folder(path.parent, durable=durable)
         write_atomically(path, chunk.as_it_travels, durable=durable)
@@ -133,11 +135,15 @@ class ChunkStore:
             fresh = file.length - self.length(blob)
             self._files[blob] = file
             self._held += fresh
-            self._came += fresh
+            self._came += max(0, fresh)
             self._unchecked.discard(blob)
             self._mislaid.pop(blob, None)
-        if before is not None and before.is_packed != file.is_packed:
-            self._path(blob, before).unlink(missing_ok=True)
+        if before is not None and before.name != file.name:  # of an earlier release, of ours or of zstd's
+            with suppress(OSError):
+                self._path(blob, before).unlink()
+
+    def _known(self, blob: bytes) -> _File | None:
+        return self._files.get(blob) or self._mislaid.get(blob)
 
     def _make_root(self) -> None:
         """All chunks' folder, unless it is there; the node's own is not ours to make. Raises OSError."""
@@ -158,9 +164,10 @@ class ChunkStore:
 
     def drop(self, blob: bytes) -> None:
         """Remove a chunk that nobody needs any more. Raises OSError."""
-        file = self._forget(blob)
-        if file is not None:
+        file = self._known(blob)
+        if file is not None:  # forgotten only once it is gone: a caller tries again where that fails
             self._path(blob, file).unlink(missing_ok=True)
+            self._forget(blob)
 
     def reserve(self, blob: bytes) -> bool:
         """From now on a chunk is needed, whether it is here or is about to be put.
@@ -184,12 +191,12 @@ class ChunkStore:
             if blob not in self._reserved:
                 self.drop(blob)
 
-    def _forget(self, blob: bytes) -> _File | None:
+    def _forget(self, blob: bytes) -> None:
         with self._counting:
             self._held -= self.length(blob)
+            self._files.pop(blob, None)
             self._unchecked.discard(blob)
-            mislaid = self._mislaid.pop(blob, None)
-            return self._files.pop(blob, mislaid)
+            self._mislaid.pop(blob, None)
 
     def _mislay(self, blob: bytes) -> None:
         """A chunk cannot be read: it counts as missing until `find_again` finds it, unless it was dropped."""
@@ -230,31 +237,35 @@ class ChunkStore:
 
     def read(self, blob: bytes) -> Chunk:
         """Read a chunk and check it. Raises MissingChunkError; StorageError if it cannot be read just now."""
-        file = self._files.get(blob) or self._mislaid.get(blob) or self._come_since(blob)
+        file = self._known(blob) or self._now(blob)
         if file is None:
             raise MissingChunkError(blob)
         try:
             data = self._path(blob, file).read_bytes()
         except OSError as error:
-            if self._files.get(blob, file) != file:  # it has been put again meanwhile, in the other form
+            now = self._now(blob)
+            if now is not None and now.name != file.name:
+                self._files[blob] = now
                 return self.read(blob)
             if not self._is_lost(error):
                 raise StorageError(f"cannot read {self._path(blob, file)}: {error.strerror}") from None
             self._mislay(blob)
             raise MissingChunkError(blob) from None
-        chunk = _chunk_in(data, is_packed=file.is_packed)
+        chunk = _chunk_in(data, file)
         if chunk is None or sha256(chunk.data).digest() != blob:
             if not self._read_only:
-                with suppress(OSError):  # it counts as missing also where nothing can be removed
+                with suppress(OSError):
                     self.drop(blob)
+                self._forget(blob)  # it counts as missing also where nothing can be removed
             raise MissingChunkError(blob)
         self._unchecked.discard(blob)
         return chunk
 
-    def _come_since(self, blob: bytes) -> _File | None:
-        """A file that a daemon has put into the folder that we only look at."""
+    def _now(self, blob: bytes) -> _File | None:
+        """The file that holds a chunk by now: a daemon may have put it into the folder that we only look at,
+        or put it anew under another name."""
         if not self._read_only:
-            return None
+            return self._files.get(blob)
         with suppress(OSError):
             return dict(_files_in(self._root / blob.hex()[:2])).get(blob)
         return None
@@ -279,12 +290,13 @@ class ChunkStore:
         return b"".join(found)
 
 
-def _chunk_in(data: bytes, *, is_packed: bool) -> Chunk | None:
+def _chunk_in(data: bytes, file: _File) -> Chunk | None:
     """The chunk that a file holds, None if that is damaged."""
-    if not is_packed:
+    if not file.is_packed:
         return Chunk(data, None)
     with suppress(PayloadError):
-        return Chunk(unpack_chunk(data), data)
+        if len(chunk := unpack_chunk(data)) == file.size:
+            return Chunk(chunk, data)
     return None
 
 
@@ -301,5 +313,6 @@ def _files_in(folder: os.PathLike[str]) -> Iterator[tuple[bytes, _File]]:
         if (name := _NAME.fullmatch(entry.name)) is not None:
             with suppress(FileNotFoundError):
                 length = entry.stat().st_size
-                size = length if name[2] is None else int(name[2])
-                yield bytes.fromhex(name[1]), _File(size, length, is_packed=name[2] is not None)
+                size, expected = (length, length) if name[2] is None else (int(name[2]), int(name[3]))
+                found = _File(entry.name, size if length == expected else 0, length)
+                yield bytes.fromhex(name[1]), found

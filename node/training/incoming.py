@@ -19,13 +19,14 @@ class Incoming:
 
     def take(self) -> list[Offer]:
         """All there are."""
+        self._passed_over = 0
         self._collect()
         return list(self._waiting)
 
     def take_for_step(self, round_: int | None) -> list[Offer]:
         """Those to apply at a step that publishes `round_`, or nothing, so that it is not held up by all.
 
-        A step that publishes passes over other fragments', once. Of those that were not, half wait.
+        A step that publishes passes over other fragments', once. Any other takes those, or half of all.
         """
         self._collect()
         if not self._waiting:

@@ -135,8 +135,11 @@ class Crowd:
 
 @contextlib.asynccontextmanager
 async def crowd(base: Path) -> AsyncIterator[Crowd]:
-    """Three honest nodes whose deltas have a drift in common, and room for others."""
-    manifest, phi = small_manifest()
+    """Three honest nodes whose deltas have a drift in common, and room for others.
+
+    In `int8`: these are about merging, and a coarse code of values that are all alike is far from them.
+    """
+    manifest, phi = small_manifest(outer={"codec": "int8"})
     async with LocalNodes(base, manifest, phi) as swarm:
         for node in await swarm.grow(3, step_s=0.2):
             assert node.puppet is not None

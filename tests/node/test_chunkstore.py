@@ -9,7 +9,6 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-import zstandard
 
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.protocol.errors import StorageError
@@ -22,6 +21,10 @@ def put(store: ChunkStore, data: bytes) -> bytes:
     blob = sha256(data).digest()
     store.put(blob, data)
     return blob
+
+
+def _fail(path: Path) -> bytes:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 @pytest.fixture
@@ -113,14 +116,6 @@ def test_a_chunk_lies_as_it_travels(store: ChunkStore) -> None:
     assert again.stock.held == 0 and len(ChunkStore(store._root)) == 0
 
 
-def test_the_frame_in_which_a_chunk_came_is_kept(store: ChunkStore) -> None:
-    blob, frame = sha256(CODES).digest(), zstandard.ZstdCompressor(19).compress(CODES)
-    assert frame != pack_chunk(CODES)
-    store.put(blob, Chunk(CODES, frame))
-    assert file_of(store, blob).read_bytes() == frame
-    assert ChunkStore(store._root).read(blob) == Chunk(CODES, frame)
-
-
 @pytest.mark.parametrize("damage", ["torn", "flipped", "empty", "longer", "another", "unpacked"])
 def test_a_damaged_frame_is_removed_too(store: ChunkStore, damage: str) -> None:
     blob = put(store, CODES)
@@ -135,32 +130,96 @@ def test_a_damaged_frame_is_removed_too(store: ChunkStore, damage: str) -> None:
     assert not path.exists()
 
 
-def test_a_chunk_that_comes_in_another_form_is_there_once(store: ChunkStore) -> None:
-    """A peer may send unpacked what others pack."""
-    blob = put(store, CODES)
-    packed = file_of(store, blob)
-    store.put(blob, Chunk(CODES, None))
-    plain = file_of(store, blob)
-    assert plain != packed and [plain] == list(plain.parent.iterdir())
-    assert store.get(blob) == CODES and store.stock.held == len(CODES)
-    store.put(blob, CODES)
-    assert [packed] == list(plain.parent.iterdir()) and store.get(blob) == CODES
+def unpacked(store: ChunkStore, data: bytes) -> bytes:
+    """A chunk as releases before this one stored it."""
+    blob = sha256(data).digest()
+    path = store._root / blob.hex()[:2] / blob.hex()
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    return blob
 
 
-def test_a_chunk_may_come_in_another_form_as_it_is_read(
+def test_what_an_earlier_release_stored_is_there_once(
     store: ChunkStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blob = put(store, CODES)
+    blob = unpacked(store, CODES)
+    plain, again = file_of(store, blob), ChunkStore(store._root)
+    assert again.read(blob) == Chunk(CODES, None) and again.stock.held == len(CODES)
+    with monkeypatch.context() as patch:  # nor is it left where it could not be read for a while
+        patch.setattr(Path, "read_bytes", _fail)
+        with pytest.raises(MissingChunkError):
+            again.get(blob)
+    put(again, CODES)
+    packed = file_of(store, blob)
+    assert packed != plain and [packed] == list(plain.parent.iterdir())
+    assert again.get(blob) == CODES and again.stock.held == packed.stat().st_size
+    assert again.stock.came >= 0, "what comes packed is no less"
+
+
+def test_what_an_earlier_release_stored_may_be_put_anew_as_it_is_read(
+    store: ChunkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = unpacked(store, CODES)
+    daemon, reader = ChunkStore(store._root), ChunkStore(store._root, read_only=True)
     read_bytes = Path.read_bytes
 
     def late(path: Path) -> bytes:
         monkeypatch.setattr(Path, "read_bytes", read_bytes)
-        store.put(blob, Chunk(CODES, None))
+        put(daemon, CODES)
         return path.read_bytes()
 
     monkeypatch.setattr(Path, "read_bytes", late)
-    assert store.get(blob) == CODES
-    assert blob in store and not store.has_mislaid
+    assert daemon.get(blob) == CODES
+    assert blob in daemon and not daemon.has_mislaid
+    assert reader.get(blob) == CODES and reader.fits(blob, len(CODES))
+
+
+def test_the_old_file_may_stay_where_it_cannot_be_removed(
+    store: ChunkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = unpacked(store, CODES)
+    again = ChunkStore(store._root)
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    put(again, CODES)
+    assert again.read(blob).frame == pack_chunk(CODES)
+
+
+def test_a_frame_that_is_torn_says_nothing_of_the_size(store: ChunkStore) -> None:
+    """As a power cut leaves them: found at the start, and not only once somebody wants them."""
+    for data in (CODES, CODES[::-1]):
+        blob = put(store, data)
+        with open(file_of(store, blob), "r+b") as file:
+            file.truncate(0 if data == CODES else 9)
+        again = ChunkStore(store._root)
+        assert again.fits(blob, len(data)) is None and blob not in again
+
+
+def test_a_frame_under_another_size_is_damaged(store: ChunkStore) -> None:
+    blob = put(store, CODES)
+    path = file_of(store, blob)
+    path.rename(path.with_name(f"{blob.hex()}.7.{path.stat().st_size}"))
+    again = ChunkStore(store._root)
+    assert again.fits(blob, len(CODES)) is None and blob not in again
+
+
+def test_a_chunk_that_could_not_be_removed_can_be_later(
+    store: ChunkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = put(store, CODES)
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        with pytest.raises(OSError, match="Read-only"):
+            store.drop(blob)
+    store.drop(blob)
+    assert not file_of(store, blob).exists() and store.stock.held == 0
 
 
 def test_a_reader_finds_what_came_since(store: ChunkStore) -> None:
@@ -198,12 +257,8 @@ def test_what_a_disk_does_not_give_out_is_kept_and_looked_for_again(
 ) -> None:
     """A disk that was reset, or an NFS server that was away; but it may be damaged, and is fetched again."""
     blob, other = put(store, b"data"), put(store, b"other")
-
-    def fail(path: Path) -> bytes:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", fail)
+        patch.setattr(Path, "read_bytes", _fail)
         for lost in (blob, other):
             with pytest.raises(MissingChunkError):
                 store.get(lost)

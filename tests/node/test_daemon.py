@@ -36,7 +36,6 @@ from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import ConfigError, DiskFullError, NobodyThereError, RefusedError, StorageError
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.packing import Chunk
 from gossamer.protocol.payload import encode_payload
 from gossamer.protocol.records import Delta
 from tests.net.stranger import linked
@@ -371,7 +370,7 @@ async def test_nobody_is_asked_for_what_the_disk_would_not_take(
             patch.setattr(daemon.chunks, "put", full)
             patch.setattr(daemon.local_chunks.keeping, "_is_wanted", lambda blob: True)
             patch.setattr(daemon.local_chunks, "chunk_failed", lambda link, blob: failed.append(blob))
-            assert not await daemon.local_chunks.chunk_arrived(sha256(b"x").digest(), Chunk.of(b"x"))
+            assert not await daemon.local_chunks.chunk_arrived(sha256(b"x").digest(), b"x")
             daemon.carry_out([fx.Send(7, question)])
             await until(lambda: failed == [question.blob])
             assert len(sent) == 1

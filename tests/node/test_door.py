@@ -329,18 +329,24 @@ async def test_chunks_that_are_not_here_are_asked_for_slowly(
 
 
 @pytest.mark.parametrize(
-    ("size", "is_busy", "slowed"),
-    [(SMALL_CHUNK_BYTES - 1, False, 5), (SMALL_CHUNK_BYTES, False, 0), (SMALL_CHUNK_BYTES, True, 2)],
+    ("chunk", "is_busy", "slowed"),
+    [
+        (os.urandom(SMALL_CHUNK_BYTES - 1), False, 5),
+        (os.urandom(SMALL_CHUNK_BYTES), False, 0),
+        (os.urandom(SMALL_CHUNK_BYTES), True, 2),
+        (bytes(64 * SMALL_CHUNK_BYTES), False, 5),
+    ],
+    ids=["small", "not small", "declined", "packed to little"],
 )
 async def test_small_chunks_and_declined_ones_are_asked_for_slowly_too(
-    monkeypatch: pytest.MonkeyPatch, size: int, is_busy: bool, slowed: int
+    monkeypatch: pytest.MonkeyPatch, chunk: bytes, is_busy: bool, slowed: int
 ) -> None:
     monkeypatch.setitem(PER_NODE, Resource.MISSES, Allowance(0.001, 3.0))
     monkeypatch.setattr(limits, "PAUSE_MAX_S", 0.0123)
     if is_busy:
         monkeypatch.setattr(uploads, "UPLOADS_MAX", 0)
     dialler, listener = End(1, tls=False), End(2, tls=False)
-    blob = listener.hold(bytes(size))
+    blob = listener.hold(chunk)
     slept: list[float] = []
     sleep = asyncio.sleep
 
@@ -353,7 +359,7 @@ async def test_small_chunks_and_declined_ones_are_asked_for_slowly_too(
         monkeypatch.setattr(chunk_routes.asyncio, "sleep", note)
         for _ in range(8):
             with contextlib.suppress(RefusedError):
-                await get_chunk(out, blob, size)
+                await get_chunk(out, blob, len(chunk))
         await until(lambda: len([seconds for seconds in slept if seconds == 0.0123]) == slowed)
         monkeypatch.undo()
 

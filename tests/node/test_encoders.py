@@ -192,6 +192,15 @@ def test_a_fragment_is_encoded_like_the_reference_payload(codec: str, rng: np.ra
         np.testing.assert_array_equal(tensor.numpy().reshape(-1), payload.tensor(index))
 
 
+@pytest.mark.parametrize("magnitude", [2**23 - 1, 2**23, 2**23 + 1])
+def test_sums_of_blocks_at_the_border_of_int32(magnitude: int) -> None:
+    """256 values of 2**23 are one too much for it."""
+    values = np.full(512, magnitude, dtype=np.int32)
+    values[1::2] *= -1
+    values[256:] //= 3
+    check("int4", values)
+
+
 @pytest.mark.parametrize("codec", sorted(KERNELS))
 @pytest.mark.parametrize("draw", DISTRIBUTIONS, ids=lambda draw: draw.__name__)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)])

@@ -224,7 +224,7 @@ async def test_chunks_are_got_and_put(ends: tuple[End, End], size: int) -> None:
     out, inward = await linked(dialler, listener)
     data = os.urandom(size)
     blob = listener.hold(data)
-    assert (await get_chunk(out, blob, size)).data == data
+    assert await get_chunk(out, blob, size) == data
     assert (out.traffic.payload_received, inward.traffic.payload_sent) == (size, size)
     other = os.urandom(size)
     listener.wanted[sha256(other).digest()] = size
@@ -238,7 +238,7 @@ async def test_chunks_travel_packed_where_that_is_smaller(ends: tuple[End, End])
     out, inward = await linked(dialler, listener)
     data = os.urandom(1000) * 100
     blob, size = listener.hold(data), len(data)
-    assert (await get_chunk(out, blob, size)).data == data
+    assert await get_chunk(out, blob, size) == data
     assert 1000 < out.traffic.payload_received == inward.traffic.payload_sent < 2000
     listener.wanted[blob] = size
     await put(out, blob, data)
@@ -269,7 +269,7 @@ async def test_what_comes_packed_is_checked_like_anything(ends: tuple[End, End])
         with pytest.raises(PayloadError):
             await get_chunk(out, blob, size)
     del listener.frames[blob]
-    assert (await get_chunk(out, blob, size)).data == b"honest" * 1000
+    assert await get_chunk(out, blob, size) == b"honest" * 1000
 
 
 async def test_what_is_got_must_be_what_was_asked_for(ends: tuple[End, End]) -> None:
@@ -287,7 +287,7 @@ async def test_what_is_got_must_be_what_was_asked_for(ends: tuple[End, End]) -> 
         await get_chunk(out, blob, 6)
     listener.chunks[blob] = b"honest"
     for most in (6, CHUNK_BYTES_MAX):  # a liar may have said that it is longer
-        assert (await get_chunk(out, blob, most)).data == b"honest"
+        assert await get_chunk(out, blob, most) == b"honest"
 
 
 async def test_a_put_must_be_asked_for_and_hold_what_it_says(ends: tuple[End, End]) -> None:
@@ -337,7 +337,7 @@ async def test_who_finds_our_line_full_is_told_so(
         await get_chunk(out, blob, 4)
     assert declined == [dialler.identity.node_id], "or it could ask again and again for nothing"
     monkeypatch.undo()
-    assert (await get_chunk(out, blob, 4)).data == b"data"
+    assert await get_chunk(out, blob, 4) == b"data"
 
 
 async def test_what_is_not_here_waits_for_no_place(

@@ -90,8 +90,8 @@ class End:
     async def can_keep(self) -> bool:
         return True
 
-    async def chunk_arrived(self, blob: bytes, chunk: Chunk) -> bool:
-        self.arrived[blob] = chunk.data
+    async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
+        self.arrived[blob] = data
         return not self.disk_is_full
 
     def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
