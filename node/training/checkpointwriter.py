@@ -58,6 +58,8 @@ class CheckpointWriter:
         self._path = path
         self._thread = WorkThread("checkpoint")
         self._room = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._growth = 1
+        """By how much the last one's shares had to grow."""
         self._under_way: _Writing | None = None
         self._begun_at = -inf
         self._interval = INTERVAL_MIN_S
@@ -79,13 +81,13 @@ class CheckpointWriter:
         if optimizers and not state.has_inner and not self._said_of_inner:
             log.warning("the inner optimizer's state cannot be saved: after a restart it begins afresh")
             self._said_of_inner = True
-        share = -(-max(SHARE_BYTES, state.size // SHARES) // WIDEST_BYTES) * WIDEST_BYTES
+        share = -(-max(SHARE_BYTES, state.size // SHARES) // WIDEST_BYTES) * WIDEST_BYTES * self._growth
         if self._room.numel() != share:
             self._room = torch.empty(share, dtype=torch.uint8, device="cpu")
         self._begun_at = time.monotonic()
         cost_s = state.size / BYTES_PER_S + len(state.tensors) / TENSORS_PER_S
         self._interval = min(max(INTERVAL_MIN_S, cost_s), INTERVAL_MAX_S)
-        self._under_way = _Writing(self._path, state, outer, self._room, submit)
+        self._under_way = _Writing(self._path, state, outer, self._room, self._growth, submit)
 
     def advance(self, progress: Progress, *, wait: bool = False) -> None:
         """Copy the next share of the one under way; never waits for the disk, unless told to."""
@@ -97,6 +99,8 @@ class CheckpointWriter:
                 if writing.advance(progress):
                     self._under_way = None
                     self._said = ""
+                    # Unless that was for good: a disk that hung for a while had them grow, too.
+                    self._growth = writing.growth if writing.has_grown else max(1, writing.growth // 2)
         except OSError as error:
             self._say_cannot(error.strerror or str(error))
             self._give_up()
@@ -157,17 +161,23 @@ class _Writing:
     """One checkpoint under way.
 
     A fragment's residual and momentum are those of one time, with the round that they belong to: if it is
-    published before all of it has been copied, it is copied again. What the inner optimizer keeps of one
-    element is of one time, too: a variance without the momentum that came with it would make the next process
-    take a huge step. Elements may be some steps apart from each other, which does no harm.
+    published before all of it has been copied, it is copied again, and if all of its next window was not
+    enough either, in shares of twice the size. What the inner optimizer keeps of one element is of one time,
+    too: a variance without the momentum that came with it would make the next process take a huge step.
+    Elements may be some steps apart from each other, which does no harm.
     """
 
-    def __init__(self, path: Path, state: State, outer: OuterLoop, room: Tensor, submit: Submit) -> None:
-        """`submit` has what waits for the disk done."""
+    def __init__(
+        self, path: Path, state: State, outer: OuterLoop, room: Tensor, growth: int, submit: Submit
+    ) -> None:
+        """`room` is for a share, which is `growth` times the usual one; `submit` has what waits for the disk
+        done."""
         self._path = path
         self._state = state
         self._outer = outer
         self._room = room
+        self.growth = growth
+        self.has_grown = False
         self._submit = submit
         self._rounds = [0] * len(outer.fragments)
         self._checksums = {saved.name: 0 for saved in state.tensors}
@@ -179,6 +189,8 @@ class _Writing:
         """How much of each tensor of which group has been copied, in elements."""
         self._began = 0
         """The first group of the fragment that it is of."""
+        self._times_again = 0
+        """How often that fragment has been begun again."""
         self._file: BinaryIO | None = None
         self._aside = ""
         self._written = submit(self._open)
@@ -199,7 +211,7 @@ class _Writing:
         self._begin_again_if_published()
         share: list[_Copied] = []
         room = self._room
-        while self._group < len(self._state.groups) and len(share) < SHARE_TENSORS:
+        while self._group < len(self._state.groups) and len(share) < SHARE_TENSORS * self.growth:
             pieces = self._copy(room)
             if not pieces:
                 break
@@ -224,6 +236,14 @@ class _Writing:
             return  # nothing of it has been copied
         if self._rounds[fragment] != self._outer.fragments[fragment].last_published:
             self._group, self._done = self._began, 0
+            self._times_again += 1
+            if self._times_again > 1:  # all of a window was not enough
+                self._grow()
+
+    def _grow(self) -> None:
+        """Have larger shares: each holds training up for longer, but one for all needs no second try."""
+        self.growth, self.has_grown = 2 * self.growth, True
+        self._room = torch.empty(2 * self._room.numel(), dtype=torch.uint8, device="cpu")
 
     def _copy(self, room: Tensor) -> list[_Copied]:
         """Copy as many of the next group's elements as there is room for; nothing if there is for none."""
@@ -251,7 +271,8 @@ class _Writing:
         fragment = self._fragment(self._group)
         before = self._fragment(self._group - 1) if self._group else None
         if fragment is not None and fragment != before:
-            self._began = self._group
+            if self._began != self._group:
+                self._began, self._times_again = self._group, 0
             self._rounds[fragment] = self._outer.fragments[fragment].last_published
 
     def _fragment(self, group: int) -> int | None:

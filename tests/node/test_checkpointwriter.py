@@ -182,6 +182,50 @@ def test_a_fragment_published_while_it_is_copied_is_copied_again(tmp_path, monke
         assert torch.equal(ours, known)
 
 
+@pytest.mark.parametrize(("name", "size"), [("SHARE_BYTES", 8), ("SHARE_TENSORS", 1)])
+def test_a_fragment_published_sooner_than_it_is_copied_is_copied_in_larger_shares(
+    tmp_path, monkeypatch, name, size
+):
+    """With a window of few steps, or many parameters in one fragment, there would else never be an end."""
+    monkeypatch.setattr(checkpointwriter, "SHARES", 1 << 30)
+    monkeypatch.setattr(checkpointwriter, name, size)
+    _, outer, _ = trained()
+    fragments = len(outer.fragments)
+    path, round_ = tmp_path / "t", 4
+    writer, room = CheckpointWriter(path), memoryview(bytearray(10_000))
+
+    def written() -> int:
+        """Steps until it is; every fragment is published at every other one."""
+        nonlocal round_
+        path.unlink(missing_ok=True)
+        writer.begin(outer, [])
+        for step in range(1, 200):
+            writer.advance(Progress(), wait=True)
+            if path.exists():
+                return step
+            if step % 2 == 0:
+                for _ in range(fragments):
+                    outer.publish(round_ % fragments, round_, room)
+                    round_ += 1
+        raise AssertionError("it never ends")
+
+    first = written()
+    writer.advance(Progress(), wait=True)
+    assert written() < first, "it knows how large they have to be"
+    labelled = json.loads(metadata_of(path)["rounds"])
+    _, again, _ = make(seed=1)
+    for state, last in zip(again.fragments, labelled, strict=True):
+        state.last_published = last
+    assert restore(path, again, []) is not None
+    for ours, known in zip(again.fragments, outer.fragments, strict=True):
+        if ours.last_published == known.last_published:
+            assert all(torch.equal(a, b) for a, b in zip(ours.residual, known.residual, strict=True))
+    for _ in range(8):  # in peace
+        writer.save(outer, [], Progress())
+    assert writer._growth == 1
+    writer.close()
+
+
 def test_it_is_written_where_the_main_thread_ended_before_training(tmp_path):
     """The interpreter then takes no more work for the threads of pools, and waits for the one that trains."""
     script = f"""
