@@ -35,6 +35,9 @@ AMONG_STRANGERS = {"clip": 1.5}
 send their deltas turned around no longer stop it (docs/attacks.md)."""
 
 
+EVERY_STEPS = 30
+"""Inner steps of a window where nobody says how long it is."""
+
 FRAGMENTS = 4
 """Parts that a model is split into where nobody says otherwise. They take turns, so that no delta moves the
 whole model at once: 1 % less loss for the same bytes (docs/benchmarks/learning.md)."""
@@ -67,7 +70,7 @@ def create(
     task: str,
     options: Mapping[str, OptionValue],
     codec: str,
-    every_steps: int,
+    every_steps: int | None,
     every_seconds: float,
     fragments: int | None = None,
     seed: int,
@@ -147,7 +150,7 @@ def describe(
     *,
     name: str,
     codec: str = "int4",
-    every_steps: int = 30,
+    every_steps: int | None = None,
     every_seconds: float = 0.0,
     fragments: int = 1,
     averaging: str | Mapping[str, str] | None = None,
@@ -204,6 +207,15 @@ def _shareable_tensors(model: "nn.Module") -> "dict[str, nn.Parameter]":
     return tensors
 
 
+def _pace(every_steps: int | None, every_seconds: float) -> dict[str, object]:
+    """How long windows are; by default 30 steps. Raises ConfigError."""
+    if every_steps and every_seconds:
+        raise ConfigError("every_steps and every_seconds both say how long a window is: give one of them")
+    if every_steps is None:
+        every_steps = 0 if every_seconds else EVERY_STEPS
+    return {"every_steps": every_steps, "every_seconds": float(every_seconds)}
+
+
 def _check_fragments(argument: str, fragments: int, tensors: int) -> None:
     """Raise ConfigError, in which `argument` is what the person calls it."""
     if not isinstance(fragments, int) or not 1 <= fragments <= tensors:
@@ -217,7 +229,7 @@ def _describe(
     *,
     name: str,
     codec: str,
-    every_steps: int,
+    every_steps: int | None,
     every_seconds: float,
     fragments: int | None,
     owners: tuple[str, ...],
@@ -239,7 +251,7 @@ def _describe(
         "swarm": {"name": name, "created": int(time.time())},
         "task": task,
         "outer": {"codec": codec, **usual, **(AMONG_FRIENDS if invited else AMONG_STRANGERS)},
-        "pace": {"every_steps": 0 if every_seconds else every_steps, "every_seconds": float(every_seconds)},
+        "pace": _pace(every_steps, every_seconds),
         "history": {"retain": RETAIN * fragments},
         "admission": {"mode": "invited" if invited else "open", "owners": owners},
         "layout": {"fragments": fragments, "tensors": specs},

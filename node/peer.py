@@ -403,7 +403,7 @@ class Peer(Standing):
     ) -> None:
         # An interrupt may come anywhere; our own SystemExit comes to all ranks at the same step.
         ends_alike = kind is None or self._told_to_stop
-        interrupted = kind is not None and issubclass(kind, INTERRUPTS)
+        interrupted = kind is not None and (issubclass(kind, INTERRUPTS) or self._role.was_terminated)
         self._end(in_order=ends_alike or (interrupted and self._role.team.size == 1))
 
     def _end(self, *, in_order: bool) -> None:

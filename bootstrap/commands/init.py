@@ -11,7 +11,6 @@ from gossamer.bootstrap.commands.flags import (
     Averaging,
     Codec,
     EverySeconds,
-    EverySteps,
     Preset,
     Seed,
     TaskName,
@@ -29,7 +28,14 @@ def init(
     option: TaskSettings = None,
     preset: Preset = None,
     codec: Codec = "int4",
-    every_steps: EverySteps = 30,
+    every_steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1_000_000,
+            help="Inner steps of a window, between two deltas of a fragment. Default: 30.",
+        ),
+    ] = None,
     every_seconds: EverySeconds = 0.0,
     averaging: Averaging = None,
     fragments: Annotated[

@@ -279,7 +279,8 @@ class Merging:
         self._diverged_by[index] = f" in round {round_}, of {names}"
         if any(delta.author == self._core.identity.node_id for delta in deltas):
             raise DivergedError(
-                f"{self.diverged}: training diverged. Start again with a lower learning rate."
+                f"{self.diverged}: training diverged. Start again with a lower learning rate, or"
+                " rescaled, if it needs such values."
             )
 
     def _judge(self, round_: int) -> None:

@@ -74,6 +74,11 @@ class Beside:
         self._asked = True
 
     @property
+    def was_terminated(self) -> bool:
+        """Whether SIGTERM came."""
+        return self._asked
+
+    @property
     def must_stop(self) -> bool:
         """Whether SIGTERM came, or the daemon is done and will not be started again."""
         return self._asked or self._ended is not None

@@ -35,6 +35,12 @@ FADED = 2.0**-60
 are never met, it would else fade until it is denormal and stay so: 30 times slower on Intel CPUs."""
 
 
+MOVED = "is not finite or moved by over 64: lower the learning rate"
+BEYOND = (
+    "is not finite or beyond 64, which is as far as a swarm's numbers go: lower the learning rate, or rescale"
+    " what it learns (the targets, say)"
+)
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -146,7 +152,7 @@ class OuterLoop:
                 magnitude = _magnitude(step)
                 if not magnitude < VALUE_LIMIT:
                     _forget(state.momentum)
-                    raise _diverged(state, part, step)
+                    raise _diverged(state, part, step, MOVED)
                 largest = max(largest, magnitude)
                 self._send(values[piece.span], piece, section, room)
             part.write_back(values)
@@ -203,18 +209,18 @@ def _sound_values(state: FragmentState) -> list[Tensor]:
     """The values of each of a fragment's parts. Raises DivergedError."""
     rows = [part.values() for part in state.parts]
     for part, values in zip(state.parts, rows, strict=True):
-        if not _magnitude(values) * ONE < 2 * VALUE_LIMIT:
-            raise _diverged(state, part, values.float() * ONE)
+        if not _magnitude(values) * ONE < VALUE_LIMIT:
+            raise _diverged(state, part, values.float() * ONE, BEYOND)
     return rows
 
 
-def _diverged(state: FragmentState, part: Part, step: Tensor) -> DivergedError:
-    """Names the tensor whose step this is."""
+def _diverged(state: FragmentState, part: Part, step: Tensor, what: str) -> DivergedError:
+    """Says `what` happened to the tensor whose step or values these are, in units of fixed point."""
     numels = [step.numel()] if part.bucket is None else part.bucket.numels
     steps = zip(part.places, step.split(numels), strict=True)
     place = next(place for place, one in steps if not _magnitude(one) < VALUE_LIMIT)
     name = state.fragment.slots[place].spec.name
-    return DivergedError(f"tensor {name!r} is not finite or moved by over 64: lower the learning rate")
+    return DivergedError(f"tensor {name!r} {what}")
 
 
 def _first_bases(fragments: int) -> list[int]:

@@ -1,6 +1,7 @@
 """A model's parameters as a swarm shares them: what they may be, and whether training still uses them."""
 
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -16,6 +17,10 @@ from gossamer.protocol.manifest import Manifest
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """What parameters may be. Progress is measured against a float32 image of Phi, so that nothing is lost
 between the swarm and a bf16 model but what bf16 itself cannot hold."""
+
+
+CHECK_S = 0.005
+"""What finds that a model's parameters have changed may take so long each time: some thousand of them."""
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -204,15 +209,26 @@ class Binding:
         self._is_checked = not any(map(is_sharded, shared.values()))
         self._places: list[object] = []
         """Where the parameters lay when they were last seen to share nothing."""
+        self._next_check = -math.inf
 
     def check(self) -> None:
         """Raise ConfigError if the model trains others by now.
 
+        Of thousands of parameters it takes long, and is done seldom: for a hundredth of the time.
+        """
+        now, spent = time.monotonic(), time.thread_time()
+        if self._is_checked and now >= self._next_check:
+            self._check()
+            spent = time.thread_time() - spent
+            if spent > CHECK_S:
+                self._next_check = now + 100 * spent
+
+    def _check(self) -> None:
+        """What `check` does.
+
         Whatever replaces a model's parameters leaves the swarm with tensors that nobody trains, and what is
         unfrozen without being in the manifest is trained by this node alone.
         """
-        if not self._is_checked:
-            return
         own = dict(named_tensors(self._model, frozen=True))
         for name, (parameter, shape, device) in self._shared.items():
             if own.get(name) is not parameter or parameter.shape != shape or parameter.device != device:

@@ -81,6 +81,11 @@ class Role(abc.ABC):
             )
         return self.beside.ending()
 
+    @property
+    def was_terminated(self) -> bool:
+        """Whether SIGTERM has come to the script."""
+        return self.beside is not None and self.beside.was_terminated
+
     def _is_told_to_stop(self) -> bool:
         told = self._link.stop_asked.is_set() or (self.beside is not None and self.beside.must_stop)
         return told or self.stop_requested

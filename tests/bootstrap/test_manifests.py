@@ -27,7 +27,7 @@ def create(**changes: object) -> tuple[Manifest, Ints]:
         "task": "text",
         "options": {"preset": "tiny", "lr": 1e-7},
         "codec": "int4",
-        "every_steps": 30,
+        "every_steps": None,
         "every_seconds": 0.0,
         "fragments": 1,
         "seed": 0,
@@ -303,6 +303,14 @@ def test_describing_a_model_lists_what_it_trains(tmp_path: Path) -> None:
     assert manifest.genesis.root == snapshots.digest(genesis.parameters(model, manifest.plan()))
     manifests.write(manifest, tmp_path / "m.toml")
     assert manifests.read(tmp_path / "m.toml") == manifest
+
+
+def test_a_window_has_one_length() -> None:
+    model = nn.Linear(2, 2)
+    assert manifests.describe(model, name="m").pace.every_steps == 30
+    assert manifests.describe(model, name="m", every_steps=0, every_seconds=2).pace.every_seconds == 2.0
+    with pytest.raises(ConfigError, match="every_steps and every_seconds both say .* give one of them"):
+        manifests.describe(model, name="m", every_steps=10, every_seconds=2)
 
 
 def test_options_of_any_name_survive(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from gossamer.bootstrap.manifests import describe
+from gossamer.node.training import parameters
 from gossamer.node.training.parameters import Binding, check_fits, checked_optimizers, parameters_of
 from gossamer.protocol.errors import ConfigError
 
@@ -228,6 +230,30 @@ def test_a_model_that_changes_under_its_peer(change: Callable[[nn.Sequential], N
     binding.check()
     change(model)
     with pytest.raises(ConfigError, match=message):
+        binding.check()
+
+
+def test_what_takes_long_is_looked_for_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thousands of parameters: a hundredth of the time, and then at once."""
+    now, spent = 1000.0, 0.0
+    clock = SimpleNamespace(monotonic=lambda: now, thread_time=lambda: spent)
+    monkeypatch.setattr(parameters, "time", clock)
+    model = two_layers()
+    binding = Binding(model, describe(model, name="t"))
+    inner = binding._check
+
+    def slow() -> None:
+        nonlocal spent
+        spent += 0.02
+        inner()
+
+    monkeypatch.setattr(binding, "_check", slow)
+    binding.check()
+    remove(model)
+    now += 1.9
+    binding.check()
+    now += 0.2
+    with pytest.raises(ConfigError, match=r"'1\.weight' was moved, resized or replaced"):
         binding.check()
 
 

@@ -20,6 +20,7 @@ from torch import nn
 from gossamer.node import peer as peer_module
 from gossamer.node.ipc import control, daemon_link
 from gossamer.node.training import leader, outer
+from gossamer.node.training.beside import Beside
 from gossamer.protocol.errors import DivergedError
 from gossamer.protocol.fixedpoint import ONE
 from tests.node.begun_peer import EVERY, Setup, begun, metadata_of
@@ -208,6 +209,20 @@ async def test_a_loop_that_is_called_off_is_left_as_at_its_end(
         assert setup.step() is None
         await asyncio.to_thread(setup.peer.__exit__, kind, kind(), None)
         assert setup.daemon.seen == [1]
+
+
+@pytest.mark.parametrize("terminated", [True, False])
+async def test_an_error_after_sigterm_is_taken_for_part_of_it(tmp_path: Path, terminated: bool) -> None:
+    """Sent to a whole process group, it ends a DataLoader's workers, of which torch makes a RuntimeError."""
+    async with begun(tmp_path) as setup:
+        assert setup.step() is None
+        beside = Beside()
+        setup.peer._role.beside = beside
+        if terminated:
+            beside.ask()
+        error = RuntimeError("DataLoader worker (pid 1) is killed by signal: Terminated.")
+        await asyncio.to_thread(setup.peer.__exit__, RuntimeError, error, None)
+        assert setup.daemon.seen == [1] * terminated
 
 
 async def test_ctrl_c_within_the_optimizers_first_step_saves_nothing(
