@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from multiprocessing.util import Finalize
 from pathlib import Path
 from threading import get_ident
@@ -25,6 +26,7 @@ from gossamer.node.ipc.control import Report
 from gossamer.node.ipc.daemon_link import CONNECT_TIMEOUT_S, DaemonLink
 from gossamer.node.storage.home import Home
 from gossamer.node.training import attaching
+from gossamer.node.training.interrupts import held_back
 from gossamer.node.training.leader import Leader
 from gossamer.node.training.ranks import DONE, GAVE_UP, Alone
 from gossamer.node.training.reporting import Reporter
@@ -407,6 +409,11 @@ class Peer(Standing):
         self._end(in_order=ends_alike or (interrupted and self._role.team.size == 1))
 
     def _end(self, *, in_order: bool) -> None:
+        # Workers that SIGTERM ends one after another would have torch raise an error for each.
+        with held_back() if self._role.was_terminated else nullcontext():
+            self._end_now(in_order)
+
+    def _end_now(self, in_order: bool) -> None:
         if not self.is_here:
             return
         try:

@@ -143,9 +143,8 @@ class OuterLoop:
         """
         state = self.fragments[index]
         writer = PayloadWriter(self._outer.codec, state.fragment, out)
-        rows = _sound_values(state)
         largest = 0.0
-        for part, values in zip(state.parts, rows, strict=True):
+        for part, (values, reach) in zip(state.parts, _sound_values(state), strict=True):
             section, room = part.section(writer), self._room(part)
             for piece in part.pieces:
                 step = self._outer_step(values[piece.span], piece, room)
@@ -153,6 +152,8 @@ class OuterLoop:
                 if not magnitude < VALUE_LIMIT:
                     _forget(state.momentum)
                     raise _diverged(state, part, step, MOVED)
+                if reach + magnitude > VALUE_LIMIT // 2:  # so seldom, for it is two passes more
+                    _check_end(state, part, piece.ref * ONE - step)
                 largest = max(largest, magnitude)
                 self._send(values[piece.span], piece, section, room)
             part.write_back(values)
@@ -205,13 +206,26 @@ def _magnitude(step: Tensor) -> float:
     return max(-float(step.amin()), float(step.amax()))
 
 
-def _sound_values(state: FragmentState) -> list[Tensor]:
-    """The values of each of a fragment's parts. Raises DivergedError."""
-    rows = [part.values() for part in state.parts]
-    for part, values in zip(state.parts, rows, strict=True):
-        if not _magnitude(values) * ONE < VALUE_LIMIT:
+def _sound_values(state: FragmentState) -> list[tuple[Tensor, float]]:
+    """The values of each of a fragment's parts, and the largest in units of fixed point.
+
+    Raises DivergedError.
+    """
+    found = []
+    for part in state.parts:
+        values = part.values()
+        reach = _magnitude(values) * ONE
+        if not reach < VALUE_LIMIT:
             raise _diverged(state, part, values.float() * ONE, BEYOND)
-    return rows
+        found.append((values, reach))
+    return found
+
+
+def _check_end(state: FragmentState, part: Part, end: Tensor) -> None:
+    """Raise DivergedError if a step ends where no healthy Phi is: it would be the end of the swarm's, too."""
+    if not _magnitude(end) < VALUE_LIMIT:
+        _forget(state.momentum)
+        raise _diverged(state, part, end, BEYOND)
 
 
 def _diverged(state: FragmentState, part: Part, step: Tensor, what: str) -> DivergedError:

@@ -271,7 +271,7 @@ async def test_leaving_stops_the_daemon_beside_also_where_it_is_interrupted(
     stopped: list[int] = []
 
     class DaemonBeside:
-        must_stop = False
+        must_stop = was_terminated = False
 
         def stop(self) -> None:
             stopped.append(1)
