@@ -32,7 +32,8 @@ class Deeds(SimpleNamespace):
         super().__init__(
             taken=0, seen=seen, progress=SimpleNamespace(steps=0), node_id=bytes(32), resumed=True
         )
-        self.path, self.beside, self.is_stepping = path, None, False
+        self.path, self.beside = path, None
+        self.is_stepping = self.was_terminated = False
         self.team = Alone({})
 
     def _note(self, deed: str) -> None:
