@@ -175,6 +175,8 @@ def describe(
     The rest is as for `create`. Raises ConfigError.
     """
     tensors = _shareable_tensors(model)
+    if not isinstance(averaging, str | Mapping | None):
+        raise ConfigError(f"averaging is {averaging!r:.60}: give a rule for all matrices, or a dict of them")
     for_matrices, by_name = (averaging, {}) if isinstance(averaging, str) else ("rda", averaging or {})
     unknown = set(by_name) - set(tensors)
     if unknown:

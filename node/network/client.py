@@ -114,7 +114,8 @@ async def _ask(
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         speaks = isinstance(error, ssl.SSLError | aiohttp.ClientResponseError)
         kind = UnreachableError if speaks else NobodyThereError
-        raise kind(f"nobody useful answers at {address} ({_reason(error)}); is the node running?") from None
+        why = _reason(error, plaintext)
+        raise kind(f"nobody useful answers at {address} ({why}); is the node running?") from None
     if len(body) > bytes_max:
         raise UnreachableError(f"{address} sends more than a node would")
     return _Answer(body, offset_s)
@@ -167,9 +168,11 @@ async def _read(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
     return body
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, plaintext: bool = False) -> str:
     if isinstance(error, ssl.SSLError):
-        return "what answers there does not speak TLS"
+        return "what answers there does not speak TLS: is it a node's address, and not that of its page?"
+    if plaintext and isinstance(error, aiohttp.ServerDisconnectedError):
+        return "the connection was closed: it may speak TLS, without --insecure-plaintext"
     if isinstance(error, aiohttp.ClientResponseError):
         return "what answers there does not speak HTTP"
     if isinstance(error, OSError) and error.errno:
