@@ -10,6 +10,7 @@ SLOW = {
     "attacks",
     "flood",
     "footprint",
+    "goodput",
     "joining",
     "learning",
     "lines",
