@@ -168,7 +168,7 @@ async def _read(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
     return body
 
 
-def _reason(error: Exception, plaintext: bool = False) -> str:
+def _reason(error: Exception, plaintext: bool) -> str:
     if isinstance(error, ssl.SSLError):
         return "what answers there does not speak TLS: is it a node's address, and not that of its page?"
     if plaintext and isinstance(error, aiohttp.ServerDisconnectedError):

@@ -254,9 +254,10 @@ class ChunkStore:
         chunk = _chunk_in(data, file)
         if chunk is None or sha256(chunk.data).digest() != blob:
             if not self._read_only:
-                with suppress(OSError):
+                try:
                     self.drop(blob)
-                self._forget(blob)  # it counts as missing also where nothing can be removed
+                except OSError:  # it counts as missing also where nothing can be removed
+                    self._forget(blob)
             raise MissingChunkError(blob)
         self._unchecked.discard(blob)
         return chunk

@@ -216,12 +216,13 @@ class Binding:
 
         Of thousands of parameters it takes long, and is done seldom: for a hundredth of the time.
         """
-        now, spent = time.monotonic(), time.thread_time()
+        now = time.monotonic()
         if self._is_checked and now >= self._next_check:
+            begun = time.thread_time()
             self._check()
-            spent = time.thread_time() - spent
-            if spent > CHECK_S:
-                self._next_check = now + 100 * spent
+            took = time.thread_time() - begun
+            if took > CHECK_S:
+                self._next_check = now + 100 * took
 
     def _check(self) -> None:
         """What `check` does.

@@ -141,7 +141,7 @@ async def test_a_manifest_may_take_longer_than_its_beginning(monkeypatch: pytest
 
 def test_a_name_that_nobody_knows() -> None:
     unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-    assert _reason(aiohttp.ClientConnectorDNSError(Mock(), unknown)) == "name or service not known"
+    assert _reason(aiohttp.ClientConnectorDNSError(Mock(), unknown), False) == "name or service not known"
 
 
 @pytest.mark.parametrize("node", ["", f"gossamer://{'ab' * 32}@"])
