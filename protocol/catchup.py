@@ -1,6 +1,7 @@
 """When a node that has just started knows enough to train."""
 
 import math
+from collections.abc import Callable
 
 from gossamer.protocol import limits
 from gossamer.protocol.gossip import Gossip
@@ -14,8 +15,18 @@ LOOK_INTERVAL_S = 1.0
 class CatchUp:
     """Watches from the first event on how a node learns what the others have."""
 
-    def __init__(self, ledger: Ledger, links: Links, gossip: Gossip, wants: Wants, *, is_first: bool) -> None:
-        """`is_first`: there is nobody to join."""
+    def __init__(
+        self,
+        ledger: Ledger,
+        links: Links,
+        gossip: Gossip,
+        wants: Wants,
+        *,
+        is_first: bool,
+        clock_is_wrong: Callable[[], bool],
+    ) -> None:
+        """`is_first`: there is nobody to join. `clock_is_wrong`: by the word of most of the others."""
+        self._clock_is_wrong = clock_is_wrong
         self._ledger = ledger
         self._links = links
         self._gossip = gossip
@@ -24,6 +35,8 @@ class CatchUp:
         self._now = 0.0
         self._began = math.inf
         self._synced_at: float | None = None
+        self._refuses = False
+        """Whether we have refused what others publish, since by our clock it cannot be."""
         self._lacking = math.inf
         """The fewest chunks of what is waited for that were missing so far."""
         self._moved_at = math.inf
@@ -35,16 +48,28 @@ class CatchUp:
     def observe(self, now: float) -> None:
         """Look, after each event, whether a peer's ledger has been seen, and how its payloads get on."""
         self._now = now
-        if self._synced_at is None:
-            self._began = min(self._began, now)
-            if self._gossip.synced_once:
-                self._synced_at = now
-        elif self._lacking and now >= self._next_look:
-            self._next_look = now + LOOK_INTERVAL_S
-            lacking = self._wants.chunks_lacking(self._synced_at)
-            if lacking < self._lacking:
-                self._lacking, self._moved_at = lacking, now
-            self._few_since = min(self._few_since, now) if self._lacks_few(self._synced_at) else math.inf
+        self._began = min(self._began, now)
+        if self._synced_at is not None and now < self._next_look:
+            return
+        self._next_look = now + LOOK_INTERVAL_S
+        if self._is_misled():
+            self._synced_at, self._refuses = None, True
+        elif self._refuses:
+            self._refuses, self._gossip.synced_once = False, False  # what was refused is asked for again
+        elif self._synced_at is None:
+            self._synced_at = now if self._gossip.synced_once else None
+        elif self._lacking:
+            self._count_lacking(self._synced_at)
+
+    def _is_misled(self) -> bool:
+        """Whether what the others publish is refused, and we hope that our clock will be set."""
+        return self._now <= self._began + limits.CLOCK_PATIENCE_S and self._clock_is_wrong()
+
+    def _count_lacking(self, synced_at: float) -> None:
+        lacking = self._wants.chunks_lacking(synced_at)
+        if lacking < self._lacking:
+            self._lacking, self._moved_at = lacking, self._now
+        self._few_since = min(self._few_since, self._now) if self._lacks_few(synced_at) else math.inf
 
     def is_done(self, *, has_signed: bool) -> bool:
         """Whether we may train: nobody to learn from, or a peer's ledger seen and its payloads here.
@@ -57,7 +82,13 @@ class CatchUp:
         peer, or found none for a while: its folder may be an old copy, and no round may be signed twice. One
         whose folder is known to be a copy, or that lost its disk and hears of its own deltas from others,
         must learn of all of them first.
+        Who would refuse what the others publish, since by its clock it cannot be yet, waits until that has
+        been set, as it is a moment after the start of a machine without a battery; but not for ever, for
+        liars may be many.
         """
+        return self._has_learned(has_signed) and not self._is_misled()
+
+    def _has_learned(self, has_signed: bool) -> bool:
         alone = self._is_first and not self._links
         if has_signed:
             waited = self._now > self._began + limits.RESUME_PATIENCE_S

@@ -48,6 +48,15 @@ class SwarmClock:
         self._read_as: tuple[int, int, int] | None = None
         """Of what we had published, and what was closed, when it was read."""
         self._reads_until = -inf
+        self._is_contradicted = False
+
+    def is_contradicted(self, now: float) -> bool:
+        """Whether most of the others that have published are, by our clock, where the swarm cannot be yet.
+
+        We refuse what they publish, and it is our clock that is wrong, or that of whoever began the swarm.
+        """
+        self.read(now)
+        return self._is_contradicted
 
     def allows(self, round_: int, now: float) -> bool:
         """Whether the swarm is old enough for this round."""
@@ -96,6 +105,7 @@ class SwarmClock:
         own = self._author.last_round
         known, said = self._rounds_of_others(now)
         members = len(known) + self._trains
+        self._is_contradicted = self._are_impossible(known, now)
         if self.published_round and not self._own(now).is_idle(now):
             said.append(own)
         if self._trains:
@@ -107,6 +117,12 @@ class SwarmClock:
             return max(own, self._ledger.reached(but=self._author.node_id))
         clock = max(self._ledger.floor, round_clock(said, members))
         return clock if len(said) == len(known) else max(clock, round_clock(known, members))
+
+    def _are_impossible(self, rounds: list[int], now: float) -> bool:
+        """Whether most of the rounds that were published cannot be yet."""
+        if self.allows(max(rounds, default=0), now):
+            return False
+        return 2 * sum(not self.allows(round_, now) for round_ in rounds) > sum(map(bool, rounds))
 
     def somebody_trains(self, now: float) -> bool:
         """Whether a live member, or we, went on while we looked, and not long ago."""

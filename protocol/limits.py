@@ -236,6 +236,9 @@ linked to tells of all others at once."""
 NAMED_PATIENCE_S = 30.0
 """It waits this long for the members that it was told of to claim what others claim; they may be behind."""
 
+CLOCK_PATIENCE_S = 600.0
+"""It waits this long for its clock to be set, if by that most of the others are where the swarm cannot be."""
+
 RESUME_PATIENCE_S = 15.0
 """A resumed node looks this long for a peer to compare notes with before it goes on alone."""
 

@@ -110,7 +110,12 @@ class Replica:
             standing=lambda: (self._clock.published_round, self.sealing.claims),
         )
         self._catch_up = CatchUp(
-            self.ledger, self.links, self.gossip, self.fetcher.wants, is_first=not info.bootstrap
+            self.ledger,
+            self.links,
+            self.gossip,
+            self.fetcher.wants,
+            is_first=not info.bootstrap,
+            clock_is_wrong=lambda: self.is_contradicted,
         )
         self._peering = Peering(
             self.links,
@@ -176,6 +181,11 @@ class Replica:
         """The same for our trainer: none at which anything is due while we do not know where the swarm is."""
         away = self.sealing.begins_anew or self.sealing.may_be_outlived or self._clock.listens(self._now)
         return BEFORE_ALL_ROUNDS if away else self.clock
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether most others are at rounds that we refuse, since by our clock they cannot be yet."""
+        return self._clock.is_contradicted(self._now)
 
     @property
     def horizon(self) -> int:

@@ -61,11 +61,15 @@ class Briefing:
         """Tell the trainer how far the swarm is, if that has changed."""
         if not self._port.attached:  # asked after every event: while a node joins, of many
             return
-        merging = self._merging
-        told = (self._clock, merging.tokens, len(self._links), merging.unmerged)
+        told = (self._clock, self._merging.tokens, len(self._links), self._unmerged)
         if told != self._clock_sent:
             self._clock_sent = told
             self._port.send(control.Clock(*told))
+
+    @property
+    def _unmerged(self) -> int:
+        """Rounds that are not in Phi, one at least where those of most others are refused."""
+        return max(self._merging.unmerged, int(self._core.is_contradicted))
 
     @property
     def _clock(self) -> int:

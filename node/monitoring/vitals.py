@@ -79,6 +79,8 @@ class Look:
     """The node's folder or one in it, if this user cannot write to it."""
     offsets: tuple[float | None, ...] = ()
     """By how many seconds the clocks of peers are ahead of ours."""
+    contradicted: bool = False
+    """Whether most others are at rounds that cannot be yet, by our clock."""
     lacks_trainer: bool = False
     void: int = 0
     """Our own deltas of this run that are void."""
@@ -132,6 +134,7 @@ class Vitals:
             self._folder(look)
             or self._disk(look)
             or self._model(look)
+            or self._clock(look)
             or self._merging(look)
             or self._trainer(look)
         )
@@ -243,6 +246,18 @@ class Vitals:
             look.now,
             f"{found}. Nothing is published until an owner has revoked whose doing it is (gossamer revoke);"
             " or begin a new swarm, from what gossamer export --sealed writes",
+        )
+        return found
+
+    def _clock(self, look: Look) -> str | None:
+        if not look.contradicted:
+            return None
+        found = "by this machine's clock the other nodes cannot be where they are yet"
+        self._say(
+            "early",
+            look.now,
+            f"{found}, and what they publish is refused: set it (NTP), unless theirs was wrong as the swarm"
+            " was made",
         )
         return found
 

@@ -174,6 +174,7 @@ class Watching:
             folder_read_only=str(self._unwritable or ""),
             offsets=tuple(link.clock_offset_s for link in view.links.values()),
             outdone=core.presence.outdone,
+            contradicted=core.is_contradicted,
             lacks_trainer=core.info.trains and not view.port.attached,
             void=sum(
                 d.round > self._own_last and core.ledger.is_void(d) for d in core.ledger.by(view.node_id)

@@ -1,4 +1,4 @@
-"""`briefing`: by which clock the trainer publishes."""
+"""`briefing`: by which clock the trainer publishes, and whether the swarm has come to rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from tests.protocol.builders import SMALL, identity
 
 def test_nothing_is_published_for_a_model_that_diverged() -> None:
     sent: list[control.ControlMessage] = []
-    core: Any = SimpleNamespace(manifest=SMALL, identity=identity(0), own_last=3, clock_to_publish_by=7)
+    core: Any = SimpleNamespace(
+        manifest=SMALL, identity=identity(0), own_last=3, clock_to_publish_by=7, is_contradicted=False
+    )
     port: Any = SimpleNamespace(attached=True, send=sent.append)
     merging: Any = SimpleNamespace(diverged="", tokens=100, unmerged=0)
     briefing = Briefing(core, port, merging, publisher=None, links=(), dispatch=list)  # type: ignore[arg-type]
@@ -25,3 +27,6 @@ def test_nothing_is_published_for_a_model_that_diverged() -> None:
     count = len(sent)
     briefing.tell_clock()
     assert len(sent) == count, "said once"
+    core.is_contradicted = True
+    briefing.tell_clock()
+    assert sent[-1] == control.Clock(7, 100, 0, 1), "what is refused is not merged"

@@ -181,6 +181,14 @@ def test_a_clock_that_is_off_is_said_now_and_then(shown: Shown) -> None:
     assert said == ["this machine's clock is 90 s behind the clocks of 3 peers: set it (NTP)"] * 2
 
 
+def test_a_clock_by_which_the_others_cannot_be_where_they_are_is_a_problem(shown: Shown) -> None:
+    (said,) = shown.for_s(5, contradicted=True)
+    assert shown.vitals.problem == "by this machine's clock the other nodes cannot be where they are yet"
+    assert "what they publish is refused: set it (NTP)" in said
+    shown.for_s(1)
+    assert shown.vitals.problem is None
+
+
 @pytest.mark.parametrize(
     ("offsets", "said"),
     [

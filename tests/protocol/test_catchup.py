@@ -29,7 +29,15 @@ class Beginner:
         self.ledger = Ledger()
         self.gossip = Gossip(self.ledger, lambda record_id: False, rng)
         self.fetcher = Fetcher(lambda blob, size: None, rng)
-        self.catch_up = CatchUp(self.ledger, self.links, self.gossip, self.fetcher.wants, is_first=is_first)
+        self.clock_is_wrong = False
+        self.catch_up = CatchUp(
+            self.ledger,
+            self.links,
+            self.gossip,
+            self.fetcher.wants,
+            is_first=is_first,
+            clock_is_wrong=lambda: self.clock_is_wrong,
+        )
 
     def hears_of(self, author: int, chunks: int, now: float) -> tuple[bytes, ...]:
         """A link says that it holds a delta's payload; returns the chunks."""
@@ -135,3 +143,27 @@ def test_who_has_signed_waits_for_a_ledger_or_for_a_while():
     node.gossip.synced_once = True
     node.fetcher.want(b"early", ((b"chunk", 5),), 50.0)
     assert node.is_done(51.0, has_signed=True), "payloads can come later"
+
+
+def test_what_was_refused_for_a_wrong_clock_is_asked_for_again_once_it_is_right():
+    node = Beginner()
+    node.clock_is_wrong = True
+    assert not node.is_done(10.0)
+    node.gossip.synced_once = True  # an exchange in which all was refused
+    assert not node.is_done(11.0)
+    node.clock_is_wrong = False
+    assert not node.is_done(12.0)
+    assert not node.gossip.synced_once
+    node.gossip.synced_once = True
+    assert node.is_done(13.0)
+
+
+def test_a_clock_that_stays_wrong_is_not_waited_for_for_ever():
+    node = Beginner()
+    node.gossip.synced_once = node.clock_is_wrong = True
+    now = 10.0
+    assert not node.is_done(now)
+    assert not node.is_done(now + limits.CLOCK_PATIENCE_S)
+    node.is_done(now + limits.CLOCK_PATIENCE_S + 1.0)
+    node.gossip.synced_once = True
+    assert node.is_done(now + limits.CLOCK_PATIENCE_S + 2.0)

@@ -9,7 +9,7 @@ from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from tests.protocol import builders
 from tests.protocol.cores import BRISK, check, conflicting, one_that_went_on, publish_effects, swarm
-from tests.protocol.wiring import Node, World
+from tests.protocol.wiring import UNIX_OFFSET_S, Node, World
 
 # --- restarts ---------------------------------------------------------------------------------------
 
@@ -281,3 +281,39 @@ def test_empty_swarm_of_two(seed):
     world = swarm(seed, 2)
     assert world.nodes[0].core.caught_up
     assert world.nodes[1].core.caught_up
+
+
+def test_a_joiner_whose_clock_is_not_set_yet_waits_until_it_is(seed):
+    """It would refuse all that the others publish, and train beside them."""
+    world = swarm(seed, 3)
+    for node in world.running():
+        world.publish(node, 90)
+    world.run(5.0)
+    joiner = world.add(3, [0], unix_offset_s=0.0)
+    world.run(60.0)
+    assert joiner.core.is_contradicted
+    assert not joiner.core.caught_up
+    assert not any(node.core.is_contradicted for node in world.running() if node is not joiner)
+    world.handle(joiner, fx.TimeSet(UNIX_OFFSET_S))
+    world.run(60.0, lambda: joiner.core.caught_up)
+    assert joiner.core.caught_up
+    assert not joiner.core.is_contradicted
+    assert len(joiner.held()) == 3
+
+
+def test_most_others_have_to_be_where_the_swarm_cannot_be_and_keep_joiners_waiting_for_a_while_only(seed):
+    world = swarm(seed, 2)
+    world.publish(world.nodes[0], 3)
+    world.nodes[1].core._clock.published_round = 10**6  # which it says in its row, as a liar could
+    world.run(10.0)
+    joiner = world.add(2, [0])
+    world.run(30.0, lambda: joiner.core.caught_up)
+    assert joiner.core.caught_up
+    assert not joiner.core.is_contradicted, "one of two is not most of them"
+    third = world.add(3, [0])
+    world.nodes[0].core._clock.published_round = 10**6
+    world.run(30.0, lambda: third.core.is_contradicted)
+    assert not third.core.caught_up
+    world.run(limits.CLOCK_PATIENCE_S)
+    assert third.core.caught_up
+    assert third.core.is_contradicted

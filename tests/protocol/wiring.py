@@ -31,6 +31,9 @@ from gossamer.protocol.replica import Replica
 from gossamer.protocol.roster import Health
 from tests.protocol import builders
 
+UNIX_OFFSET_S = builders.CREATED + 3600.0
+"""Unix time less the nodes' clocks: the swarm is an hour old and more."""
+
 
 @dataclass
 class Weather:
@@ -115,6 +118,7 @@ class World:
         dialable: bool = True,
         key_of: int | None = None,
         credentials: Iterable[bytes] = (),
+        unix_offset_s: float = UNIX_OFFSET_S,
     ) -> Node:
         """Start node `number`, which knows the addresses of the nodes `bootstrap`; `key_of`: as a copy.
 
@@ -134,7 +138,7 @@ class World:
             identity,
             address if dialable else "",
             info,
-            self._core(identity, info, blobs),
+            self._core(identity, info, blobs, unix_offset_s),
             blobs=blobs,
             credentials=list(credentials),
         )
@@ -142,13 +146,19 @@ class World:
         self._begin(node)
         return node
 
-    def _core(self, identity: Identity, info: NodeInfo, blobs: dict[bytes, bytes]) -> Replica:
+    def _core(
+        self,
+        identity: Identity,
+        info: NodeInfo,
+        blobs: dict[bytes, bytes],
+        unix_offset_s: float = UNIX_OFFSET_S,
+    ) -> Replica:
         return Replica(
             identity=identity,
             manifest=self.manifest,
             info=info,
             fits=lambda blob, size: len(blobs[blob]) == size if blob in blobs else None,
-            unix_offset_s=builders.CREATED + 3600.0,
+            unix_offset_s=unix_offset_s,
             rng=random.Random(self.rng.getrandbits(64)),
         )
 
@@ -203,7 +213,7 @@ class World:
     def _wake_up(self, node: Node, seconds: float) -> None:
         node.slept += seconds
         node.wake_at = float("inf")
-        self.handle(node, fx.TimeSet(builders.CREATED + 3600.0 + node.slept))
+        self.handle(node, fx.TimeSet(UNIX_OFFSET_S + node.slept))
 
     def running(self) -> list[Node]:
         return [node for node in self.nodes.values() if node.running]
