@@ -152,7 +152,7 @@ def describe(
     codec: str = "int4",
     every_steps: int | None = None,
     every_seconds: float = 0.0,
-    fragments: int = 1,
+    fragments: int | None = None,
     averaging: str | Mapping[str, str] | None = None,
     task: str = CUSTOM,
     options: Mapping[str, OptionValue] | None = None,
@@ -167,6 +167,8 @@ def describe(
 
     Args:
         model: as the script builds it, wrapped or compiled or not, before it is sharded.
+        fragments: parts that the model is split into, and that take turns; by default 4, as far as there are
+            tensors.
         averaging: rules ('rda' or 'mean') for tensors that the default of `Task.averaging` does not suit, or
             one for all weight matrices: 'mean' where the inner optimizer is Muon at a constant rate.
         task: a name for what is trained; `options` is what scripts should agree on. Both are for people,
@@ -181,7 +183,8 @@ def describe(
     unknown = set(by_name) - set(tensors)
     if unknown:
         raise ConfigError(f"averaging names tensor {min(unknown)!r}, which the model does not train")
-    _check_fragments("fragments", fragments, len(tensors))
+    if fragments is not None:
+        _check_fragments("fragments", fragments, len(tensors))
     manifest, _ = _describe(
         model,
         {**_rules(for_matrices, model, tensors), **by_name},

@@ -303,7 +303,9 @@ def _first_problem(error: ValidationError) -> str:
     if not where.isprintable():  # an unknown key from a peer may hold anything
         where = ascii(where)
     what = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
+    if first["type"] == "missing":
+        what = "missing; is the file whole?"
+    elif first["type"] == "extra_forbidden":
         what = "unknown key, misspelt or of a newer release than this"
     return f"{where}: {what}" if where else what
 

@@ -206,7 +206,7 @@ LOOPS = [
 
 
 def manifest_for(model: nn.Module) -> Manifest:
-    manifest = describe(model, name="t", codec="int8", every_steps=EVERY)
+    manifest = describe(model, name="t", codec="int8", every_steps=EVERY, fragments=1)
     pace = manifest.pace.model_copy(update={"min_round_seconds": 1e-6})
     outer = manifest.outer.model_copy(update={"learning_rate": 1.0, "momentum": 0.0})
     return manifest.model_copy(update={"pace": pace, "outer": outer})
