@@ -156,11 +156,20 @@ def _linear(
     magnitudes = torch.abs(values, out=decoded)
     peaks = magnitudes.amax(1, keepdim=True)
     shifts = _excess_bits(peaks, codec.bits - 1, codec.exponent_max)
-    if codec.coarseness:
-        least = (_sums(magnitudes, peaks) // count * codec.coarseness) >> 3
-        shifts = torch.maximum(shifts, _excess_bits(least, 1, codec.exponent_max))
+    if codec.is_coarse:
+        means = _sums(magnitudes, peaks) // count
+        shifts = torch.maximum(shifts, _excess_bits(means, 0, codec.exponent_max))
     factors = torch.bitwise_left_shift(1, shifts)
-    levels = torch.add(values, factors >> 1, out=decoded)
+    halves = factors >> 1
+    if codec.is_coarse:
+        # values - clamp(values, -eighth, eighth) + half, in one pass less.
+        eighths = factors >> 3
+        loss = torch.sub(values, halves, out=decoded)
+        torch.maximum(loss, -eighths - halves, out=loss)
+        torch.minimum(loss, eighths - halves, out=loss)
+        levels = torch.sub(values, loss, out=decoded)
+    else:
+        levels = torch.add(values, halves, out=decoded)
     levels.bitwise_right_shift_(shifts).clamp_(-codec.level_max - 1, codec.level_max)
     exponents.copy_(shifts)
     # uint8 wraps, so the offset of offset binary may be added last, to both halves of a byte at once.

@@ -126,10 +126,11 @@ def test_exact_is_exact(seed, numel, bits):
     assert np.array_equal(_decode("exact", CODECS["exact"].encode(values), numel), values)
 
 
-@pytest.mark.parametrize(("name", "bits", "coarseness"), [("int8", 8, 0.0), ("int4", 4, 17 / 8)])
+@pytest.mark.parametrize(("name", "bits", "means", "eighths"), [("int8", 8, 0, 4), ("int4", 4, 2, 5)])
 @given(seed=SEEDS, numel=SIZES, magnitude=MAGNITUDES)
-def test_error_of_linear_codecs(name, bits, coarseness, seed, numel, magnitude):
-    """At most half a step; less than a whole one where the largest positive level saturates."""
+def test_error_of_linear_codecs(name, bits, means, eighths, seed, numel, magnitude):
+    """At most half a step, five eighths where values are brought nearer to 0, and a whole one where the
+    largest positive level saturates."""
     values = _random(seed, numel, magnitude)
     section = CODECS[name].encode(values)
     decoded = _decode(name, section, numel)
@@ -138,24 +139,30 @@ def test_error_of_linear_codecs(name, bits, coarseness, seed, numel, magnitude):
         magnitudes = np.abs(block)
         finest = 1 << min(max(0, int(magnitudes.max()).bit_length() - (bits - 1)), 30 - bits)
         step = 1 << section[number]
-        assert finest <= step <= max(finest, coarseness * magnitudes.mean())
+        assert finest <= step <= max(finest, means * magnitudes.mean())
         is_largest = section[number] == 30 - bits
-        assert step == finest or is_largest or 2 * step > coarseness * (magnitudes.mean() - 1)
+        assert step == finest or is_largest or 2 * step > means * (magnitudes.mean() - 1)
         error = np.abs(block - image)
         top = image == (2 ** (bits - 1) - 1) * step
-        assert 2 * error[~top].max(initial=0) <= step
+        assert 8 * error[~top].max(initial=0) <= eighths * step
         assert error.max() <= step
 
 
 def test_int4_on_a_bell_shaped_source(rng):
-    """What takes two bits leaves up to 0.2 of the energy where powers of two suit it least, else less."""
-    for sigma in (3e3, 4e3, 5e3, 6e3):
+    """What takes two bits leaves up to a fifth of the energy where powers of two suit it least, else less,
+    and is no longer than its source."""
+    for sigma in (3e3, 4e3, 5e3, 5.5e3, 6e3):
         values = rng.normal(0, sigma, 2**16).astype(np.int32)
         section = CODECS["int4"].encode(values)
-        error = values - _decode("int4", section, values.size)
-        assert np.mean(error.astype(float) ** 2) / np.mean(values.astype(float) ** 2) < 0.2
+        decoded = _decode("int4", section, values.size)
+        assert _energy(values - decoded) / _energy(values) < 0.21
+        assert 0.87 < _energy(decoded) / _energy(values) < 0.91
         packed = pack_chunk(section)
         assert packed is not None and 8 * len(packed) / values.size < 2.2
+
+
+def _energy(values: np.ndarray) -> float:
+    return float(np.mean(values.astype(float) ** 2))
 
 
 def test_int4_sends_what_stands_alone_in_its_block(rng):
@@ -386,13 +393,13 @@ def test_topk_positions_lie_within_the_tensor(numel, last):
     [
         ("exact", "a65788e3685457fe"),
         ("int8", "d44fe28b8b2fffbf"),
-        ("int4", "5095907a63dabd5d"),
+        ("int4", "2ed101e5b3fbb2d8"),
         ("int2", "bbe446d2ddc88a4b"),
         ("topk", "5ac1ffd16533d024"),
     ],
 )
-def test_bytes_are_those_of_protocol_version_2(name, digest):
-    """A change here splits every swarm: it needs a new version."""
+def test_bytes_are_written_as_ever(name, digest):
+    """A change is a sender's own matter, as long as others read the same: see the next test."""
     values = np.concatenate(
         [((np.arange(5000, dtype=np.int64) * 2654435761) % (1 << 20)) - (1 << 19), np.arange(-300, 300)]
     ).astype(np.int32)
@@ -400,6 +407,25 @@ def test_bytes_are_those_of_protocol_version_2(name, digest):
     decoded = _decode(name, section, values.size)
     wire = section if name != "exact" else b""  # lz4 may pack the same bytes differently, some day
     assert sha256(wire + decoded.astype("<i4").tobytes()).hexdigest()[:16] == digest
+
+
+@pytest.mark.parametrize(
+    ("name", "highest", "digest"),
+    [
+        ("int8", 22, "c954c42875aae8e7"),
+        ("int4", 26, "7d0fa477ce4563c0"),
+        ("int2", 27, "b9942b5de4446210"),
+        ("topk", 27, "5c7b39bc54ef8434"),
+    ],
+)
+def test_bytes_are_read_as_in_protocol_version_2(name, highest, digest):
+    """A change here splits every swarm: it needs a new version."""
+    length, blocks = CODECS[name].section_bytes(8192), 2 if name == "topk" else 32
+    section = (np.arange(length, dtype=np.int64) * 2654435761 >> 7).astype(np.uint8)
+    section[:blocks] = np.arange(blocks) * 5 % (highest + 1)
+    decoded = _decode(name, section.tobytes(), 8192)
+    assert np.unique(decoded).size > 8
+    assert sha256(decoded.astype("<i4").tobytes()).hexdigest()[:16] == digest
 
 
 def test_sections_of_a_helper_decode(rng):
