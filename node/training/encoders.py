@@ -157,19 +157,12 @@ def _linear(
     peaks = magnitudes.amax(1, keepdim=True)
     shifts = _excess_bits(peaks, codec.bits - 1, codec.exponent_max)
     if codec.is_coarse:
-        means = _sums(magnitudes, peaks) // count
-        shifts = torch.maximum(shifts, _excess_bits(means, 0, codec.exponent_max))
+        shifts = _coarser(shifts, magnitudes, peaks, count, codec.exponent_max)
     factors = torch.bitwise_left_shift(1, shifts)
-    halves = factors >> 1
     if codec.is_coarse:
-        # values - clamp(values, -eighth, eighth) + half, in one pass less.
-        eighths = factors >> 3
-        loss = torch.sub(values, halves, out=decoded)
-        torch.maximum(loss, -eighths - halves, out=loss)
-        torch.minimum(loss, eighths - halves, out=loss)
-        levels = torch.sub(values, loss, out=decoded)
+        levels = _plus_half_nearer_to_zero(values, factors, decoded)
     else:
-        levels = torch.add(values, halves, out=decoded)
+        levels = torch.add(values, factors >> 1, out=decoded)
     levels.bitwise_right_shift_(shifts).clamp_(-codec.level_max - 1, codec.level_max)
     exponents.copy_(shifts)
     # uint8 wraps, so the offset of offset binary may be added last, to both halves of a byte at once.
@@ -182,6 +175,23 @@ def _linear(
         torch.add(narrow[:, :half], narrow[:, half:], alpha=16, out=codes)
         codes += 8 * (1 + 16)
     decoded *= factors
+
+
+def _coarser(shifts: Tensor, magnitudes: Tensor, peaks: Tensor, count: int | Tensor, most: int) -> Tensor:
+    """The exponents of `int4`, int32[b, 1], where `shifts` are the finest that blocks' peaks allow."""
+    means = _sums(magnitudes, peaks) // count
+    shifts = torch.maximum(shifts, _excess_bits(means, 0, most))
+    steps = torch.bitwise_left_shift(1, shifts)
+    return (shifts - (peaks <= (steps >> 1) + (steps >> 3)).int()).clamp_(min=0)
+
+
+def _plus_half_nearer_to_zero(values: Tensor, steps: Tensor, out: Tensor) -> Tensor:
+    """``values - clamp(values, -eighth, eighth) + half``, of a block's step each, in one pass less."""
+    eighths, halves = steps >> 3, steps >> 1
+    excess = torch.sub(values, halves, out=out)
+    torch.maximum(excess, -eighths - halves, out=excess)
+    torch.minimum(excess, eighths - halves, out=excess)
+    return torch.sub(values, excess, out=out)
 
 
 def _sums(magnitudes: Tensor, peaks: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ bits as chunks travel (`packing`), not three: an entropy-coded uniform quantizer
 "Asymptotically Efficient Quantizing", 1968). Before it is rounded, a value is brought nearer to 0 by an
 eighth of a step, as in video (Sullivan, "Efficient Scalar Quantization of Exponential and Laplacian Random
 Variables", 1996): zeros cost least, and rounding does not make a delta longer than it is. Error feedback
-brings the rest later.
+brings the rest later. Where that would leave nothing of a block whose values are all as large, its step is
+half as long.
 
 Error: at most half a step of ``2**exponent``, in `int4` five eighths; a whole step for a block's largest
 positive values, which saturate rather than double everybody's step.
@@ -57,11 +58,15 @@ class BlockCodec(Dense):
 
     def _exponents(self, magnitudes: Ints, counts: npt.NDArray[np.int64]) -> Ints:
         """Each block's, of magnitudes in blocks, so many of which are real."""
-        exponents = bit_length(magnitudes.max(axis=1)) - (self.bits - 1)
+        peaks = magnitudes.max(axis=1)
+        exponents = bit_length(peaks) - (self.bits - 1)
         if self.is_coarse:
             means = magnitudes.sum(axis=1, dtype=np.int64) // counts
             exponents = np.maximum(exponents, bit_length(means))
-        return np.clip(exponents, 0, self.exponent_max).astype(np.int32)
+        exponents = np.clip(exponents, 0, self.exponent_max).astype(np.int32)
+        steps = np.int32(1) << exponents
+        exponents -= peaks <= (steps >> 1) + (steps >> 3)
+        return exponents.clip(0)
 
     def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:
         if len(section) != self.section_bytes(numel):

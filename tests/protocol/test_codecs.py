@@ -165,6 +165,17 @@ def _energy(values: np.ndarray) -> float:
     return float(np.mean(values.astype(float) ** 2))
 
 
+@pytest.mark.parametrize("numel", [1, 256])
+def test_int4_sends_something_of_a_block_whose_values_are_all_as_large(numel):
+    """As after an optimizer's first step, or of a tensor that is one number."""
+    for magnitude in range(1, 2**16, 97):
+        values = np.full(numel, magnitude, dtype=np.int32)
+        values[numel // 2 :] *= -1
+        decoded = _decode("int4", CODECS["int4"].encode(values), numel)
+        assert np.array_equal(np.sign(decoded), np.sign(values))
+        assert 5 * np.abs(decoded - values).max() <= 3 * magnitude
+
+
 def test_int4_sends_what_stands_alone_in_its_block(rng):
     """One value among zeros is not cut to a few times their mean."""
     values = np.zeros(256, dtype=np.int32)
