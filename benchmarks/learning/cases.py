@@ -169,8 +169,9 @@ def _decaying() -> Iterator[Case]:
     usual = outer_defaults("int4")
     yield Case(label=DATA_PARALLEL, method="data-parallel", **one)
     yield Case(label=f"{INT4}, 0.4 / 0.5", method="gossamer", settings=gossamer(), **one)
-    yield Case(label=f"{INT4}, 0.5 / 0.7", method="gossamer", settings=gossamer(outer=usual), **one)
-    yield Case(label="DiLoCo, 0.7 / 0.5", method="diloco", settings=TUNED_DILOCO, **one)
+    more = {**one, "seeds": SEEDS}
+    yield Case(label=f"{INT4}, 0.5 / 0.7", method="gossamer", settings=gossamer(outer=usual), **more)
+    yield Case(label="DiLoCo, 0.7 / 0.5", method="diloco", settings=TUNED_DILOCO, **more)
     yield Case(label="DiLoCo, 0.7 / 0.7", method="diloco", settings={"lr": 0.7, "momentum": 0.7}, **one)
     parted = gossamer(parted=[0.25, 0.75])
     yield Case(label=f"{INT4}, 0.4 / 0.5, {PARTED}", method="gossamer", settings=parted, **one)
