@@ -113,8 +113,7 @@ def create(
                 by_task = {key: built.averaging(model, key, parameter) for key, parameter in tensors.items()}
     except TaskError as error:
         raise ConfigError(str(error)) from error
-    if fragments is not None:
-        _check_fragments("--fragments", fragments, len(tensors))
+    _check_fragments("--fragments", fragments, len(tensors))
     if weights is not None:
         from gossamer.bootstrap.weights import load_weights
 
@@ -183,8 +182,7 @@ def describe(
     unknown = set(by_name) - set(tensors)
     if unknown:
         raise ConfigError(f"averaging names tensor {min(unknown)!r}, which the model does not train")
-    if fragments is not None:
-        _check_fragments("fragments", fragments, len(tensors))
+    _check_fragments("fragments", fragments, len(tensors))
     manifest, _ = _describe(
         model,
         {**_rules(for_matrices, model, tensors), **by_name},
@@ -218,11 +216,13 @@ def _pace(every_steps: int | None, every_seconds: float) -> dict[str, object]:
         raise ConfigError("every_steps and every_seconds both say how long a window is: give one of them")
     if every_steps is None:
         every_steps = 0 if every_seconds else EVERY_STEPS
-    return {"every_steps": every_steps, "every_seconds": float(every_seconds)}
+    return {"every_steps": every_steps, "every_seconds": every_seconds}
 
 
-def _check_fragments(argument: str, fragments: int, tensors: int) -> None:
-    """Raise ConfigError, in which `argument` is what the person calls it."""
+def _check_fragments(argument: str, fragments: int | None, tensors: int) -> None:
+    """Raise ConfigError for a number that cannot be; `argument` is what the person calls it."""
+    if fragments is None:
+        return
     if not isinstance(fragments, int) or not 1 <= fragments <= tensors:
         raise ConfigError(f"{argument} must be 1 to {tensors}, the number of tensors; it is {fragments!r}")
 

@@ -13,7 +13,7 @@ import contextlib
 import math
 import operator
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -212,7 +212,11 @@ class Guarded(Task):
     def _guarded(self, method: str, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """What `begin` returns, which is called at once, item by item."""
         with self._explained(method):
-            items = iter(begin())
+            begun: Iterable[Any] | None = begin()
+        if begun is None:
+            self._wrong(method, "returned None: yield its items, or return an iterator")
+        with self._explained(method):
+            items = iter(begun)
         return self._each(method, items)
 
     def _each(self, method: str, items: Iterator[Any]) -> Iterator[Any]:

@@ -50,7 +50,7 @@ from gossamer.node.storage.recordstore import RecordStore
 from gossamer.node.storage.recordwriter import RecordWriter
 from gossamer.node.timekeeping import Timekeeper, unix_offset_s
 from gossamer.protocol import effects as fx
-from gossamer.protocol.errors import ConfigError, DiskFullError, LocalError, StorageError
+from gossamer.protocol.errors import DiskFullError, FolderGoneError, LocalError, StorageError
 from gossamer.protocol.identity import short
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.messages import Ask
@@ -364,15 +364,15 @@ class Daemon:
 
 
 def _opened(options: DaemonOptions) -> tuple[Home, Manifest]:
-    """A node's folder, which is ours as long as this process lives. Raises ConfigError or StorageError."""
+    """A node's folder, which is ours as long as this process lives. Raises StorageError.
+
+    Where there is none, none is made: it has been moved, and would be in the way where it comes back.
+    """
     home = Home(options.folder)
-    home.create()
+    manifest = home.own_manifest()
     home.lock.take()
     home.set_daemon_aside()
     home.tidy()
-    manifest = home.manifest()
-    if manifest is None:
-        raise ConfigError(f"no manifest in {options.folder}; run: gossamer node --join ADDRESS")
     return home, manifest
 
 
@@ -414,7 +414,8 @@ def main() -> int:
         asyncio.run(daemon.run())
     except LocalError as error:
         log.error("%s", error, exc_info=error if options.debug else None)
-        return 1 if isinstance(error, DiskFullError) else 2  # which is waited for, as while a node runs
+        waits = isinstance(error, DiskFullError | FolderGoneError)  # as while a node runs
+        return 1 if waits else 2
     return 0
 
 

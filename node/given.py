@@ -38,6 +38,8 @@ def given_invitation(text: str | None) -> Invitation | None:
     """An invitation given as its text, or as a file that holds it. Raises ConfigError."""
     if text is None:
         return None
+    if not text:
+        raise ConfigError("--invite is empty: is the shell variable that it names unset?")
     if PREFIX not in text:
         try:
             with open(expanded(Path(text)), encoding="utf-8-sig") as file:

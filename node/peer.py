@@ -153,7 +153,8 @@ class Peer(Standing):
         Raises:
             ConfigError: model, manifest, folder or addresses do not fit (the message says which, and how), or
                 this is torch.inference_mode().
-            UnreachableError: nobody answers at `join`, or the daemon keeps ending before it listens.
+            UnreachableError: nobody answers at `join`, where the manifest has to come from there (else it is
+                waited for), or the daemon keeps ending before it listens.
             StorageError: the folder cannot be used.
             SystemExit: the node was told to stop before it had the model.
         """

@@ -48,15 +48,10 @@ class SwarmClock:
         self._read_as: tuple[int, int, int] | None = None
         """Of what we had published, and what was closed, when it was read."""
         self._reads_until = -inf
-        self._is_contradicted = False
-
-    def is_contradicted(self, now: float) -> bool:
-        """Whether most of the others that have published are, by our clock, where the swarm cannot be yet.
-
-        We refuse what they publish, and it is our clock that is wrong, or that of whoever began the swarm.
-        """
-        self.read(now)
-        return self._is_contradicted
+        self.is_contradicted = False
+        """Whether most of the others that have published were, as the clock was last read, where by our time
+        the swarm cannot be yet: ours is wrong, or was that of whoever began the swarm. We refuse what they
+        publish."""
 
     def allows(self, round_: int, now: float) -> bool:
         """Whether the swarm is old enough for this round."""
@@ -105,7 +100,7 @@ class SwarmClock:
         own = self._author.last_round
         known, said = self._rounds_of_others(now)
         members = len(known) + self._trains
-        self._is_contradicted = self._are_impossible(known, now)
+        self.is_contradicted = self._are_impossible(known, now)
         if self.published_round and not self._own(now).is_idle(now):
             said.append(own)
         if self._trains:

@@ -44,6 +44,10 @@ class DiskFullError(StorageError):
     """There is no room for what has to be written; with room again, it can be."""
 
 
+class FolderGoneError(StorageError):
+    """A node's folder is not where it was; where it is back, the node can go on."""
+
+
 class DivergedError(LocalError):
     """A parameter left the range that fixed point can hold, as no healthy training does."""
 

@@ -115,7 +115,7 @@ class Replica:
             self.gossip,
             self.fetcher.wants,
             is_first=not info.bootstrap,
-            clock_is_wrong=lambda: self.is_contradicted,
+            clock_is_wrong=self._clock_is_wrong,
         )
         self._peering = Peering(
             self.links,
@@ -184,8 +184,11 @@ class Replica:
 
     @property
     def is_contradicted(self) -> bool:
-        """Whether most others are at rounds that we refuse, since by our clock they cannot be yet."""
-        return self._clock.is_contradicted(self._now)
+        """Whether most others are at rounds that we refuse, since by our clock they cannot be yet.
+
+        As of when the clock was last read, which is all the time.
+        """
+        return self._clock.is_contradicted
 
     @property
     def horizon(self) -> int:
@@ -215,6 +218,11 @@ class Replica:
     def own_row(self) -> PeerBody:
         """Our row as the others see it."""
         return self.presence.row
+
+    def _clock_is_wrong(self) -> bool:
+        """The same by now: who has just started has hardly read it."""
+        self._clock.read(self._now)
+        return self._clock.is_contradicted
 
     def next_wake(self) -> float:
         """When `handle(Wake())` is due."""

@@ -176,14 +176,12 @@ GOALS = (
         at_most=0.0,
         unit="% above",
         measured=_with_muon,
-        reason="chance: seeds differ by as much.",
     ),
     Goal(
         what="int4 as manifests have it, the learning rate falling, final loss against DiLoCo's, same tokens",
         at_most=0.0,
         unit="% above",
         measured=_where_it_falls,
-        reason="chance: seeds differ by as much.",
     ),
     Goal(
         what="two halves for half the run, loss against calm",

@@ -29,8 +29,8 @@ def peers_table(status: dict[str, Any]) -> Table:
         caption=Text(harmless("\n".join(verdicts)), style="table.caption") if verdicts else None,
         caption_justify="left",
     )
-    for column in ("member", "health"):
-        table.add_column(column, no_wrap=True)
+    table.add_column("member", overflow="fold")  # a name may be long: it gives way, and the figures do not
+    table.add_column("health", no_wrap=True)
     for column in ("round", "tokens", "tokens/s", "judged", "agrees"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("bad in")

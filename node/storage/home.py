@@ -43,7 +43,13 @@ from gossamer.node.storage.wholefile import (
     write_atomically,
     write_first,
 )
-from gossamer.protocol.errors import ConfigError, MalformedError, StorageError, UnsupportedError
+from gossamer.protocol.errors import (
+    ConfigError,
+    FolderGoneError,
+    MalformedError,
+    StorageError,
+    UnsupportedError,
+)
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import INVITATION_BYTES_MAX, Invitation, read_invitation
 
@@ -233,6 +239,16 @@ class Home:
         with suppress(StorageError):  # nothing depends on it
             keep(self.data_path, json.dumps(list(sources)).encode())
         return tuple(map(str, found)) if isinstance(found, list) else None
+
+    def own_manifest(self) -> "Manifest":
+        """The manifest that is here since before this node's processes were started. Raises StorageError."""
+        manifest = self.manifest()
+        if manifest is None:
+            raise FolderGoneError(
+                f"there is no node in {self.root} any more: was the folder moved or removed, or its disk"
+                " unmounted? Put it back, or stop this node"
+            )
+        return manifest
 
     def manifest(self) -> "Manifest | None":
         """The manifest kept here, None if there is none yet. Raises StorageError."""

@@ -159,10 +159,8 @@ def _linear(
     if codec.is_coarse:
         shifts = _coarser(shifts, magnitudes, peaks, count, codec.exponent_max)
     factors = torch.bitwise_left_shift(1, shifts)
-    if codec.is_coarse:
-        levels = _plus_half_nearer_to_zero(values, factors, decoded)
-    else:
-        levels = torch.add(values, factors >> 1, out=decoded)
+    plus_half = _plus_half_nearer_to_zero if codec.is_coarse else _plus_half
+    levels = plus_half(values, factors, decoded)
     levels.bitwise_right_shift_(shifts).clamp_(-codec.level_max - 1, codec.level_max)
     exponents.copy_(shifts)
     # uint8 wraps, so the offset of offset binary may be added last, to both halves of a byte at once.
@@ -183,6 +181,11 @@ def _coarser(shifts: Tensor, magnitudes: Tensor, peaks: Tensor, count: int | Ten
     shifts = torch.maximum(shifts, _excess_bits(means, 0, most))
     steps = torch.bitwise_left_shift(1, shifts)
     return (shifts - (peaks <= (steps >> 1) + (steps >> 3)).int()).clamp_(min=0)
+
+
+def _plus_half(values: Tensor, steps: Tensor, out: Tensor) -> Tensor:
+    """Of a block's step each: what then is rounded down is rounded to the nearest."""
+    return torch.add(values, steps >> 1, out=out)
 
 
 def _plus_half_nearer_to_zero(values: Tensor, steps: Tensor, out: Tensor) -> Tensor:

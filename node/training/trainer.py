@@ -36,7 +36,13 @@ from gossamer.node.options import TrainerOptions
 from gossamer.node.peer import Peer
 from gossamer.node.storage.home import Home
 from gossamer.node.training.reporting import Reporter
-from gossamer.protocol.errors import ConfigError, DivergedError, LocalError, UnreachableError
+from gossamer.protocol.errors import (
+    ConfigError,
+    DivergedError,
+    FolderGoneError,
+    LocalError,
+    UnreachableError,
+)
 from gossamer.protocol.manifest import Manifest
 
 LEAVE_S = 2.0
@@ -235,10 +241,7 @@ def main() -> int:
     lifeline.reset_signals()
     lifeline.watch(ending.node_is_gone)
     try:
-        manifest = Home(options.folder).manifest()
-        if manifest is None:
-            raise ConfigError(f"no manifest in {options.folder}")
-        trainer = ending.trainer = Trainer(options, manifest)
+        trainer = ending.trainer = Trainer(options, Home(options.folder).own_manifest())
         trainer.run()
         trainer.peer.close()
     except DivergedError as error:
@@ -255,7 +258,9 @@ def main() -> int:
     except (LocalError, TaskError) as error:
         log.error("%s", error, exc_info=error if options.debug else None)
         has_worked = options.restarted or (ending.trainer is not None and ending.trainer.stepped)
-        may_pass = isinstance(error, UnreachableError) or (isinstance(error, TaskError) and has_worked)
+        may_pass = isinstance(error, UnreachableError | FolderGoneError) or (
+            isinstance(error, TaskError) and has_worked
+        )
         return FAILURE if may_pass else USER_ERROR
     return 0
 

@@ -311,6 +311,15 @@ def test_a_window_has_one_length() -> None:
     assert manifests.describe(model, name="m", every_steps=0, every_seconds=2).pace.every_seconds == 2.0
     with pytest.raises(ConfigError, match="every_steps and every_seconds both say .* give one of them"):
         manifests.describe(model, name="m", every_steps=10, every_seconds=2)
+    for no_time in (None, "8", True):
+        with pytest.raises(ConfigError, match="every_seconds"):
+            manifests.describe(model, name="m", every_seconds=no_time)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("layers", "fragments"), [(1, 2), (3, 4)])
+def test_a_model_comes_in_four_fragments_as_far_as_it_has_tensors(layers: int, fragments: int) -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(layers)))
+    assert manifests.describe(model, name="m").layout.fragments == fragments
 
 
 def test_options_of_any_name_survive(tmp_path: Path) -> None:

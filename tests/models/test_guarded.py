@@ -51,6 +51,15 @@ def test_what_it_trains_on_is_told_as_the_task_has_it(task_folder: Path) -> None
     assert own.data_in_words() == "shards 1 to 3 of 8"
 
 
+def test_batches_that_are_forgotten_to_be_returned() -> None:
+    class Forgetful(ByteTextTask):
+        def batches(self, stream: DataStream) -> None:  # type: ignore[override]
+            """Its last line is missing."""
+
+    with pytest.raises(TaskError, match=r"Forgetful.batches returned None: yield its items, or return"):
+        next(Guarded(Forgetful(), Path("x.py")).batches(STREAM))
+
+
 class InWords(ByteTextTask):
     def data_in_words(self) -> str:
         return "shards 1 to 3 of 8"

@@ -37,6 +37,11 @@ def test_an_invitation_in_a_file_of_ones_home_folder(tmp_path: Path, monkeypatch
     assert given_invitation("~/letter") == given_invitation(text)
 
 
+def test_an_invitation_from_a_variable_that_is_unset() -> None:
+    with pytest.raises(ConfigError, match="--invite is empty: is the shell variable"):
+        given_invitation("")
+
+
 def test_what_is_no_invitation_nor_a_file(tmp_path: Path) -> None:
     for text in ("nowhere", "a\0b", "~nobody-has-this-name/x", str(tmp_path), "x" * 300):
         with pytest.raises(ConfigError, match="--invite takes an invitation or a file with one; "):

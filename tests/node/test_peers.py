@@ -75,6 +75,14 @@ def test_the_table_fits_a_terminal_and_says_what_was_bad() -> None:
     assert "clipped 1" in line and "by 9.8x" in "\n".join(lines)
 
 
+def test_a_long_name_gives_way_and_not_the_figures() -> None:
+    told = status()
+    told["members"][1]["name"] = "gpu-box-17.cluster.example.university.edu" + 23 * "x"
+    text = shown(told, width=80)
+    for part in ("member", "health", "tokens/s", "judged", "agrees", "bad in", "4,321", "1.2M", "-0.70"):
+        assert part in text
+
+
 def test_what_others_say_is_shown_as_it_is_and_commands_no_terminal() -> None:
     said = "\x1b]0;owned\x07[/nope]"
     told = status(swarm=said, name=said, round=said)

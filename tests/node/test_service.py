@@ -129,3 +129,37 @@ def test_a_daemon_that_comes_back_does_not_insist_on_a_port_that_the_system_chos
     service.failures = 1
     service.keep_running(0.0)
     assert [options.listen for options in started] == ["127.0.0.1:0"]
+
+
+def test_a_folder_that_is_away_is_waited_for_and_not_made_anew(tmp_path: Path) -> None:
+    """It was moved, or its disk unmounted: what is made in its place would be in its way as it comes back."""
+    home = founded(tmp_path / "d")
+    away = home.root.rename(tmp_path / "away")
+    service = daemon_service(DaemonOptions(folder=home.root, plaintext=True, admin="off"))
+
+    def status(now: float) -> int:
+        """With which the next daemon ends."""
+        assert service.keep_running(now) is None
+        child = service.child
+        assert child is not None
+        wait_for(lambda: child.poll() is not None, 20, "the daemon ends")
+        found = child.poll()
+        assert found is not None
+        assert service.keep_running(now + 1.0) is None, "another one will be started"
+        return found
+
+    assert status(1000.0) == 1
+    assert not home.root.exists()
+    home.root.mkdir()  # as an unmounted disk leaves it
+    assert status(2000.0) == 1
+    assert not list(home.root.iterdir())
+    home.root.rmdir()
+    away.rename(home.root)
+    service.keep_running(3000.0)
+    child = service.child
+    assert child is not None
+    try:
+        wait_for(home.read_daemon, 20, "the daemon listens")
+    finally:
+        child.terminate()
+        assert child.end(10) == 0
