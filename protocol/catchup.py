@@ -49,7 +49,7 @@ class CatchUp:
         """Look, after each event, whether a peer's ledger has been seen, and how its payloads get on."""
         self._now = now
         self._began = min(self._began, now)
-        if self._synced_at is not None and now < self._next_look:
+        if self._synced_at is not None and (not self._lacking or now < self._next_look):
             return
         self._next_look = now + LOOK_INTERVAL_S
         if self._is_misled():
@@ -58,7 +58,7 @@ class CatchUp:
             self._refuses, self._gossip.synced_once = False, False  # what was refused is asked for again
         elif self._synced_at is None:
             self._synced_at = now if self._gossip.synced_once else None
-        elif self._lacking:
+        else:
             self._count_lacking(self._synced_at)
 
     def _is_misled(self) -> bool:
@@ -86,7 +86,7 @@ class CatchUp:
         been set, as it is a moment after the start of a machine without a battery; but not for ever, for
         liars may be many.
         """
-        return self._has_learned(has_signed) and not self._is_misled()
+        return self._has_learned(has_signed) and not self._refuses
 
     def _has_learned(self, has_signed: bool) -> bool:
         alone = self._is_first and not self._links

@@ -99,13 +99,14 @@ class SwarmClock:
         """
         own = self._author.last_round
         known, said = self._rounds_of_others(now)
-        members = len(known) + self._trains
-        self.is_contradicted = self._are_impossible(known, now)
+        members, newest = len(known) + self._trains, max(known, default=0)
+        is_possible = self.allows(newest, now)
+        self.is_contradicted = not is_possible and self._are_impossible(known, now)
         if self.published_round and not self._own(now).is_idle(now):
             said.append(own)
         if self._trains:
             known.append(own)
-        if said and not self.allows(max(*said, *known, 0), now):
+        if said and not (is_possible and (own <= newest or self.allows(own, now))):
             said = [round_ for round_ in said if self.allows(round_, now)]
             known = [round_ for round_ in known if self.allows(round_, now)]
         if not said:
@@ -115,8 +116,6 @@ class SwarmClock:
 
     def _are_impossible(self, rounds: list[int], now: float) -> bool:
         """Whether most of the rounds that were published cannot be yet."""
-        if self.allows(max(rounds, default=0), now):
-            return False
         return 2 * sum(not self.allows(round_, now) for round_ in rounds) > sum(map(bool, rounds))
 
     def somebody_trains(self, now: float) -> bool:
