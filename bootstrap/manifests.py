@@ -105,7 +105,7 @@ def create(
             built = kind.task(resolved, here)
             model = built.build_model(seed)
             if kind.source and trial:
-                _try_out(built, seed, model)
+                _try_out(built, seed, model, has_data=bool(here))
             from gossamer.models.task import embeddings_known
 
             tensors = _shareable_tensors(model)
@@ -132,7 +132,7 @@ def create(
     )
 
 
-def _try_out(task: "Task", seed: int, model: "nn.Module") -> None:
+def _try_out(task: "Task", seed: int, model: "nn.Module", *, has_data: bool) -> None:
     """Raise TaskError for the first thing in a task of somebody's own that does not work."""
     from gossamer.models import checking
 
@@ -140,6 +140,8 @@ def _try_out(task: "Task", seed: int, model: "nn.Module") -> None:
     try:
         batch = checking.first_batch(task)
     except TaskError as error:
+        if has_data:
+            raise
         raise TaskError(f"{error} (to try the task out, init needs data: --data, or --no-trial)") from error
     checking.try_step(task, again, batch)
 

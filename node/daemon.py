@@ -147,8 +147,10 @@ class Daemon:
         self.merging = Merging(self.core, self.port, self.local_chunks.refetch)
         self.archive = Archive(self.core, self.merging, self.chunks, self.records, shelf, self.dispatch)
         self.local_chunks.on_snapshot_lost = self.archive.snapshot_lost
-        publisher = Publisher(self.chunks, self.dispatch)
-        self.briefing = Briefing(self.core, self.port, self.merging, publisher, self.links, self.dispatch)
+        self.publisher = Publisher(self.chunks, self.dispatch, self.port.acknowledge)
+        self.briefing = Briefing(
+            self.core, self.port, self.merging, self.publisher, self.links, self.dispatch
+        )
 
         # Those who look on.
         self.view = NodeView(
@@ -199,6 +201,7 @@ class Daemon:
                         ("chunks", self.local_chunks.run()),
                         ("keeping", self.local_chunks.keeping.run()),
                         ("trainer", self.port.serve(self.briefing)),
+                        ("publisher", self.publisher.run()),
                         ("acquaintances", self.acquaintances.run()),
                         ("policing", self.policing.run()),
                         ("watching", self.watching.run()),
@@ -268,6 +271,7 @@ class Daemon:
         try:
             async with asyncio.timeout(STOP_GRACE_S):
                 await self.port.done.wait()
+                await self.publisher.drained()
                 await self.writer.drained()
                 while self.links and not self.core.own_last_spread:  # noqa: ASYNC110
                     await asyncio.sleep(STOP_POLL_S)
@@ -356,7 +360,7 @@ class Daemon:
         """Our delta is durable: now the core may speak of it, and the trainer go on."""
         self.dispatch(fx.Stored(delta))
         self.watching.heard(delta)
-        self.briefing.acknowledge(delta.round)
+        self.port.acknowledge(delta.round)
 
     async def _status(self, query: Mapping[str, str]) -> dict[str, Any]:
         """What others are told who ask how we are."""

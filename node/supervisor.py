@@ -48,8 +48,9 @@ class Supervisor:
                 }
                 if ended:
                     status = max(ended.values())
-                    if status == 0:  # nobody asked it to, and it has said nothing itself
-                        log.warning("the %s ended by itself; the node stops", " and the ".join(ended))
+                    if status == 0:  # which was not our doing, and it has said nothing itself
+                        names = " and the ".join(ended)
+                        log.warning("the %s ended, though this node was not asked to stop; it stops", names)
                     break
                 time.sleep(POLL_S)
         finally:

@@ -129,6 +129,11 @@ def revoke(
             f"rounds up to {sealed} are sealed: newcomers may have started from a snapshot of them, which"
             f" cannot be changed; --after-round must be at least {sealed}"
         )
+    if last_round > clock:
+        raise ConfigError(
+            f"the swarm is at round {clock}: until round {last_round} all that this key signs would still"
+            " count; leave --after-round out, or give an earlier one"
+        )
     record = owners.revoke(owner, manifest.swarm_id, target, last_round=last_round, reason=reason)
     _from_each(found, lambda address: deliver(address, record, plaintext=plaintext))
     typer.echo(f"revoked {target.hex()}: its deltas after round {last_round} are void")

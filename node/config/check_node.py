@@ -38,6 +38,8 @@ class NodeCheck:
 
     params: dict[str, Any]
     """By the names of the command's parameters; None where a value is missing or wrong."""
+    given: frozenset[str]
+    """Keys of those that were set, also of those that are wrong."""
     is_bootstrap: bool
     offline: bool
     manifest: Manifest | None = None
@@ -148,7 +150,7 @@ class NodeCheck:
         if (
             not self.is_bootstrap
             and (self.home is None or not self.home.manifest_path.exists())
-            and not self.params.get("join")
+            and not self.given & {"join", "invite"}
             and not self.invitation
         ):
             yield error(

@@ -57,7 +57,9 @@ async def _ask_one(
     try:
         status, offset_s = await probe_status(contact, plaintext=plaintext, asker=asker)
     except NotAnsweredError as problem:
-        answers.findings.append(warning("join", f"{problem}; a node needs an invitation there (--invite)"))
+        answers.findings.append(
+            warning("join", f"{problem}; who was never invited needs an invitation (--invite)")
+        )
         return
     except LocalError as problem:
         answers.findings.append(warning("join", str(problem)))

@@ -34,16 +34,12 @@ class Briefing:
         """The first words to a new trainer; the clock is told it next."""
         self._clock_sent = None
         core = self._core
-        return control.Welcome(core.manifest.canonical(), core.identity.node_id, core.own_last, self._clock)
+        own_last = max(core.own_last, self._publisher.last_round)
+        return control.Welcome(core.manifest.canonical(), core.identity.node_id, own_last, self._clock)
 
-    async def publish(self, message: control.Publish, payload: memoryview) -> None:
-        """Have a delta signed and stored. One that the core does not sign is done with at once."""
-        if not await self._publisher.publish(message, payload):
-            self.acknowledge(message.round)
-
-    def acknowledge(self, round_: int) -> None:
-        """The delta for this round needs nothing more of the trainer."""
-        self._port.send(control.Published(round_))
+    def publish(self, message: control.Publish, payload: memoryview) -> None:
+        """Have a delta stored and signed."""
+        self._publisher.hand_in(message, payload)
 
     def trainer_changed(self) -> None:
         """It reported, took a fragment, came or went: tell the core, and let merging go on."""

@@ -217,8 +217,9 @@ class DaemonLink:
                         message.fragment, message.merged_round, message.own_round, message.version, shared
                     )
             case control.Published():
-                with self._lock:
-                    self._unacknowledged = None
+                with self._lock:  # or it is a delta of the trainer before us
+                    if self._unacknowledged is not None and message.round == self._unacknowledged[0].round:
+                        self._unacknowledged = None
             case control.Clock():
                 self.clock = message.round
                 self.swarm_tokens = message.swarm_tokens

@@ -1,6 +1,7 @@
 """From a payload in shared memory to a signed record on disk: write before you speak."""
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable
 from hashlib import sha256
@@ -19,31 +20,52 @@ log = logging.getLogger("gossamer.publisher")
 
 
 class Publisher:
-    """Takes our trainer's deltas. They are acknowledged once their records are durable, and not here."""
+    """Takes our trainer's deltas, one after another, also of a trainer that has died meanwhile.
 
-    def __init__(self, chunks: ChunkStore, dispatch: Callable[[fx.Event], list[fx.Effect]]) -> None:
+    They are acknowledged here only if no record will come of them: else once that is durable.
+    """
+
+    def __init__(
+        self,
+        chunks: ChunkStore,
+        dispatch: Callable[[fx.Event], list[fx.Effect]],
+        acknowledge: Callable[[int], None],
+    ) -> None:
         self._chunks = chunks
         self._dispatch = dispatch
+        self._acknowledge = acknowledge
+        self._handed_in: asyncio.Queue[tuple[control.Publish, memoryview]] = asyncio.Queue(1)
         self._trouble = Trouble(log, "our own deltas can be stored again")
+        self.last_round = 0
+        """The last that we were handed a delta for: none for it or an earlier one is wanted any more."""
 
-    async def publish(self, message: control.Publish, payload: memoryview) -> bool:
-        """Store a payload, then have the core sign for it. A full disk delays this, and nothing else.
+    def hand_in(self, message: control.Publish, payload: memoryview) -> None:
+        """Have a delta stored and signed; `payload` is released then.
 
-        Returns whether it did sign: else no record will come of it.
+        A trainer waits for its last one to be acknowledged. So more than one waits here only if trainers die
+        while nothing can be stored, and then the newest does.
         """
-        reserved: set[bytes] = set()
+        if self._handed_in.full():
+            lost, _ = self._handed_in.get_nowait()
+            self._handed_in.task_done()
+            log.warning("the delta of round %d is lost: its trainer is gone, and could not wait", lost.round)
+        self._handed_in.put_nowait((message, payload))
+        self.last_round = message.round
+
+    async def run(self) -> None:
+        """Store what is handed in, until cancelled. A full disk delays this, and nothing else."""
         while True:
-            try:
-                hashes = await asyncio.to_thread(self._store, payload, reserved)
-                self._trouble.not_met()
-                break
-            except OSError as error:
-                until = "there is space" if error.errno in FULL else "the folder can be written to"
-                self._dispatch(fx.Paused())
-                self._trouble.met(
-                    f"cannot store our own delta: {error.strerror}; publishing pauses until {until}"
-                )
-                await asyncio.sleep(DISK_RETRY_S)
+            message, payload = await self._handed_in.get()
+            await self._publish(message, payload)
+            self._handed_in.task_done()
+
+    async def drained(self) -> None:
+        """Wait until all that was handed in is signed."""
+        await self._handed_in.join()
+
+    async def _publish(self, message: control.Publish, payload: memoryview) -> None:
+        """Store a payload, then have the core sign for it."""
+        reserved: set[bytes] = set()
         body = DeltaBody(
             round=message.round,
             base=message.base,
@@ -52,15 +74,29 @@ class Publisher:
             loss=message.loss,
             codec=message.codec,
             payload_bytes=len(payload),
-            chunks=hashes,
+            chunks=await self._stored(payload, reserved),
             previous=NO_RECORD,
         )
         payload.release()
         effects = self._dispatch(fx.Publish(body))
-        is_signed = any(isinstance(effect, fx.Store) for effect in effects)
-        if not is_signed:
+        if not any(isinstance(effect, fx.Store) for effect in effects):
             self._chunks.release(reserved)
-        return is_signed
+            self._acknowledge(message.round)
+
+    async def _stored(self, payload: memoryview, reserved: set[bytes]) -> tuple[bytes, ...]:
+        """Put the payload's chunks, as soon as the disk lets us; returns their hashes."""
+        while True:
+            try:
+                hashes = await asyncio.to_thread(self._store, payload, reserved)
+            except OSError as error:
+                self._dispatch(fx.Paused())
+                self._trouble.met(
+                    f"cannot store our own delta: {error.strerror}; publishing pauses until {_remedy(error)}"
+                )
+                await asyncio.sleep(DISK_RETRY_S)
+            else:
+                self._trouble.not_met()
+                return hashes
 
     def _store(self, payload: memoryview, reserved: set[bytes]) -> tuple[bytes, ...]:
         """Put the payload's chunks; those that no earlier delta has reserved are added to `reserved`."""
@@ -74,3 +110,12 @@ class Publisher:
             self._chunks.put(blob, piece, durable=True)
             hashes.append(blob)
         return tuple(hashes)
+
+
+def _remedy(error: OSError) -> str:
+    """What has to come true before a file can be written again."""
+    if error.errno in FULL:
+        return "there is space"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "fewer files are open"
+    return "the folder can be written to"

@@ -38,8 +38,9 @@ class Attendant(Protocol):
         """A trainer comes: the first words to it."""
         ...
 
-    async def publish(self, message: control.Publish, payload: memoryview) -> None:
-        """It hands in a delta; `payload` is to be released."""
+    def publish(self, message: control.Publish, payload: memoryview) -> None:
+        """It hands in a delta; `payload` stays what it is until it is acknowledged, or the trainer dies and
+        for ever after."""
         ...
 
     def trainer_changed(self) -> None:
@@ -142,7 +143,7 @@ class TrainerPort:
             attendant.trainer_changed()
             while True:
                 length = control.frame_length(await reader.readexactly(control.LENGTH_BYTES))
-                await self._handle(control.decode(await reader.readexactly(length)), attendant)
+                self._handle(control.decode(await reader.readexactly(length)), attendant)
         except (asyncio.IncompleteReadError, ConnectionError, MalformedError, TimeoutError):
             pass
         finally:
@@ -154,11 +155,11 @@ class TrainerPort:
             self._shared.close()
             attendant.trainer_changed()
 
-    async def _handle(self, message: control.ControlMessage, attendant: Attendant) -> None:
+    def _handle(self, message: control.ControlMessage, attendant: Attendant) -> None:
         assert self._shared is not None
         match message:
             case control.Publish():
-                await attendant.publish(message, self._shared.payload[: message.payload_bytes])
+                attendant.publish(message, self._shared.payload[: message.payload_bytes])
             case control.Took():
                 self._taken.discard(message.fragment)
                 attendant.trainer_changed()
@@ -176,6 +177,10 @@ class TrainerPort:
         writer.write(control.encode(message))
         if writer.transport.get_write_buffer_size() > BACKLOG_BYTES_MAX:
             writer.transport.abort()
+
+    def acknowledge(self, round_: int) -> None:
+        """The delta for this round needs nothing more of the trainer."""
+        self.send(control.Published(round_))
 
     async def offer(self, fragment: Fragment, phi: Ints, state: MergedState) -> None:
         """Hand a fragment of Phi to the trainer, if there is one and it has taken the last."""

@@ -77,6 +77,8 @@ class Look:
     """The node's folder, if it is not where it was."""
     folder_read_only: str = ""
     """The node's folder or one in it, if this user cannot write to it."""
+    file_lost: str = ""
+    """A file that the node cannot do without at its next start, if it is not there any more."""
     offsets: tuple[float | None, ...] = ()
     """By how many seconds the clocks of peers are ahead of ours."""
     contradicted: bool = False
@@ -221,6 +223,12 @@ class Vitals:
             advice = (
                 "nothing is published or fetched until it can. Is it this user's, or has its disk become"
                 " read-only after errors?"
+            )
+        elif look.file_lost:
+            found = f"the file {look.file_lost} is not there any more"
+            advice = (
+                "put it back before this node is started again: without its key it would be another node,"
+                " without its manifest none, and without its ledger it has to hear all of it from others"
             )
         else:
             return None

@@ -57,6 +57,7 @@ class Watching:
         self._files_free: int | None = None
         self._folder_gone = False
         self._unwritable: Path | None = None
+        self._lost_file: Path | None = None
         self._own_last = 0
         """Our last round before this run."""
         self._failed = False
@@ -133,6 +134,7 @@ class Watching:
             self.disk_free, self._files_free = await asyncio.to_thread(_free_in, home)
             self._folder_gone = await asyncio.to_thread(home.lock.is_elsewhere)
             self._unwritable = await asyncio.to_thread(home.unwritable)
+            self._lost_file = await asyncio.to_thread(home.lost_file)
         if ticks % SAVE_TICKS == 0:
             await self._save()
         self.settle()
@@ -172,6 +174,7 @@ class Watching:
             files_free=self._files_free,
             folder_gone=str(view.home.root) if self._folder_gone else "",
             folder_read_only=str(self._unwritable or ""),
+            file_lost=str(self._lost_file or ""),
             offsets=tuple(link.clock_offset_s for link in view.links.values()),
             outdone=core.presence.outdone,
             contradicted=core.is_contradicted,

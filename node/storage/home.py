@@ -164,6 +164,11 @@ class Home:
                 return folder
         return None
 
+    def lost_file(self) -> Path | None:
+        """What a node cannot do without at its next start, and is not here any more."""
+        needed = (self.key_path, self.manifest_path, self.ledger_path)
+        return next((path for path in needed if not os.path.lexists(path)), None)
+
     @property
     def has_key(self) -> bool:
         """Whether this folder is a node's already: a link counts, though its disk may not be mounted."""

@@ -203,6 +203,8 @@ class OuterLoop:
 
 def _magnitude(step: Tensor) -> float:
     """The largest of its values; NaN if any is. Two reductions are faster than `aminmax`."""
+    if not step.numel():  # a script has emptied a parameter, which is said where that is looked for
+        return 0.0
     return max(-float(step.amin()), float(step.amax()))
 
 

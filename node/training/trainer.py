@@ -215,11 +215,11 @@ class _Ending:
         self.trainer: Trainer | None = None
         self._pid = os.getpid()
 
-    def terminate(self, *_: object) -> None:
-        """SIGTERM: after the current step, or at once if the loop has not begun."""
+    def terminate(self, number: int = signal.SIGTERM, _: object = None) -> None:
+        """A signal to stop: after the current step, or at once if the loop has not begun."""
         if os.getpid() != self._pid:  # a process that the task has forked: it has no loop that would stop
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGTERM)
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
         if self.trainer is None:
             os._exit(0)
         self.trainer.stop()
@@ -237,7 +237,8 @@ def main() -> int:
     options = TrainerOptions.from_json(sys.argv[1])
     logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
     ending = _Ending()
-    signal.signal(signal.SIGTERM, ending.terminate)
+    for number in lifeline.stop_signals():
+        signal.signal(number, ending.terminate)
     lifeline.reset_signals()
     lifeline.watch(ending.node_is_gone)
     try:

@@ -215,6 +215,7 @@ STATUS = {"node_id": NODE_ID, "clock": 40, "sealed_round": 16, "closed_round": 0
     [
         ({}, ["--after-round", 15], ["rounds up to 16 are sealed", "at least 16"]),
         ({"closed_round": 32}, ["--after-round", 31], ["at least 32"]),
+        ({}, ["--after-round", 41], ["the swarm is at round 40", "leave --after-round out"]),
         ({"swarm_id": "cd" * 32}, [], ["belongs to swarm cdcdcdcdcdcd, not to this one"]),
         ({"clock": "soon"}, [], ["cannot be read"]),
         ({"clock": True}, [], ["cannot be read"]),

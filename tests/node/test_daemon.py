@@ -21,7 +21,7 @@ import pytest
 from gossamer.node.daemon import Daemon, main
 from gossamer.node.dashboard.admin_client import find_admin
 from gossamer.node.dashboard.peers import peers_table
-from gossamer.node.ipc import control, daemon_link
+from gossamer.node.ipc import control, daemon_link, publisher
 from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.monitoring import watching
 from gossamer.node.network import keeping
@@ -41,6 +41,7 @@ from gossamer.protocol.records import Delta
 from tests.net.stranger import linked
 from tests.node.chunkfiles import file_of
 from tests.node.daemons import founded, manifest_of, publish, started, training
+from tests.node.full_disk import FullDisk
 from tests.node.trainer_side import until
 from tests.protocol.builders import row
 
@@ -97,6 +98,26 @@ async def test_a_delta_is_published_merged_and_offered_back(home: Home) -> None:
         assert peers_table(status).row_count == 1
         await asyncio.to_thread(link.close)
         await until(lambda: not daemon.port.attached)
+
+
+async def test_what_a_trainer_handed_in_before_it_died_is_published_once_the_disk_has_room(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "DISK_RETRY_S", 0.05)
+    async with running(home) as daemon:
+        disk = FullDisk(daemon.chunks, 10**6, monkeypatch)
+        async with training(home) as link:
+            hand_over(link, 1, payload(home))
+            await until(lambda: disk.left < 10**6)
+        await until(lambda: not daemon.port.attached)
+        assert daemon.port.done.is_set(), "that it is gone is seen at once"
+        async with training(home) as link:
+            assert link.own_last == 1, "so that the next is of a later round"
+            hand_over(link, 2, payload(home))
+            disk.left = 0
+            assert await asyncio.to_thread(link.wait_acknowledged, 10)
+            assert sorted(delta.round for delta in daemon.core.ledger) == [1, 2]
+            assert not daemon.core.ledger.is_void(next(iter(daemon.core.ledger)))
 
 
 async def test_a_daemon_whose_one_address_is_gone_says_so(

@@ -105,8 +105,9 @@ async def test_a_delta_is_ours_until_acknowledged(daemon: FakeDaemon) -> None:
         publish(link, 1, b"delta one")
         assert link.own_last == 1 and not link.can_publish
         await until(lambda: daemon.signed)
+        daemon.port.acknowledge(0)  # a delta of the trainer before it
         assert not await asyncio.to_thread(link.wait_acknowledged, 0.05)
-        daemon.port.send(control.Published(1))
+        daemon.port.acknowledge(1)
         assert await asyncio.to_thread(link.wait_acknowledged, 5)
         assert link.can_publish
     assert daemon.signed == {1: b"delta one"}

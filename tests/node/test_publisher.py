@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
+from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.limits import PAYLOAD_CHUNK_BYTES_MIN
 from tests.node.full_disk import FullDisk
+from tests.node.trainer_side import until
 
 
 @pytest.fixture
@@ -27,37 +31,65 @@ class Core:
 
     def __init__(self) -> None:
         self.events: list[fx.Event] = []
+        self.acknowledged: list[int] = []
         self.signs = True
 
     def dispatch(self, event: fx.Event) -> list[fx.Effect]:
         self.events.append(event)
         return [fx.Store(None, own=True)] if self.signs else []  # type: ignore[arg-type]
 
+    @property
+    def signed(self) -> list[int]:
+        return [event.body.round for event in self.events if isinstance(event, fx.Publish)]
 
-def message(payload: bytes) -> control.Publish:
-    return control.Publish(5, 3, 100, 10, 2.0, "int4", len(payload))
+
+@contextlib.asynccontextmanager
+async def publishing(chunks: ChunkStore, core: Core) -> AsyncIterator[Publisher]:
+    publisher = Publisher(chunks, core.dispatch, core.acknowledged.append)
+    task = asyncio.create_task(publisher.run())
+    try:
+        yield publisher
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def publish(publisher: Publisher, payload: bytes, round_: int = 5) -> memoryview:
+    """Hand a payload in, and wait until that is signed; returns where it was."""
+    area = memoryview(bytearray(payload))
+    publisher.hand_in(message(payload, round_), area)
+    async with asyncio.timeout(10):
+        await publisher.drained()
+    return area
+
+
+def message(payload: bytes, round_: int = 5) -> control.Publish:
+    return control.Publish(round_, 3, 100, 10, 2.0, "int4", len(payload))
 
 
 async def test_publishing_stores_before_it_signs(chunks: ChunkStore) -> None:
     core = Core()
     payload = bytes(range(256)) * 2048  # two chunks
     assert len(payload) == 2 * PAYLOAD_CHUNK_BYTES_MIN
-    area = memoryview(bytearray(payload))
-    assert await Publisher(chunks, core.dispatch).publish(message(payload), area)
+    async with publishing(chunks, core) as publisher:
+        area = await publish(publisher, payload)
     (event,) = core.events
     assert isinstance(event, fx.Publish)
     assert event.body.chunks == tuple(sha256(chunk).digest() for chunk in split_payload(payload))
     assert event.body.payload_bytes == len(payload)
     assert b"".join(chunks.get(blob) for blob in event.body.chunks) == payload
+    assert not core.acknowledged, "once its record is durable"
     with pytest.raises(ValueError, match="released"):
         area[0]
 
 
-async def test_what_the_core_does_not_sign_is_told(chunks: ChunkStore) -> None:
+async def test_what_the_core_does_not_sign_is_done_with_at_once(chunks: ChunkStore) -> None:
     core = Core()
     core.signs = False
-    area = memoryview(bytearray(b"x"))
-    assert not await Publisher(chunks, core.dispatch).publish(message(b"x"), area)
+    async with publishing(chunks, core) as publisher:
+        await publish(publisher, b"x")
+    assert core.acknowledged == [5]
 
 
 async def test_chunks_of_what_is_not_signed_are_not_reserved_but_for_a_delta_before(
@@ -65,26 +97,55 @@ async def test_chunks_of_what_is_not_signed_are_not_reserved_but_for_a_delta_bef
 ) -> None:
     """A trainer that attaches anew hands over again what is signed, and is not on disk yet."""
     core = Core()
-    publisher = Publisher(chunks, core.dispatch)
-    await publisher.publish(message(b"x"), memoryview(bytearray(b"x")))
-    core.signs = False
-    for payload in (b"x", b"y"):
-        await publisher.publish(message(payload), memoryview(bytearray(payload)))
-        chunks.drop_unreserved(sha256(payload).digest())
+    async with publishing(chunks, core) as publisher:
+        await publish(publisher, b"x")
+        core.signs = False
+        for payload in (b"x", b"y"):
+            await publish(publisher, payload)
+            chunks.drop_unreserved(sha256(payload).digest())
     assert sha256(b"x").digest() in chunks
     assert sha256(b"y").digest() not in chunks
 
 
-async def test_a_full_disk_pauses_publishing(
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (errno.ENOSPC, "No space left on device; publishing pauses until there is space"),
+        (errno.EROFS, "Read-only file system; publishing pauses until the folder can be written to"),
+        (errno.EMFILE, "Too many open files; publishing pauses until fewer files are open"),
+    ],
+)
+async def test_what_cannot_be_stored_pauses_publishing(
+    chunks: ChunkStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    code: int,
+    told: str,
+) -> None:
+    monkeypatch.setattr(publisher, "DISK_RETRY_S", 0.01)
+    FullDisk(chunks, 3, monkeypatch, code)
+    core = Core()
+    async with publishing(chunks, core) as publisher_:
+        await publish(publisher_, b"x")
+    assert [type(event) for event in core.events] == [fx.Paused] * 3 + [fx.Publish]
+    assert caplog.text.count(told) == 1
+    assert chunks.get(sha256(b"x").digest()) == b"x"
+
+
+async def test_what_trainers_left_behind_waits_for_the_disk_up_to_a_bound(
     chunks: ChunkStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(publisher, "DISK_RETRY_S", 0.01)
-    FullDisk(chunks, 3, monkeypatch)
+    disk = FullDisk(chunks, 10**6, monkeypatch)
     core = Core()
-    await Publisher(chunks, core.dispatch).publish(message(b"x"), memoryview(bytearray(b"x")))
-    assert [type(event) for event in core.events] == [fx.Paused] * 3 + [fx.Publish]
-    assert caplog.text.count("No space left on device; publishing pauses until there is space") == 1
-    assert chunks.get(sha256(b"x").digest()) == b"x"
-    FullDisk(chunks, 1, monkeypatch, errno.EROFS)
-    await Publisher(chunks, core.dispatch).publish(message(b"x"), memoryview(bytearray(b"x")))
-    assert "Read-only file system; publishing pauses until the folder can be written to" in caplog.text
+    async with publishing(chunks, core) as publisher_:
+        publisher_.hand_in(message(b"1", 1), memoryview(bytearray(b"1")))
+        await until(lambda: core.events)  # it is being stored
+        for round_ in (2, 3):
+            publisher_.hand_in(message(b"n", round_), memoryview(bytearray(b"n")))
+            assert publisher_.last_round == round_
+        disk.left = 0
+        async with asyncio.timeout(10):
+            await publisher_.drained()
+    assert core.signed == [1, 3]
+    assert "the delta of round 2 is lost" in caplog.text

@@ -1,5 +1,6 @@
 """Snapshots as chunks, and which of them are kept."""
 
+import asyncio
 from hashlib import sha256
 from pathlib import Path
 
@@ -222,9 +223,11 @@ async def test_what_we_publish_survives_the_closing_of_what_is_the_same(tmp_path
     (zeros, old) = closed.body.chunks
     for blob, data in ((zeros, b"zeros"), (old, b"old")):
         chunks.put(blob, data)
-    publisher = Publisher(chunks, lambda event: [Store(delta(b"zeros"), own=True)])
-    message = control.Publish(9, 8, 100, 10, 2.0, "int4", 5)
-    assert await publisher.publish(message, memoryview(bytearray(b"zeros")))
+    publisher = Publisher(chunks, lambda event: [Store(delta(b"zeros"), own=True)], print)
+    publisher.hand_in(control.Publish(9, 8, 100, 10, 2.0, "int4", 5), memoryview(bytearray(b"zeros")))
+    running = asyncio.create_task(publisher.run())
+    await publisher.drained()
+    running.cancel()
     shelf.drop_unneeded({zeros, old}, [])
     assert zeros in chunks and old not in chunks
     shelf.drop_unneeded({zeros}, [delta(b"zeros")])

@@ -214,5 +214,11 @@ def test_a_folder_that_cannot_be_written_to_is_a_problem(shown: Shown) -> None:
     (said,) = shown.for_s(100, folder_read_only="/d")
     assert "the folder /d cannot be written to: nothing is published or fetched" in said
     assert shown.vitals.problem == "the folder /d cannot be written to"
+
+
+def test_a_file_that_is_gone_is_said_before_the_node_is_started_without_it(shown: Shown) -> None:
+    (said,) = shown.for_s(100, file_lost="/d/key")
+    assert "the file /d/key is not there any more: put it back before this node is started again" in said
+    assert shown.vitals.problem == "the file /d/key is not there any more"
     shown.for_s(1)
     assert shown.vitals.problem is None

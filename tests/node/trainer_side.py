@@ -48,7 +48,7 @@ class FakeDaemon:
         own_last = max(self.signed, default=0)
         return control.Welcome(self.manifest.canonical(), NODE_ID, own_last, self.clock)
 
-    async def publish(self, message: control.Publish, payload: memoryview) -> None:
+    def publish(self, message: control.Publish, payload: memoryview) -> None:
         data = bytes(payload)
         payload.release()
         self.seen.append(message.round)
