@@ -58,6 +58,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are processors: many tests wait for other processes, or for time to pass."""
+    return 1 + (os.cpu_count() or 1)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """All processes of one run (pytest-xdist) draw from one seed."""
     node.workerinput[WORKER_SEED] = node.config.stash[SEED]

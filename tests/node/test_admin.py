@@ -491,7 +491,7 @@ def test_of_a_swarms_nodes_on_this_machine_the_one_that_trains_is_meant(
     monkeypatch.setenv("GOSSAMER_HOME", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as peer, socket.create_server(("127.0.0.1", 0)) as trainer:
         where = [f"127.0.0.1:{each.getsockname()[1]}" for each in (peer, trainer)]
-        homes = [founded(tmp_path / name) for name in ("peer", "trainer")]
+        homes = [first := founded(tmp_path / "peer"), joining(tmp_path / "trainer", first)]
         for home, admin, trains in zip(homes, where, (False, True), strict=True):
             home.write_daemon(admin=admin, trains=trains)
             home.lock.take()
