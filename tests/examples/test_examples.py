@@ -137,6 +137,8 @@ def test_the_trainers_of_frameworks_train_one_model(tmp_path: Path, script: str)
 
 
 RANKS = 2
+ROUNDS = 16
+"""Each of the 4 fragments four times."""
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
 
 
@@ -153,13 +155,13 @@ def test_the_ranks_of_a_frameworks_trainer_are_one_node(
     tmp_path: Path, script: str, options: list[str], runner: list[str]
 ) -> None:
     try:
-        node = Script(tmp_path, script, "one", "--rounds", "4", *options, runner=runner)
+        node = Script(tmp_path, script, "one", "--rounds", str(ROUNDS), *options, runner=runner)
         assert node.process.wait(2 * PATIENCE_S) == 0, node.log.read_text()
         losses = held_out_by_each(node.log.read_text())
         assert len(losses) == RANKS and losses[0] == losses[1]
         assert losses[0][1] < losses[0][0] - 0.5
         deltas = published(node.folder)
-        assert [delta.round for delta in deltas] == [1, 2, 3, 4]
+        assert [delta.round for delta in deltas] == list(range(1, ROUNDS + 1))
         micro_batches = {"llama_trainer.py": 8, "lightning_module.py": 16}[script] * 2
         assert {delta.body.tokens // delta.body.steps for delta in deltas} == {RANKS * micro_batches * 64}
         assert_all_gone(tmp_path, 8)
