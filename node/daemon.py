@@ -147,7 +147,7 @@ class Daemon:
         self.merging = Merging(self.core, self.port, self.local_chunks.refetch)
         self.archive = Archive(self.core, self.merging, self.chunks, self.records, shelf, self.dispatch)
         self.local_chunks.on_snapshot_lost = self.archive.snapshot_lost
-        self.publisher = Publisher(self.chunks, self.dispatch, self.port.acknowledge)
+        self.publisher = Publisher(self.chunks, self.dispatch, self.port.send)
         self.briefing = Briefing(
             self.core, self.port, self.merging, self.publisher, self.links, self.dispatch
         )
@@ -183,6 +183,7 @@ class Daemon:
             # sign that round a second time, did we not know of it, and so equivocate.
             invitation = self.home.invitation()
             effects = await self.archive.restore([invitation.grant.data] if invitation else [])
+            self.publisher.acknowledged = self.core.own_last
             self.admitting.check_own()
             await self.admitting.keep_own()
             await self.watching.restore()
@@ -360,7 +361,7 @@ class Daemon:
         """Our delta is durable: now the core may speak of it, and the trainer go on."""
         self.dispatch(fx.Stored(delta))
         self.watching.heard(delta)
-        self.port.acknowledge(delta.round)
+        self.publisher.acknowledge(delta.round)
 
     async def _status(self, query: Mapping[str, str]) -> dict[str, Any]:
         """What others are told who ask how we are."""

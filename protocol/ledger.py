@@ -5,10 +5,11 @@ ever. The proof is the two records themselves; a third adds nothing and is not k
 cover what the set *means* (a record, or "void"), so that nodes holding different pairs of proof agree.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from enum import Enum, auto
 from hashlib import sha256
 
+from gossamer.protocol import limits
 from gossamer.protocol.pace import round_clock
 from gossamer.protocol.ranges import EMPTY, RangeDigests
 from gossamer.protocol.records import NO_RECORD, Delta
@@ -29,7 +30,9 @@ class Added(Enum):
 class Ledger:
     """Delta records by round and author."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_member: Callable[[bytes], bool] = lambda author: False) -> None:
+        """`is_member` tells whose last round is remembered in any case."""
+        self._is_member = is_member
         self._digests = RangeDigests()
         self._undigested: set[int] = set()
         """Rounds that have changed since: a digest costs as much as its round is long."""
@@ -37,7 +40,8 @@ class Ledger:
         self._by_id: dict[bytes, Delta] = {}
         self._by_data: dict[bytes, bytes] = {}
         self.last_rounds: dict[bytes, int] = {}
-        """The highest round that each author has a record in."""
+        """The highest round that each author has a record in, be it closed: of members, and some others."""
+        self._authors_max = limits.AUTHORS_KEPT
         self._last_records: dict[bytes, bytes] = {}
         """The ids of these records."""
         self.floor = 0
@@ -77,6 +81,16 @@ class Ledger:
         if round_ > self.last_round(author):
             self.last_rounds[author] = round_
             self._last_records[author] = record_id
+            if len(self.last_rounds) > self._authors_max:
+                self._forget_the_gone()
+
+    def _forget_the_gone(self) -> None:
+        """Keep no author who is no member and whose rounds are closed: anybody can make up any number, where
+        anybody may take part. As often as they have doubled, since it takes a look at each."""
+        for author, round_ in list(self.last_rounds.items()):
+            if round_ <= self.floor and not self._is_member(author):
+                del self.last_rounds[author], self._last_records[author]
+        self._authors_max = max(limits.AUTHORS_KEPT, 2 * len(self.last_rounds))
 
     def close(self, floor: int) -> list[Delta]:
         """Drop everything up to round `floor`, for good in this history; returns the records dropped."""
@@ -89,6 +103,8 @@ class Ledger:
             del self._by_id[delta.record_id]
             del self._by_data[delta.data]
         self.floor = max(self.floor, floor)
+        if len(self.last_rounds) > limits.AUTHORS_KEPT:
+            self._forget_the_gone()
         return dropped
 
     def reopen(self, floor: int) -> None:

@@ -84,6 +84,9 @@ ADDRESSES_PER_PEER_MAX = 8
 MEMBERS_MAX = 1024
 """Rows a node keeps. Full knowledge is meant for up to 256 members; beyond it, down members go first."""
 
+AUTHORS_KEPT = 4 * MEMBERS_MAX
+"""Of whom we remember the last round: more only as long as they are members, or their rounds are open."""
+
 LINKS_MAX = 64
 """A node wants few links, but takes in many: it may be the only one that others can reach."""
 

@@ -66,9 +66,9 @@ class Replica:
         self.info = info
         self.layout = manifest.plan()
         self.swarm_id = manifest.swarm_id
-        self.ledger = Ledger()
         self.charter = Charter(manifest.admission, manifest.swarm_id)
         self.roster = Roster(identity.node_id)
+        self.ledger = Ledger(lambda author: author == identity.node_id or self.roster.get(author) is not None)
         self.links = Links(
             identity.node_id, self.roster, info.bootstrap, rng, pins=info.pins, remembered=info.remembered
         )

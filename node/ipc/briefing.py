@@ -33,9 +33,15 @@ class Briefing:
     def welcome(self) -> control.Welcome:
         """The first words to a new trainer; the clock is told it next."""
         self._clock_sent = None
-        core = self._core
-        own_last = max(core.own_last, self._publisher.last_round)
-        return control.Welcome(core.manifest.canonical(), core.identity.node_id, own_last, self._clock)
+        core, publisher = self._core, self._publisher
+        return control.Welcome(
+            core.manifest.canonical(),
+            core.identity.node_id,
+            max(core.own_last, publisher.handed_in),
+            self._clock,
+            publisher.handed_in,
+            publisher.acknowledged,
+        )
 
     def publish(self, message: control.Publish, payload: memoryview) -> None:
         """Have a delta stored and signed."""

@@ -21,7 +21,12 @@ class Welcome:
     manifest: bytes
     node_id: bytes
     own_last: int
+    """The last round that is signed, or that a delta was handed in for."""
     clock: int
+    handed_in: int
+    """Of the rounds of the deltas that this daemon was handed in, the last."""
+    acknowledged: int
+    """The last round whose delta needs nothing more of a trainer."""
 
 
 @dataclass(frozen=True, slots=True)

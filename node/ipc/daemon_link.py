@@ -198,13 +198,14 @@ class DaemonLink:
             self._offers.clear()
             self.node_id = welcome.node_id
             self.clock = welcome.clock
-            pending = self._unacknowledged
-            if pending is not None and welcome.own_last < pending[0].round:
-                shared.payload[: len(pending[1])] = pending[1]
-                self.send(pending[0])
-            else:
-                self._unacknowledged = None
-                self.own_last = max(self.own_last, welcome.own_last)
+            self.own_last = max(self.own_last, welcome.own_last)
+            if (pending := self._unacknowledged) is not None:
+                message, payload = pending
+                if message.round <= welcome.acknowledged:
+                    self._unacknowledged = None
+                elif message.round > welcome.handed_in:  # else it is being stored
+                    shared.payload[: len(payload)] = payload
+                    self.send(message)
             self._shared = shared
             self._attached = True
         self._connected.set()
@@ -217,9 +218,10 @@ class DaemonLink:
                         message.fragment, message.merged_round, message.own_round, message.version, shared
                     )
             case control.Published():
-                with self._lock:  # or it is a delta of the trainer before us
-                    if self._unacknowledged is not None and message.round == self._unacknowledged[0].round:
-                        self._unacknowledged = None
+                with self._lock:
+                    pending = self._unacknowledged
+                    if pending is not None and message.round >= pending[0].round:
+                        self._unacknowledged = None  # else it was a delta of the trainer before us
             case control.Clock():
                 self.clock = message.round
                 self.swarm_tokens = message.swarm_tokens

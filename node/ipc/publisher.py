@@ -22,35 +22,40 @@ log = logging.getLogger("gossamer.publisher")
 class Publisher:
     """Takes our trainer's deltas, one after another, also of a trainer that has died meanwhile.
 
-    They are acknowledged here only if no record will come of them: else once that is durable.
+    One is acknowledged once its record is durable, or if none will come of it.
     """
 
     def __init__(
         self,
         chunks: ChunkStore,
         dispatch: Callable[[fx.Event], list[fx.Effect]],
-        acknowledge: Callable[[int], None],
+        tell: Callable[[control.ControlMessage], None],
     ) -> None:
+        """`tell` sends to the trainer, if there is one."""
         self._chunks = chunks
         self._dispatch = dispatch
-        self._acknowledge = acknowledge
+        self._tell = tell
         self._handed_in: asyncio.Queue[tuple[control.Publish, memoryview]] = asyncio.Queue(1)
         self._trouble = Trouble(log, "our own deltas can be stored again")
-        self.last_round = 0
-        """The last that we were handed a delta for: none for it or an earlier one is wanted any more."""
+        self.handed_in = 0
+        """The last round that we were handed a delta for: of it, or before it, none is wanted any more."""
+        self.acknowledged = 0
+        """The last round whose delta needs nothing more of a trainer."""
 
     def hand_in(self, message: control.Publish, payload: memoryview) -> None:
         """Have a delta stored and signed; `payload` is released then.
 
-        A trainer waits for its last one to be acknowledged. So more than one waits here only if trainers die
-        while nothing can be stored, and then the newest does.
+        A trainer waits for its last one to be acknowledged. So more than one waits here only if one trainer
+        after another comes while nothing can be stored, and then the newest does.
         """
         if self._handed_in.full():
             lost, _ = self._handed_in.get_nowait()
             self._handed_in.task_done()
-            log.warning("the delta of round %d is lost: its trainer is gone, and could not wait", lost.round)
+            log.warning(
+                "the delta of round %d is lost: another trainer's came before it could be stored", lost.round
+            )
         self._handed_in.put_nowait((message, payload))
-        self.last_round = message.round
+        self.handed_in = message.round
 
     async def run(self) -> None:
         """Store what is handed in, until cancelled. A full disk delays this, and nothing else."""
@@ -62,6 +67,11 @@ class Publisher:
     async def drained(self) -> None:
         """Wait until all that was handed in is signed."""
         await self._handed_in.join()
+
+    def acknowledge(self, round_: int) -> None:
+        """The delta for this round needs nothing more of a trainer, nor do earlier ones."""
+        self.acknowledged = max(self.acknowledged, round_)
+        self._tell(control.Published(round_))
 
     async def _publish(self, message: control.Publish, payload: memoryview) -> None:
         """Store a payload, then have the core sign for it."""
@@ -81,7 +91,7 @@ class Publisher:
         effects = self._dispatch(fx.Publish(body))
         if not any(isinstance(effect, fx.Store) for effect in effects):
             self._chunks.release(reserved)
-            self._acknowledge(message.round)
+            self.acknowledge(message.round)
 
     async def _stored(self, payload: memoryview, reserved: set[bytes]) -> tuple[bytes, ...]:
         """Put the payload's chunks, as soon as the disk lets us; returns their hashes."""

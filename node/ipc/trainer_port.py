@@ -178,10 +178,6 @@ class TrainerPort:
         if writer.transport.get_write_buffer_size() > BACKLOG_BYTES_MAX:
             writer.transport.abort()
 
-    def acknowledge(self, round_: int) -> None:
-        """The delta for this round needs nothing more of the trainer."""
-        self.send(control.Published(round_))
-
     async def offer(self, fragment: Fragment, phi: Ints, state: MergedState) -> None:
         """Hand a fragment of Phi to the trainer, if there is one and it has taken the last."""
         shared = self._shared

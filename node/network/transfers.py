@@ -57,23 +57,25 @@ class Transfers:
         if getting is not None:
             getting.add(task)
             try:
-                if await self._chunks.can_keep():
-                    await self._get(link, effect)
+                data = await self._get(link, effect) if await self._chunks.can_keep() else None
             finally:
                 getting.discard(task)
+            if data is not None:  # from here on it makes no difference what becomes of the link
+                await self._chunks.chunk_arrived(effect.blob, data)
         self._chunks.chunk_failed(link, effect.blob)
 
-    async def _get(self, link: PeerLink, effect: fx.Get) -> None:
+    async def _get(self, link: PeerLink, effect: fx.Get) -> bytes | None:
+        """A chunk from a peer, None if it does not come."""
         try:
             async with asyncio.timeout(effect.patience):
-                data = await get_chunk(link, effect.blob, effect.size)
-            await self._chunks.chunk_arrived(effect.blob, data)
+                return await get_chunk(link, effect.blob, effect.size)
         except PayloadError as error:
             self._policing.blame(link.node_id, str(error), Offence.CHUNK)
         except PeerError as error:
             log.debug("%s", error)
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             log.debug("fetching from %s: %s", short(link.node_id), error)
+        return None
 
     async def ask(self, link: PeerLink, question: Ask) -> None:
         """Have a peer that dialled us put a chunk, unless it could not be kept."""

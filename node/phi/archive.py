@@ -310,7 +310,12 @@ class Archive:
         return claim, [delta for deltas in rounds.values() for delta in deltas]
 
     async def _close(self, closing: fx.Close) -> None:
-        base = await self._merging.close_up_to(closing.round)
+        """Drop what is closed, once the newest snapshot has all that is merged of it: the records are gone
+        then from which the next start would make of an older one what the base says."""
+        base = await self._merging.close_up_to(closing.round, lambda: self._late_since is None)
+        if self._late_since is not None:
+            await self._seal_anew()
+            return
         if base is not None:
             await asyncio.to_thread(self._records.close_up_to, base, self._core.own_last)
         await asyncio.to_thread(self._drop_closed, closing.deltas, self._open_records())

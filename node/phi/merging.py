@@ -156,11 +156,16 @@ class Merging:
         async with self._busy:
             return await asyncio.to_thread(self._merger.prefix, fragment, upto)
 
-    async def close_up_to(self, floor: int) -> Base | None:
-        """Make everything up to a round unchangeable; returns the new base, None if ours lies higher."""
+    async def close_up_to(self, floor: int, may_close: Callable[[], bool] = lambda: True) -> Base | None:
+        """Make everything up to a round unchangeable; returns the new base, None if ours lies higher.
+
+        Nor does anything change where `may_close`, asked when no merge is under way, says no.
+        """
         if self._merger is None or floor < self._merger.base.round:
             return None
         async with self._busy:
+            if not may_close():
+                return None
             self._merger.close_up_to(floor)
         self.schedule.close(floor)
         return self._merger.base

@@ -81,8 +81,9 @@ class Sealing:
         self.between(fragment)
         return found
 
-    async def close_up_to(self, floor: int) -> Base:
-        self.merger.close_up_to(floor)
+    async def close_up_to(self, floor: int, may_close: Callable[[], bool]) -> Base:
+        if may_close():
+            self.merger.close_up_to(floor)
         return self.merger.base
 
     def adopt(self, claim: Claim | None) -> None:

@@ -7,6 +7,7 @@ import errno
 import threading
 import time
 import tracemalloc
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -20,8 +21,9 @@ from gossamer.node.phi import snapshots
 from gossamer.node.phi.archive import Archive
 from gossamer.node.phi.merger import Merger
 from gossamer.node.phi.merging import Merging
+from gossamer.node.phi.restore import restore_merger
 from gossamer.node.phi.snapshots import SnapshotShelf
-from gossamer.node.storage.base import Base
+from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.effects import Adopted, Close, Event, Sealed
@@ -32,7 +34,7 @@ from gossamer.protocol.ledger import Ledger
 from tests.node.archives import LARGE, NOTHING_ELSE, Fetching, Sealing, delta, merge_all
 from tests.node.chunkfiles import file_of
 from tests.node.trainer_side import until
-from tests.node.world import OWN, World
+from tests.node.world import OWN, World, arrive
 from tests.protocol.builders import LAYOUT, SMALL, manifest
 
 
@@ -48,7 +50,8 @@ async def test_chunks_that_an_open_round_shares_survive_the_closing_of_another(t
     closed, still_open = delta(b"old", b"shared"), delta(b"shared", b"new")
     noted: list[tuple[Base, int]] = []
 
-    async def close_up_to(floor: int) -> Base:
+    async def close_up_to(floor: int, may_close: Callable[[], bool]) -> Base:
+        assert may_close()
         return Base(floor, bytes(32), 0)
 
     archive = Archive(
@@ -371,6 +374,68 @@ async def test_the_chunks_of_all_records_are_looked_at_beside_the_event_loop(wor
         sealing.archive.close(Close(1))
         await sealing.archive._one_thing()
     assert looked and threading.get_ident() not in looked
+
+
+@pytest.mark.parametrize("arrives", ["before", "as it begins"])
+async def test_what_came_late_is_sealed_before_it_is_closed(
+    world: World, tmp_path: Path, arrives: str
+) -> None:
+    """The base says that it is merged, and the next start has nothing but the snapshot to have it from."""
+    records = RecordStore(tmp_path / "ledger.sqlite", SMALL.swarm_id)
+    ledger = Ledger()
+    core: Any = SimpleNamespace(
+        manifest=SMALL,
+        layout=LAYOUT,
+        ledger=ledger,
+        own_last=0,
+        identity=SimpleNamespace(node_id=OWN),
+        fetcher=SimpleNamespace(wants=SimpleNamespace(are_held=0)),
+        clock=100,
+        horizon=100,
+        caught_up=True,
+        rests=False,
+        **NOTHING_ELSE,
+    )
+    merging = Merging(core, SimpleNamespace(attached=False, attachments=0), lambda blob: None)  # type: ignore[arg-type]
+    merger, shelf = world.merger(), SnapshotShelf(world.chunks, LAYOUT.snapshot_bytes)
+    genesis = Claim(0, 0, GENESIS.chain, snapshots.store(merger.phi, world.chunks))
+    records.add_snapshot(genesis, [], [])
+    records.add(world.deltas, durable=False)
+    shelf.restore([genesis])
+    archive = Archive(core, merging, world.chunks, records, shelf, lambda event: None)
+    await merging.begin(merger)
+    late, *rest = world.deltas
+    assert late.round == 1
+    arrive(merger, ledger, rest)
+    archive.seal(4)
+    await archive._one_thing()
+
+    def comes() -> None:
+        arrive(merger, ledger, [late])
+        archive._note_merged(late.round)
+
+    busy = merging._busy
+    if arrives == "before":
+        comes()
+    else:
+        await busy.acquire()
+    archive.close(Close(2, ()))
+    closing = asyncio.create_task(archive._one_thing())
+    if arrives != "before":
+        await asyncio.sleep(0)
+        busy.release()
+        comes()
+    await closing
+    assert merging.base.round == records.load_history().base.round == 0
+    assert shelf.claims[0].digest == merger.chain(4)
+    ledger.close(2)
+    await archive._one_thing()
+    history = records.load_history()
+    assert history.base.round == 2
+    restored, claims = restore_merger(SMALL, world.chunks, history, records.load(LAYOUT), OWN)
+    assert restored is not None and claims == shelf.claims
+    assert np.array_equal(restored.phi, world.fold([d for d in world.deltas if d.round <= 4]))
+    records.close()
 
 
 async def test_a_closing_that_waited_does_not_lower_the_base_that_was_adopted_meanwhile(

@@ -18,7 +18,7 @@ def test_nothing_is_published_for_a_model_that_diverged() -> None:
     )
     port: Any = SimpleNamespace(attached=True, send=sent.append)
     merging: Any = SimpleNamespace(diverged="", tokens=100, unmerged=0)
-    publisher: Any = SimpleNamespace(last_round=4)
+    publisher: Any = SimpleNamespace(handed_in=4, acknowledged=3)
     briefing = Briefing(core, port, merging, publisher, links=(), dispatch=list)
     for diverged, clock in (("", 7), ("fragment 1", BEFORE_ALL_ROUNDS), ("", 7)):
         merging.diverged = diverged
@@ -31,4 +31,5 @@ def test_nothing_is_published_for_a_model_that_diverged() -> None:
     core.is_contradicted = True
     briefing.tell_clock()
     assert sent[-1] == control.Clock(7, 100, 0, 1), "what is refused is not merged"
-    assert briefing.welcome().own_last == 4, "which is handed in, and not signed yet"
+    said = briefing.welcome()
+    assert (said.own_last, said.handed_in, said.acknowledged) == (4, 4, 3), "one is being stored"

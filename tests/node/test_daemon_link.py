@@ -105,12 +105,32 @@ async def test_a_delta_is_ours_until_acknowledged(daemon: FakeDaemon) -> None:
         publish(link, 1, b"delta one")
         assert link.own_last == 1 and not link.can_publish
         await until(lambda: daemon.signed)
-        daemon.port.acknowledge(0)  # a delta of the trainer before it
+        daemon.port.send(control.Published(0))  # a delta of the trainer before it
         assert not await asyncio.to_thread(link.wait_acknowledged, 0.05)
-        daemon.port.acknowledge(1)
+        daemon.port.send(control.Published(1))
         assert await asyncio.to_thread(link.wait_acknowledged, 5)
         assert link.can_publish
     assert daemon.signed == {1: b"delta one"}
+
+
+async def test_a_delta_that_is_being_stored_is_not_handed_over_again_nor_taken_for_stored(
+    daemon: FakeDaemon,
+) -> None:
+    """The connection broke, or another trainer had it meanwhile; and then the daemon dies."""
+    daemon.answers = False
+    async with link_to(daemon) as link:
+        publish(link, 1, b"delta one")
+        await until(lambda: daemon.seen == [1])
+        daemon.handed_in = 1
+        await daemon.die()
+        daemon.start()
+        await until(lambda: link.is_attached)
+        assert not link.can_publish and link.own_last == 1 and daemon.seen == [1]
+        daemon.handed_in, daemon.answers = 0, True
+        await daemon.die()
+        daemon.start()
+        await until(lambda: link.can_publish)
+        assert daemon.signed == {1: b"delta one"} and daemon.seen == [1, 1]
 
 
 async def test_nobody_waits_for_a_dead_daemon_to_free_its_memory(daemon: FakeDaemon) -> None:

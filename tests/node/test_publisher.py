@@ -31,7 +31,7 @@ class Core:
 
     def __init__(self) -> None:
         self.events: list[fx.Event] = []
-        self.acknowledged: list[int] = []
+        self.told: list[control.ControlMessage] = []
         self.signs = True
 
     def dispatch(self, event: fx.Event) -> list[fx.Effect]:
@@ -45,7 +45,7 @@ class Core:
 
 @contextlib.asynccontextmanager
 async def publishing(chunks: ChunkStore, core: Core) -> AsyncIterator[Publisher]:
-    publisher = Publisher(chunks, core.dispatch, core.acknowledged.append)
+    publisher = Publisher(chunks, core.dispatch, core.told.append)
     task = asyncio.create_task(publisher.run())
     try:
         yield publisher
@@ -79,7 +79,7 @@ async def test_publishing_stores_before_it_signs(chunks: ChunkStore) -> None:
     assert event.body.chunks == tuple(sha256(chunk).digest() for chunk in split_payload(payload))
     assert event.body.payload_bytes == len(payload)
     assert b"".join(chunks.get(blob) for blob in event.body.chunks) == payload
-    assert not core.acknowledged, "once its record is durable"
+    assert not core.told and not publisher.acknowledged, "once its record is durable"
     with pytest.raises(ValueError, match="released"):
         area[0]
 
@@ -89,7 +89,7 @@ async def test_what_the_core_does_not_sign_is_done_with_at_once(chunks: ChunkSto
     core.signs = False
     async with publishing(chunks, core) as publisher:
         await publish(publisher, b"x")
-    assert core.acknowledged == [5]
+    assert core.told == [control.Published(5)] and publisher.acknowledged == 5
 
 
 async def test_chunks_of_what_is_not_signed_are_not_reserved_but_for_a_delta_before(
@@ -143,7 +143,7 @@ async def test_what_trainers_left_behind_waits_for_the_disk_up_to_a_bound(
         await until(lambda: core.events)  # it is being stored
         for round_ in (2, 3):
             publisher_.hand_in(message(b"n", round_), memoryview(bytearray(b"n")))
-            assert publisher_.last_round == round_
+            assert publisher_.handed_in == round_
         disk.left = 0
         async with asyncio.timeout(10):
             await publisher_.drained()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -72,6 +74,29 @@ async def test_a_get_ends_with_its_link(setup: Setup, monkeypatch: pytest.Monkey
     setup.transfers.gone(setup.link.number)
     await asyncio.wait(getting)
     assert all(task.cancelled() for task in getting)
+
+
+async def test_what_has_come_is_kept_though_its_link_ends_as_it_is_stored(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else may have it: its author has just died, say."""
+    stored, go_on, put = threading.Event(), threading.Event(), setup.chunks.put
+
+    def slowly(*args: Any, **options: Any) -> None:
+        stored.set()
+        go_on.wait(10)
+        put(*args, **options)
+
+    monkeypatch.setattr(setup.chunks, "put", slowly)
+    setup.line.answer = b"data"
+    setup.transfers.begin(setup.link)  # type: ignore[arg-type]
+    blob = sha256(b"data").digest()
+    getting = asyncio.create_task(setup.transfers.get(setup.link, fx.Get(7, blob, 4, 3600.0)))  # type: ignore[arg-type]
+    await until(stored.is_set)
+    setup.transfers.gone(setup.link.number)
+    go_on.set()
+    await getting
+    assert setup.events[0] == fx.ChunkArrived(blob) and setup.chunks.get(blob) == b"data"
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ class FakeDaemon:
         self.answers = True
         """Whether deltas are stored and acknowledged; a daemon may die before it comes to that."""
         self.acknowledges = True
+        self.handed_in = 0
+        """The last round of a delta that is still being stored."""
         self.clock = 0
         self.changes = 0
         self.port = self._new_port()
@@ -46,7 +48,8 @@ class FakeDaemon:
 
     def welcome(self) -> control.Welcome:
         own_last = max(self.signed, default=0)
-        return control.Welcome(self.manifest.canonical(), NODE_ID, own_last, self.clock)
+        handed_in = max(own_last, self.handed_in)
+        return control.Welcome(self.manifest.canonical(), NODE_ID, handed_in, self.clock, handed_in, own_last)
 
     def publish(self, message: control.Publish, payload: memoryview) -> None:
         data = bytes(payload)

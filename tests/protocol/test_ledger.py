@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossamer.protocol import limits
 from gossamer.protocol.ledger import Added, Ledger
 from gossamer.protocol.ranges import EMPTY
 from gossamer.protocol.records import NO_RECORD
@@ -69,6 +70,24 @@ def test_what_is_valid_void_and_last(keys):
         in_round = [d.author for d in ledger.valid(round_)]
         assert in_round == sorted(in_round)
     assert len(ledger) == len(list(ledger)) == sum(len(ledger.ids(r)) for r in ledger.rounds())
+
+
+def test_authors_who_are_gone_are_forgotten_before_they_are_too_many(monkeypatch):
+    """Anybody can make up any number of them, where anybody may take part."""
+    monkeypatch.setattr(limits, "AUTHORS_KEPT", 8)
+    member, *others = (bytes([number]) * 32 for number in range(60))
+    ledger = Ledger(lambda author: author == member)
+    ledger.close(5)
+    ledger.note_last(member, 3, bytes(32))
+    for author in others:
+        ledger.note_last(author, 4, bytes(32))
+        assert len(ledger.last_rounds) <= 9
+    assert ledger.last_round(member) == 3
+    for author in range(20):
+        ledger.add(builders.unsigned(author, 6))
+    assert sum(round_ == 6 for round_ in ledger.last_rounds.values()) == 20, "their records are here, too"
+    ledger.close(6)
+    assert ledger.last_rounds == {member: 3}
 
 
 def test_void_with_three_different_records():
