@@ -37,6 +37,19 @@ NOTHING_ELSE: dict[str, Any] = {
 """Of a core that has joined."""
 
 
+def core_with(ledger: Ledger, **changes: Any) -> Any:
+    """What an archive and a real `Merging` look at of a core that has joined."""
+    usual = {
+        "manifest": SMALL,
+        "layout": SMALL.plan(),
+        "own_last": 0,
+        "identity": SimpleNamespace(node_id=OWN),
+        "fetcher": SimpleNamespace(wants=SimpleNamespace(are_held=0)),
+        **NOTHING_ELSE,
+    }
+    return SimpleNamespace(ledger=ledger, **{**usual, **changes})
+
+
 class Sealing:
     """An archive beside a merger, of which it asks one fragment after another."""
 

@@ -12,7 +12,6 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ from gossamer.protocol.errors import StorageError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.layout import Fragment, TensorSpec
 from gossamer.protocol.ledger import Ledger
-from tests.node.archives import LARGE, NOTHING_ELSE, Fetching, Sealing, delta, merge_all
+from tests.node.archives import LARGE, NOTHING_ELSE, Fetching, Sealing, core_with, delta, merge_all
 from tests.node.chunkfiles import file_of
 from tests.node.trainer_side import until
 from tests.node.world import OWN, World, arrive
@@ -383,19 +382,7 @@ async def test_what_came_late_is_sealed_before_it_is_closed(
     """The base says that it is merged, and the next start has nothing but the snapshot to have it from."""
     records = RecordStore(tmp_path / "ledger.sqlite", SMALL.swarm_id)
     ledger = Ledger()
-    core: Any = SimpleNamespace(
-        manifest=SMALL,
-        layout=LAYOUT,
-        ledger=ledger,
-        own_last=0,
-        identity=SimpleNamespace(node_id=OWN),
-        fetcher=SimpleNamespace(wants=SimpleNamespace(are_held=0)),
-        clock=100,
-        horizon=100,
-        caught_up=True,
-        rests=False,
-        **NOTHING_ELSE,
-    )
+    core = core_with(ledger, clock=100, horizon=100, caught_up=True, rests=False)
     merging = Merging(core, SimpleNamespace(attached=False, attachments=0), lambda blob: None)  # type: ignore[arg-type]
     merger, shelf = world.merger(), SnapshotShelf(world.chunks, LAYOUT.snapshot_bytes)
     genesis = Claim(0, 0, GENESIS.chain, snapshots.store(merger.phi, world.chunks))
@@ -443,15 +430,7 @@ async def test_a_closing_that_waited_does_not_lower_the_base_that_was_adopted_me
 ) -> None:
     """Or the next start would merge once more what is in Phi."""
     chunks, records = ChunkStore(tmp_path / "chunks"), RecordStore(tmp_path / "ledger.sqlite", SMALL.swarm_id)
-    core: Any = SimpleNamespace(
-        manifest=SMALL,
-        layout=LAYOUT,
-        ledger=Ledger(),
-        own_last=0,
-        identity=SimpleNamespace(node_id=OWN),
-        fetcher=SimpleNamespace(wants=SimpleNamespace(are_held=0)),
-        **NOTHING_ELSE,
-    )
+    core = core_with(Ledger())
     merging = Merging(core, SimpleNamespace(attached=False, attachments=0), lambda blob: None)  # type: ignore[arg-type]
     shelf = SnapshotShelf(chunks, LAYOUT.snapshot_bytes)
     archive = Archive(core, merging, chunks, records, shelf, lambda event: None)
@@ -474,15 +453,7 @@ async def test_who_goes_back_to_an_earlier_snapshot_closes_nothing_of_what_waite
 ) -> None:
     """It ran ahead alone, and had closed by its own clock what the others are at."""
     chunks, records = ChunkStore(tmp_path / "chunks"), RecordStore(tmp_path / "ledger.sqlite", SMALL.swarm_id)
-    core: Any = SimpleNamespace(
-        manifest=SMALL,
-        layout=LAYOUT,
-        ledger=Ledger(),
-        own_last=191,
-        identity=SimpleNamespace(node_id=OWN),
-        fetcher=SimpleNamespace(wants=SimpleNamespace(are_held=0)),
-        **NOTHING_ELSE,
-    )
+    core = core_with(Ledger(), own_last=191)
     merging = Merging(core, SimpleNamespace(attached=False, attachments=0), lambda blob: None)  # type: ignore[arg-type]
     shelf = SnapshotShelf(chunks, LAYOUT.snapshot_bytes)
 
