@@ -216,10 +216,17 @@ def _unwrapped(model: nn.Module) -> nn.Module:
             model = model.module
         # From torch.compile. Not by getattr: many a model hands that on to a part, which may be compiled.
         # By its children: a scripted model has no `_modules` to ask.
-        elif isinstance(inner := dict(model.named_children()).get("_orig_mod"), nn.Module):
+        elif isinstance(inner := dict(model.named_children()).get("_orig_mod"), nn.Module) and _is_all_of(
+            inner, model
+        ):
             model = inner
         else:
             return model
+
+
+def _is_all_of(inner: nn.Module, model: nn.Module) -> bool:
+    """Whether a part has all the parameters of a model: one of that name may be a part like any other."""
+    return sum(1 for _ in inner.parameters()) == sum(1 for _ in model.parameters())
 
 
 def named_tensors(model: nn.Module, *, frozen: bool = False) -> list[tuple[str, nn.Parameter]]:
@@ -230,11 +237,11 @@ def named_tensors(model: nn.Module, *, frozen: bool = False) -> list[tuple[str, 
     agree.
     """
     model = _unwrapped(model)
-    return [
-        (_COMPILED.sub("", name), parameter)
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad or frozen
+    found = [
+        (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad or frozen
     ]
+    plain = {_COMPILED.sub("", name): parameter for name, parameter in found}
+    return list(plain.items()) if len(plain) == len(found) else found
 
 
 def local_names(model: nn.Module, shared: Collection[str]) -> list[str]:

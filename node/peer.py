@@ -6,6 +6,7 @@ when the pace says so. Its `Role` does that: of several ranks the first leads, a
 
 import asyncio
 import atexit
+import logging
 import multiprocessing
 import os
 import sys
@@ -33,13 +34,15 @@ from gossamer.node.training.reporting import Reporter
 from gossamer.node.training.role import Role
 from gossamer.node.training.standing import Standing
 from gossamer.node.training.steps import mean_loss, token_count
-from gossamer.protocol.errors import UnreachableError
+from gossamer.protocol.errors import DivergedError, UnreachableError
 from gossamer.protocol.manifest import Manifest
 
 LEAVE_S = 2.0
 """How long leaving waits for the last delta to be on disk."""
 
 POLL_S = 0.01
+
+log = logging.getLogger("gossamer.peer")
 
 INTERRUPTS = KeyboardInterrupt | SystemExit | asyncio.CancelledError | GeneratorExit
 """What ends a loop that nothing is wrong with: it is left as at its end. Where an event loop runs it, Ctrl-C
@@ -314,7 +317,10 @@ class Peer(Standing):
         """
         self._check_here()
         _check_seconds(quiet_s=quiet_s, timeout_s=timeout_s)
-        self.flush(LEAVE_S)
+        try:
+            self.flush(LEAVE_S)
+        except DivergedError as error:
+            log.warning("%s. What this node has learnt since its last delta is left out", error)
         self.drop_progress()
         begun = changed = time.monotonic()
         while True:
@@ -383,7 +389,10 @@ class Peer(Standing):
         A session that is typed, as a notebook is, ends with whatever error it showed last, hours ago perhaps.
         """
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None) or sys.exc_info()[1]
-        self.__exit__(type(error) if error else None, error, None)
+        try:
+            self.__exit__(type(error) if error else None, error, None)
+        except DivergedError as diverged:  # there is no script any more that it could end
+            log.error("%s", diverged)
 
     def close(self) -> None:
         """Disconnect from the daemon; an attached peer's daemon stops. In a forked process, nothing."""

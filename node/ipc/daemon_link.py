@@ -5,11 +5,14 @@ thread for each would cost several times as much. If the daemon dies, training g
 reconnects, and a delta that was not acknowledged is handed over again.
 """
 
+import logging
+import os
 import socket
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 
 from gossamer.node.ipc import control
 from gossamer.node.ipc.shared import SharedMemory
@@ -22,6 +25,14 @@ CONNECT_TIMEOUT_S = 60.0
 """How long a trainer waits for its daemon, which reads its model back before it listens to one."""
 
 RECONNECT_S = 0.5
+TELL_AFTER_S = 30.0
+"""How long nobody has answered before that is said."""
+
+OUTDATED = (
+    "the node's daemon is of another release of Gossamer than this process, which loaded an earlier one"
+)
+
+log = logging.getLogger("gossamer.peer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +85,8 @@ class DaemonLink:
         self.problem = "no answer yet"
         """Why it was not reached when that was last tried, for the person who waits for it."""
         self.stop_asked = threading.Event()
+        self.is_outdated = False
+        """Whether the daemon speaks as another release does: what is installed has changed since we began."""
         self._thread = threading.Thread(target=self._run, name="daemon-link", daemon=True)
         self._thread.start()
 
@@ -164,13 +177,33 @@ class DaemonLink:
     # -- the background thread
 
     def _run(self) -> None:
+        lost_at: float | None = None
         while not self._closing.is_set():
+            begun = time.monotonic()
             try:
                 self._connect_and_listen()
-            except (OSError, MalformedError) as error:
-                self.problem = (getattr(error, "strerror", None) or str(error)).lower()
-            self._attached = False
+            except OSError as error:
+                self.problem = (error.strerror or str(error)).lower()
+            except MalformedError as error:
+                self.problem = str(error)
+                self._say_outdated()
+            was_attached, self._attached = self._attached, False
+            lost_at = begun if was_attached or lost_at is None else lost_at
+            if self._connected.is_set() and time.monotonic() - lost_at > TELL_AFTER_S:
+                lost_at = inf
+                log.warning(
+                    "the node's daemon has not answered for %.0f s (%s): what is trained meanwhile is"
+                    " published once it does",
+                    TELL_AFTER_S,
+                    self.problem,
+                )
             self._closing.wait(RECONNECT_S)
+
+    def _say_outdated(self) -> None:
+        if not self.is_outdated:
+            log.error("%s: stop this process and start it again", OUTDATED)
+        self.is_outdated = True
+        self.stop_asked.set()
 
     def _connect_and_listen(self) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -178,11 +211,15 @@ class DaemonLink:
             connection.connect(self._path)
             prefix, fds, _, _ = socket.recv_fds(connection, control.LENGTH_BYTES, 1)
             with connection.makefile("rb") as stream:
-                body = control.receive_exactly(stream, control.frame_length(prefix))
-                welcome = control.decode(body)
-                if not isinstance(welcome, control.Welcome) or not fds:
-                    raise MalformedError("the daemon did not welcome us")
-                shared = SharedMemory(self._manifest, fds[0])
+                try:
+                    body = control.receive_exactly(stream, control.frame_length(prefix))
+                    welcome = control.decode(body)
+                    if not isinstance(welcome, control.Welcome) or not fds:
+                        raise MalformedError("the daemon did not welcome us")
+                    shared = SharedMemory(self._manifest, os.dup(fds[0]))
+                finally:
+                    for fd in fds:
+                        os.close(fd)
                 shared.close()  # the mapping stays
                 try:
                     self._begin(welcome, shared, connection)

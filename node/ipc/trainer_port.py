@@ -16,6 +16,7 @@ from typing import Protocol
 from gossamer.node.ipc import control
 from gossamer.node.ipc.shared import SharedMemory
 from gossamer.node.phi.merger import MergedState
+from gossamer.node.seldom import Trouble
 from gossamer.node.storage.wholefile import cannot_write
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.fixedpoint import Ints
@@ -55,6 +56,7 @@ class TrainerPort:
         self._path = Path(path)
         self._manifest = manifest
         self._fragments = manifest.plan().fragments
+        self._trouble = Trouble(log, "a trainer is understood again")
         self._shared: SharedMemory | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._taken: set[int] = set()
@@ -144,7 +146,9 @@ class TrainerPort:
             while True:
                 length = control.frame_length(await reader.readexactly(control.LENGTH_BYTES))
                 self._handle(control.decode(await reader.readexactly(length)), attendant)
-        except (asyncio.IncompleteReadError, ConnectionError, MalformedError, TimeoutError):
+        except MalformedError as error:
+            self._trouble.met(f"a trainer of another release of Gossamer cannot be understood ({error})")
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             pass
         finally:
             self._writer = None

@@ -55,6 +55,8 @@ class Merging:
         self.chunk_lost = chunk_lost
         self.on_merged: Callable[[int], None] = lambda round_: None
         """Called with every round that was merged."""
+        self.on_offer: Callable[[], None] = lambda: None
+        """Called before Phi is offered to the trainer, which is to know of how many tokens it is."""
         self.on_judged: OnJudged = lambda round_, deltas, found: None
         """Called with every round looked at, all deltas merged into it, and what was found in them."""
         self.seconds = 0.0
@@ -304,6 +306,7 @@ class Merging:
             if index not in self._merger.diverged and self._port.attached and self._port.is_free(index):
                 fragment = self._core.layout.fragments[index]
                 self._unoffered.discard(index)
+                self.on_offer()
                 await self._port.offer(fragment, self._merger.view(fragment), self._state(fragment))
 
     def _state(self, fragment: Fragment) -> MergedState:

@@ -46,14 +46,14 @@ def restore(
     except FileNotFoundError:
         return None
     except (OSError, SafetensorError, *_NOT_AS_WRITTEN) as error:
-        log.warning("cannot use %s (%s): residuals and inner optimizer begin afresh", path, error)
+        log.warning("cannot use %s (%s): residuals, inner optimizer and data begin afresh", path, error)
         return None
     for state, saved in zip(outer.fragments, rounds, strict=True):
         for i, slot in enumerate(state.fragment.slots):
             state.momentum[i].copy_(tensors[f"momentum/{slot.spec.name}"])
             if saved == state.last_published:
                 state.residual[i].copy_(tensors[f"residual/{slot.spec.name}"])
-    return progress, has_inner
+    return progress, has_inner and progress.steps > 0  # one that has done no step is as fresh as any
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

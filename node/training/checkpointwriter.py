@@ -44,6 +44,10 @@ TENSORS_PER_S = 200
 """And how many of them, however small: each costs some 20 to 40 us, so this is less than a hundredth of it,
 of which half holds up training."""
 
+SYNCED_AT_THE_END_BYTES = 64 * 1024 * 1024
+"""A larger one is not waited for as the process ends, which is in a hurry then: a power cut within seconds of
+that may cost it."""
+
 INTERVAL_MIN_S = 5.0
 INTERVAL_MAX_S = 300.0
 """A crash costs no more of the inner optimizer's state than this, however large it is."""
@@ -305,6 +309,9 @@ class _Writing:
         size = self._data_at - 8
         self._file.seek(0)
         self._file.write(size.to_bytes(8, "little") + header.ljust(size))
+        if self._submit is not at_once or self._state.size <= SYNCED_AT_THE_END_BYTES:
+            self._file.flush()
+            os.fsync(self._file.fileno())
         self._file.close()
         os.replace(self._aside, self._path)
         self._file = None

@@ -27,6 +27,7 @@ class _Hearsay:
     swarm_tokens: int = 0
     links: int = 0
     stop_asked: Event = field(default_factory=Event)
+    is_outdated: bool = False
 
     def close(self) -> None:
         pass

@@ -3,6 +3,7 @@
 It never waits for the network: what it spends is encoding and adding, and it keeps count of that.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -34,6 +35,8 @@ from gossamer.protocol.pace import Pace
 
 POLL_S = 0.01
 
+log = logging.getLogger("gossamer.peer")
+
 
 class Leader(Role):
     """The outer loop of one node, step by step."""
@@ -61,8 +64,11 @@ class Leader(Role):
         self._binding = Binding(model, manifest)
         self._codec = manifest.outer.codec
         self._pace = Pace(manifest.pace, manifest.layout.fragments)
+        self._has_stepped = False
         self._steps_since = 0
         self._published_at = time.monotonic()
+        self._window_loss = 0.0
+        """Of the last window that was published and had one: `last_loss`, as soon as all ranks know it."""
         self._share_waits = False
         self._has_diverged = False
         """Since the last delta."""
@@ -93,6 +99,7 @@ class Leader(Role):
 
     def step(self, tokens: int, loss: float | Tensor) -> int | None:
         begun = time.perf_counter()
+        self._has_stepped = True
         self._step_watch.begin_anew()
         self.is_stepping = self.team.size > 1  # which are out of step until this is over
         round_ = self._due()
@@ -115,14 +122,20 @@ class Leader(Role):
         self.stop_requested = False
         while self._agree(leaving=1).leaving < self.team.size:
             pass  # a rank that still trains hears of it at its next step
+        if not self._has_stepped and self.team.size == 1 and self._outer.has_moved:
+            log.warning(
+                "the model is not what it was as it was attached, and step was never called: nothing of that"
+                " reaches the swarm. Call peer.step(tokens, loss) after each step of the optimizer"
+            )
         left = timeout_s
-        if self._steps_since > 0 and not self.finished:
+        if self._outer.has_open_windows and not self.finished:
             # What the window holds can be handed over once the last delta is acknowledged.
             left -= self._link.wait_free(timeout_s / 2)
         # Where the swarm is may not be known, after a sleep: then what the window holds is as late as it is.
         clock = self._link.clock if self._link.clock >= 0 else self._link.own_last
         round_ = max(self._link.own_last + 1, clock)
-        may = self._steps_since > 0 and round_ <= clock + 1 and not self.finished
+        window = self._outer.fragments[round_ % len(self._outer.fragments)].window
+        may = window.steps > 0 and round_ <= clock + 1 and not self.finished
         due = round_ if may and self._link.can_publish else None
         with self._changing([], due):
             if due is not None:
@@ -195,10 +208,11 @@ class Leader(Role):
                 taken=self.taken,
                 steps=self.progress.steps,
                 own_tokens=self.progress.tokens,
-                loss=self.last_loss,
+                loss=self._window_loss,
                 touched=touched,
             )
         )
+        self.last_loss = self._word.loss
         return self._word
 
     @contextmanager
@@ -254,14 +268,16 @@ class Leader(Role):
         # A loss is for displays: one that overflowed (float16 before its scaler has settled) costs no delta.
         loss = window.mean_loss
         if isfinite(loss):
-            self.last_loss = max(-LOSS_MAX, min(LOSS_MAX, loss))
+            self._window_loss = max(-LOSS_MAX, min(LOSS_MAX, loss))
+        if self.team.size == 1:  # others hear of it with the next word
+            self.last_loss = self._window_loss
         self._link.publish(
             control.Publish(
                 round=round_,
                 base=window.base,
                 tokens=min(window.tokens, TOKENS_MAX),
                 steps=min(window.steps, STEPS_MAX),
-                loss=self.last_loss,
+                loss=self._window_loss,
                 codec=self._codec,
                 payload_bytes=length,
             ),

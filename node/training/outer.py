@@ -97,6 +97,22 @@ class OuterLoop:
         """What it computes on."""
         self._scratch = Scratch.of(PIECE_CPU, torch.device("cpu"))
 
+    @property
+    def has_open_windows(self) -> bool:
+        """Whether any fragment has learnt since it was last published."""
+        return any(state.window.steps for state in self.fragments)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether a parameter is not what Phi, or the last delta, has made it."""
+        return any(
+            not torch.equal(values[piece.span], piece.ref.to(values.dtype))
+            for state in self.fragments
+            for part in state.parts
+            for values in (part.values(),)
+            for piece in part.pieces
+        )
+
     def step(self, tokens: int, loss: float | Tensor) -> None:
         """Note one inner step in every fragment's window."""
         if isinstance(loss, Tensor):
@@ -139,12 +155,24 @@ class OuterLoop:
 
         Raises DivergedError if training left what fixed point can hold. Where a parameter is not finite or
         far out of range, nothing has changed then: a script may put sound ones back, and what it publishes
-        next is their progress.
+        next is their progress. Where one has moved too far, what the window holds is lost.
         """
         state = self.fragments[index]
+        sound = _sound_values(state)
+        try:
+            return self._publish(state, sound, round_, out)
+        except DivergedError:
+            # Of tensors that come before the one to blame part was sent, and goes nowhere: what is left of
+            # them would be published as the opposite of their progress.
+            _forget(state.residual)
+            raise
+
+    def _publish(
+        self, state: FragmentState, sound: "list[tuple[Tensor, float]]", round_: int, out: memoryview
+    ) -> tuple[int, Window]:
         writer = PayloadWriter(self._outer.codec, state.fragment, out)
         largest = 0.0
-        for part, (values, reach) in zip(state.parts, _sound_values(state), strict=True):
+        for part, (values, reach) in zip(state.parts, sound, strict=True):
             section, room = part.section(writer), self._room(part)
             for piece in part.pieces:
                 step = self._outer_step(values[piece.span], piece, room)

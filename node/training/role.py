@@ -13,6 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from gossamer.node.ipc.control import Report
+from gossamer.node.ipc.daemon_link import OUTDATED
 from gossamer.node.training.beside import Beside
 from gossamer.node.training.checkpoint import Progress
 from gossamer.node.training.ranks import Team, Word
@@ -28,6 +29,7 @@ class Link(Protocol):
     swarm_tokens: int
     links: int
     stop_asked: Event
+    is_outdated: bool
 
     def close(self) -> None: ...
 
@@ -74,12 +76,19 @@ class Role(abc.ABC):
     def ending(self) -> BaseException:
         """What to end a loop with that goes on although it should stop."""
         assert self.beside is not None
+        if self._link.is_outdated:
+            return ConfigError(f"{OUTDATED}: start this script again, which goes on from its folder")
         if self._word.leaving:
             return ConfigError(
                 "another rank of this node has left its training loop, and all have to leave theirs at the"
                 " same step: call request_stop, and break when should_stop says so"
             )
         return self.beside.ending()
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the daemon is of another release than this process."""
+        return self._link.is_outdated
 
     @property
     def was_terminated(self) -> bool:

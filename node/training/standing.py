@@ -75,6 +75,11 @@ class Standing:
         return self._role.should_stop
 
     @property
+    def is_outdated(self) -> bool:
+        """Whether the daemon is of another release than this process: only another process can go on."""
+        return self._role.is_outdated
+
+    @property
     def finished(self) -> bool:
         """Whether the last round that was asked for is published, or the swarm is past it."""
         return self._role.finished

@@ -26,7 +26,7 @@ from gossamer.node.given import (
     given_invitation,
     read_manifest,
 )
-from gossamer.node.ipc.daemon_link import CONNECT_TIMEOUT_S, DaemonLink
+from gossamer.node.ipc.daemon_link import CONNECT_TIMEOUT_S, OUTDATED, DaemonLink
 from gossamer.node.options import DaemonOptions
 from gossamer.node.phi import genesis
 from gossamer.node.phi.restore import has_model
@@ -212,6 +212,8 @@ def _wait_for_daemon(link: DaemonLink, beside: Beside) -> None:
     while not link.wait_connected(POLL_S):
         if beside.must_stop:
             raise beside.ending()
+        if link.is_outdated:
+            raise ConfigError(f"{OUTDATED}: start this script again")
         now = time.monotonic()
         if not beside.has_died:
             lived = now

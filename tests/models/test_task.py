@@ -136,6 +136,15 @@ def test_named_tensors_drops_the_prefix_of_torch_compile() -> None:
     assert [name for name, _ in named_tensors(model)] == ["weight", "bias"]
 
 
+def test_a_part_that_is_called_as_torch_compile_would_is_a_part() -> None:
+    model = nn.Module()
+    model.add_module("_orig_mod", nn.Linear(2, 2, bias=False))
+    model.add_module("head", nn.Linear(2, 1, bias=False))
+    assert [name for name, _ in named_tensors(model)] == ["weight", "head.weight"]
+    model.register_parameter("weight", nn.Parameter(torch.ones(1)))
+    assert [name for name, _ in named_tensors(model)] == ["weight", "_orig_mod.weight", "head.weight"]
+
+
 def test_only_what_torch_compile_put_there_is_dropped() -> None:
     model = nn.ModuleDict({name: nn.Linear(2, 1, bias=False) for name in ("a_orig_mod", "b", "_orig_mods")})
     model["b"].register_buffer("c_orig_mod", torch.ones(1))

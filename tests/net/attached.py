@@ -62,6 +62,7 @@ def train(options: dict[str, Any]) -> None:
     stop = folder.parent / "stop"
     merged: list[int] = []
     rounds: list[int | None] = []
+    losses: list[float] = []
     spoil_at, sound = options.get("diverges_at"), []
     peer = Peer.attach(
         model,
@@ -90,6 +91,7 @@ def train(options: dict[str, Any]) -> None:
                 _set(model, [torch.full_like(tensor, torch.nan) for tensor in sound])
             try:
                 rounds.append(peer.step(tokens=len(inputs), loss=loss))
+                losses.append(peer.last_loss)
             except DivergedError:
                 _set(model, sound)
                 optimizer.state.clear()
@@ -110,6 +112,7 @@ def train(options: dict[str, Any]) -> None:
             "digest": held,
             "merged": merged,
             "rounds": rounds,
+            "losses": losses,
             "metrics": peer.metrics(),
             "node_id": peer.node_id.hex(),
         }

@@ -333,6 +333,7 @@ class SlowDaemon:
 
     has_died = False
     must_stop = False
+    is_outdated = False
     problem = "connection refused"
 
     def __init__(self, looks: int, clock: pytest.MonkeyPatch) -> None:
@@ -366,6 +367,13 @@ def test_a_daemon_that_dies_again_and_again_is_not(monkeypatch: pytest.MonkeyPat
     with pytest.raises(UnreachableError, match="its lines say why"):
         starting._wait_for_daemon(daemon, daemon)
     assert daemon.now <= 2 * starting.CONNECT_TIMEOUT_S
+
+
+def test_a_daemon_of_another_release_is_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon: Any = SlowDaemon(20, monkeypatch)
+    daemon.is_outdated = True
+    with pytest.raises(ConfigError, match="another release .* start this script again"):
+        starting._wait_for_daemon(daemon, daemon)
 
 
 def test_who_is_told_to_stop_waits_for_no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,15 @@ def test_a_residual_of_an_older_delta_is_left_out(saved):
     assert not any(residual.any() for residual in again.fragments[1].residual)
 
 
+def test_who_has_done_no_step_is_as_fresh_as_before(tmp_path):
+    """Its learning rate is warmed up, as that of any other joiner is."""
+    _, outer, optimizer = make()
+    for progress in (Progress(0, 0), Progress(1, 8)):
+        CheckpointWriter(tmp_path / "t").save(outer, [optimizer], progress)
+        _, again, fresh = make(seed=1)
+        assert restore(tmp_path / "t", again, [fresh]) == (progress, progress.steps > 0)
+
+
 @pytest.mark.parametrize(
     "damage", ["missing", "torn", "garbage", "a flipped bit", "another model", "another version"]
 )

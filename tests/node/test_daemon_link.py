@@ -133,6 +133,51 @@ async def test_a_delta_that_is_being_stored_is_not_handed_over_again_nor_taken_f
         assert daemon.signed == {1: b"delta one"} and daemon.seen == [1, 1]
 
 
+async def test_a_daemon_of_another_release_is_said_and_costs_no_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where what is installed is upgraded while a script runs, and its daemon is started again."""
+    frame = control.encode(control.Took(3))  # nothing that a daemon would begin with
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "s"))
+    listener.listen()
+    listener.settimeout(5)
+    link = DaemonLink(str(tmp_path / "s"), builders.SMALL)
+
+    def welcome() -> None:
+        connection, _ = listener.accept()
+        with connection, open(os.devnull) as file:
+            socket.send_fds(connection, [frame], [file.fileno()])
+            connection.settimeout(5)
+            connection.recv(1)
+
+    try:
+        await asyncio.to_thread(welcome)
+        await until(lambda: link.is_outdated)
+        before = psutil.Process().num_fds()
+        for _ in range(5):
+            await asyncio.to_thread(welcome)
+        assert psutil.Process().num_fds() <= before
+        assert link.stop_asked.is_set() and caplog.text.count("another release of Gossamer") == 1
+    finally:
+        await asyncio.to_thread(link.close)
+        listener.close()
+
+
+async def test_a_daemon_that_is_away_for_long_is_said_once(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(daemon_link, "TELL_AFTER_S", 0.05)
+    async with link_to(daemon) as link:
+        for times in (1, 2):
+            await until(lambda: link.is_attached)
+            await daemon.die()
+            await until(lambda times=times: caplog.text.count("has not answered for") == times)
+            await asyncio.sleep(0.1)
+            assert caplog.text.count("has not answered for") == times
+            daemon.start()
+
+
 async def test_nobody_waits_for_a_dead_daemon_to_free_its_memory(daemon: FakeDaemon) -> None:
     daemon.acknowledges = False
     async with link_to(daemon) as link:

@@ -363,11 +363,11 @@ def test_a_state_comes_back_in_its_own_dtype_where_the_parameters_is_as_it_was(t
     path = tmp_path / "t"
     outer, optimizer = build(torch.bfloat16)
     optimizer.step()
-    CheckpointWriter(path).save(outer, [optimizer], Progress())
+    CheckpointWriter(path).save(outer, [optimizer], Progress(1, 8))
     if not says:
         without(path, "dtypes")
     again, fresh = build(now)
-    assert restore(path, again, [fresh]) == (Progress(), True)
+    assert restore(path, again, [fresh]) == (Progress(1, 8), True)
     expected = torch.float32 if says and now == torch.bfloat16 else now
     for before, after in zip(optimizer.state.values(), fresh.state.values(), strict=True):
         assert after["mean"].dtype == expected

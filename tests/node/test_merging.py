@@ -93,6 +93,17 @@ async def test_only_what_is_held_is_merged(setup: Setup) -> None:
     assert np.array_equal(setup.merger.phi, setup.world.fold([first, second]))
 
 
+async def test_of_how_many_tokens_phi_is_is_told_before_it_is_offered(setup: Setup) -> None:
+    """A joiner's schedule begins where the swarm is, and not where it was when it attached."""
+    told: list[int] = []
+    setup.merging.on_offer = lambda: told.append(len(setup.offered()))
+    await setup.merging.begin(setup.merger)
+    setup.port.attach()
+    setup.merging.look()
+    await until(lambda: setup.offered() == [0, 1])
+    assert told == [0, 1]
+
+
 async def test_a_trainer_is_offered_everything_when_it_comes(setup: Setup) -> None:
     await setup.merging.begin(setup.merger)
     await until(lambda: setup.merging.ready)

@@ -390,6 +390,25 @@ def test_whoever_puts_sound_parameters_back_can_publish_again(rng: np.random.Gen
     assert np.abs(sent).max() > 0 and np.isfinite(flat(loop)).all()
 
 
+def test_nothing_is_published_against_what_was_learnt_though_another_tensor_moved_too_far() -> None:
+    """Of the tensors before that one, part of a delta that goes nowhere was sent already."""
+    model = Net()
+    manifest = manifest_for(model, codec="topk", learning_rate=3.0, momentum=0.0)
+    loop = loop_for(model, manifest)
+    first, *_, last = (parameter for _, parameter in named_tensors(model))
+    sound = last.detach().clone()
+    with torch.no_grad():
+        first += 0.1
+        last.view(-1)[0] += 30.0
+    loop.step(100, 2.0)
+    with pytest.raises(DivergedError, match="moved by over 64"):
+        publish(loop, manifest, 1)
+    with torch.no_grad():
+        last.copy_(sound)
+    sent, _ = publish(loop, manifest, 1)
+    assert sent[: first.numel()].max() <= 0, "a delta is what is taken from Phi, and it grew"
+
+
 def test_a_window_that_diverged_leaves_no_trace(rng: np.random.Generator) -> None:
     """Nothing of it is published, neither then nor with the sound parameters that a script puts back."""
     layers = {name: nn.Linear(200, 200, bias=False) for name in ("first", "second")}

@@ -89,6 +89,58 @@ async def test_leaving_publishes_the_open_window_once(tmp_path: Path) -> None:
         assert list(setup.daemon.signed) == [1], "an empty window is none"
 
 
+async def test_who_leaves_as_it_has_published_publishes_the_next_fragment_too(tmp_path: Path) -> None:
+    """Which has learnt for three quarters of a window, where there are four."""
+    async with begun(tmp_path, fragments=2) as setup:
+        while setup.step() is None:
+            pass
+        assert await asyncio.to_thread(setup.link.wait_acknowledged, 5)
+        setup.daemon.port.send(control.Clock(1, 0))
+        await until(lambda: setup.peer.clock == 1)
+        await asyncio.to_thread(setup.peer.flush, 5)
+        assert list(setup.daemon.signed) == [1, 2]
+        await asyncio.to_thread(setup.peer.flush, 5)
+        assert list(setup.daemon.signed) == [1, 2], "of the one that was published first nothing is new"
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+async def test_a_loop_without_step_is_told_at_its_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, steps: int
+) -> None:
+    async with begun(tmp_path) as setup:
+        await asyncio.to_thread(setup.peer.flush, 5)
+        assert "step was never called" not in caplog.text, "nothing was trained"
+        for _ in range(steps):
+            setup.step()
+        with torch.no_grad():
+            setup.model.weight.add_(0.001)
+        await asyncio.to_thread(setup.peer.flush, 5)
+        assert ("step was never called" in caplog.text) == (not steps)
+
+
+async def test_a_model_that_diverged_at_the_end_finishes_with_the_swarms(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with begun(tmp_path) as setup:
+        setup.step()
+        with torch.no_grad():
+            setup.model.weight[0, 0] = float("nan")
+        assert await asyncio.to_thread(lambda: setup.peer.finish(quiet_s=0.05, timeout_s=10))
+        assert np.allclose(setup.weights(), setup.phi / ONE, atol=1e-7) and not setup.daemon.signed
+        assert "What this node has learnt since its last delta is left out" in caplog.text
+
+
+async def test_a_script_that_ended_with_a_model_that_diverged_ends_with_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with begun(tmp_path) as setup:
+        setup.step()
+        with torch.no_grad():
+            setup.model.weight[0, 0] = float("nan")
+        await asyncio.to_thread(setup.peer.leave_at_exit)
+        assert "'weight' is not finite" in caplog.text and setup.peer.has_left
+
+
 async def test_leaving_publishes_the_open_window_once_the_last_delta_is_acknowledged(tmp_path: Path) -> None:
     async with begun(tmp_path) as setup:
         setup.daemon.acknowledges = False

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from gossamer.models.errors import TaskError
 from gossamer.node.options import TrainerOptions
 from gossamer.node.training import trainer
 from gossamer.node.training.trainer import _Ending, choose_device
@@ -88,6 +89,28 @@ def test_divergence_before_the_first_delta_leaves_no_inner_state(
     monkeypatch.setattr(trainer, "Trainer", Diverging)
     assert status_of(monkeypatch, tmp_path) == (trainer.FAILURE if resumed else trainer.USER_ERROR)
     assert len(left) == 1
+
+
+@pytest.mark.parametrize("error", [TaskError("no more data"), RuntimeError("a fault")])
+def test_what_a_task_that_fails_has_left_whole_is_saved(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
+) -> None:
+    peer = Mock()
+
+    class Failing(trainer.Trainer):
+        def __init__(self, options: object, manifest: object) -> None:
+            self.peer, self.stepped = peer, True
+
+        def run(self) -> None:
+            raise error
+
+    monkeypatch.setattr(trainer, "Trainer", Failing)
+    if isinstance(error, TaskError):
+        assert status_of(monkeypatch, tmp_path) == trainer.FAILURE
+    else:
+        with pytest.raises(RuntimeError, match="a fault"):
+            status_of(monkeypatch, tmp_path)
+    peer.abandon.assert_called_once_with()
 
 
 def test_what_it_trains_on_is_said_and_whether_that_is_other_data(
