@@ -63,7 +63,7 @@ class Standing:
 
     @property
     def last_loss(self) -> float:
-        """Mean loss of the last window that was published."""
+        """Mean loss of the last window that was published, 0 before there is one."""
         return self._role.last_loss
 
     @property
@@ -96,8 +96,8 @@ class Standing:
         """Where this node and its swarm are, for a logger of one's own; costs nothing.
 
         `round`: our last published; `clock`: the swarm's round; `swarm_tokens`: trained on by all, as merged
-        so far; `tokens`, `steps`: this node's over all its runs; `loss`: mean over our last published window;
-        `version`: counts merges, the newest that the model has seen; `wait_fraction`; `links`: nodes that we
+        so far; `tokens`, `steps`: this node's over all its runs; `loss`: mean over our last published window, 0 before
+        there is one; `version`: counts merges, the newest that the model has seen; `wait_fraction`; `links`: nodes that we
         are linked to.
         """
         return {
