@@ -96,9 +96,9 @@ class Standing:
         """Where this node and its swarm are, for a logger of one's own; costs nothing.
 
         `round`: our last published; `clock`: the swarm's round; `swarm_tokens`: trained on by all, as merged
-        so far; `tokens`, `steps`: this node's over all its runs; `loss`: mean over our last published window, 0 before
-        there is one; `version`: counts merges, the newest that the model has seen; `wait_fraction`; `links`: nodes that we
-        are linked to.
+        so far; `tokens`, `steps`: this node's over all its runs; `loss`: mean over our last published window,
+        0 before there is one; `version`: counts merges, the newest that the model has seen; `wait_fraction`;
+        `links`: nodes that we are linked to.
         """
         return {
             "round": self.round,
