@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gossamer.node.address import parse_address, parse_contact, parse_node_id
+from gossamer.node.address import WILDCARDS, parse_address, parse_contact, parse_node_id
 from gossamer.node.textfile import as_text, read_bytes
 from gossamer.node.tilde import expanded
 from gossamer.protocol.errors import ConfigError, MalformedError, UnsupportedError
@@ -26,7 +26,11 @@ def checked_advertise(advertise: Sequence[str] | None) -> tuple[str, ...]:
     """Addresses to be dialled at. Raises ConfigError for one that is none, and for more than others take."""
     addresses = tuple(text.strip() for text in advertise or ())
     for address in addresses:
-        parse_address(address)
+        host, _ = parse_address(address)
+        if host in WILDCARDS:
+            raise ConfigError(
+                f"nobody can dial {address}: advertise an address at which others reach this node"
+            )
     if len(addresses) > ADDRESSES_PER_PEER_MAX:
         raise ConfigError(
             f"others take {ADDRESSES_PER_PEER_MAX} addresses of a node, and not {len(addresses)}"

@@ -16,6 +16,9 @@ from gossamer.protocol.invitation import Invitation
 
 def check_folder(home: Home, joins: bool) -> Iterator[Finding]:
     """Look at a node's folder and change nothing; `joins` says whether there is anybody to ask."""
+    if home.root.is_symlink() and not home.root.exists():
+        yield error("dir", f"{home.root} is a link, and nothing is there: is its disk mounted?")
+        return
     if not home.root.exists():
         yield _would_be_made(home.root)
         return
@@ -34,8 +37,10 @@ def check_folder(home: Home, joins: bool) -> Iterator[Finding]:
 
 def _would_be_made(root: Path) -> Finding:
     above = next(folder for folder in root.absolute().parents if folder.exists())
-    if not os.access(above, os.W_OK | os.X_OK):
-        return error("dir", f"{root} cannot be made: {above} is not yours to write to; choose another --dir")
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        return error(
+            "dir", f"{root} cannot be made: {above} is no folder that can be written to; choose another --dir"
+        )
     return ok("dir", f"{root} will be made")
 
 

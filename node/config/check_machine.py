@@ -7,10 +7,10 @@ import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from gossamer.node.address import format_address, is_loopback, parse_address
+from gossamer.node.address import WILDCARDS, format_address, is_loopback, parse_address
 from gossamer.node.config.findings import Finding, error, ok, told, warning
 from gossamer.node.dashboard.admin import check_token, token_here
-from gossamer.node.network.listening import listen, why_not
+from gossamer.node.network.listening import listen, names_loopback, why_not
 from gossamer.node.network.open_files import FILES_MIN, open_files_allowed
 from gossamer.node.options import ADMIN_OFF
 from gossamer.protocol.errors import ConfigError, LocalError
@@ -19,17 +19,33 @@ DISK_SPARE = 1.5
 """How much more than the estimate should be free."""
 
 
-def check_listen(address: str, *, is_running: bool, is_loopback_swarm: bool) -> Iterator[Finding]:
+def check_listen(
+    address: str, *, is_running: bool, is_loopback_swarm: bool, plaintext: bool = False
+) -> Iterator[Finding]:
     """The port that others dial."""
     host, port = parse_address(address, port_min=0)
+    if plaintext and not is_loopback(host):
+        yield error("listen", f"plaintext is for loopback only; listen on 127.0.0.1, not {host}, or use TLS")
+        return
     yield from _check_bind("listen", host, port, is_running)
     if port == 0 and not is_loopback_swarm:
         yield warning(
             "listen",
             "port 0 leaves the choice to the system; a node that others are to find should have a fixed one",
         )
-    if is_loopback(host) and not is_loopback_swarm:
+    if (is_loopback(host) or names_loopback(host)) and not is_loopback_swarm:
         yield warning("listen", f"{host} is reached from this machine only; [::] is every address")
+
+
+def check_apart(listen_at: str, admin: str) -> Iterator[Finding]:
+    """Whether the two ports are two."""
+    if admin in ("", ADMIN_OFF):
+        return
+    (host, port), (other, admin_port) = (parse_address(text, port_min=0) for text in (listen_at, admin))
+    if port and port == admin_port and (host == other or {host, other} & set(WILDCARDS)):
+        yield error(
+            "admin", f"--listen and --admin name the same port, {port}; choose another for one of them"
+        )
 
 
 def check_admin(option: str, *, is_running: bool) -> Iterator[Finding]:

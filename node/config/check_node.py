@@ -9,6 +9,7 @@ from gossamer.node.config.check_folder import check_folder, check_invitation
 from gossamer.node.config.check_machine import (
     check_admin,
     check_advertised,
+    check_apart,
     check_device,
     check_disk,
     check_listen,
@@ -203,9 +204,13 @@ class NodeCheck:
         listen = params.get("listen") or ""
         is_local = bool(params.get("plaintext")) or _all_local(params.get("join") or ())
         if listen:
-            yield from check_listen(listen, is_running=running, is_loopback_swarm=is_local)
+            plaintext = bool(params.get("plaintext"))
+            yield from check_listen(
+                listen, is_running=running, is_loopback_swarm=is_local, plaintext=plaintext
+            )
         if params.get("admin") is not None:
             yield from check_admin(params["admin"], is_running=running)
+            yield from check_apart(listen, params["admin"]) if listen else ()
         try:
             yield from check_advertised(checked_advertise(params.get("advertise")))
         except ConfigError as problem:

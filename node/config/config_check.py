@@ -31,7 +31,11 @@ def check(root: typer.Context, path: Path | None, offline: bool) -> Iterator[Fin
         except ConfigError as problem:
             yield error("manifest", str(problem))
         return
-    file = _node_file(path)
+    try:
+        file = _node_file(path)
+    except ConfigError as problem:
+        yield error(settings.CONFIG, str(problem))
+        return
     known = sections(root)
     for fault in file.section_faults(known) if file is not None else ():
         yield error(settings.CONFIG, fault)

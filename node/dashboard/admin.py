@@ -215,10 +215,10 @@ class AdminServer:
 
     def _check_origin(self, request: web.Request) -> None:
         """Raise if another site's page asks: it could read nothing, but take a listener's place."""
-        if request.path != "/" and request.headers.get("Sec-Fetch-Site", "none") not in (
-            "none",
-            "same-origin",
-        ):
+        origin = request.headers.get("Origin")
+        is_foreign = origin is not None and origin.partition("://")[2] != request.headers.get("Host")
+        site = request.headers.get("Sec-Fetch-Site", "none")
+        if request.path != "/" and (is_foreign or site not in ("none", "same-origin")):
             raise web.HTTPForbidden(text="not for other sites")
 
     def _gives_token(self, request: web.Request) -> bool:

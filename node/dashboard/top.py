@@ -168,7 +168,8 @@ def show_top(where: Callable[[], str]) -> None:
         tty.setcbreak(fd)
         asyncio.run(_run(Top(where, console, sleep), fd))
     finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
 async def _run(top: Top, fd: int) -> None:

@@ -7,6 +7,8 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
+from gossamer.node.address import is_loopback
+
 
 async def listen(
     protocol: Callable[[], asyncio.Protocol], host: str, port: int, backlog: int
@@ -58,6 +60,15 @@ def families_of(server: asyncio.Server) -> frozenset[socket.AddressFamily]:
 def family_of(host: str) -> socket.AddressFamily:
     """The kind of a numeric address."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def names_loopback(host: str) -> bool:
+    """Whether a name is one of this machine's that leads nowhere else, as /etc/hosts often has its own."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return bool(found) and all(is_loopback(str(address[0])) for *_, address in found)
 
 
 _FAR_AWAY = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}

@@ -147,7 +147,14 @@ class Transport:
             raise ConfigError(
                 f"cannot listen on {where}: {why_not(error)}; choose another --listen"
             ) from None
-        dials_from = _dial_from(bound_host)
+        is_named = is_loopback(bound_host) and not is_loopback(host)
+        if is_named:
+            log.warning(
+                "%s is %s, which only this machine reaches: listen on [::], or on an address of its own",
+                host,
+                bound_host,
+            )
+        dials_from = None if is_named else _dial_from(bound_host)
         self.dials_from = dials_from[0] if dials_from else None
         no_redirects = aiohttp.TraceConfig()
         no_redirects.on_request_redirect.append(_stay)

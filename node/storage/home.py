@@ -125,7 +125,9 @@ class Home:
     def create(self) -> None:
         """Make the folder. Raises StorageError."""
         try:
-            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for folder in (*reversed(self.root.parents), self.root):  # what is made on the way is ours, too
+                if not folder.is_dir():
+                    folder.mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
             raise cannot_write(
                 self.root, error, f"cannot create {self.root}: {error.strerror}; choose another --dir"

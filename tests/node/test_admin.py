@@ -321,6 +321,8 @@ async def test_other_sites_may_link_to_the_page_and_nothing_else(tmp_path: Path)
         for path in PATHS[1:]:
             assert (await get(home, path, headers=foreign))[0] == 403
         assert (await get(home, "/api/state", headers={"Sec-Fetch-Site": "same-origin"}))[0] == 200
+        for origin, status in ((f"http://{facts(home)['admin']}", 200), ("http://evil.example", 403)):
+            assert (await get(home, "/api/state", headers={"Origin": origin}))[0] == status
 
 
 async def test_a_token_is_asked_for_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,10 @@ def test_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     assert levels(check_folder(Home(tmp_path / "a" / "b"), joins=True)) == {"dir": ["ok"]}
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
-    assert levels(check_folder(Home(tmp_path / "file"), joins=True)) == {"dir": ["error"]}
+    (tmp_path / "file").chmod(0o755)
+    (tmp_path / "link").symlink_to(tmp_path / "a disk that is not mounted")
+    for path in ("file", "file/d", "link"):
+        assert levels(check_folder(Home(tmp_path / path), joins=True)) == {"dir": ["error"]}, path
 
 
 def test_a_folder_without_a_model_must_join(home: Home) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.node.config import check_machine
+from gossamer.node.network import listening
 from tests.node.findings import found, levels
 
 
@@ -27,6 +28,41 @@ def test_ports() -> None:
     assert [level for level, _ in lasting["listen"]] == ["ok", "warning", "warning"]
     nowhere = levels(check_machine.check_listen("192.0.2.1:0", is_running=False, is_loopback_swarm=True))
     assert nowhere == {"listen": ["error"]}
+
+
+def test_what_the_transport_would_refuse() -> None:
+    for where, expected in (("[::]:0", ["error"]), ("127.0.0.1:0", ["ok"])):
+        said = check_machine.check_listen(where, is_running=False, is_loopback_swarm=True, plaintext=True)
+        assert levels(said) == {"listen": expected}
+
+
+@pytest.mark.parametrize(
+    ("listen", "admin", "is_one"),
+    [
+        ("127.0.0.1:77", "127.0.0.1:77", True),
+        ("[::]:77", "127.0.0.1:77", True),
+        ("127.0.0.1:77", "0.0.0.0:77", True),
+        ("127.0.0.1:77", "127.0.0.2:77", False),
+        ("[::]:77", "127.0.0.1:78", False),
+        ("[::]:0", "127.0.0.1:0", False),
+        ("[::]:77", "off", False),
+        ("[::]:77", "", False),
+    ],
+)
+def test_two_ports_are_two(listen: str, admin: str, is_one: bool) -> None:
+    assert bool(list(check_machine.check_apart(listen, admin))) is is_one
+
+
+def test_a_name_that_leads_to_this_machine_alone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = "127.0.1.1"
+
+    def getaddrinfo(host: str, port: object, **_: object) -> list[object]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))]
+
+    monkeypatch.setattr("gossamer.node.network.listening.socket.getaddrinfo", getaddrinfo)
+    assert listening.names_loopback("my.host")
+    address = "192.0.2.7"
+    assert not listening.names_loopback("my.host")
 
 
 def test_a_port_is_free_only_where_the_node_could_listen() -> None:

@@ -44,6 +44,13 @@ def test_a_section_that_is_no_command_hides_no_other_fault(home: Home, tmp_path:
     assert said["status"][0][0] == said["node"][0][0] == "error"
 
 
+def test_a_file_that_is_none_is_a_fault_like_any_other(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "n.toml").write_text("[node\n")
+    for name in ("n.toml", "nowhere.toml"):
+        ((level, text),) = look(tmp_path / name)["config"]
+        assert level == "error" and name in text
+
+
 def test_a_members_copy_of_a_manifest_is_looked_over_as_one(home: Home) -> None:
     assert "manifest" in look(home.manifest_path)
 

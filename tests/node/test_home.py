@@ -43,6 +43,11 @@ def test_everything_is_for_its_owner_only(home: Home) -> None:
         assert mode(path) == 0o600, path
 
 
+def test_folders_on_the_way_are_for_their_owner_too(tmp_path: Path) -> None:
+    Home(tmp_path / "nodes" / "swarm").create()
+    assert (tmp_path / "nodes").stat().st_mode & 0o777 == 0o700
+
+
 def test_the_key_is_made_once_and_read_back(home: Home) -> None:
     first = home.identity()
     assert len(home.key_path.read_bytes()) == 32
