@@ -35,6 +35,9 @@ PATIENCE_S = 1.0
 
 RETRY_S = 5.0
 
+DIGEST_REST = 9
+"""So many times as long as it took to find the digest out it is not found out anew for those who ask."""
+
 OnJudged = Callable[[int, tuple[Delta, ...], RoundFigures | None], None]
 
 log = logging.getLogger("gossamer.merging")
@@ -75,6 +78,9 @@ class Merging:
         self._merged_some = asyncio.Event()
         self._busy = asyncio.Lock()
         self._attachments = 0
+        self._digesting = asyncio.Lock()
+        self._digest: tuple[bytes, bytes] | None = None
+        self._digest_due = 0.0
 
     @property
     def ready(self) -> bool:
@@ -326,6 +332,16 @@ class Merging:
             return None
         async with self._busy:
             return self._merger.chain(), await asyncio.to_thread(self._merger.digest)
+
+    async def recent_digest(self) -> tuple[bytes, bytes] | None:
+        """The same, or what it was a moment ago: whoever asks, merging waits for it a tenth of the time."""
+        async with self._digesting:
+            if time.monotonic() >= self._digest_due:
+                begun = time.monotonic()
+                self._digest = await self.digest()
+                now = time.monotonic()
+                self._digest_due = now + DIGEST_REST * (now - begun)
+            return self._digest
 
     async def prefix_digest(self, up_to: int) -> bytes | None:
         """Digest of the records merged up to a round; None if it is closed already, or nothing is here."""

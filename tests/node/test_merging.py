@@ -41,6 +41,19 @@ async def test_records_from_before_the_model_wait_for_it(setup: Setup) -> None:
     assert setup.merging.tokens == setup.merger.tokens // 2, "a token stands in a delta of each fragment"
 
 
+async def test_who_asks_for_the_digest_all_the_time_holds_nothing_up(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging_module, "DIGEST_REST", 10**6)
+    await setup.merging.begin(setup.merger)
+    first = await setup.merging.recent_digest()
+    setup.arrive(*setup.world.deltas)
+    await setup.merged_all()
+    assert first == await setup.merging.recent_digest() != await setup.merging.digest(), "of a moment ago"
+    setup.merging._digest_due = 0.0
+    assert await setup.merging.recent_digest() == await setup.merging.digest()
+
+
 async def test_what_arrives_together_is_merged_together(setup: Setup) -> None:
     await setup.merging.begin(setup.merger)
     setup.arrive(*[delta for delta in setup.world.deltas if delta.round in (1, 2)])
