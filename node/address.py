@@ -136,6 +136,12 @@ def check_node_name(text: str) -> None:
         raise ConfigError(f"a name is printable text of at most {TEXT_BYTES_MAX} bytes")
 
 
+def check_plaintext(host: str) -> None:
+    """Raise ConfigError if a node without TLS would listen where others than this machine reach it."""
+    if not is_loopback(host):
+        raise ConfigError(f"plaintext is for loopback only; listen on 127.0.0.1, not {host}, or use TLS")
+
+
 def parse_contact(text: str) -> Contact:
     """Read ``host:port`` or ``gossamer://NODE_ID@host:port``. Raises ConfigError."""
     rest = text.strip().removeprefix(SCHEME)

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from gossamer.node.address import WILDCARDS, format_address, is_loopback, parse_address
+from gossamer.node.address import WILDCARDS, check_plaintext, format_address, is_loopback, parse_address
 from gossamer.node.config.findings import Finding, error, ok, told, warning
 from gossamer.node.dashboard.admin import check_token, token_here
 from gossamer.node.network.listening import listen, names_loopback, why_not
@@ -24,9 +24,12 @@ def check_listen(
 ) -> Iterator[Finding]:
     """The port that others dial."""
     host, port = parse_address(address, port_min=0)
-    if plaintext and not is_loopback(host):
-        yield error("listen", f"plaintext is for loopback only; listen on 127.0.0.1, not {host}, or use TLS")
-        return
+    if plaintext:
+        try:
+            check_plaintext(host)
+        except ConfigError as problem:
+            yield error("listen", str(problem))
+            return
     yield from _check_bind("listen", host, port, is_running)
     if port == 0 and not is_loopback_swarm:
         yield warning(

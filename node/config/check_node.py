@@ -39,8 +39,8 @@ class NodeCheck:
 
     params: dict[str, Any]
     """By the names of the command's parameters; None where a value is missing or wrong."""
-    given: frozenset[str]
-    """Keys of those that were set, also of those that are wrong."""
+    wrong: frozenset[str]
+    """Keys of those that were given and cannot be used."""
     is_bootstrap: bool
     offline: bool
     manifest: Manifest | None = None
@@ -151,7 +151,8 @@ class NodeCheck:
         if (
             not self.is_bootstrap
             and (self.home is None or not self.home.manifest_path.exists())
-            and not self.given & {"join", "invite"}
+            and not self.params.get("join")
+            and not self.wrong & {"join", "invite"}
             and not self.invitation
         ):
             yield error(

@@ -85,13 +85,12 @@ def _check_command(root: typer.Context, name: str, args: list[str], offline: boo
     ctx, faults = command.look_over(name, args, root)
     for fault in faults:
         yield error(name, fault)
-    given = [
-        setting.key for setting in settings.settings_of(ctx) if setting.source in ("environment", "file")
-    ]
-    yield ok(name, f"{len(given)} settings: {', '.join(given) or 'all defaults'}")
+    given = [setting for setting in settings.settings_of(ctx) if setting.source in ("environment", "file")]
+    yield ok(name, f"{len(given)} settings: {', '.join(setting.key for setting in given) or 'all defaults'}")
     yield from _unknown_variables(ctx, name)
     if name in RUNS_A_NODE:
-        node = NodeCheck(ctx.params, frozenset(given), is_bootstrap=name == "bootstrap", offline=offline)
+        wrong = frozenset(setting.key for setting in given if setting.value is None)
+        node = NodeCheck(ctx.params, wrong, is_bootstrap=name == "bootstrap", offline=offline)
         yield from node.findings()
         yield from command.findings(node)
 

@@ -201,7 +201,7 @@ class DaemonLink:
 
     def _say_outdated(self) -> None:
         if not self.is_outdated:
-            log.error("%s: stop this process and start it again", OUTDATED)
+            log.error("%s: it has to be started again", OUTDATED)
         self.is_outdated = True
         self.stop_asked.set()
 

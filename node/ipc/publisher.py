@@ -1,7 +1,6 @@
 """From a payload in shared memory to a signed record on disk: write before you speak."""
 
 import asyncio
-import errno
 import logging
 from collections.abc import Callable
 from hashlib import sha256
@@ -9,7 +8,7 @@ from hashlib import sha256
 from gossamer.node.ipc import control
 from gossamer.node.seldom import Trouble
 from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.wholefile import FULL
+from gossamer.node.storage.wholefile import writable_once
 from gossamer.protocol import effects as fx
 from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.records import NO_RECORD, DeltaBody
@@ -35,7 +34,7 @@ class Publisher:
         self._chunks = chunks
         self._dispatch = dispatch
         self._tell = tell
-        self._handed_in: asyncio.Queue[tuple[control.Publish, memoryview]] = asyncio.Queue(1)
+        self._waiting: asyncio.Queue[tuple[control.Publish, memoryview]] = asyncio.Queue(1)
         self._trouble = Trouble(log, "our own deltas can be stored again")
         self.handed_in = 0
         """The last round that we were handed a delta for: of it, or before it, none is wanted any more."""
@@ -48,25 +47,25 @@ class Publisher:
         A trainer waits for its last one to be acknowledged. So more than one waits here only if one trainer
         after another comes while nothing can be stored, and then the newest does.
         """
-        if self._handed_in.full():
-            lost, _ = self._handed_in.get_nowait()
-            self._handed_in.task_done()
+        if self._waiting.full():
+            lost, _ = self._waiting.get_nowait()
+            self._waiting.task_done()
             log.warning(
                 "the delta of round %d is lost: another trainer's came before it could be stored", lost.round
             )
-        self._handed_in.put_nowait((message, payload))
+        self._waiting.put_nowait((message, payload))
         self.handed_in = message.round
 
     async def run(self) -> None:
         """Store what is handed in, until cancelled. A full disk delays this, and nothing else."""
         while True:
-            message, payload = await self._handed_in.get()
+            message, payload = await self._waiting.get()
             await self._publish(message, payload)
-            self._handed_in.task_done()
+            self._waiting.task_done()
 
     async def drained(self) -> None:
         """Wait until all that was handed in is signed."""
-        await self._handed_in.join()
+        await self._waiting.join()
 
     def acknowledge(self, round_: int) -> None:
         """The delta for this round needs nothing more of a trainer, nor do earlier ones."""
@@ -100,8 +99,9 @@ class Publisher:
                 hashes = await asyncio.to_thread(self._store, payload, reserved)
             except OSError as error:
                 self._dispatch(fx.Paused())
+                until = writable_once(error)
                 self._trouble.met(
-                    f"cannot store our own delta: {error.strerror}; publishing pauses until {_remedy(error)}"
+                    f"cannot store our own delta: {error.strerror}; publishing pauses until {until}"
                 )
                 await asyncio.sleep(DISK_RETRY_S)
             else:
@@ -120,12 +120,3 @@ class Publisher:
             self._chunks.put(blob, piece, durable=True)
             hashes.append(blob)
         return tuple(hashes)
-
-
-def _remedy(error: OSError) -> str:
-    """What has to come true before a file can be written again."""
-    if error.errno in FULL:
-        return "there is space"
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return "fewer files are open"
-    return "the folder can be written to"

@@ -40,8 +40,7 @@ class Attendant(Protocol):
         ...
 
     def publish(self, message: control.Publish, payload: memoryview) -> None:
-        """It hands in a delta; `payload` stays what it is until it is acknowledged, or the trainer dies and
-        for ever after."""
+        """It hands in a delta. Nobody changes `payload` before it is acknowledged, also if it dies."""
         ...
 
     def trainer_changed(self) -> None:

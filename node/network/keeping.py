@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from gossamer.node.seldom import Trouble
 from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.wholefile import FULL
+from gossamer.node.storage.wholefile import writable_once
 
 DISK_RETRY_S = 5.0
 
@@ -56,7 +56,7 @@ class Keeping:
         try:
             await asyncio.to_thread(self._chunks.put, blob, data)
         except OSError as error:
-            until = "there is space" if error.errno in FULL else "the folder can be written to"
+            until = writable_once(error)
             text = f"cannot store a payload: {error.strerror}; fetching pauses until {until}"
             self._trouble.met(text)
             if self._unkept is None:

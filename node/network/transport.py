@@ -26,7 +26,7 @@ import aiohttp
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from gossamer.node.address import WILDCARDS, format_address, is_loopback, origin_of
+from gossamer.node.address import WILDCARDS, check_plaintext, format_address, is_loopback, origin_of
 from gossamer.node.network.chunk_routes import ChunkRoutes
 from gossamer.node.network.door import Door
 from gossamer.node.network.guest import IDLE_TIMEOUT_S, guest_of
@@ -77,12 +77,19 @@ async def _stay(session: aiohttp.ClientSession, context: object, params: Any) ->
     raise RefusedError("it sends us on to another address")
 
 
-def _dial_from(host: str) -> tuple[str, int] | None:
+def _dial_from(asked: str, bound: str) -> tuple[str, int] | None:
     """A node that listens on one of this machine's addresses dials from it too; None for any.
 
-    Not from the usual loopback address: it is chosen anyway where it leads, and leads to no other machine.
+    Not from the usual loopback address, nor from another that only a name led to: it is chosen anyway where
+    it leads, and leads to no other machine.
     """
-    return None if host in (*WILDCARDS, "127.0.0.1", "::1") else (host, 0)
+    is_usual = bound in (*WILDCARDS, "127.0.0.1", "::1")
+    return None if is_usual or _is_misnamed(asked, bound) else (bound, 0)
+
+
+def _is_misnamed(asked: str, bound: str) -> bool:
+    """Whether a name that seems to be one for others leads to loopback, as /etc/hosts often has it."""
+    return is_loopback(bound) and not is_loopback(asked)
 
 
 class Transport:
@@ -126,8 +133,8 @@ class Transport:
 
         For port 0 the `last` one is taken again if it is free: others look for us there.
         """
-        if not self._server_ssl and not is_loopback(host):
-            raise ConfigError(f"plaintext is for loopback only; listen on 127.0.0.1, not {host}, or use TLS")
+        if not self._server_ssl:
+            check_plaintext(host)
         self.door = Door(self._protocol, self._server_ssl, self._policing)
         self._runner = web.AppRunner(
             self._application(self.door),
@@ -147,14 +154,13 @@ class Transport:
             raise ConfigError(
                 f"cannot listen on {where}: {why_not(error)}; choose another --listen"
             ) from None
-        is_named = is_loopback(bound_host) and not is_loopback(host)
-        if is_named:
+        if _is_misnamed(host, bound_host):
             log.warning(
                 "%s is %s, which only this machine reaches: listen on [::], or on an address of its own",
                 host,
                 bound_host,
             )
-        dials_from = None if is_named else _dial_from(bound_host)
+        dials_from = _dial_from(host, bound_host)
         self.dials_from = dials_from[0] if dials_from else None
         no_redirects = aiohttp.TraceConfig()
         no_redirects.on_request_redirect.append(_stay)

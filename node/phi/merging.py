@@ -164,7 +164,7 @@ class Merging:
         async with self._busy:
             return await asyncio.to_thread(self._merger.prefix, fragment, upto)
 
-    async def close_up_to(self, floor: int, may_close: Callable[[], bool] = lambda: True) -> Base | None:
+    async def close_up_to(self, floor: int, may_close: Callable[[], bool]) -> Base | None:
         """Make everything up to a round unchangeable; returns the new base, None if ours lies higher.
 
         Nor does anything change where `may_close`, asked when no merge is under way, says no.

@@ -33,6 +33,15 @@ def cannot_write(path: Path, error: OSError, otherwise: str = "") -> StorageErro
     return StorageError(otherwise or f"cannot write {path}: {error.strerror}")
 
 
+def writable_once(error: OSError) -> str:
+    """What has to come true before what failed so can be written again, for who waits for that."""
+    if error.errno in FULL:
+        return "there is space"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "fewer files are open"
+    return "the folder can be written to"
+
+
 def disk_full(path: Path) -> DiskFullError:
     """What to raise where there is no room for a file or folder."""
     return DiskFullError(f"cannot write {path}: the disk is full; free some space")

@@ -168,7 +168,7 @@ class OuterLoop:
             raise
 
     def _publish(
-        self, state: FragmentState, sound: "list[tuple[Tensor, float]]", round_: int, out: memoryview
+        self, state: FragmentState, sound: list[tuple[Tensor, float]], round_: int, out: memoryview
     ) -> tuple[int, Window]:
         writer = PayloadWriter(self._outer.codec, state.fragment, out)
         largest = 0.0

@@ -32,7 +32,6 @@ from gossamer.models.guarded import explaining
 from gossamer.models.inner_optimizer import InnerOptimizer
 from gossamer.models.task import DataStream, Task
 from gossamer.node import lifeline, logs, own_task
-from gossamer.node.ipc.daemon_link import OUTDATED
 from gossamer.node.options import TrainerOptions
 from gossamer.node.peer import Peer
 from gossamer.node.storage.home import Home
@@ -134,8 +133,6 @@ class Trainer:
             self._stay()
         self._state = "leaving"
         self.peer.flush(LEAVE_S)
-        if self.peer.is_outdated:
-            raise UnreachableError(f"{OUTDATED}: starting again")
 
     def _tell_data(self) -> None:
         """Say what this node trains on, and that it is not what it was: the folder keeps no --data."""
@@ -259,20 +256,18 @@ def main() -> int:
         with suppress(LocalError):  # what would keep it from that, the next process will meet and say
             ending.trainer.give_up_window()
         return FAILURE if went_well else USER_ERROR
-    except (LocalError, TaskError) as error:
-        log.error("%s", error, exc_info=error if options.debug else None)
+    except Exception as error:
         if ending.trainer is not None:
             ending.trainer.peer.abandon()  # the next process goes on from what this one has whole
+        if not isinstance(error, LocalError | TaskError):
+            raise
+        log.error("%s", error, exc_info=error if options.debug else None)
         has_worked = options.restarted or (ending.trainer is not None and ending.trainer.stepped)
         may_pass = isinstance(error, UnreachableError | FolderGoneError) or (
             isinstance(error, TaskError) and has_worked
         )
         return FAILURE if may_pass else USER_ERROR
-    except Exception:
-        if ending.trainer is not None:
-            ending.trainer.peer.abandon()
-        raise
-    return 0
+    return FAILURE if trainer.peer.is_outdated else 0  # the next process is of the daemon's release
 
 
 def _run() -> NoReturn:

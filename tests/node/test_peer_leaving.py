@@ -118,13 +118,17 @@ async def test_a_loop_without_step_is_told_at_its_end(
         assert ("step was never called" in caplog.text) == (not steps)
 
 
+def step_and_diverge(setup: Setup) -> None:
+    setup.step()
+    with torch.no_grad():
+        setup.model.weight[0, 0] = float("nan")
+
+
 async def test_a_model_that_diverged_at_the_end_finishes_with_the_swarms(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with begun(tmp_path) as setup:
-        setup.step()
-        with torch.no_grad():
-            setup.model.weight[0, 0] = float("nan")
+        step_and_diverge(setup)
         assert await asyncio.to_thread(lambda: setup.peer.finish(quiet_s=0.05, timeout_s=10))
         assert np.allclose(setup.weights(), setup.phi / ONE, atol=1e-7) and not setup.daemon.signed
         assert "What this node has learnt since its last delta is left out" in caplog.text
@@ -134,9 +138,7 @@ async def test_a_script_that_ended_with_a_model_that_diverged_ends_with_a_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with begun(tmp_path) as setup:
-        setup.step()
-        with torch.no_grad():
-            setup.model.weight[0, 0] = float("nan")
+        step_and_diverge(setup)
         await asyncio.to_thread(setup.peer.leave_at_exit)
         assert "'weight' is not finite" in caplog.text and setup.peer.has_left
 

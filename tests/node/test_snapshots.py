@@ -223,7 +223,7 @@ async def test_what_we_publish_survives_the_closing_of_what_is_the_same(tmp_path
     (zeros, old) = closed.body.chunks
     for blob, data in ((zeros, b"zeros"), (old, b"old")):
         chunks.put(blob, data)
-    publisher = Publisher(chunks, lambda event: [Store(delta(b"zeros"), own=True)], print)
+    publisher = Publisher(chunks, lambda event: [Store(delta(b"zeros"), own=True)], lambda message: None)
     publisher.hand_in(control.Publish(9, 8, 100, 10, 2.0, "int4", 5), memoryview(bytearray(b"zeros")))
     running = asyncio.create_task(publisher.run())
     await publisher.drained()

@@ -113,6 +113,21 @@ def test_what_a_task_that_fails_has_left_whole_is_saved(
     peer.abandon.assert_called_once_with()
 
 
+@pytest.mark.parametrize("is_outdated", [True, False])
+def test_a_trainer_of_an_earlier_release_than_its_daemon_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_outdated: bool
+) -> None:
+    class Stopped(trainer.Trainer):
+        def __init__(self, options: object, manifest: object) -> None:
+            self.peer = Mock(is_outdated=is_outdated)
+
+        def run(self) -> None:
+            pass
+
+    monkeypatch.setattr(trainer, "Trainer", Stopped)
+    assert status_of(monkeypatch, tmp_path) == (trainer.FAILURE if is_outdated else 0)
+
+
 def test_what_it_trains_on_is_said_and_whether_that_is_other_data(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
