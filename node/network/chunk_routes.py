@@ -13,6 +13,7 @@ from gossamer.node.network.link import PeerLink
 from gossamer.node.network.parcel import headers_of, receive
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.receiver import Chunks
+from gossamer.node.network.tls import cut
 from gossamer.node.network.uplink import BusyError, Turn
 from gossamer.node.network.uploads import Uploads
 from gossamer.protocol.errors import PayloadError, PeerError
@@ -83,7 +84,7 @@ class ChunkRoutes:
         except (OSError, aiohttp.ClientError) as error:  # a line that broke, or a peer that takes nothing
             log.debug("sending chunk %s: %s", short(link.node_id), error)
             if request.transport is not None:
-                request.transport.abort()
+                cut(request.transport)
         return response
 
     async def take(self, link: PeerLink, request: web.Request) -> web.Response:

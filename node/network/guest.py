@@ -14,6 +14,7 @@ from aiohttp import web
 
 from gossamer.node.address import origin_of
 from gossamer.node.network.policing import Policing
+from gossamer.node.network.tls import cut
 from gossamer.protocol.limits import (
     REQUEST_TIMEOUT_S,
     STRANGER_BYTES_MAX,
@@ -199,7 +200,7 @@ class Guest(asyncio.Protocol):
         if self._securing is not None:
             self._securing.cancel()
         if self._transport is not None:
-            self._transport.abort()
+            cut(self._transport)
 
     # -- its time
 

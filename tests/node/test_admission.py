@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
@@ -18,7 +19,7 @@ from gossamer.node.network.askers import asker_for, asker_of
 from gossamer.node.network.chunk_requests import get_chunk
 from gossamer.node.network.client import Asker, deliver, fetch_manifest, fetch_status
 from gossamer.node.network.questions import NONCE_HEADER, PROOF_HEADER
-from gossamer.node.network.tls import Certificate, client_context
+from gossamer.node.network.tls import Certificate, client_context, cut
 from gossamer.node.network.transport import PREFIX
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
@@ -425,3 +426,8 @@ def test_a_database_from_before_there_were_credentials(tmp_path: Path) -> None:
     again.add_credential(bytes(32), b"x")
     assert again.load_credentials() == [b"x"]
     again.close()
+
+
+def test_a_connection_that_was_closed_twice_is_left_to_end() -> None:
+    """As Python 3.11.2 has it, where other releases let it be cut."""
+    cut(Mock(abort=Mock(side_effect=AttributeError("'NoneType' object has no attribute '_abort'"))))
