@@ -5,6 +5,7 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html
 
 import asyncio
 import json
+import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,10 @@ from aiohttp import web
 LISTENERS_MAX = 32
 QUEUE_MAX = 30
 """Events that wait for one listener, half a minute's worth. Who takes them more slowly is let go."""
+
+SEND_BUFFER_BYTES = 1 << 16
+"""What the system takes for a page that reads nothing: megabytes if it were free to choose, which such a page
+would take many minutes to fill while it keeps a place."""
 
 WRITE_TIMEOUT_S = 30.0
 
@@ -40,6 +45,11 @@ HEARTBEAT = b": still here\n\n"
 class _Listener:
     transport: asyncio.Transport | None
     queue: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
+
+    def __post_init__(self) -> None:
+        line = self.transport and self.transport.get_extra_info("socket")
+        if line is not None:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
     def cut(self) -> None:
         """End its connection at once, whatever is still to be sent."""

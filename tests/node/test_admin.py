@@ -433,6 +433,22 @@ async def test_listeners_are_bounded_and_slow_ones_let_go(
             response.close()
 
 
+async def test_who_reads_nothing_loses_its_place_within_minutes(tmp_path: Path) -> None:
+    """The system would take megabytes for it, some twenty minutes of events."""
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon:
+        host, _, port = facts(home)["admin"].rpartition(":")
+        with socket.create_connection((host, int(port))) as page:
+            page.sendall(f"GET /api/events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            feed, told = daemon.bulletin.feed, 0
+            await until(lambda: len(feed) == 1)
+            while len(feed):
+                feed.publish([b"x" * 4096])
+                told += 4096
+                assert told < 1_500_000, "it keeps its place"
+                await asyncio.sleep(0)
+
+
 def test_what_json_cannot_say_is_not_sent() -> None:
     assert feeds.event("a", {"b": [1, "\n"]}) == b'event: a\ndata: {"b":[1,"\\n"]}\n\n'
     with pytest.raises(ValueError):
