@@ -23,15 +23,18 @@ class CatchUp:
         wants: Wants,
         *,
         is_first: bool,
+        signs: bool,
         clock_is_wrong: Callable[[], bool],
     ) -> None:
-        """`is_first`: there is nobody to join. `clock_is_wrong`: by the word of most of the others."""
+        """`is_first`: there is nobody to join. `signs`: it has a trainer, or may have one. `clock_is_wrong`: by
+        the word of most of the others."""
         self._clock_is_wrong = clock_is_wrong
         self._ledger = ledger
         self._links = links
         self._gossip = gossip
         self._wants = wants
         self._is_first = is_first
+        self._signs = signs
         self._now = 0.0
         self._began = math.inf
         self._synced_at: float | None = None
@@ -81,7 +84,7 @@ class CatchUp:
         A node with deltas of its own on its own disk (`has_signed`) goes on once it has compared notes with a
         peer, or found none for a while: its folder may be an old copy, and no round may be signed twice. One
         whose folder is known to be a copy, or that lost its disk and hears of its own deltas from others,
-        must learn of all of them first.
+        must learn of all of them first. Who signs nothing and meets nobody for a while has what there is.
         Who would refuse what the others publish, since by its clock it cannot be yet, waits until that has
         been set, as it is a moment after the start of a machine without a battery; but not for ever, for
         liars may be many.
@@ -89,9 +92,9 @@ class CatchUp:
         return self._has_learned(has_signed) and not self._refuses
 
     def _has_learned(self, has_signed: bool) -> bool:
-        alone = self._is_first and not self._links
+        waited = self._now > self._began + limits.RESUME_PATIENCE_S
+        alone = not self._links and (self._is_first or (waited and not self._signs))
         if has_signed:
-            waited = self._now > self._began + limits.RESUME_PATIENCE_S
             return alone or self._synced_at is not None or waited
         if alone or self._synced_at is None:
             return alone

@@ -115,6 +115,7 @@ class Replica:
             self.gossip,
             self.fetcher.wants,
             is_first=not info.bootstrap,
+            signs=info.trains,
             clock_is_wrong=self._clock_is_wrong,
         )
         self._peering = Peering(

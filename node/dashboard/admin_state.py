@@ -83,6 +83,7 @@ def _now(view: NodeView, members: list[dict[str, Any]]) -> dict[str, Any]:
         "loss": loss_of(report),
         "val_loss": finite(report.val_loss) if report else None,
         "val_version": report.evaluated_version if report else 0,
+        "val_round": report.evaluated_round if report else 0,
         "wait_fraction": report.wait_fraction if report else 0.0,
         "rounds_behind": view.merging.behind,
         "payloads_missing": len(core.fetcher.wants),

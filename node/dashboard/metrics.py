@@ -3,7 +3,7 @@
 Names follow https://prometheus.io/docs/practices/naming/: base units, ``_total`` for what only grows.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -76,9 +76,21 @@ _GAUGES: tuple[tuple[str, str, Reading], ...] = (
 _COUNTERS: tuple[tuple[str, str, Reading], ...] = (
     ("gossamer_merges_total", "Merges that changed the model.", _of("version")),
     ("gossamer_misbehaviours_total", "Messages that break the protocol.", _of("misbehaviours_seen")),
-    ("gossamer_inner_steps_total", "Inner steps of this node's trainer.", _so_far("inner_steps")),
-    ("gossamer_tokens_total", "Tokens that this node has trained on.", _so_far("tokens")),
 )
+
+_TRAINER_COUNTERS: tuple[tuple[str, str, Reading], ...] = (
+    (
+        "gossamer_inner_steps_total",
+        "Inner steps of this node's trainer, since the first scrape.",
+        _so_far("inner_steps"),
+    ),
+    (
+        "gossamer_tokens_total",
+        "Tokens that this node has trained on, since the first scrape.",
+        _so_far("tokens"),
+    ),
+)
+"""Of all runs together, see `_Total`."""
 
 
 class _Total:
@@ -88,13 +100,18 @@ class _Total:
     there: a counter that waited until the old total is reached again would say that nobody trains.
     """
 
-    def __init__(self) -> None:
-        self._last: float | None = None
+    def __init__(self, begin: float | None) -> None:
+        """`begin`: the total as this process started; None if what it is when first seen counts for nothing.
+
+        A trainer's next process may begin below what the last one told, and a scraper that saw the counter
+        fall, though not to 0, would count all of it once more.
+        """
+        self._last = begin
         self._counted = 0.0
 
     def counted(self, total: float) -> float:
         """The counter, now that this is the total."""
-        self._counted += total if self._last is None else max(0.0, total - self._last)
+        self._counted += 0.0 if self._last is None else max(0.0, total - self._last)
         self._last = total
         return self._counted
 
@@ -105,7 +122,7 @@ class DaemonCollector(Collector):
     def __init__(self, view: NodeView, watching: Watching) -> None:
         self._view = view
         self._watching = watching
-        self._totals: defaultdict[str, _Total] = defaultdict(_Total)
+        self._totals: dict[str, _Total] = {}
 
     def collect(self) -> Iterator[Metric]:
         """Called at every scrape, on the event loop's thread."""
@@ -115,6 +132,8 @@ class DaemonCollector(Collector):
             yield _filled(GaugeMetricFamily(name, help_text), reading(status))
         for name, help_text, reading in _COUNTERS:
             yield self._counter(name, help_text, reading(status))
+        for name, help_text, reading in _TRAINER_COUNTERS:
+            yield self._counter(name, help_text, reading(status), begin=None)
         merging = self._view.merging
         # After a restart the sum is built up again: until then it is of no use.
         tokens = merging.tokens if merging.ready else None
@@ -144,8 +163,9 @@ class DaemonCollector(Collector):
         )
         yield _link_bytes(status)
 
-    def _counter(self, name: str, help_text: str, total: float | None) -> Metric:
-        counted = None if total is None else self._totals[name].counted(total)
+    def _counter(self, name: str, help_text: str, total: float | None, begin: float | None = 0.0) -> Metric:
+        so_far = self._totals.setdefault(name, _Total(begin))
+        counted = None if total is None else so_far.counted(total)
         return _filled(CounterMetricFamily(name, help_text), counted)
 
     def _info(self, status: Status) -> Metric:

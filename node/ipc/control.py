@@ -98,6 +98,8 @@ class Report:
     val_loss: float | None
     val_loss_start: float | None
     evaluated_version: int
+    evaluated_round: int
+    """The node's last round then."""
     wait_fraction: float
     """Part of the training loop's wall time in which it was kept from inner steps: publish and apply."""
     device: str

@@ -177,9 +177,8 @@ class DaemonLink:
     # -- the background thread
 
     def _run(self) -> None:
-        lost_at: float | None = None
+        silent_since: float | None = None
         while not self._closing.is_set():
-            begun = time.monotonic()
             try:
                 self._connect_and_listen()
             except OSError as error:
@@ -188,9 +187,10 @@ class DaemonLink:
                 self.problem = str(error)
                 self._say_outdated()
             was_attached, self._attached = self._attached, False
-            lost_at = begun if was_attached or lost_at is None else lost_at
-            if self._connected.is_set() and time.monotonic() - lost_at > TELL_AFTER_S:
-                lost_at = inf
+            if was_attached or silent_since is None:
+                silent_since = time.monotonic()
+            if self._connected.is_set() and time.monotonic() - silent_since > TELL_AFTER_S:
+                silent_since = inf
                 log.warning(
                     "the node's daemon has not answered for %.0f s (%s): what is trained meanwhile is"
                     " published once it does",

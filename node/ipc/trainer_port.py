@@ -8,12 +8,14 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from gossamer.node.ipc import control
+from gossamer.node.ipc.pulse import Pulse
 from gossamer.node.ipc.shared import SharedMemory
 from gossamer.node.phi.merger import MergedState
 from gossamer.node.seldom import Trouble
@@ -28,6 +30,9 @@ BACKLOG_BYTES_MAX = 1 << 17
 """What may wait for a trainer that does not read. asyncio adds up all that waits at every write."""
 ACCEPT_RETRY_S = 1.0
 WELCOME_S = 30.0
+SILENT_S = 30.0
+"""Who trains reports twice a second. After so long without a word, and as many steps as could have been, it has
+no speed any more: it hangs, or evaluates."""
 
 log = logging.getLogger("gossamer.trainer")
 
@@ -62,7 +67,9 @@ class TrainerPort:
         self.attachments = 0
         """How many trainers have come so far: tells a new one from the one before."""
         self.report: control.Report | None = None
-        """What a trainer said last; once it is gone, with no speed."""
+        """What a trainer said last; once it is gone, or silent, with no speed."""
+        self.pulse = Pulse()
+        """Of the trainer that is attached."""
         self.done = asyncio.Event()
         """Set while no trainer is attached."""
         self.done.set()
@@ -141,9 +148,10 @@ class TrainerPort:
             self.attachments += 1
             self._taken.clear()
             self.done.clear()
+            self.pulse.begin(time.monotonic())
             attendant.trainer_changed()
             while True:
-                length = control.frame_length(await reader.readexactly(control.LENGTH_BYTES))
+                length = control.frame_length(await self._prefix(reader, attendant))
                 self._handle(control.decode(await reader.readexactly(length)), attendant)
         except MalformedError as error:
             self._trouble.met(f"a trainer of another release of Gossamer cannot be understood ({error})")
@@ -151,12 +159,23 @@ class TrainerPort:
             pass
         finally:
             self._writer = None
-            if self.report is not None:
-                self.report = replace(self.report, tokens_per_s=0.0)
             self.done.set()
             writer.close()
             self._shared.close()
-            attendant.trainer_changed()
+            self._comes_to_rest(attendant)
+
+    async def _prefix(self, reader: asyncio.StreamReader, attendant: Attendant) -> bytes:
+        """The first bytes of what the trainer says next. Raises IncompleteReadError at its end."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SILENT_S + self.pulse.usual_s):
+                    return await reader.readexactly(control.LENGTH_BYTES)
+            self._comes_to_rest(attendant)
+
+    def _comes_to_rest(self, attendant: Attendant) -> None:
+        if self.report is not None:
+            self.report = replace(self.report, tokens_per_s=0.0)
+        attendant.trainer_changed()
 
     def _handle(self, message: control.ControlMessage, attendant: Attendant) -> None:
         assert self._shared is not None
@@ -168,6 +187,7 @@ class TrainerPort:
                 attendant.trainer_changed()
             case control.Report():
                 self.report = message
+                self.pulse.note(message.inner_steps, time.monotonic())
                 attendant.trainer_changed()
             case _:
                 raise MalformedError("a message that only a daemon sends")

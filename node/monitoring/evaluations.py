@@ -23,12 +23,15 @@ class Evaluations:
         """Take over what an earlier run kept, in order of round."""
         self._losses.update(losses)
 
-    def look(self, report: Report | None, round_: int) -> None:
-        """Note what a trainer reports, if it is news and a number."""
+    def look(self, report: Report | None) -> None:
+        """Note what a trainer reports, if it is news and a number.
+
+        To the daemon that comes after another one a trainer repeats what it told that.
+        """
         if report is None or report.val_loss is None or report.evaluated_version == self._version:
             return
-        self._version = report.evaluated_version
-        if not math.isfinite(report.val_loss):
+        self._version, round_ = report.evaluated_version, report.evaluated_round
+        if not math.isfinite(report.val_loss) or self._losses.get(round_) == report.val_loss:
             return
         self._losses.pop(round_, None)
         self._losses[round_] = self._unsaved[round_] = report.val_loss

@@ -120,6 +120,7 @@ def _trainer(report: "Report") -> dict[str, Any]:
         "val_loss": finite(report.val_loss),
         "val_loss_start": finite(report.val_loss_start),
         "val_version": report.evaluated_version,
+        "val_round": report.evaluated_round,
         "wait_fraction": report.wait_fraction,
     }
 

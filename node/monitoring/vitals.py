@@ -24,6 +24,12 @@ STUCK_S = 120.0
 """Rounds wait to be merged, and none has been for this long. A merge takes milliseconds to seconds."""
 
 TRAINER_S = 120.0
+STANDSTILL_S = 900.0
+"""By so much a trainer's next step is late before that is said: it may be evaluating, or compiling its first."""
+
+STARTS_MAX, STARTS_S = 5, 600.0
+"""A trainer that was started so often within ten minutes ends whenever it has begun."""
+
 DISK_FREE_MIN = 64 * 1024 * 1024
 FILES_FREE_MIN = 1024
 """Each chunk is a file, and a file system may be out of those with space left."""
@@ -84,6 +90,10 @@ class Look:
     contradicted: bool = False
     """Whether most others are at rounds that cannot be yet, by our clock."""
     lacks_trainer: bool = False
+    overdue_s: float = 0.0
+    """By how much the trainer's next step is later than usual, where it has one to do."""
+    starts: int = 0
+    """How many trainers have come since the daemon started."""
     void: int = 0
     """Our own deltas of this run that are void."""
     outdone: int = 0
@@ -103,6 +113,10 @@ class Vitals:
         self._told_alone = False
         self._merged: tuple[int, float] = (-1, 0.0)
         self._trainer_seen: float | None = None
+        self._starts: deque[float] = deque(maxlen=STARTS_MAX)
+        """When the last trainers came."""
+        self._started = 0
+        self._told_standstill = False
         self._void = 0
         self._outdone = 0
         self._told_runs_out: float | None = None
@@ -279,10 +293,24 @@ class Vitals:
         return found
 
     def _trainer(self, look: Look) -> str | None:
+        if look.starts > self._started:
+            self._started = look.starts
+            self._starts.append(look.now)
         if not look.lacks_trainer or self._trainer_seen is None:
             self._trainer_seen = look.now
-        gone_s = look.now - self._trainer_seen
-        return f"there has been no trainer for {TRAINER_S:.0f} s" if gone_s > TRAINER_S else None
+        if look.now - self._trainer_seen > TRAINER_S:
+            return f"there has been no trainer for {TRAINER_S:.0f} s"
+        if len(self._starts) == STARTS_MAX and look.now - self._starts[0] < STARTS_S:
+            within = f"{STARTS_S / 60:.0f} minutes"
+            return f"the trainer ends again and again: {STARTS_MAX} were started within {within}"
+        if look.overdue_s <= STANDSTILL_S:
+            self._told_standstill = False
+            return None
+        found = f"the trainer has done no step for {STANDSTILL_S / 60:.0f} minutes: does it hang?"
+        if not self._told_standstill:  # once: a notebook may rest for long
+            log.warning("%s", found)
+        self._told_standstill = True
+        return found
 
     def _say(self, event: str, now: float, text: str) -> None:
         """Warn of an event, unless that was done a moment ago."""

@@ -33,6 +33,8 @@ SAVE_TICKS = 5
 DISK_TICKS = 10
 
 HEALTHY_STATES = frozenset({"starting", "training", "serving", "finished"})
+STEPPING_STATES = frozenset({"starting", "training"})
+"""In these the next thing that a trainer does is a step."""
 
 log = logging.getLogger("gossamer.watching")
 
@@ -141,7 +143,7 @@ class Watching:
         self.rates.look(self._view.links.values(), time.monotonic())
         self.vitals.look(self._look(late_s))
         core = self._view.core
-        self.evaluations.look(self._view.report, core.own_last)
+        self.evaluations.look(self._view.report)
         self.happenings.look(core.roster.members(), core.sealing.claims)
         self.on_look(ticks)
 
@@ -179,6 +181,8 @@ class Watching:
             outdone=core.presence.outdone,
             contradicted=core.is_contradicted,
             lacks_trainer=core.info.trains and not view.port.attached,
+            overdue_s=view.port.pulse.overdue_s(time.monotonic()) if view.state in STEPPING_STATES else 0.0,
+            starts=view.port.attachments,
             void=sum(
                 d.round > self._own_last and core.ledger.is_void(d) for d in core.ledger.by(view.node_id)
             ),

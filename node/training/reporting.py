@@ -48,6 +48,7 @@ class Reporter:
         val_loss: float | None = None,
         val_loss_start: float | None = None,
         evaluated_version: int = -1,
+        evaluated_round: int = 0,
     ) -> None:
         """Tell the daemon, if it is time to."""
         now = time.monotonic()
@@ -66,6 +67,7 @@ class Reporter:
                 val_loss=val_loss,
                 val_loss_start=val_loss_start,
                 evaluated_version=evaluated_version,
+                evaluated_round=evaluated_round,
                 wait_fraction=peer.wait_fraction,
                 device=self._device,
             )

@@ -89,6 +89,7 @@ class Trainer:
         self._val_loss: float | None = None
         self._val_loss_start: float | None = None
         self._evaluated_version = -1
+        self._evaluated_round = 0
         self._could_be_shown = True
         self.stepped = False
         """Whether this process has done an inner step, so that the task works in principle."""
@@ -176,7 +177,7 @@ class Trainer:
     def _evaluate(self) -> float | None:
         """Measure the held-out loss for displays, None if it is no number that they could show."""
         measured = float(self._task.evaluate(self._model))
-        self._evaluated_version = self.peer.version
+        self._evaluated_version, self._evaluated_round = self.peer.version, self.peer.round
         is_number = isfinite(measured)
         if self._could_be_shown and not is_number:
             log.warning("the held-out loss is %s, so none is shown: has training diverged?", measured)
@@ -205,6 +206,7 @@ class Trainer:
             val_loss=self._val_loss,
             val_loss_start=self._val_loss_start,
             evaluated_version=self._evaluated_version,
+            evaluated_round=self._evaluated_round,
         )
 
 

@@ -117,6 +117,7 @@ def report(**changes: Any) -> control.Report:
         "val_loss": 2.5,
         "val_loss_start": 5.0,
         "evaluated_version": 1,
+        "evaluated_round": 1,
         "wait_fraction": 0.01,
         "device": "cpu",
     }

@@ -154,6 +154,7 @@ class Recorded:
                 "loss": newest[2] if newest and trains else None,
                 "val_loss": round(newest[2] + 0.06, 4) if newest and newest[2] and trains else None,
                 "val_version": clock // 4,
+                "val_round": clock // 4 * 4,
                 "wait_fraction": 0.012,
                 "rounds_behind": 0,
                 "payloads_missing": 0 if trains else 31,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.node.ipc.control import Report
 from gossamer.node.monitoring import chronicle as chronicles
 from gossamer.node.monitoring import chroniclestore as stores
 from gossamer.node.monitoring.chronicle import CLIPPED, LATE, OWN, VOID, Chronicle, Entry, Round, as_json
@@ -369,11 +370,16 @@ def test_what_a_full_disk_had_no_room_to_begin_is_begun_once_there_is(
     again.close()
 
 
+def evaluated(round_: int, loss: float | None, version: int | None = None) -> Report:
+    version = round_ if version is None else version
+    return report(val_loss=loss, evaluated_version=version, evaluated_round=round_)
+
+
 def test_held_out_losses_are_kept_once_each_and_over_restarts(tmp_path: Path) -> None:
     path, evaluations = tmp_path / "c.sqlite", Evaluations()
-    evaluations.look(None, 1)
-    for round_, loss, version in ((0, 5.0, 0), (4, 5.0, 0), (5, 4.0, 7), (6, float("nan"), 8), (7, None, 9)):
-        evaluations.look(report(val_loss=loss, evaluated_version=version), round_)
+    evaluations.look(None)
+    for round_, loss, version in ((0, 5.0, 0), (0, 5.0, 0), (5, 4.0, 7), (6, float("nan"), 8), (7, None, 9)):
+        evaluations.look(evaluated(round_, loss, version))
     assert evaluations.to_json() == {"version": 8, "losses": [[0, 5.0], [5, 4.0]]}
     store = ChronicleStore(path)
     store.save([], evaluations.take_unsaved())
@@ -382,7 +388,9 @@ def test_held_out_losses_are_kept_once_each_and_over_restarts(tmp_path: Path) ->
     again, store = Evaluations(), ChronicleStore(path)
     again.restore(store.load_evaluations())
     store.close()
-    assert again.to_json()["losses"] == [[0, 5.0], [5, 4.0]]
+    again.look(evaluated(5, 4.0, 7))  # a trainer that lived on tells the next daemon the same
+    assert again.to_json() == {"version": 7, "losses": [[0, 5.0], [5, 4.0]]}
+    assert again.take_unsaved() == {}
 
 
 def test_old_held_out_losses_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,7 +398,7 @@ def test_old_held_out_losses_make_room(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("gossamer.node.monitoring.chroniclestore.EVALUATIONS_MAX", 2)
     evaluations, store = Evaluations(), ChronicleStore(tmp_path / "c.sqlite")
     for number in range(5):
-        evaluations.look(report(val_loss=1.0, evaluated_version=number), number)
+        evaluations.look(evaluated(number, 1.0))
     assert evaluations.to_json()["losses"] == [[3, 1.0], [4, 1.0]]
     store.save([], evaluations.take_unsaved())
     assert store.load_evaluations() == [(3, 1.0), (4, 1.0)]
@@ -400,11 +408,11 @@ def test_old_held_out_losses_make_room(tmp_path: Path, monkeypatch: pytest.Monke
 def test_held_out_losses_that_cannot_be_written_or_read_are_no_fault(tmp_path: Path) -> None:
     store, evaluations = ChronicleStore(tmp_path / "missing" / "c.sqlite"), Evaluations()
     assert store.load_evaluations() == []
-    evaluations.look(report(val_loss=3.0, evaluated_version=1), 1)
+    evaluations.look(evaluated(1, 3.0))
     unsaved = evaluations.take_unsaved()
     with pytest.raises(StorageError, match="cannot write"):
         store.save([], unsaved)
-    evaluations.look(report(val_loss=2.0, evaluated_version=2), 2)
+    evaluations.look(evaluated(2, 2.0))
     evaluations.not_saved(unsaved)
     assert evaluations.take_unsaved() == {1: 3.0, 2: 2.0}
     store.close()

@@ -11,7 +11,9 @@ import gc
 import os
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -167,12 +169,17 @@ async def test_a_daemon_of_another_release_is_said_and_costs_no_files(
 async def test_a_daemon_that_is_away_for_long_is_said_once(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Counted from its end: how long it had been there is no part of that."""
     monkeypatch.setattr(daemon_link, "TELL_AFTER_S", 0.05)
     async with link_to(daemon) as link:
         for times in (1, 2):
             await until(lambda: link.is_attached)
+            await asyncio.sleep(0.1)
+            died_at = time.time()
             await daemon.die()
             await until(lambda times=times: caplog.text.count("has not answered for") == times)
+            told = [record for record in caplog.records if "has not answered for" in record.getMessage()]
+            assert told[-1].created >= died_at + 0.05
             await asyncio.sleep(0.1)
             assert caplog.text.count("has not answered for") == times
             daemon.start()
@@ -190,8 +197,21 @@ async def test_nobody_waits_for_a_dead_daemon_to_free_its_memory(daemon: FakeDae
         daemon.start()
 
 
+async def test_a_trainer_that_hangs_has_no_speed(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_port, "SILENT_S", 0.1)
+    report = control.Report("training", 1, 2, 3.5, 4.5, None, 1.5, -1, 0, 0.01, "cpu")
+    async with link_to(daemon) as link:
+        for _ in range(2):
+            link.send(report)
+            await until(lambda: daemon.port.report == report)
+            changes = daemon.changes
+            await until(lambda: daemon.port.report == replace(report, tokens_per_s=0.0))
+            await until(lambda changes=changes: daemon.changes > changes)
+        assert daemon.port.attached
+
+
 async def test_reports_arrive(daemon: FakeDaemon) -> None:
-    report = control.Report("training", 1, 2, 3.5, 4.5, None, 1.5, -1, 0.01, "cpu")
+    report = control.Report("training", 1, 2, 3.5, 4.5, None, 1.5, -1, 0, 0.01, "cpu")
     async with link_to(daemon) as link:
         link.send(report)
         await until(lambda: daemon.port.report == report)
@@ -362,7 +382,7 @@ async def test_what_a_dead_daemon_offered_is_still_its_own(
         assert np.array_equal(values_of(offer), phi)
         await daemon.offer(0, fragment_values(rng, 0))
         link.took(offer)
-        link.send(control.Report("", 0, 0, 0.0, 0.0, None, None, 0, 0.0, ""))
+        link.send(control.Report("", 0, 0, 0.0, 0.0, None, None, 0, 0, 0.0, ""))
         await until(lambda: daemon.port.report is not None)
         assert not daemon.port.is_free(0), "it was not the new daemon's memory that was given back"
 

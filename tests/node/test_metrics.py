@@ -51,7 +51,7 @@ async def test_what_prometheus_reads(tmp_path: Path) -> None:
     }
     assert values["gossamer_round"] == values["gossamer_swarm_round"] == 1
     assert values["gossamer_swarm_tokens_total"] == 100 and values["gossamer_records"] == 1
-    assert values["gossamer_inner_steps_total"] == 10 and values["gossamer_training_loss"] == 2.0
+    assert values["gossamer_inner_steps_total"] == 0 and values["gossamer_training_loss"] == 2.0
     assert values["gossamer_validation_loss"] == 2.5 and values["gossamer_wait_ratio"] == 0.01
     assert values["gossamer_merges_total"] == 1 and values["gossamer_merge_seconds_total"] > 0
     assert values["gossamer_healthy"] == 1 and values["process_resident_memory_bytes"] > 1e6
@@ -95,7 +95,7 @@ async def test_a_counter_goes_on_where_its_total_falls(
     home = founded(tmp_path / "a")
     async with running(home) as daemon, training(home) as link:
         await until(lambda: daemon.merging.ready)
-        for steps, counted in [(400, 400), (391, 400), (395, 404), (0, 404), (3, 407)]:
+        for steps, counted in [(400, 0), (410, 10), (391, 10), (395, 14), (0, 14), (3, 17)]:
             link.send(report(inner_steps=steps, tokens=10 * steps))
             await until(lambda steps=steps: daemon.port.report and daemon.port.report.inner_steps == steps)
             assert await counter_of(home, "gossamer_inner_steps") == counted
@@ -109,10 +109,26 @@ async def test_what_a_node_has_trained_on_is_not_known_before_it_has_joined(tmp_
     """Its checkpoint is taken up only then: until then a trainer says 0, and all of it would count again."""
     home = founded(tmp_path / "a")
     async with running(home) as daemon, training(home) as link:
-        for state, counted in (("joining", None), ("training", 10)):
-            link.send(report(state=state))
-            await until(lambda state=state: daemon.port.report and daemon.port.report.state == state)
+        for state, steps, counted in (("joining", 0, None), ("training", 400, 0), ("training", 410, 10)):
+            said = report(state=state, inner_steps=steps)
+            link.send(said)
+            await until(lambda said=said: daemon.port.report == said)
             assert await counter_of(home, "gossamer_inner_steps") == counted
+
+
+async def test_a_trainer_that_goes_back_while_its_daemon_restarts_has_not_trained_it_all_again(
+    tmp_path: Path,
+) -> None:
+    """Who scrapes takes any fall for a restart from 0, and all that there is after it for new."""
+    home = founded(tmp_path / "a")
+    seen: list[float | None] = []
+    for steps in ((5000, 5010), (4990, 4995)):
+        async with running(home) as daemon, training(home) as link:
+            for done in steps:
+                link.send(report(inner_steps=done))
+                await until(lambda done=done: daemon.port.report and daemon.port.report.inner_steps == done)
+                seen.append(await counter_of(home, "gossamer_inner_steps"))
+    assert seen == [0, 10, 0, 5]
 
 
 async def test_what_the_swarm_has_trained_on_is_not_known_before_a_node_has_joined(tmp_path: Path) -> None:

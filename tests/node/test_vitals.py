@@ -176,6 +176,30 @@ def test_a_trainer_that_stays_away_is_a_problem(shown: Shown) -> None:
     assert shown.vitals.problem is None
 
 
+def test_a_trainer_that_hangs_is_a_problem_and_said_once(shown: Shown) -> None:
+    assert shown.for_s(60, overdue_s=v.STANDSTILL_S) == [] and shown.vitals.problem is None
+    (said,) = shown.for_s(2 * REPEAT_S, overdue_s=v.STANDSTILL_S + 1)
+    assert said == shown.vitals.problem == "the trainer has done no step for 15 minutes: does it hang?"
+    assert shown.for_s(5, overdue_s=-1.0) == [] and shown.vitals.problem is None
+    assert len(shown.for_s(5, overdue_s=v.STANDSTILL_S + 1)) == 1
+
+
+def test_a_trainer_that_ends_again_and_again_is_a_problem(shown: Shown) -> None:
+    for starts in range(v.STARTS_MAX):
+        shown.for_s(30, starts=starts)
+        assert shown.vitals.problem is None
+    shown.for_s(30, starts=v.STARTS_MAX, lacks_trainer=True)
+    assert shown.vitals.problem == "the trainer ends again and again: 5 were started within 10 minutes"
+    shown.for_s(v.STARTS_S, starts=v.STARTS_MAX)
+    assert shown.vitals.problem is None, "the last has been there for long"
+
+
+def test_trainers_that_come_seldom_are_none(shown: Shown) -> None:
+    for starts in range(2 * v.STARTS_MAX):
+        shown.for_s(v.STARTS_S / 4, starts=starts)
+        assert shown.vitals.problem is None
+
+
 def test_a_clock_that_is_off_is_said_now_and_then(shown: Shown) -> None:
     said = shown.for_s(REPEAT_S + 1, offsets=(90.0, 91.0, None, 89.0))
     assert said == ["this machine's clock is 90 s behind the clocks of 3 peers: set it (NTP)"] * 2

@@ -23,7 +23,7 @@ OWN = identity(0).node_id
 class Beginner:
     """A node's catching up, and the machines that it watches."""
 
-    def __init__(self, *, is_first: bool = False) -> None:
+    def __init__(self, *, is_first: bool = False, signs: bool = True) -> None:
         rng = random.Random(0)
         self.links = Links(OWN, Roster(OWN), (), rng)
         self.ledger = Ledger()
@@ -36,6 +36,7 @@ class Beginner:
             self.gossip,
             self.fetcher.wants,
             is_first=is_first,
+            signs=signs,
             clock_is_wrong=lambda: self.clock_is_wrong,
         )
 
@@ -143,6 +144,15 @@ def test_who_has_signed_waits_for_a_ledger_or_for_a_while():
     node.gossip.synced_once = True
     node.fetcher.want(b"early", ((b"chunk", 5),), 50.0)
     assert node.is_done(51.0, has_signed=True), "payloads can come later"
+
+
+def test_who_signs_nothing_waits_for_others_only_for_a_while():
+    node = Beginner(signs=False)
+    assert not node.is_done(50.0)
+    assert not node.is_done(50.0 + limits.RESUME_PATIENCE_S)
+    assert node.is_done(50.1 + limits.RESUME_PATIENCE_S)
+    node.links.up(LinkUp(1, identity(1).node_id, False, None), 90.0)
+    assert not node.is_done(90.0), "somebody is there to learn from"
 
 
 def test_what_was_refused_for_a_wrong_clock_is_asked_for_again_once_it_is_right():

@@ -107,7 +107,7 @@ class Stream extends EventTarget {
 
   #noteEvaluation(now) {
     if (!known(now.val_loss) || this.evaluations.at(-1)?.version === now.val_version) return;
-    this.evaluations.push({ round: now.round, loss: now.val_loss, version: now.val_version });
+    this.evaluations.push({ round: now.val_round, loss: now.val_loss, version: now.val_version });
     if (this.evaluations.length > ROUNDS_MAX) this.evaluations.shift();
   }
 

@@ -1,0 +1,37 @@
+"""`gossamer.node.ipc.pulse`: by how much a trainer's next step is late."""
+
+from __future__ import annotations
+
+from gossamer.node.ipc.pulse import STRIDES, Pulse
+
+
+def test_a_step_is_overdue_by_how_long_steps_take() -> None:
+    pulse = Pulse()
+    pulse.begin(100.0)
+    assert pulse.overdue_s(100.0) == 0.0 and pulse.overdue_s(160.0) == 60.0
+    pulse.note(500, 160.0)  # so many were done before it came
+    assert pulse.usual_s == 0.0
+    pulse.note(501, 180.0)
+    assert pulse.usual_s == 20.0 * STRIDES
+    pulse.note(501, 190.0)
+    pulse.note(501, 300.0)
+    assert pulse.overdue_s(300.0) == 120.0 - 20.0 * STRIDES, "reports without a step are none"
+
+
+def test_who_goes_back_to_its_checkpoint_steps_too() -> None:
+    pulse = Pulse()
+    pulse.begin(0.0)
+    pulse.note(500, 1.0)
+    pulse.note(480, 3.0)
+    assert pulse.overdue_s(3.0) == -2.0 * STRIDES
+
+
+def test_another_trainer_begins_anew() -> None:
+    pulse = Pulse()
+    pulse.begin(0.0)
+    pulse.note(1, 100.0)
+    pulse.note(2, 200.0)
+    pulse.begin(1000.0)
+    assert pulse.overdue_s(1000.0) == 0.0
+    pulse.note(2, 1001.0)
+    assert pulse.usual_s == 0.0
