@@ -26,8 +26,8 @@ class CatchUp:
         signs: bool,
         clock_is_wrong: Callable[[], bool],
     ) -> None:
-        """`is_first`: there is nobody to join. `signs`: it has a trainer, or may have one. `clock_is_wrong`: by
-        the word of most of the others."""
+        """`is_first`: there is nobody to join. `signs`: it is to train. `clock_is_wrong`: by the word of most
+        of the others."""
         self._clock_is_wrong = clock_is_wrong
         self._ledger = ledger
         self._links = links

@@ -48,6 +48,11 @@ class Member:
     """Whether all that we know of it is one row, which somebody told us: it may have been gone by then."""
 
     @property
+    def tokens_per_s(self) -> float:
+        """How fast it trains, as it says; who is gone does not."""
+        return self.peer.body.tokens_per_s if self.health in _LIVE else 0.0
+
+    @property
     def is_missing(self) -> bool:
         """Whether it is gone, or seems to be, without having said so."""
         return self.health in _MISSING

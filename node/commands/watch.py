@@ -70,18 +70,17 @@ def peers(
     found = asyncio.run(fetch_status(address, plaintext=plaintext, asker=asker))
     if not {"agreement", "conduct", "members"} <= found.keys():
         raise UnreachableError(f"{address} does not say what it has seen of its members")
-    if as_json:
-        typer.echo(json.dumps({key: found[key] for key in ("agreement", "conduct", "members")}, indent=2))
-        return
     from rich.console import Console
 
-    from gossamer.node.dashboard.peers import peers_table
+    from gossamer.node.dashboard.peers import as_told, show_peers
 
     try:
-        table = peers_table(found)
+        if as_json:
+            typer.echo(json.dumps(as_told(found), indent=2))
+        else:
+            show_peers(found, Console())
     except WRONG_SHAPE:
         raise UnreachableError(f"{address} does not say what it has seen of its members") from None
-    Console().print(table)
 
 
 def top(

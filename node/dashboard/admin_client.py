@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from gossamer.node.address import format_address, parse_address
-from gossamer.node.dashboard.admin import token_here
+from gossamer.node.dashboard.admin import TOKEN_VARIABLE, token_here
 from gossamer.node.folders import nodes_root
 from gossamer.node.network.resolver import Resolver
 from gossamer.node.storage.home import Home
@@ -138,6 +138,8 @@ class AdminClient:
         assert self._session is not None
         try:
             async with self._session.get(self._url + path, allow_redirects=False) as response:
+                if response.status == 401:
+                    raise UnreachableError(f"{self._url} wants its node's token: set {TOKEN_VARIABLE} to it")
                 if response.status != 200:
                     said = (await response.content.read(200)).decode("utf-8", "replace")
                     raise UnreachableError(f"{self._url} answers {response.status}: {_printable(said)}")

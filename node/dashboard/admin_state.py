@@ -114,6 +114,7 @@ def _member(view: NodeView, member: Member, found: Comparison | None) -> dict[st
     return {
         **_row(view, member.peer.node_id, member.peer.body),
         "health": member.health.value,
+        "tokens_per_s": member.tokens_per_s,
         "self": False,
         "heard_s": round(max(0.0, time.monotonic() - member.heard), 1),
         "claim": found.likeness.value if found else None,

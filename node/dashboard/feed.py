@@ -47,7 +47,7 @@ class _Listener:
     queue: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
-        line = self.transport and self.transport.get_extra_info("socket")
+        line = None if self.transport is None else self.transport.get_extra_info("socket")
         if line is not None:
             line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 

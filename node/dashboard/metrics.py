@@ -57,7 +57,11 @@ _GAUGES: tuple[tuple[str, str, Reading], ...] = (
     ("gossamer_void_records", "Rounds of members that are void.", lambda status: len(status["void"])),
     ("gossamer_rounds_behind", "Rounds that have changed and wait to be merged.", _of("rounds_behind")),
     ("gossamer_payloads_missing", "Payloads that are known of and not here.", _of("payloads_missing")),
-    ("gossamer_agreement_ratio", "Mean cosine of pairs of deltas, last round, -1 to 1.", _of("agreement")),
+    (
+        "gossamer_agreement_ratio",
+        "Mean cosine of pairs of deltas, newest round of two, -1 to 1.",
+        _of("agreement"),
+    ),
     (
         "gossamer_members_accused",
         "Members whose deltas are bad as a rule.",

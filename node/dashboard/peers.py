@@ -4,6 +4,8 @@ import time
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -11,15 +13,54 @@ from gossamer.node.commands.shown import harmless, harmless_line
 from gossamer.protocol.admission import UNIX_S_MAX
 from gossamer.protocol.unix_time import span
 
+FIGURES = ("health", "round", "tokens", "tokens/s", "judged", "agrees")
+"""What there is of each member besides its name and what was bad."""
 
-def peers_table(status: dict[str, Any]) -> Table:
-    """The members in a status, the asked node first."""
+GIVE_WAY = ("tokens", "judged", "tokens/s", "agrees", "round", "health")
+"""Where a terminal has no room for all these, the first goes first."""
+
+NAME_MIN, FAULTS_MIN = 14, 12
+"""Columns: a longer name gives way, and more faults than one do; the figures do not."""
+
+GAP = 3
+"""Columns between two of the table."""
+
+UNBOUNDED = 10_000
+"""Columns of what is no terminal: lines are as long as they have to be, for programs that look for one."""
+
+
+def as_told(status: dict[str, Any]) -> dict[str, Any]:
+    """What the table says, for programs."""
+    told = {key: status.get(key) for key in ("swarm", "invited_until", "agreement", "conduct", "members")}
+    return {**told, "itself": _itself(status)}
+
+
+def show_peers(status: dict[str, Any], console: Console) -> None:
+    """Print the members in a status, as much of them as there is room for."""
+    if not console.is_terminal:
+        console.width = UNBOUNDED
+    members = [_itself(status), *status["members"]]
+    figures = [_figures(member) for member in members]
+    shown = list(FIGURES)
+    for name in GIVE_WAY:
+        if _least_width(figures, shown) > console.width:
+            shown.remove(name)
+    console.print(_table(status, members, figures, shown))
+
+
+def _least_width(figures: list[dict[str, str]], shown: list[str]) -> int:
+    widths = [max(cell_len(cell) for cell in (name, *(row[name] for row in figures))) for name in shown]
+    return NAME_MIN + sum(widths) + FAULTS_MIN + GAP * (len(shown) + 2)
+
+
+def _table(
+    status: dict[str, Any], members: list[dict[str, Any]], figures: list[dict[str, str]], shown: list[str]
+) -> Table:
     agreement = status.get("agreement")
     title = f"swarm {status['swarm']} as {_name(status)} sees it" + (
-        f", agreement of the last round {agreement:.2f}" if agreement is not None else ""
+        f", agreement {agreement:.2f} in the newest round of two" if agreement is not None else ""
     )
     title += _invited(status.get("invited_until"))
-    members = [_itself(status), *status["members"]]
     verdicts = [f"{_name(m)}: {m['conduct']['verdict']}" for m in members if m["conduct"]["verdict"]]
     table = Table(
         title=Text(harmless_line(title), style="table.title"),
@@ -29,13 +70,13 @@ def peers_table(status: dict[str, Any]) -> Table:
         caption=Text(harmless("\n".join(verdicts)), style="table.caption") if verdicts else None,
         caption_justify="left",
     )
-    table.add_column("member", overflow="fold")  # a name may be long: it gives way, and the figures do not
-    table.add_column("health", no_wrap=True)
-    for column in ("round", "tokens", "tokens/s", "judged", "agrees"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("bad in")
-    for member in members:
-        table.add_row(*_row(member))
+    table.add_column("member", overflow="fold", min_width=NAME_MIN)
+    for figure in shown:
+        table.add_column(figure, justify="left" if figure == "health" else "right", no_wrap=True)
+    table.add_column("bad in", min_width=FAULTS_MIN)
+    for member, row in zip(members, figures, strict=True):
+        name = Text(harmless_line(_name(member)))
+        table.add_row(name, *(Text(row[figure]) for figure in shown), _bad_in(member["conduct"]))
     return table
 
 
@@ -65,20 +106,22 @@ def _name(member: dict[str, Any]) -> str:
     return str(member["name"] or member["node_id"][:8])
 
 
-def _row(member: dict[str, Any]) -> list[Text]:
+def _figures(member: dict[str, Any]) -> dict[str, str]:
     conduct = member["conduct"]
     agrees = conduct["agreement"]
-    cells = [
-        _name(member),
-        str(member["health"]),
-        str(member["round"]),
-        _compact(member["tokens"]),
-        f"{member['tokens_per_s']:,.0f}",
-        str(conduct["judged"]),
-        f"{agrees:+.2f}" if agrees is not None else "-",
-    ]
-    style = "red" if conduct["verdict"] else ""
-    return [*map(Text, map(harmless_line, cells)), Text(harmless_line(_faults(conduct)), style=style)]
+    figures = {
+        "health": str(member["health"]),
+        "round": str(member["round"]),
+        "tokens": _compact(member["tokens"]),
+        "tokens/s": f"{member['tokens_per_s']:,.0f}",
+        "judged": str(conduct["judged"]),
+        "agrees": f"{agrees:+.2f}" if agrees is not None else "-",
+    }
+    return {name: harmless_line(said) for name, said in figures.items()}
+
+
+def _bad_in(conduct: dict[str, Any]) -> Text:
+    return Text(harmless_line(_faults(conduct)), style="red" if conduct["verdict"] else "")
 
 
 def _faults(conduct: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from gossamer.node.commands.shown import harmless_line
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 CHART_ROWS_MAX = 16
+LABEL_COLUMNS = 9
 ROUNDS_SHOWN = 400
 ROUNDS_KEPT = 2 * ROUNDS_SHOWN
 NOTICES_KEPT = 100
@@ -48,6 +49,8 @@ class Board:
     def take(self, name: str, data: dict[str, Any]) -> None:
         """Take in one event of the admin server."""
         if name == "state":
+            if self.state is not None and _which(self.state) != _which(data):
+                self.losses.clear()  # another node has this address now
             self.state, self.problem = data, ""
         elif name == "rounds":
             self.losses.update({row[0]: row[2] for row in data["rounds"] if row[2] is not None})
@@ -160,7 +163,7 @@ def _head(board: Board, choices: Choices) -> list[Text]:
         (behind + missing, "yellow"),
         (f"  tokens {count(now['swarm_tokens'])}", ""),
         (f"  {count(now['swarm_tokens_per_s'])}/s", "cyan"),
-        (same, "red" if agree["same"] < agree["of"] else "green"),
+        (same, _agreement_style(agree, board.state["members"])),
     )
     fourth = _line(
         (f"loss {_loss(now['loss'])}", "bold"),
@@ -171,6 +174,18 @@ def _head(board: Board, choices: Choices) -> list[Text]:
         (f"  closed {now['closed_round']}" if now["closed_round"] else "", ""),
     )
     return [first, second, third, fourth]
+
+
+def _which(state: dict[str, Any]) -> tuple[str, str]:
+    """Whose state it is."""
+    return state["swarm"]["id"], state["node"]["id"]
+
+
+def _agreement_style(agree: dict[str, Any], members: list[dict[str, Any]]) -> str:
+    """Who claims a snapshot of other records, as yet, does not differ."""
+    if agree["same"] == agree["of"]:
+        return "green"
+    return "red" if any(member["claim"] == "other" for member in members) else ""
 
 
 def _members(members: list[dict[str, Any]], selected: int, rows: int, *, wide: bool) -> Table:
@@ -254,16 +269,20 @@ def _detail(member: dict[str, Any]) -> list[Text]:
 
 def _chart(board: Board, width: int, rows: int) -> list[Text]:
     values = board.curve()
-    if len(values) < 2 or rows < 1:
+    columns = width - LABEL_COLUMNS - 1
+    if len(values) < 2 or rows < 1 or columns < 1:
         return []
-    labels = [f"{max(values):9.3f} "] + [" " * 10] * (rows - 1)
-    columns = width - len(labels[0])
-    if columns < 1:
-        return []
+    values = averaged(values, columns)
+    labels = [_label(max(values))] + [""] * (rows - 1)
     if rows > 1:
-        labels[-1] = f"{min(values):9.3f} "
-    bars = chart(values, columns, rows)
-    return [_line((label, "dim"), (bar, "cyan")) for label, bar in zip(labels, bars, strict=True)]
+        labels[-1] = _label(min(values))
+    bars = zip(labels, chart(values, rows), strict=True)
+    return [_line((f"{label:>{LABEL_COLUMNS}} ", "dim"), (bar, "cyan")) for label, bar in bars]
+
+
+def _label(loss: float) -> str:
+    text = f"{loss:.3f}"
+    return text if len(text) <= LABEL_COLUMNS else f"{loss:.2e}"
 
 
 def _notices(board: Board, rows: int) -> list[Text]:
@@ -324,15 +343,20 @@ def window(count_: int, selected: int, rows: int) -> int:
     return max(0, min(selected - rows // 2, count_ - rows))
 
 
-def chart(values: list[float], width: int, rows: int) -> list[str]:
-    """Values as bars of `rows` lines, at most `width` columns; more values than columns are averaged."""
-    step = max(1.0, len(values) / width)
-    bins = [values[int(i * step) : max(int(i * step) + 1, int((i + 1) * step))] for i in range(width)]
-    means = [sum(part) / len(part) for part in bins if part]
-    low, high = min(means), max(means)
+def averaged(values: list[float], columns: int) -> list[float]:
+    """Values, or as many means of neighbours as there are columns where there are fewer of these."""
+    step = max(1.0, len(values) / columns)
+    bins = [values[int(i * step) : max(int(i * step) + 1, int((i + 1) * step))] for i in range(columns)]
+    return [sum(part) / len(part) for part in bins if part]
+
+
+def chart(values: list[float], rows: int) -> list[str]:
+    """Values as bars, one a column, of `rows` lines: the least is an eighth of a line, the most is all."""
+    low, high = min(values), max(values)
     levels = rows * (len(BLOCKS) - 1)
     heights = [
-        1 + round((mean - low) / (high - low) * (levels - 1)) if high > low else levels // 2 for mean in means
+        1 + round((value - low) / (high - low) * (levels - 1)) if high > low else levels // 2
+        for value in values
     ]
     steps = len(BLOCKS) - 1
     return [

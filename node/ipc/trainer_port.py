@@ -31,8 +31,8 @@ BACKLOG_BYTES_MAX = 1 << 17
 ACCEPT_RETRY_S = 1.0
 WELCOME_S = 30.0
 SILENT_S = 30.0
-"""Who trains reports twice a second. After so long without a word, and as many steps as could have been, it has
-no speed any more: it hangs, or evaluates."""
+"""Who trains reports twice a second. After so long without a word, and as long as some of its steps take, it
+has no speed any more: it hangs, or evaluates."""
 
 log = logging.getLogger("gossamer.trainer")
 

@@ -25,7 +25,7 @@ STUCK_S = 120.0
 
 TRAINER_S = 120.0
 STANDSTILL_S = 900.0
-"""By so much a trainer's next step is late before that is said: it may be evaluating, or compiling its first."""
+"""By so much a trainer's next step is late before that is said: it may evaluate, or compile its first."""
 
 STARTS_MAX, STARTS_S = 5, 600.0
 """A trainer that was started so often within ten minutes ends whenever it has begun."""

@@ -55,6 +55,24 @@ function answering(world, kept, most) {
   return asked;
 }
 
+/** A loss curve on a canvas that notes what is filled. */
+function drawing() {
+  const fills = [];
+  const tool = new Proxy({}, { get: (kept, key) => kept[key] ?? (() => void (key === "fill" && fills.push(kept.fillStyle))), set: (kept, key, value) => Boolean((kept[key] = value)) || true });
+  const element = () => ({ addEventListener() {}, setAttribute() {}, append() {}, style: {}, dataset: {}, clientWidth: 800, clientHeight: 210, getContext: () => tool });
+  const context = vm.createContext({
+    EventTarget, Event, CustomEvent, Intl, EventSource: class {}, performance, setInterval() {}, setTimeout() {}, addEventListener() {},
+    document: { addEventListener() {}, createElement: element, getElementById: element }, matchMedia: () => ({ addEventListener() {} }),
+  });
+  const text = ["format.js", "dom.js", "rounds.js", "stream.js", "frames.js", "timeline.js", "curves.js"].map((file) => fs.readFileSync(path.join(folder, file), "utf8"));
+  vm.runInContext(`${text.join("\n")}
+    colours.good = "good";
+    globalThis.made = { stream: new Stream() };
+    made.timeline = new Timeline(made.stream.rounds);
+    made.curve = new LossCurve(made.timeline, { add() {}, invalidate() {} }, made.stream);`, context);
+  return { ...context.made, tool, fills };
+}
+
 /** Lets time pass. */
 async function pass(world, ms) {
   const end = world.now + ms;
@@ -102,12 +120,12 @@ const cases = {
     world.stream.start();
     world.sources[0].listeners.error();
     await settled(5);
-    assert(world.stream.refused);
-    world.status = 200;
+    assert(world.stream.refused && !world.stream.answers);
+    world.status = 200; // it has no place for one more
     await pass(world, 1000);
     world.sources[1].listeners.error();
     await settled(5);
-    assert(!world.stream.refused);
+    assert(!world.stream.refused && world.stream.answers);
   },
 
   /** An answer that was asked for before a round changed says less of it. */
@@ -216,6 +234,23 @@ const cases = {
     rounds.merge({ authors: ["other"], rounds: [row(1000, [delta(0)])] });
     assert(!rounds.indexOf.has("author 1000") && rounds.indexOf.has("other"));
     assert.equal(rounds.deltas, 100);
+  },
+
+  /** Held-out losses are shown though they are above all that the nodes train on. */
+  async heldout() {
+    const { stream, timeline, curve, tool, fills } = drawing();
+    const loss = (number) => 1.33 + 0.03 * Math.sin(number);
+    const rounds = Array.from({ length: 200 }, (_, i) => row(i + 1, [delta(0, loss(i + 1))], loss(i + 1)));
+    stream.rounds.merge({ authors: ["x"], rounds });
+    stream.rounds.clock = 200;
+    stream.evaluations = [10, 100, 150, 195].map((round) => ({ round, loss: 1.44, version: round }));
+    for (const [span, inView] of [[32, 1], [128, 3], [1024, 4]]) {
+      timeline.span = span;
+      fills.length = 0;
+      curve.paint(tool, 800, 210);
+      assert.equal(fills.filter((colour) => colour === "good").length, inView, `of ${span} rounds`);
+      assert(curve.vertical.high < 1.5);
+    }
   },
 
   /** Who is alone is told how others come: into an invited swarm nobody does by an address alone. */

@@ -15,7 +15,9 @@ NODE = shutil.which("node")
 
 
 @pytest.mark.skipif(NODE is None, reason="no node (JavaScript) here")
-@pytest.mark.parametrize("case", ["silence", "race", "ahead", "authors", "apart", "breaks", "token", "alone"])
+@pytest.mark.parametrize(
+    "case", ["silence", "race", "ahead", "authors", "apart", "breaks", "token", "heldout", "alone"]
+)
 def test_the_scripts(case: str) -> None:
     assert NODE is not None
     script = Path(__file__).with_name("page_in_node.js")

@@ -8,14 +8,18 @@ from typing import Any
 
 from rich.console import Console
 
-from gossamer.node.dashboard.peers import peers_table
+from gossamer.node.dashboard.peers import GIVE_WAY, as_told, show_peers
 from gossamer.protocol.conduct import Conduct, Figures, RoundFigures
 
 
 def shown(status: dict[str, Any], width: int = 250) -> str:
     out = io.StringIO()
-    Console(file=out, width=width).print(peers_table(status))
+    show_peers(status, Console(file=out, width=width, force_terminal=True, color_system=None))
     return out.getvalue()
+
+
+def in_one_line(status: dict[str, Any]) -> str:
+    return " ".join(shown(status).split())
 
 
 def status(**changes: Any) -> dict[str, Any]:
@@ -61,7 +65,7 @@ def test_members_with_their_figures_and_verdicts() -> None:
         assert part in lines[1], part
     assert "liar [red]: clipped in 20 of the last 20 rounds" in text
     assert "02020202" in lines[2] and "clipped" not in lines[2]
-    assert "agreement of the last round 0.25" in text
+    assert "agreement 0.25 in the newest round of two" in text
 
 
 def test_the_table_fits_a_terminal_and_says_what_was_bad() -> None:
@@ -79,8 +83,39 @@ def test_a_long_name_gives_way_and_not_the_figures() -> None:
     told = status()
     told["members"][1]["name"] = "gpu-box-17.cluster.example.university.edu" + 23 * "x"
     text = shown(told, width=80)
-    for part in ("member", "health", "tokens/s", "judged", "agrees", "bad in", "4,321", "1.2M", "-0.70"):
+    for part in ("member", "health", "round", "tokens/s", "agrees", "bad in", "4,321", "-0.70", "liar [red]"):
         assert part in text
+
+
+def test_a_narrow_terminal_shows_who_it_is_and_what_was_bad() -> None:
+    told = status()
+    told["members"][0].update(name="workstation-7", round=123_456, tokens_per_s=1_234_567.0)
+    for width in range(36, 120):
+        lines = shown(told, width).splitlines()
+        assert max(map(len, lines)) <= width
+        (line,) = [line for line in lines if " workstation-7 " in line]
+        assert "clipped" in line and "\N{HORIZONTAL ELLIPSIS}" not in "".join(lines)
+        head = next(line for line in lines if line.startswith(" member")).split()
+        left = [name for name in GIVE_WAY if name in head]
+        assert left == list(GIVE_WAY[len(GIVE_WAY) - len(left) :]), "the first goes first"
+    assert len(left) == len(GIVE_WAY)
+
+
+def test_what_is_no_terminal_has_no_width() -> None:
+    told = status()
+    told["members"][0]["name"] = "gpu-box-17.cluster.example.university.edu" + 23 * "x"
+    out = io.StringIO()
+    show_peers(told, Console(file=out))
+    name = told["members"][0]["name"]
+    (line,) = [line for line in out.getvalue().splitlines() if line.startswith(f" {name} ")]
+    assert "clipped 20 by 9.8x, opposed 20" in line
+
+
+def test_programs_are_told_what_the_table_says() -> None:
+    told = as_told(status(trainer={"tokens": 5, "tokens_per_s": 2.5}))
+    assert told["swarm"] == "s" and len(told["members"]) == 2 and told["agreement"] == 0.25
+    own = told["itself"]
+    assert (own["name"], own["round"], own["tokens"], own["tokens_per_s"]) == ("me", 21, 5, 2.5)
 
 
 def test_what_others_say_is_shown_as_it_is_and_commands_no_terminal() -> None:
@@ -96,12 +131,12 @@ def test_what_others_say_is_shown_as_it_is_and_commands_no_terminal() -> None:
 
 def test_a_node_that_has_merged_nothing() -> None:
     text = shown(status(agreement=None, members=[], trainer=None))
-    assert "agreement of" not in text and "itself" in text
+    assert "agreement" not in text and "itself" in text
 
 
 def test_for_how_long_the_asked_node_is_invited_still() -> None:
     now = int(time.time())
-    assert ", invited for another 2.0 days" in shown(status(invited_until=now + 172_800 + 60))
-    assert ", its invitation has run out" in shown(status(invited_until=now - 1))
+    assert ", invited for another 2.0 days" in in_one_line(status(invited_until=now + 172_800 + 60))
+    assert ", its invitation has run out" in in_one_line(status(invited_until=now - 1))
     for none in (None, "soon", 10**400):
         assert "invit" not in shown(status(invited_until=none))

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gossamer.node.dashboard.admin_state import admin_state
+from gossamer.protocol import limits
 from tests.node.daemons import facts, founded, get, joining, publish, report, running, training
 from tests.node.trainer_side import until
 
@@ -81,3 +84,16 @@ async def test_who_has_no_trainer_any_more_has_no_speed(tmp_path: Path) -> None:
         assert status["trainer"]["inner_steps"] == 10, "what it has done stays"
         daemon.core.presence.beat()
         assert daemon.core.own_row.tokens == 100 and daemon.core.own_row.tokens_per_s == 0.0
+
+
+async def test_an_observer_with_a_model_serves_it_though_nobody_else_is_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bootstrap peer remembers members, and waits for them only for a while."""
+    monkeypatch.setattr(limits, "RESUME_PATIENCE_S", 0.5)
+    home = founded(tmp_path / "a")
+    async with running(home, trains=False) as daemon:
+        await until(lambda: daemon.view.state == "serving")
+    async with running(home, join=("127.0.0.1:1",), trains=False) as daemon:
+        assert daemon.view.state == "joining"
+        await until(lambda: daemon.view.state == "serving")

@@ -25,6 +25,8 @@ from gossamer.node.dashboard.top_view import (
     SORTS,
     Board,
     Choices,
+    _agreement_style,
+    averaged,
     chart,
     count,
     duration,
@@ -221,11 +223,52 @@ def test_orders() -> None:
 
 
 def test_charts() -> None:
-    assert chart([1.0, 2.0, 3.0], 10, 1) == ["▁▄█"] or chart([1.0, 2.0, 3.0], 10, 1) == ["▁▅█"]
-    assert chart([1.0, 3.0], 10, 2) == [" █", "▁█"]
-    assert chart([2.0, 2.0], 10, 1) == ["▄▄"]
-    many = chart([float(value) for value in range(1000)], 20, 3)
+    assert chart([1.0, 2.0, 3.0], 1) in (["▁▄█"], ["▁▅█"])
+    assert chart([1.0, 3.0], 2) == [" █", "▁█"]
+    assert chart([2.0, 2.0], 1) == ["▄▄"]
+    assert averaged([1.0, 2.0, 3.0], 10) == [1.0, 2.0, 3.0]
+    means = averaged([float(value) for value in range(1000)], 20)
+    assert means[0] == 24.5 and means[-1] == 974.5
+    many = chart(means, 3)
     assert [len(row) for row in many] == [20, 20, 20] and many[0][-1] == "█" and many[2][0] == "▁"
+
+
+def with_losses(losses: list[float]) -> Board:
+    shown = board(4, clock=len(losses))
+    shown.losses = dict(enumerate(losses, 1))
+    return shown
+
+
+def test_the_chart_is_labelled_with_what_its_bars_show() -> None:
+    """More rounds than columns are averaged: of one outlier among many little is left."""
+    lines = drawn(with_losses([2.0] * 200 + [9.0] + [2.0] * 199), 40, 40)
+    bars = [line for line in lines if set(line) & set("▁▂▃▄▅▆▇█")]
+    top, bottom = (float(line.split()[0]) for line in (bars[0], bars[-1]))
+    assert bottom == 2.0 and 2.3 < top < 3.0
+
+
+def test_large_losses_leave_the_chart_in_line() -> None:
+    lines = drawn(with_losses([1e5, 123_456_789.0, 5e6] * 30), 60, 40)
+    bars = [line for line in lines if set(line) & set("▁▂▃▄▅▆▇█")]
+    assert bars[0].split()[0] == "6.42e+07"
+    assert len({len(line) for line in bars}) == 1 and {line[9] for line in bars} == {" "}
+
+
+def test_another_node_at_this_address_has_another_curve() -> None:
+    shown = board()
+    assert shown.state is not None and shown.curve()
+    shown.take("state", {**shown.state, "time": 2.0})
+    assert shown.curve(), "the same node"
+    shown.take("state", {**shown.state, "swarm": {**shown.state["swarm"], "id": "cd" * 32}})
+    assert not shown.curve()
+
+
+def test_only_who_differs_is_red() -> None:
+    members = [member(0), member(1, claim="records"), member(2)]
+    agree = {"same": 1, "of": 2}
+    assert _agreement_style(agree, members) == ""
+    assert _agreement_style(agree, [*members, member(3, claim="other")]) == "red"
+    assert _agreement_style({"same": 2, "of": 2}, members) == "green"
 
 
 def test_words_and_numbers() -> None:

@@ -38,9 +38,18 @@ class Curve extends Strip {
     return Object.fromEntries(this.inks.map(({ field }) => [field, [x, this.y(round[field])]]));
   }
 
+  /** Values besides those of `inks` that are drawn over the rounds list[begin..end). */
+  marked(begin, end) {
+    return [];
+  }
+
   #bounds(begin, end) {
     const { list } = this.timeline.rounds;
     let low = this.least ?? Infinity, high = this.most;
+    for (const value of this.marked(begin, end)) {
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
     for (const { field } of this.inks) {
       for (let i = begin; i < end; i++) {
         const value = list[i][field];
@@ -136,6 +145,12 @@ class LossCurve extends Curve {
     const [from, to] = this.#tokensInView();
     const x = (total) => scale.left + ((total - from) / (to - from || 1)) * (scale.right - scale.left);
     return { ...scale, middle: (number, round) => x((round ?? this.timeline.rounds.at(number))?.total) };
+  }
+
+  marked(begin, end) {
+    const { list } = this.timeline.rounds;
+    const from = list[begin]?.round, to = list[end - 1]?.round;
+    return this.stream.evaluations.filter(({ round }) => round >= from && round <= to).map(({ loss }) => loss);
   }
 
   paintMore(context, scale, y, low, high) {

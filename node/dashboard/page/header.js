@@ -93,6 +93,8 @@ class Header {
     const since = (from) => duration(Math.max(1, (performance.now() - from) / 1000));
     if (connection !== "live" && stream.refused) {
       setText(banner, "The node wants a token that this page does not have: open the page with ?token=... at the end of its address.");
+    } else if (connection === "waiting" && stream.answers) {
+      setText(banner, "The node answers, but has no place for this page as yet: too many are open. Trying again …");
     } else if (connection === "lost") {
       setText(banner, `No connection to the node for ${since(stream.lostAt)}. Reconnecting … This is as of ${when(stream.state.time)}.`);
     } else if (connection === "waiting" && stream.lostAt !== null) {

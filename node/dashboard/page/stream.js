@@ -13,6 +13,7 @@ class Stream extends EventTarget {
   heardAt = null; // performance.now() of the last state
   lostAt = null;
   refused = false; // the node answers, and wants a token that this page does not have
+  answers = false; // it answers, and has no place for one more listener
   complete = false; // all kept rounds are here
 
   #source = null;
@@ -59,6 +60,7 @@ class Stream extends EventTarget {
   async #askWhy() {
     const status = await fetch("api/state", { cache: "no-store" }).then(({ status }) => status, () => null);
     this.refused = status === 401;
+    this.answers = status === 200;
     this.#tell("connection");
   }
 
