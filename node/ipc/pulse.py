@@ -9,7 +9,8 @@ class Pulse:
 
     def __init__(self) -> None:
         self._steps: int | None = None
-        self._stepped_at = 0.0
+        self._stepped_at: float | None = None
+        """When it last did a step, or came; None before any has come."""
         self._stride_s = 0.0
         """Between the last two reports with more steps than before: two steps may well have been."""
 
@@ -21,7 +22,7 @@ class Pulse:
         """It reports that it has done so many."""
         if steps == self._steps:
             return
-        if self._steps is not None:
+        if self._steps is not None and self._stepped_at is not None:
             self._stride_s = now - self._stepped_at
         self._steps, self._stepped_at = steps, now
 
@@ -32,4 +33,4 @@ class Pulse:
 
     def overdue_s(self, now: float) -> float:
         """By how much its next step is later than usual; negative while it is not."""
-        return now - self._stepped_at - self.usual_s
+        return 0.0 if self._stepped_at is None else now - self._stepped_at - self.usual_s

@@ -181,12 +181,17 @@ class Watching:
             outdone=core.presence.outdone,
             contradicted=core.is_contradicted,
             lacks_trainer=core.info.trains and not view.port.attached,
-            overdue_s=view.port.pulse.overdue_s(time.monotonic()) if view.state in STEPPING_STATES else 0.0,
+            overdue_s=self._overdue_s(),
             starts=view.port.attachments,
             void=sum(
                 d.round > self._own_last and core.ledger.is_void(d) for d in core.ledger.by(view.node_id)
             ),
         )
+
+    def _overdue_s(self) -> float:
+        """By how much the trainer's next step is late, if there is one that has a step to do."""
+        port, state = self._view.port, self._view.state
+        return port.pulse.overdue_s(time.monotonic()) if port.attached and state in STEPPING_STATES else 0.0
 
     def _refusal(self) -> str:
         """What a member that has heard what we have would say to us; empty if it would let us in."""

@@ -244,6 +244,24 @@ async def test_a_joiner_is_not_healthy_yet(tmp_path: Path) -> None:
         assert (status, said) == (503, {"healthy": False, "reason": "joining"})
 
 
+async def test_who_waits_for_its_trainer_is_healthy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It takes seconds to import torch, on a machine that has been up for weeks; one that hangs is told of."""
+    monkeypatch.setattr("gossamer.node.monitoring.watching.TICK_S", 0.02)
+    monkeypatch.setattr("gossamer.node.monitoring.vitals.STANDSTILL_S", 0.4)
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon:
+        looks = daemon.watching.vitals._lags
+        await until(lambda: len(looks) == 60)
+        assert (await get(home, "/healthz"))[::2] == (200, {"healthy": True, "reason": "starting"})
+        assert "does it hang" not in caplog.text
+        async with training(home):
+            await until(lambda: "does it hang" in caplog.text)
+            assert (await get(home, "/healthz"))[0] == 503
+        await until(lambda: daemon.watching.vitals.problem is None)
+
+
 async def test_a_fault_in_watching_does_not_stop_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,6 +18,10 @@ def test_a_step_is_overdue_by_how_long_steps_take() -> None:
     assert pulse.overdue_s(300.0) == 120.0 - 20.0 * STRIDES, "reports without a step are none"
 
 
+def test_nothing_is_overdue_before_a_trainer_has_come() -> None:
+    assert Pulse().overdue_s(1e6) == 0.0
+
+
 def test_who_goes_back_to_its_checkpoint_steps_too() -> None:
     pulse = Pulse()
     pulse.begin(0.0)
