@@ -18,6 +18,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Fetched, Get, RandomSource, Send
 from gossamer.protocol.endgame import EndGame
 from gossamer.protocol.failures import Failures
+from gossamer.protocol.fetch_window import FetchWindow
 from gossamer.protocol.flights import Flight, Flights
 from gossamer.protocol.guesses import Guesses
 from gossamer.protocol.messages import Ask
@@ -38,6 +39,7 @@ class Fetcher:
         self._flights = Flights()
         self._failures = Failures(self.wants)
         self._promptness = Promptness()
+        self._window = FetchWindow(self._flights)
         self._guesses = Guesses(self.wants, self._flights, self._failures)
         self._sources = Sources(self.wants, self._flights, self._failures, self._guesses, rng)
         self._picker = Picker(self.wants, self._flights, self._sources, rng)
@@ -109,7 +111,7 @@ class Fetcher:
         self._guesses.ended(blob)
         self._changed = True
         if flights:
-            self._promptness.brought(flights[0], now)
+            self._window.brought(flights[0], self._promptness.brought(flights[0], now))
         is_guessed = len(flights) == 1 and flights[0].is_guess  # of two nobody knows which one brought it
         guessed = flights[0].link if is_guessed else None
         return [Fetched(key) for key in self.wants.arrived(blob, guessed, now)]
@@ -146,8 +148,7 @@ class Fetcher:
         effects = self._ask_others_too(now)
         if len(self._flights) < most:
             effects += self._fill(now, most)
-        is_full = len(self._flights) >= most  # whatever ends a transfer brings us back here
-        next_turn = self._next_turn(now) if not is_full and self._is_any_waiting else inf
+        next_turn = self._next_turn(now, most) if self._is_any_waiting else inf
         self._due = min(self._flights.next_deadline(), self._end_game.next_look(now), next_turn)
         return effects
 
@@ -155,7 +156,9 @@ class Fetcher:
         """End what has lasted for too long. Who is busy says so soon: silence is no sign of that."""
         for flight in [flight for flight in self._flights.late.values() if now >= flight.deadline]:
             self._fail(flight, now, limits.FETCH_RETRY_S)
-        for flight in [flight for flight in self._flights.newest.values() if now >= flight.deadline]:
+        over = [flight for flight in self._flights.newest.values() if now >= flight.deadline]
+        self._window.given_up(over, now)
+        for flight in over:
             self._fail(flight, now, limits.FETCH_RETRY_S)
             self._promptness.kept_waiting(flight.link, now)
 
@@ -176,11 +179,14 @@ class Fetcher:
         if not self._is_any_waiting and not self._guesses.are_any(now):
             return []
         effects = self._guess(now, min(most, self._flights.without_guesses + limits.GUESSES_KEPT))
-        for key, want, blob in self._picker.pick(now, most):
+        for key, want, blob in self._picker.pick(now, lambda: self._is_full(most, of_searches=False)):
             link = self._sources.choose(key, want, blob, now)
             if link is not None:
                 effects.append(self._ask(link, key, blob, now))
         return effects + self._guess(now, most)
+
+    def _is_full(self, most: int, *, of_searches: bool) -> bool:
+        return len(self._flights) >= most or self._window.is_full(of_searches=of_searches)
 
     def _guess(self, now: float, most: int) -> list[Effect]:
         """Ask the least busy links for what nobody is known to hold, until `most` transfers are under way."""
@@ -188,19 +194,20 @@ class Fetcher:
         if not self._guesses.are_any(now):
             return effects
         links = self._guesses.open_to(self._sources.open_to_guesses(now), now)
-        while links and len(self._flights) < most:
+        while links and not self._is_full(most, of_searches=True):
             link = self._sources.least_busy(links)
             found = self._guesses.take(link, now)
             if found is not None:
-                effects.append(self._ask(link, *found, now))
+                effects.append(self._ask(link, *found, now, is_search=True))
             if found is None or self._flights.load[link] >= limits.FETCHES_PER_LINK_MAX:
                 links.remove(link)
         return effects
 
-    def _ask(self, link: int, key: bytes, blob: bytes, now: float) -> Effect:
+    def _ask(self, link: int, key: bytes, blob: bytes, now: float, *, is_search: bool = False) -> Effect:
         want = self.wants.of_key(key)
         size = self.wants.size_of(blob)
-        self._flights.begin(link, blob, size, now, is_guess=link not in want.holders_of(blob))
+        is_guess = link not in want.holders_of(blob)
+        self._flights.begin(link, blob, size, now, is_guess=is_guess, is_search=is_search)
         if not self._links[link]:
             return Send(link, Ask(blob))
         return Get(link, blob, size, self._flights.newest[blob].deadline - now)
@@ -211,10 +218,17 @@ class Fetcher:
         under_way = self._flights.blobs
         return any(not want.missing.keys() <= under_way for want in self.wants)
 
-    def _next_turn(self, now: float) -> float:
-        """When to try again: as soon as another link may be asked for what it failed, or on a guess."""
+    def _next_turn(self, now: float, most: int) -> float:
+        """When to try again: as soon as another link may be asked for what it failed, or on a guess.
+
+        Where as much is under way as may be, whatever ends a transfer brings us back here.
+        """
+        searches_are_full = self._is_full(most, of_searches=True)
+        if searches_are_full and self._is_full(most, of_searches=False):
+            return inf
+        turn = min(now + limits.FETCH_RETRY_S, self._failures.next_retry(now))
+        if searches_are_full:
+            return turn
         free = (link for link, load in self._flights.load.items() if load < limits.FETCHES_PER_LINK_MAX)
         turns = [self._guesses.next_turn(link, now) for link in free]
-        return min(
-            now + limits.FETCH_RETRY_S, self._failures.next_retry(now), self._guesses.next_entry(), *turns
-        )
+        return min(turn, self._guesses.next_entry(), *turns)

@@ -25,6 +25,10 @@ class Flight:
     """When it is given up."""
     is_guess: bool
     """Whether the link's peer has not said that it holds the chunk."""
+    is_search: bool
+    """Whether nobody is known to hold any of what it is part of."""
+    came_before: int
+    """Bytes of chunks that had come by then, ever."""
 
 
 class Flights:
@@ -37,6 +41,8 @@ class Flights:
         """Of some of these chunks the one before."""
         self.load: dict[int, int] = {}
         """How many are under way from each link."""
+        self.came = 0
+        """Bytes of all chunks that were under way and came, as long as was thought that they might be."""
 
     # -- what happens
 
@@ -51,12 +57,14 @@ class Flights:
         self.load.pop(link, None)
         return ended
 
-    def begin(self, link: int, blob: bytes, size: int, now: float, is_guess: bool) -> None:
+    def begin(
+        self, link: int, blob: bytes, size: int, now: float, *, is_guess: bool, is_search: bool = False
+    ) -> None:
         """Ask a link for a chunk. If it is under way that transfer is late from now on; none may be yet."""
         deadline = now + self._patience(link, size)
         if blob in self.newest:
             self.late[blob] = self.newest[blob]
-        self.newest[blob] = Flight(link, blob, size, now, deadline, is_guess)
+        self.newest[blob] = Flight(link, blob, size, now, deadline, is_guess, is_search, self.came)
         self.load[link] += 1
 
     def end(self, flight: Flight) -> None:
@@ -75,6 +83,7 @@ class Flights:
         flights = self.of(blob)
         for flight in flights:
             self.end(flight)
+        self.came += flights[0].size if flights else 0
         return flights
 
     # -- what others ask
@@ -102,6 +111,10 @@ class Flights:
     def without_guesses(self) -> int:
         """How many chunks are under way from links that are known to hold them."""
         return sum(not flight.is_guess for flight in self.newest.values())
+
+    def bytes_under_way(self, *, of_searches: bool) -> int:
+        """How much is under way in searches for what nobody is known to hold, or in all other transfers."""
+        return sum(flight.size for flight in self.newest.values() if flight.is_search == of_searches)
 
     def next_deadline(self) -> float:
         return min((flight.deadline for flight in self), default=inf)

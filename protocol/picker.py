@@ -4,7 +4,7 @@ The oldest wants come first. Of a payload, the chunk that the fewest are known t
 neighbours have different ones to give to each other.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from gossamer.protocol import limits
@@ -23,8 +23,8 @@ class Picker:
         self._sources = sources
         self._rng = rng
 
-    def pick(self, now: float, most: int) -> Iterator[tuple[bytes, Want, bytes]]:
-        """What to fetch, key and chunk, while fewer than `most` chunks are under way.
+    def pick(self, now: float, is_full: Callable[[], bool]) -> Iterator[tuple[bytes, Want, bytes]]:
+        """What to fetch, key and chunk, until as much is under way as may be.
 
         There may be thousands of them, and this is looked at anew with every message: so what all links have
         room for is found out once, and again when that has changed; and of those whose holders are all busy
@@ -32,20 +32,20 @@ class Picker:
         """
         under_way = self._flights.blobs
         room: Room | None = None
+        if is_full():
+            return
         some = list(islice(self._wants.held.items(), limits.WANTS_LOOKED_AT_MAX))
         for key, want in some:
-            if len(under_way) >= most:
-                return
             if room is None:
                 room = self._sources.room(now)
             blobs = self._sources.within(room, want, now)
             for blob in self._rarest_first(want, blobs) if blobs else ():
                 before = len(under_way)
-                if before >= most:
-                    return
                 yield key, want, blob
                 if len(under_way) > before:
                     room = None
+                    if is_full():
+                        return
         if len(some) < len(self._wants.held):
             self._wants.put_last(key for key, _ in some)
 

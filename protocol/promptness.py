@@ -26,14 +26,15 @@ class Promptness:
         """When something last came, from whomever."""
         self._rests: dict[int, Backoff] = {}
 
-    def brought(self, first: Flight, now: float) -> None:
+    def brought(self, first: Flight, now: float) -> float:
         """A chunk came. `first` is the first transfer of it that was waited for, whoever brought it.
 
-        Were it the second that counts, a line that has become slow would never be found to be so.
+        Returns how much of the patience with that it took. Were it the second that counts, a line that has become slow would never be found to be so.
         """
         share = min(1.0, max(0.0, now - first.began) / (first.deadline - first.began))
         self._share += _WEIGHT * (share - self._share)
         self.brought_at = now
+        return share
 
     def overdue_at(self, flight: Flight) -> float:
         """From when on a transfer has lasted far longer than is usual."""

@@ -247,7 +247,7 @@ async def test_a_joiner_is_not_healthy_yet(tmp_path: Path) -> None:
 async def test_who_waits_for_its_trainer_is_healthy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It takes seconds to import torch, on a machine that has been up for weeks; one that hangs is told of."""
+    """It takes seconds to import torch, on a machine up for weeks. One that hangs is told of."""
     monkeypatch.setattr("gossamer.node.monitoring.watching.TICK_S", 0.02)
     monkeypatch.setattr("gossamer.node.monitoring.vitals.STANDSTILL_S", 0.4)
     home = founded(tmp_path / "a")
