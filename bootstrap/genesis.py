@@ -1,18 +1,21 @@
 """Making sure that a swarm's first node has a model to begin with."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 from gossamer.bootstrap import genesis_file
 from gossamer.models.registry import task_names
 from gossamer.models.task_file import is_own_name
+from gossamer.node.lifeline import Child
 from gossamer.node.phi import genesis
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.errors import ConfigError, DiskFullError
 from gossamer.protocol.manifest import Manifest
+
+END_S = 1.0
+"""So long what builds a model may take to end, once it has been interrupted."""
 
 
 def _has_snapshot(home: Home, manifest: Manifest) -> bool:
@@ -73,15 +76,16 @@ def _nobody_has_them(manifest: Manifest, file: Path) -> ConfigError:
 
 
 def _rebuild(home: Home) -> None:
-    """In a process that may import torch. Raises ConfigError with that process's own explanation, or
-    DiskFullError."""
-    result = subprocess.run(
-        [sys.executable, "-P", "-m", "gossamer.node.phi.genesis", str(home.root)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if result.returncode:
-        lines = result.stderr.strip().splitlines() or ["the first parameters could not be built"]
-        kind = DiskFullError if result.returncode == genesis.DISK_FULL else ConfigError
+    """In a process that may import torch, and ends with this one. Raises ConfigError with that process's own
+    explanation, or DiskFullError."""
+    child = Child("gossamer.node.phi.genesis", [str(home.root)], stderr=subprocess.PIPE)
+    assert child.process.stderr is not None
+    try:
+        with child.process.stderr as stream:
+            said = stream.read().decode(errors="replace")
+    finally:
+        status = child.end(END_S)
+    if status:
+        lines = said.strip().splitlines() or ["the first parameters could not be built"]
+        kind = DiskFullError if status == genesis.DISK_FULL else ConfigError
         raise kind(lines[-1].removeprefix("gossamer: "))

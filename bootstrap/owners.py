@@ -6,9 +6,11 @@
 import os
 import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from gossamer.node.storage.wholefile import write_atomically
+from gossamer.node.storage.wholefile import cannot_write, write_atomically
 from gossamer.protocol.admission import (
     Grant,
     Role,
@@ -18,7 +20,7 @@ from gossamer.protocol.admission import (
     revocation_body,
 )
 from gossamer.protocol.envelope import Kind, seal
-from gossamer.protocol.errors import ConfigError, StorageError
+from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX, REASON_BYTES_MAX
@@ -28,18 +30,32 @@ SUFFIX = ".owner"
 DAY_S = 86400
 
 
-def create_owner(path: Path) -> Identity:
-    """Make an owner's key. Raises ConfigError if the file exists, or StorageError."""
+def new_key(path: Path) -> bytes:
+    """The secret of an owner's key, for a file of its own. Raises ConfigError if there is one by now."""
     if path.exists():
         raise ConfigError(
             f"{path} exists: it may be the key of another swarm's owner; move it, or name it"
             " with --owner-key to use it for this one too"
         )
+    return os.urandom(32)
+
+
+@contextmanager
+def kept(path: Path, secret: bytes) -> Iterator[None]:
+    """Write an owner's key to its file, before the manifest that names it. Raises StorageError.
+
+    Where no such manifest comes to be it owns nothing, and would be in the way of the next try.
+    """
+    new_key(path)  # somebody else may have made one meanwhile
     try:
-        write_atomically(path, os.urandom(32), durable=True)
+        write_atomically(path, secret, durable=True)
     except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}") from None
-    return read_owner(path)
+        raise cannot_write(path, error) from None
+    try:
+        yield
+    except BaseException:  # Ctrl-C, too
+        path.unlink(missing_ok=True)
+        raise
 
 
 def read_owner(path: Path) -> Identity:

@@ -45,7 +45,7 @@ class DiskFullError(StorageError):
 
 
 class FolderGoneError(StorageError):
-    """A node's folder is not where it was; where it is back, the node can go on."""
+    """A node's folder is not where it was, or cannot be written to; where it is back, the node can go on."""
 
 
 class DivergedError(LocalError):

@@ -1,9 +1,10 @@
 """How many bytes of chunks may be under way at a time: fewer where our own line brings them too late.
 
 Whoever is asked sends at once, and all of them share our line: where it is slow each gets so little of it
-that none is in time, and what has come of all is thrown away. Nobody tells how fast our line is; that shows by
-what it brings. So the window grows by each chunk that comes in good time. When chunks are given up that several
-links were asked for, it falls to what came meanwhile, or, if nothing did, to a third of what they were sending.
+that none is in time, and what has come of all is thrown away. Nobody tells how fast our line is; that shows
+by what it brings. So the window grows by each chunk that comes in good time. When chunks are given up that
+several links were asked for, it falls to what came meanwhile, or, if nothing did, to a third of what they
+were sending.
 """
 
 from collections.abc import Collection

@@ -266,14 +266,14 @@ FETCH_WINDOW_BYTES_AT_FIRST = 6 * CHUNK_BYTES_MAX
 FETCH_WINDOW_BYTES_MIN = 64 * 1024
 FETCH_WINDOW_BYTES_MAX = FETCHES_MAX * CHUNK_BYTES_MAX
 """While less is under way another chunk is asked for, see `fetch_window`: one of the largest from each of as
-many links as are wanted until our line has shown that it brings more in time, and one at all where it is slow."""
+many links as are wanted until our line has shown that it brings more in time, and one where it is slow."""
 
 FETCH_SHARE_GOOD = 1 / 2
 """A chunk that took less of the patience with it came in good time: one more beside it would have, too."""
 
 GUESSES_KEPT = 2
-"""Of FETCHES_MAX, for payloads that nobody is known to hold, however many there are that somebody holds: on a line
-that is never idle they would not get their turn."""
+"""Of FETCHES_MAX, for payloads that nobody is known to hold, however many there are that somebody holds: on a
+line that is never idle they would not get their turn."""
 
 WANTS_LOOKED_AT_MAX = 512
 """Payloads whose holders may be busy that are looked at for one to begin with: with every message, so that a

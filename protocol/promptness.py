@@ -29,7 +29,8 @@ class Promptness:
     def brought(self, first: Flight, now: float) -> float:
         """A chunk came. `first` is the first transfer of it that was waited for, whoever brought it.
 
-        Returns how much of the patience with that it took. Were it the second that counts, a line that has become slow would never be found to be so.
+        Were it the second that counts, a line that has become slow would never be found to be so. Returns how
+        much of the patience with that transfer was needed.
         """
         share = min(1.0, max(0.0, now - first.began) / (first.deadline - first.began))
         self._share += _WEIGHT * (share - self._share)

@@ -98,6 +98,7 @@ def init(
     Then look it over with gossamer config check, and run gossamer bootstrap with it.
     """
     from gossamer.bootstrap import genesis_file, manifests, owners
+    from gossamer.protocol.identity import Identity
 
     if not path.name or path.is_dir():
         raise ConfigError(f"{path} is a folder; name a file, for example {path / 'my.toml'}")
@@ -111,44 +112,41 @@ def init(
                 raise ConfigError(f"{file} exists; choose another name or replace it with --force")
 
     check_free()
-    owner = None
-    new_key = path.with_suffix(owners.SUFFIX) if invited and owner_key is None else None
-    if owner_key is not None:
-        owner = owners.read_owner(owner_key)
-    elif new_key is not None:
-        owner = owners.create_owner(new_key)
-    try:
-        manifest, phi = manifests.create(
-            name=name or path.stem,
-            task=task,
-            options=given(preset=preset, horizon_tokens=horizon_tokens),
-            settings=option or (),
-            weights=weights,
-            data=data or (),
-            trial=trial,
-            codec=codec,
-            every_steps=every_steps,
-            every_seconds=every_seconds,
-            fragments=fragments,
-            seed=seed,
-            averaging=averaging,
-            owners=(owner.public_key.hex(),) if owner else (),
-            invited=invited,
-        )
-        check_free()  # building a model takes a while, in which another init may have been done
-        has_first = weights is not None or bool(manifest.task.source)
-        with genesis_file.writing(manifest, phi, first) if has_first else nullcontext():
-            manifests.write(manifest, path, replace=True)  # if there is one, --force is given
-    except BaseException:  # Ctrl-C, too
-        if new_key is not None:  # it owns nothing, and would be in the way of the next try
-            new_key.unlink()
-        raise
+    owner = owners.read_owner(owner_key) if owner_key is not None else None
+    new_key, secret = path.with_suffix(owners.SUFFIX), b""
+    if invited and owner is None:
+        secret = owners.new_key(new_key)
+        owner = Identity.from_seed(secret)
+    manifest, phi = manifests.create(
+        name=name or path.stem,
+        task=task,
+        options=given(preset=preset, horizon_tokens=horizon_tokens),
+        settings=option or (),
+        weights=weights,
+        data=data or (),
+        trial=trial,
+        codec=codec,
+        every_steps=every_steps,
+        every_seconds=every_seconds,
+        fragments=fragments,
+        seed=seed,
+        averaging=averaging,
+        owners=(owner.public_key.hex(),) if owner else (),
+        invited=invited,
+    )
+    check_free()  # building a model takes a while, in which another init may have been done
+    has_first = weights is not None or bool(manifest.task.source)
+    with (
+        owners.kept(new_key, secret) if secret else nullcontext(),
+        genesis_file.writing(manifest, phi, first) if has_first else nullcontext(),
+    ):
+        manifests.write(manifest, path, replace=True)  # if there is one, --force is given
     typer.echo(f"wrote {path}: swarm {manifest.swarm_id.hex()}")
     if has_first:
         typer.echo(f"wrote {first}: the first parameters, which gossamer bootstrap takes from there")
     else:
         first.unlink(missing_ok=True)  # of the manifest that was replaced
-    if new_key is not None:
+    if secret:
         typer.echo(f"wrote {new_key}: the owner's key, which no node needs; back it up, and {path} with it")
     if owner is not None:
         typer.echo(f"the owner's public key, as admission.owners names it:  {owner.public_key.hex()}")

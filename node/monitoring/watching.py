@@ -148,9 +148,14 @@ class Watching:
         self.on_look(ticks)
 
     def settle(self) -> None:
-        """Let the chronicle know which of its rounds cannot change any more."""
-        base = self._view.merging.base
-        self.chronicle.settle(base.round, base.tokens)
+        """Let the chronicle know which of its rounds cannot change any more.
+
+        Not before all is merged that was there as we started, newest rounds first: until then sums are too
+        small, and those of the last run are better.
+        """
+        merging = self._view.merging
+        if merging.ready:
+            self.chronicle.settle(merging.base.round, merging.base.tokens)
 
     def _look(self, late_s: float) -> Look:
         view, core = self._view, self._view.core

@@ -23,7 +23,13 @@ async def listen(
         if (listener := _bound_to_both(port)) is not None:
             return await loop.create_server(protocol, sock=listener, backlog=backlog)
         host = "0.0.0.0"
-    return await loop.create_server(protocol, host, port, reuse_address=True, backlog=backlog)
+    server = await loop.create_server(protocol, host, port, reuse_address=True, backlog=backlog)
+    if not server.sockets:  # asyncio passes over what it can have no socket for
+        server.close()
+        for family, *_ in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            socket.socket(family).close()  # says why
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+    return server
 
 
 def _bound_to_both(port: int) -> socket.socket | None:

@@ -5,12 +5,14 @@ Run as a module it rebuilds them in a process of its own, so that a daemon never
     python -m gossamer.node.phi.genesis FOLDER
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gossamer.node import lifeline
 from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.home import Home
@@ -111,6 +113,7 @@ def rebuilt(manifest: Manifest) -> Ints:
 
 
 def main() -> int:
+    lifeline.watch(lambda: os._exit(1))
     home = Home(Path(sys.argv[1]))
     try:
         manifest = home.manifest()

@@ -1,5 +1,6 @@
 """One daemon a folder: a lock on a file in it, and on the folder itself, which ends with its process."""
 
+import errno
 import fcntl
 import logging
 import os
@@ -7,7 +8,7 @@ import time
 from pathlib import Path
 
 from gossamer.node.storage.wholefile import cannot_write
-from gossamer.protocol.errors import StorageError
+from gossamer.protocol.errors import FolderGoneError, StorageError
 
 LOCK_S = 0.2
 """How long somebody else may hold a folder's lock before we take it that a node runs there."""
@@ -26,7 +27,10 @@ class FolderLock:
         self._file = self._folder = -1
 
     def take(self) -> None:
-        """Make sure that no other daemon uses this folder, as long as we live. Raises StorageError.
+        """Make sure that no other daemon uses this folder, as long as we live.
+
+        Raises StorageError, or FolderGoneError where the folder cannot be written to any more: it could be as
+        the node was begun.
 
         The folder itself is locked too, where its file system can do that: the file may be removed.
         """
@@ -45,6 +49,11 @@ class FolderLock:
                 f"another node is running in {self._root}; stop it or choose another --dir"
             ) from None
         except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise FolderGoneError(
+                    f"cannot write to {self._root} ({error.strerror}): give it back to this user, or its disk"
+                    " back to be written to, or stop this node"
+                ) from None
             raise cannot_write(
                 self._path, error, f"cannot use {self._path}: {error.strerror}; choose another --dir"
             ) from None

@@ -7,7 +7,9 @@ import errno
 import io
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from gossamer.bootstrap.manifests import read
@@ -16,6 +18,7 @@ from gossamer.node.storage import wholefile
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import DiskFullError, StorageError
 from tests.bootstrap.gossamer_command import Run, entries, in_process
+from tests.net.processes import COMMAND, wait_for
 
 
 @pytest.fixture
@@ -109,20 +112,41 @@ def test_so_may_one_whose_disk_has_no_room_for_a_manifest_or_a_model(
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def rebuild(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+    class Child:
         """What runs in a process of its own, in this one."""
-        assert command[-2] == "gossamer.node.phi.genesis"
-        with monkeypatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
-            patch.setattr("sys.argv", command[-2:])
-            patch.setattr(wholefile, "open_aside", full)
-            return subprocess.CompletedProcess(command, genesis.main(), "", said.getvalue())
+
+        def __init__(self, module: str, args: list[str], *, stderr: int) -> None:
+            assert module == "gossamer.node.phi.genesis" and stderr == subprocess.PIPE
+            with monkeypatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
+                patch.setattr("sys.argv", [module, *args])
+                patch.setattr(wholefile, "open_aside", full)
+                self.status = genesis.main()
+            self.process = SimpleNamespace(stderr=io.BytesIO(said.getvalue().encode()))
+
+        def end(self, grace_s: float) -> int:
+            return self.status
 
     assert run("init", "my.toml", "--preset", "tiny").status == 0
     if place == "folder":
         monkeypatch.setattr(wholefile, "open_aside", full)
     else:
-        monkeypatch.setattr("gossamer.bootstrap.genesis.subprocess.run", rebuild)
+        monkeypatch.setattr("gossamer.bootstrap.genesis.Child", Child)
     outcome = run("bootstrap", "my.toml", "--dir", "d")
     assert outcome.status == 1
     where = tmp_path / "d" / ("manifest" if place == "folder" else "chunks")
     assert outcome.err == f"gossamer: cannot write {where}: the disk is full; free some space\n"
+
+
+def test_what_builds_a_model_ends_with_the_command(run: Run, tmp_path: Path) -> None:
+    """For minutes, if the model is large, it would keep processors and memory, and write into the folder."""
+    assert run("init", "my.toml", "--preset", "tiny").status == 0
+    command = subprocess.Popen([*COMMAND, "bootstrap", "my.toml", "--dir", "d"], cwd=tmp_path)
+    try:
+        (child,) = wait_for(psutil.Process(command.pid).children, 60, "what builds the model")
+        wait_for(lambda: "gossamer.node.phi.genesis" in child.cmdline(), 10, "its module")
+    finally:
+        command.kill()
+        command.wait(10)
+    child.wait(60)
+    stored = [file for file in (tmp_path / "d" / "chunks").rglob("*") if file.is_file()]
+    assert not stored, "it has not gone on to store the model"

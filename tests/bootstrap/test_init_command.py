@@ -224,9 +224,28 @@ def test_an_init_that_fails_leaves_no_key(run: Run, tmp_path: Path) -> None:
 def test_an_init_that_is_interrupted_leaves_no_key(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(**_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gossamer.bootstrap.manifests.create", interrupt)
-    assert run("init", "my.toml", "--invited").status == 130
-    assert entries(tmp_path) == set()
+    for step in ("create", "write"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"gossamer.bootstrap.manifests.{step}", interrupt)
+            assert run("init", "my.toml", "--preset", "tiny", "--invited").status == 130
+        assert entries(tmp_path) == set()
+
+
+def test_a_key_is_there_before_the_manifest_that_names_it_and_no_sooner(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An init that is killed while it builds the model leaves nothing in the way of the next."""
+    seen = []
+    for step in ("create", "write"):
+        real = getattr(manifests, step)
+
+        def look(*args: Any, real: Any = real, **options: Any) -> Any:
+            seen.append(entries(tmp_path))
+            return real(*args, **options)
+
+        monkeypatch.setattr(manifests, step, look)
+    assert run("init", "my.toml", "--preset", "tiny", "--invited").status == 0
+    assert seen == [set(), {"my.owner"}]

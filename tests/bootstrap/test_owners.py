@@ -19,9 +19,14 @@ from tests.protocol.builders import identity
 ALICE = identity(1)
 
 
+def created(path: Path) -> Identity:
+    with owners.kept(path, owners.new_key(path)):
+        return owners.read_owner(path)
+
+
 @pytest.fixture
 def owner(tmp_path: Path) -> Identity:
-    return owners.create_owner(tmp_path / "my.owner")
+    return created(tmp_path / "my.owner")
 
 
 @pytest.fixture
@@ -34,10 +39,10 @@ def test_a_key_is_made_once_and_for_its_owner_only(tmp_path: Path, owner: Identi
     assert path.stat().st_mode & 0o777 == 0o600 and len(path.read_bytes()) == 32
     assert owners.read_owner(path).public_key == owner.public_key
     with pytest.raises(ConfigError, match=r"exists.*--owner-key"):
-        owners.create_owner(path)
+        owners.new_key(path)
     assert owners.read_owner(path).public_key == owner.public_key
     with pytest.raises(StorageError, match="missing"):
-        owners.create_owner(tmp_path / "missing" / "my.owner")
+        created(tmp_path / "missing" / "my.owner")
 
 
 def test_a_key_that_cannot_be_used(tmp_path: Path, owner: Identity) -> None:
@@ -57,7 +62,7 @@ def test_whose_key_it_is(tmp_path: Path, owner: Identity, manifest: Manifest) ->
     path = tmp_path / "my.toml"
     assert owners.owner_of(manifest, path, None).public_key == owner.public_key
     other = tmp_path / "other.owner"
-    owners.create_owner(other)
+    created(other)
     with pytest.raises(ConfigError, match="no owner's of swarm"):
         owners.owner_of(manifest, path, other)
     with pytest.raises(ConfigError, match=r"no owner's key .*elsewhere\.owner .*--owner-key"):

@@ -21,6 +21,7 @@ from gossamer.node.dashboard.admin_client import AdminClient, admin_of, find_adm
 from gossamer.node.monitoring.chronicle import OWN
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError, UnreachableError
+from gossamer.protocol.merge_schedule import MergeSchedule
 from tests.node.daemons import facts, founded, get, joining, publish, report, running, training
 from tests.node.recorded_swarm import Recorded
 from tests.node.trainer_side import until
@@ -235,6 +236,26 @@ async def test_closed_rounds_stay_as_they_were(tmp_path: Path) -> None:
         await publish(home, link, 2)
         after = await rounds_of(home, [100, 200])
         assert after["rounds"][0] == before["rounds"][0]
+
+
+async def test_sums_stay_as_they_were_until_all_rounds_are_merged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart the newest round is merged first, and there may be very many."""
+    monkeypatch.setattr("gossamer.node.monitoring.watching.TICK_S", 0.02)
+    home = founded(tmp_path / "a")
+    async with running(home), training(home) as link:
+        for round_ in (1, 2, 3):
+            await publish(home, link, round_)
+        before = await rounds_of(home, [100, 200, 300])
+    due = MergeSchedule.look
+    monkeypatch.setattr(MergeSchedule, "look", lambda self, now: due(self, now)[2:])
+    monkeypatch.setattr(MergeSchedule, "look_whether_ready", lambda self, now: None)
+    async with running(home) as daemon:
+        await until(lambda: daemon.merging.version)
+        looks = len(daemon.watching.vitals._lags)
+        await until(lambda: len(daemon.watching.vitals._lags) > looks + 3)
+        assert (await get(home, "/api/rounds"))[2] == before
 
 
 async def test_a_joiner_is_not_healthy_yet(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from gossamer.node.storage import folderlock
 from gossamer.node.storage.home import Home
-from gossamer.protocol.errors import StorageError
+from gossamer.protocol.errors import FolderGoneError, StorageError
 
 
 @pytest.fixture
@@ -52,6 +53,23 @@ def test_a_lock_that_cannot_be_taken_is_not_said_to_be_taken(home: Home) -> None
     (home.root / "lock").mkdir()
     with pytest.raises(StorageError, match="lock: Is a directory"):
         home.lock.take()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_folder_that_cannot_be_written_to_any_more_may_be_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A daemon that dies meanwhile is started until it can be: nobody needs another folder."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folderlock.os, "open", refuse)
+        with pytest.raises(FolderGoneError, match=f"cannot write to {home.root}") as told:
+            home.lock.take()
+        assert os.strerror(number) in str(told.value) and "--dir" not in str(told.value)
+    home.lock.take()
 
 
 def test_who_looks_whether_a_folder_is_free_keeps_no_daemon_from_it(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 
 import pytest
 
-from gossamer.node.network.listening import families_of, is_gone, listen, own_address
+from gossamer.node.network.listening import families_of, is_gone, listen, own_address, why_not
 
 
 class Told(asyncio.Protocol):
@@ -47,6 +49,23 @@ async def test_without_ipv6_all_addresses_are_those_of_ipv4(monkeypatch: pytest.
     async with asyncio.timeout(5), await listen(Told, "::", 0, 8) as server:
         assert families_of(server) == {socket.AF_INET}
         assert await told("127.0.0.1", server.sockets[0].getsockname()[1]) == "127.0.0.1"
+
+
+@pytest.mark.parametrize("number", [errno.EAFNOSUPPORT, errno.EMFILE])
+async def test_where_there_can_be_no_socket_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """asyncio passes over addresses that it can have none for, all of them if need be."""
+
+    class Refused(socket.socket):
+        def __init__(self, *_: object, **__: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", Refused)
+        with pytest.raises(OSError) as told:
+            await listen(Told, "127.0.0.1", 0, 8)
+    assert why_not(told.value) == os.strerror(number).lower()
 
 
 async def test_which_kinds_of_address_a_server_has() -> None:
