@@ -36,12 +36,15 @@ def test_who_comes_back_and_goes_on_by_itself_has_missed_nothing(others):
 
 
 def test_who_is_told_of_every_round_since_it_came_back_has_missed_none():
+    """By those who went on: theirs are the records of all these rounds."""
     ledger = set(range(1, 21))
-    sealing = Sealing(MANIFEST, is_first=False, tells_of=lambda round_, but: round_ in ledger)
+    sealing = Sealing(
+        MANIFEST, is_first=False, tells_of=lambda round_, but: round_ in ledger and b"on" not in but
+    )
     sealing.restore((claim(16), claim(8)), 0, extent=20)
     for clock in range(21, 100):
         ledger.add(clock)
-        others = [Witness((claim(clock // 8 * 8),))] * 2
+        others = [Witness((claim(clock // 8 * 8),), b"on")] * 2
         sealing.wake(clock / 4, clock, others)
     assert not sealing.begins_anew and sealing.joined
 

@@ -344,6 +344,19 @@ def test_the_charter_speaks_of_so_many_nodes_and_no_more(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "records",
+    [
+        [grant(ALICE, INVITED, expires=expires) for expires in (10, 20, NEVER)],
+        [revocation(ALICE, INVITED, last_round=last_round) for last_round in (9, 5, 2)],
+    ],
+    ids=["grants", "revocations"],
+)
+def test_what_another_record_replaces_is_forgotten(records):
+    """However many an owner signs for one node."""
+    assert charter(*records)._datas == {records[-1]}
+
+
+@pytest.mark.parametrize(
     ("seconds", "said"),
     [(125, "2 min"), (3500, "58 min"), (3599, "1.0 hours"), (40_000, "11.1 hours"), (86_399, "1.0 days")],
 )

@@ -323,6 +323,15 @@ def test_what_others_speak_of_is_asked_for_once_a_while():
     assert len(gossip._sought) == limits.IDS_PER_MESSAGE_MAX
 
 
+def test_what_was_asked_for_and_got_lost_is_asked_for_again_by_the_next_exchange():
+    side = Side([])
+    side.gossip.link_up(1)
+    lost = builders.unsigned(1, 1).record_id
+    for _ in range(2):
+        assert side.gossip.inventory(1, msg.Inventory(((1, (lost,)),))) == [Send(1, msg.Request((lost,)))]
+        side.gossip.open_exchange(1)
+
+
 def test_awaited_records_are_bounded():
     side = Side([])
     side.gossip.link_up(1)
@@ -476,3 +485,18 @@ def test_a_record_does_not_wait_long_for_its_payload():
     (effect,) = gossip.relay_overdue(10.0 + limits.RELAY_DELAY_S)
     assert (effect.link, effect.message) == (2, msg.Records(((delta.data, False),)))
     assert gossip.relay_deadline() == float("inf")
+
+
+def test_so_many_records_wait_for_their_payloads_and_no_more():
+    gossip, *_ = _relaying(links=2)
+    for round_ in range(1, limits.IDS_PER_MESSAGE_MAX + 1):
+        assert gossip.relay(builders.unsigned(1, round_), 1, 10.0) == []
+    one_more = builders.unsigned(2, 1)
+    assert gossip.relay(one_more, 1, 10.0) == [Send(2, msg.Records(((one_more.data, False),)))]
+
+
+def test_a_record_that_was_voided_while_it_waited_is_not_passed_on():
+    gossip, delta, _ = _relaying(links=2)
+    gossip.relay(delta, 1, 10.0)
+    gossip._ledger.drop(delta.author, 0)
+    assert gossip.relay_overdue(10.0 + limits.RELAY_DELAY_S) == []

@@ -193,3 +193,13 @@ def test_it_wakes_when_somebody_may_be_asked_and_not_before():
         net.now = net.fetcher.deadline()
     assert wakes > 60
     assert idle < wakes / 10
+
+
+def test_what_was_under_way_from_a_link_that_ends_is_looked_for_at_those_who_came_by_it():
+    net = Net(links={1: True, 2: True})
+    net.want(1, 0)
+    net.pass_time()
+    ((gone, blob),) = net.plan()
+    net.drop(gone)
+    asked = _ask_all_day(net, net.now + limits.ORPHAN_RETRY_MAX_S)
+    assert (3 - gone, blob) in asked

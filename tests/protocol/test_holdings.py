@@ -119,3 +119,11 @@ def test_a_key_in_two_places_is_a_line_and_not_one_for_each_round() -> None:
     assert len(equivocates(2, 4)) == 1, "somebody else"
     holdings.close(5)
     assert len(equivocates(1, 6)) == 1, "again, after a while"
+
+
+def test_what_is_closed_is_not_held_any_more() -> None:
+    bench = Bench()
+    bench.holdings.add_own(bench.delta)
+    assert bench.holdings.holds(bench.delta.record_id)
+    bench.holdings.close(bench.delta.round)
+    assert not bench.holdings.holds(bench.delta.record_id)

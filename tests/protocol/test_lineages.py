@@ -44,6 +44,17 @@ def test_a_member_whose_snapshots_have_stopped_holds_up_no_contest_for_long():
         assert kinds(late, Adopt) == [Adopt(theirs)]
 
 
+def test_who_has_adopted_another_history_waits_anew_for_those_who_claim_other_rounds():
+    sealing, old = joined(claim(16, tokens=5, mark=1)), claim(8)
+    first, second = claim(16, tokens=9, mark=2), claim(16, tokens=12, mark=3)
+    took = SILENCE_S + limits.LINEAGE_PATIENCE_S + 10
+    effects = drive(sealing, 0.0, took, clock=16, others=[(first,), (old,)])
+    assert kinds(effects, Adopt) == [Adopt(first)]
+    sealing.adopted(first)
+    effects = drive(sealing, took + 1, SILENCE_S, clock=16, others=[(second,), (old,)])
+    assert not kinds(effects, Adopt)
+
+
 def test_a_lone_liar_that_waits_for_its_moments_wins_no_contest():
     """The others come to our round each time, or to the next, when the liar is silent."""
     ours, lie, old = claim(16, tokens=5), claim(16, tokens=2**59, mark=7), claim(8)
@@ -236,6 +247,16 @@ def test_who_has_closed_what_most_members_are_at_begins_anew_where_they_are():
     sealing.adopted(claim(32))
     assert sealing.floor == 32
     assert not kinds(drive(sealing, 70.0, 20, clock=39, others=[(claim(32), claim(24))] * 4), Adopt)
+
+
+def test_who_has_begun_anew_where_most_members_are_takes_its_time_to_give_that_up_too():
+    sealing = ahead()
+    (adopt,) = kinds(look(sealing, SLOW), Adopt)
+    sealing.adopted(adopt.claim)
+    others = [(claim(32, tokens=9, mark=2),)] * 3
+    twice = 2 * limits.LINEAGE_PATIENCE_S
+    assert not kinds(drive(sealing, 60.0, twice - 5, clock=36, others=others), Adopt)
+    assert kinds(drive(sealing, 60.0 + twice, 5, clock=36, others=others), Adopt)
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,20 @@ def test_a_broken_link_is_a_reason_to_ask_at_once():
     assert bench.health(1) is Health.SUSPECT
 
 
+def test_who_is_asked_about_anew_has_the_whole_time_again():
+    """Its link breaks while others are asked already, since it was silent."""
+    bench = Bench(5)
+    bench.until_ping(1)
+    bench.row(1, 2, bench.now)  # the silence is not what it is suspected for
+    assert _sent(bench.pass_time(limits.PROBE_TIMEOUT_S, silent=(1,)), PingFor)
+    bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S / 2, silent=(1,))
+    assert _sent(bench.machine.link_down(1, bench.now), PingFor)
+    bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S - 0.1)
+    assert bench.health(1) is Health.ALIVE
+    bench.pass_time(0.2)
+    assert bench.health(1) is Health.SUSPECT
+
+
 def test_the_last_row_of_a_dead_member_does_not_answer_for_it():
     """Rows travel for seconds: one that arrives after the link broke may be from before."""
     bench = Bench(5)
@@ -450,6 +464,16 @@ def test_being_slow_makes_patient_and_being_on_time_heals():
     assert bench.health(1) is Health.ALIVE
     bench.pass_time(30 * limits.PROBE_INTERVAL_S)
     assert bench.machine.local_health == 0
+
+
+def test_who_is_slow_itself_gives_silent_links_up_later():
+    bench = Bench(1)
+    bench.wake()
+    for late_s, patience_s in ((0.0, limits.LINK_SILENCE_S), (3.0, 2 * limits.LINK_SILENCE_S)):
+        bench.wake(limits.PROBE_INTERVAL_S + late_s)
+        bench.machine.heard_on(1, bench.now)
+        assert bench.machine.silent_links(bench.now + patience_s) == set()
+        assert bench.machine.silent_links(bench.now + patience_s + 0.1) == {1}
 
 
 def test_a_night_asleep_kills_nobody():

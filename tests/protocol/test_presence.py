@@ -9,6 +9,7 @@ import pytest
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, LinkUp, Send
+from gossamer.protocol.history import Claim, Claims
 from gossamer.protocol.links import Links
 from gossamer.protocol.messages import Records, Suspect
 from gossamer.protocol.messages import Roster as RosterMessage
@@ -26,6 +27,7 @@ class Bench:
     def __init__(self, links: int, seed: int = 0) -> None:
         rng = random.Random(seed)
         self.now = 100.0
+        self.claims: Claims = ()
         self.roster = Roster(OWN.node_id)
         self.links = Links(OWN.node_id, self.roster, (), rng)
         for number in range(1, links + 1):
@@ -37,7 +39,7 @@ class Bench:
             self.roster,
             self.links,
             rng,
-            standing=lambda: (0, ()),
+            standing=lambda: (0, self.claims),
         )
 
     def receive(self, peer: Peer, link: int) -> list[Effect]:
@@ -152,6 +154,15 @@ def test_a_row_tells_the_links_that_we_dialled_and_changes_with_the_next_beat():
     assert builders.identity(1).node_id[:4] not in bench.machine.row.dialled
 
 
+def test_a_row_claims_the_newest_snapshots_and_as_many_as_others_accept():
+    bench = Bench(1)
+    newest_first = range(limits.CLAIMS_MAX + 1, 0, -1)
+    bench.claims = tuple(Claim(8 * number, 0, bytes(32), bytes([number]) * 32) for number in newest_first)
+    bench.machine.changed()
+    bench.tick()
+    assert bench.machine.row.claims == bench.claims[: limits.CLAIMS_MAX]
+
+
 def test_of_many_links_none_waits_long():
     """Rows keep links from looking dead, so each must have its turn well within LINK_SILENCE_S."""
     bench = Bench(limits.LINKS_MAX)
@@ -162,6 +173,14 @@ def test_of_many_links_none_waits_long():
     assert set(turns) == set(range(1, limits.LINKS_MAX + 1))
     assert set(turns.values()) <= {2, 3}
     assert limits.ROWS_TURN_INTERVALS * limits.ROWS_INTERVAL_S < limits.LINK_SILENCE_S / 2
+
+
+def test_a_new_link_is_told_first():
+    bench = Bench(8)
+    bench.tick()
+    bench.links.up(LinkUp(9, builders.identity(9).node_id, True, None), 0.0)
+    bench.receive(_row(20), 1)
+    assert 9 in [link for link, _ in bench.tick()]
 
 
 def test_links_that_went_lose_their_turn():

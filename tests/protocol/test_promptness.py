@@ -46,3 +46,22 @@ def test_what_somebody_else_brings_in_the_end_counts_as_long_as_it_was_waited_fo
         net.arrive(blob_of(second))
         net.plan()
         assert (net.fetcher._promptness._share > before) == second
+
+
+def test_who_was_waited_for_in_vain_until_the_end_is_asked_last():
+    """Nobody else was there who could have been asked meanwhile."""
+    net = Net(links={1: True})
+    net.want(0, 0)
+    net.fetcher.hint(1, key_of(0))
+    net.plan()
+    while net.flights:
+        net.now = net.fetcher.deadline()
+        net.plan()
+    net.links[2] = True
+    net.fetcher.link_up(2, True)
+    for key in (1, 2):
+        net.want(key, key)
+        for link in (1, 2):
+            net.fetcher.hint(link, key_of(key))
+    net.plan()
+    assert [net.flights[blob_of(key)] for key in (1, 2)] == [2, 2]

@@ -307,6 +307,28 @@ def test_only_those_whose_deltas_are_here_have_a_voice_about_our_history():
     assert voices() == [author.core.sealing.claims]
 
 
+def test_who_publishes_only_rounds_that_we_have_closed_takes_part_all_the_same():
+    """Its word counts when it is asked how many of those who publish are at rounds that we refuse."""
+    world = swarm(5, 2)
+    here, author = world.running()
+    world.handle(here, fx.Adopted(Claim(16, 1000, bytes(32), b"root" * 8)))
+    world.publish(author, 9)
+    world.run(5.0)
+    assert len(here.core.ledger) == 0
+    assert here.core._snapshots._authors() == 1
+
+
+def test_who_gives_closed_rounds_up_for_an_older_snapshot_takes_what_others_publish_since(seed):
+    """Cut off, it had gone far beyond the others, and refused all that they did."""
+    world = swarm(seed, 2)
+    here, other = world.running()
+    for round_ in (16, 8):
+        world.handle(here, fx.Adopted(Claim(round_, 1000, bytes(32), bytes([round_]) * 32)))
+    world.publish(other, 9)
+    world.run(5.0)
+    assert here.core.ledger.rounds() == [9]
+
+
 def test_two_nodes_with_one_key_do_not_flood_the_swarm(seed):
     """A folder was copied: each outdoes the other's row, but no faster than hearts beat."""
     world = swarm(seed, 4, Weather(delay=(0.0003, 0.001)))

@@ -253,6 +253,20 @@ def test_a_revocation_reaches_all_at_once_and_cuts_links(seed):
     assert "key stolen" in outcast.refused[-1]
 
 
+def test_nobody_is_told_the_last_row_of_the_revoked(seed):
+    """It had come just before, and its turn to be told had not."""
+    world = _swarm(seed, 3)
+    outcast, member = world.nodes[2].identity, world.nodes[0]
+    link = member.core.links.to(outcast.node_id).number
+    row = builders.row(outcast, of=INVITED, heartbeat=10**6).data
+    world.inject(member, link, msg.encode(msg.Records(((row, False),))))
+    world.handle(member, fx.Deliver(revocation(outcast, INVITED)))
+    world.now = member.core.presence.deadline()
+    sent = [e.message for e in world.handle(member, fx.Wake()) if isinstance(e, fx.Send)]
+    told = [data for message in sent if isinstance(message, msg.Records) for data, _ in message.entries]
+    assert row not in told
+
+
 def test_what_the_revoked_still_send_is_dropped(seed):
     """Whoever relays it has not heard of the revocation: it is asked to compare charters, and not blamed."""
     world = _swarm(seed, 3)

@@ -82,6 +82,14 @@ def test_a_row_of_one_that_lives_revives_it(row):
     assert roster.get(row.node_id).health is Health.ALIVE
 
 
+def test_who_says_that_it_leaves_has_left_however_late_that_comes():
+    roster = Roster(bytes(32))
+    roster.update(_row(1), 100.0)
+    roster.judge(_row(1).node_id, Health.DOWN, 108.0)
+    roster.update(_row(1, heartbeat=2, leaving=True), 117.0)
+    assert roster.get(_row(1).node_id).health is Health.LEFT
+
+
 def test_our_own_row_is_not_a_member():
     roster = Roster(_row(1).node_id)
     assert not roster.update(_row(1, 9, 9), 0.0)

@@ -6,7 +6,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.effects import Adopt, Close, Notice, Prefetch, Seal
 from gossamer.protocol.history import genesis_claim
 from gossamer.protocol.joining import PREFETCHES_MAX, Witness
-from gossamer.protocol.sealing import GONE_AFTER_S, LOOK_INTERVAL_S, Sealing
+from gossamer.protocol.sealing import CLAIMED_MAX, GONE_AFTER_S, LOOK_INTERVAL_S, Sealing
 from tests.protocol.histories import MANIFEST, claim, drive, joined, kinds
 
 
@@ -128,6 +128,15 @@ def test_what_the_clock_read_before_others_were_heard_is_not_sealed():
     assert kinds(drive(sealing, 22.0, 10, clock=28, others=others), Seal) == [Seal(24)]
 
 
+def test_what_the_clock_read_before_another_history_was_adopted_is_not_sealed():
+    """It may have been that of the history before, and reads so for a moment yet."""
+    sealing = joined(claim(16), claim(8))
+    before = drive(sealing, 0.0, LOOK_INTERVAL_S, clock=100)
+    sealing.adopted(claim(24))
+    after = drive(sealing, limits.SEAL_SETTLE_S + LOOK_INTERVAL_S, 1, clock=100)
+    assert not kinds(before + after, Seal)
+
+
 def test_history_is_closed_under_an_agreed_snapshot_once_it_is_old():
     sealing = joined(claim(16), claim(8))
     others = [(claim(16), claim(8))] * 3
@@ -157,6 +166,15 @@ def test_history_is_closed_where_others_are_some_snapshots_behind():
         sealing.sealed((claim(round_), claim(round_ - 8)))
     others = [(claim(24), claim(16))] * 3
     assert kinds(drive(sealing, 0.0, 5, clock=100, others=others), Close) == [Close(24)]
+
+
+@pytest.mark.parametrize(("later", "closed"), [(CLAIMED_MAX - 1, [Close(24)]), (CLAIMED_MAX, [])])
+def test_of_what_was_claimed_so_much_is_remembered_and_no_more(later, closed):
+    sealing = joined(claim(16))
+    for number in range(later + 1):
+        sealing.sealed((claim(24 + 8 * number),))
+    others = [(claim(24),)] * 3
+    assert kinds(drive(sealing, 0.0, 5, clock=1000, others=others), Close) == closed
 
 
 def test_what_was_claimed_before_a_late_record_counts_no_more():
