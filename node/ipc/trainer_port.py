@@ -28,6 +28,8 @@ from gossamer.protocol.manifest import Manifest
 BUFFER_BYTES_MAX = 1 << 20
 BACKLOG_BYTES_MAX = 1 << 17
 """What may wait for a trainer that does not read. asyncio adds up all that waits at every write."""
+AT_ONCE_NUMEL_MAX = 1 << 20
+"""Of larger fragments Phi is copied in a thread."""
 ACCEPT_RETRY_S = 1.0
 WELCOME_S = 30.0
 SILENT_S = 30.0
@@ -208,7 +210,7 @@ class TrainerPort:
             return
         self._taken.add(fragment.index)
         area = shared.phi(fragment)
-        if fragment.numel > 1 << 20:
+        if fragment.numel > AT_ONCE_NUMEL_MAX:
             await asyncio.to_thread(area.__setitem__, slice(None), phi)
         else:
             area[:] = phi

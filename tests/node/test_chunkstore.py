@@ -15,6 +15,7 @@ from gossamer.protocol.errors import StorageError
 from gossamer.protocol.packing import Chunk, pack_chunk
 from gossamer.protocol.rations import Stock
 from tests.node.chunkfiles import file_of
+from tests.node.synced import Synced
 
 
 def put(store: ChunkStore, data: bytes) -> bytes:
@@ -421,6 +422,14 @@ def test_a_folder_is_opened_while_its_daemon_drops_chunks(
     monkeypatch.setattr(os, "scandir", drops_what_was_listed)
     reader = ChunkStore(store._root, read_only=True)
     assert kept in reader and dropped not in reader and len(reader) == 1
+
+
+def test_a_durable_chunk_survives_a_power_cut(store: ChunkStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = Synced(monkeypatch)
+    others, ours = put(store, b"of others"), sha256(b"ours").digest()
+    store.put(ours, b"ours", durable=True)
+    assert file_of(store, ours) in synced
+    assert file_of(store, others) not in synced, "it can be fetched again"
 
 
 def test_a_durable_chunk_is_in_a_folder_that_survives_a_power_cut(

@@ -278,6 +278,40 @@ async def test_a_new_trainer_replaces_the_old(daemon: FakeDaemon, rng: np.random
     assert daemon.signed == {1: b"by the new one"}
 
 
+class Slow:
+    """Phi of a fragment that takes as long to copy as the test says."""
+
+    def __init__(self, phi: np.ndarray) -> None:
+        self._phi = phi
+        self.copying = threading.Event()
+        self.may_end = threading.Event()
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
+        self.copying.set()
+        assert self.may_end.wait(20)
+        return self._phi
+
+
+async def test_what_was_being_copied_for_the_old_trainer_is_not_offered_to_the_new(
+    daemon: FakeDaemon, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose memory does not hold it."""
+    monkeypatch.setattr(trainer_port, "AT_ONCE_NUMEL_MAX", 0)
+    phi = Slow(fragment_values(rng, 0))
+    async with link_to(daemon) as old:
+        offering = asyncio.create_task(daemon.offer(0, phi))  # type: ignore[arg-type]
+        await until(phi.copying.is_set)
+        async with link_to(daemon) as new:
+            await until(old.stop_asked.is_set)
+            await asyncio.to_thread(old.close)
+            await until(lambda: new.can_publish and daemon.port.attached)
+            phi.may_end.set()
+            await offering
+            daemon.port.send(control.Clock(8, 0))
+            await until(lambda: new.clock == 8)
+            assert new.take_offer() is None and daemon.port.is_free(0)
+
+
 async def test_a_scripts_default_timeout_does_not_cut_off_a_daemon_that_is_silent(
     daemon: FakeDaemon,
 ) -> None:

@@ -32,6 +32,7 @@ from gossamer.protocol.manifest import Manifest
 from tests.models.own_tasks import write_task
 from tests.node.chunkfiles import file_of
 from tests.node.folders import Folder, some_deltas
+from tests.node.synced import Synced
 from tests.protocol import builders
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -126,6 +127,16 @@ def test_a_sealed_export_is_the_snapshot(folder: Folder, tmp_path: Path) -> None
     done = export(folder.home, tmp_path / "out.safetensors", sealed=True)
     assert done.facts["phi_digest"] == claim.root.hex() and done.facts["round"] == "4"
     assert export(folder.home, tmp_path / "all.safetensors").facts["round"] == "6"
+
+
+def test_what_is_exported_survives_a_power_cut(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was there before it is gone by then."""
+    synced = Synced(monkeypatch)
+    as_pretrained(folder)
+    export(folder.home, tmp_path / "out")
+    assert all(path in synced for path in (tmp_path / "out").iterdir())
 
 
 # -- beside a daemon that moves on

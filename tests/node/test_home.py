@@ -19,6 +19,7 @@ from gossamer.protocol.admission import Role
 from gossamer.protocol.errors import ConfigError, DiskFullError, StorageError
 from gossamer.protocol.invitation import Invitation
 from tests.node.full_disk import full
+from tests.node.synced import Synced
 from tests.protocol.builders import OWNER, SMALL, manifest, newer
 
 
@@ -122,6 +123,16 @@ def test_what_is_kept_already_needs_no_room(home: Home, monkeypatch: pytest.Monk
     with pytest.raises(DiskFullError):
         home.keep_task("task.py:Other")
     assert home.task() == "task.py:Mine"
+
+
+def test_who_we_are_and_where_we_belong_survives_a_power_cut(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = Synced(monkeypatch)
+    home.adopt(SMALL)
+    home.keep_invitation(invitation(home))
+    for path in (home.key_path, home.manifest_path, home.invitation_path):
+        assert path in synced, path
 
 
 def test_a_key_that_is_not_mounted_is_missed_and_not_replaced(home: Home, tmp_path: Path) -> None:

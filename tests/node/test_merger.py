@@ -290,6 +290,22 @@ def test_a_round_in_which_nothing_counts_is_merged_like_any(
     assert np.array_equal(merger.phi, world.fold([*sent, late])), "who comes later counts alone"
 
 
+@pytest.mark.parametrize("states_many", [False, True])
+def test_a_round_in_which_nothing_counts_is_an_outlier_only_by_its_tokens(
+    world: World, states_many: bool
+) -> None:
+    merger = world.merger()
+    arrive(merger, Ledger(), world.deltas)
+    payload = b"no payload"
+    found = [
+        signed(identity(author), body_of(payload, "int4", 7, 2, tokens=tokens))
+        for author, tokens in ((1, 1000), (2, TOKENS_MAX if states_many else 1000))
+    ]
+    for delta in found:
+        world.keep(delta, payload)
+    assert merger.are_outliers(7, tuple(found)) is states_many
+
+
 def test_samples_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payloads, "SAMPLES_KEPT", 5)
     merger = world.merger()

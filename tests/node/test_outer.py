@@ -17,7 +17,7 @@ from gossamer.node.training import buckets, encoders
 from gossamer.node.training.outer import OuterLoop
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, DivergedError
-from gossamer.protocol.fixedpoint import ONE, Ints, to_fixed, to_float
+from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints, to_fixed, to_float
 from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payload import Payload, payload_length
@@ -237,6 +237,23 @@ def test_the_base_is_of_the_rounds_fragment_and_before_it(rng: np.random.Generat
     assert publish(loop, manifest, 13)[1] == 12
 
 
+def test_the_window_after_a_late_delta_is_based_on_what_was_merged_before_it() -> None:
+    loop = loop_for(Net(), manifest := manifest_for(Net()))
+    loop.apply(0, phi_of(loop), 12)
+    publish(loop, manifest, 11)
+    assert publish(loop, manifest, 14)[1] == 12
+
+
+def test_who_goes_back_to_phi_is_based_on_all_that_is_in_it() -> None:
+    loop = loop_for(Net(), manifest := manifest_for(Net()))
+    loop.step(100, 2.0)
+    loop.apply(0, phi_of(loop), 3)
+    loop.reset()
+    assert publish(loop, manifest, 5)[1] == 3
+    loop.reset()
+    assert publish(loop, manifest, 7)[1] == 5, "our own delta is in it, though not merged yet"
+
+
 # -- pieces, and how parameters lie in memory
 
 
@@ -392,13 +409,14 @@ def test_whoever_puts_sound_parameters_back_can_publish_again(rng: np.random.Gen
 
 def test_nothing_is_published_against_what_was_learnt_though_another_tensor_moved_too_far() -> None:
     """Of the tensors before that one, part of a delta that goes nowhere was sent already."""
-    model = Net()
+    model = nn.Sequential(*(nn.Linear(200, 200, bias=False) for _ in range(2)))
     manifest = manifest_for(model, codec="topk", learning_rate=3.0, momentum=0.0)
     loop = loop_for(model, manifest)
-    first, *_, last = (parameter for _, parameter in named_tensors(model))
+    assert len(loop.fragments[0].parts) == 2
+    first, last = model.parameters()
     sound = last.detach().clone()
     with torch.no_grad():
-        first += 0.1
+        first.view(-1)[::64] += 0.12  # so far from 0 that a little too much of it is sent
         last.view(-1)[0] += 30.0
     loop.step(100, 2.0)
     with pytest.raises(DivergedError, match="moved by over 64"):
@@ -427,6 +445,38 @@ def test_a_window_that_diverged_leaves_no_trace(rng: np.random.Generator) -> Non
         train(one, np.random.default_rng(3))
     assert np.array_equal(publish(loop, manifest, 1)[0], publish(undisturbed, manifest, 1)[0])
     assert np.array_equal(flat(loop), flat(undisturbed))
+
+
+@pytest.mark.parametrize(
+    ("phi", "moved", "problem"), [(0.0, 30.0, "moved by over 64"), (50.0, 9.0, "beyond 64")]
+)
+def test_a_window_that_moved_too_far_leaves_no_momentum(phi: float, moved: float, problem: str) -> None:
+    """It would go on with what a script has taken back."""
+    model = nn.Linear(8, 8, bias=False)
+    nn.init.constant_(model.weight, phi)
+    manifest = manifest_for(model, learning_rate=3.0)
+    loop = loop_for(model, manifest)
+    with torch.no_grad():
+        model.weight[3, 3] += moved
+    loop.step(100, 2.0)
+    with pytest.raises(DivergedError, match=problem):
+        publish(loop, manifest, 1)
+    nn.init.constant_(model.weight, phi)
+    assert not publish(loop, manifest, 1)[0].any()
+
+
+def test_what_is_still_to_be_sent_has_a_limit() -> None:
+    """Of such a delta most is left over, time and again, and would become its opposite in int32."""
+    model = nn.Linear(64, 64, bias=False)
+    manifest = manifest_for(model, codec="topk", momentum=0.0, learning_rate=1.0)
+    loop = loop_for(model, manifest)
+    (residual,) = loop.fragments[0].residual
+    for sign in (1, -1):
+        residual.fill_(sign * (VALUE_LIMIT - 1))
+        with torch.no_grad():
+            model.weight.sub_(sign * 30.0)
+        publish(loop, manifest, 1)
+        assert (sign * residual).max() == VALUE_LIMIT - 1
 
 
 def test_tied_weights_are_one_and_frozen_ones_none(rng: np.random.Generator) -> None:

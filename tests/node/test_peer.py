@@ -15,9 +15,10 @@ from torch import nn
 
 from gossamer.node.ipc import control, daemon_link
 from gossamer.node.training import checkpointwriter, leader
-from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.errors import ConfigError, DivergedError
 from gossamer.protocol.fixedpoint import ONE
-from tests.node.begun_peer import EVERY, begun, manifest_for
+from gossamer.protocol.limits import LOSS_MAX, TOKENS_MAX
+from tests.node.begun_peer import EVERY, Setup, begun, manifest_for
 from tests.node.leading import leading
 from tests.node.trainer_side import daemon_at, link_to, until
 
@@ -75,16 +76,43 @@ async def test_it_publishes_windows_as_the_pace_says(tmp_path: Path) -> None:
         await until(lambda: len(setup.daemon.signed) == 2)
 
 
+def published_by(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> list[control.Publish]:
+    """What it publishes from now on, in place of the daemon."""
+    published: list[control.Publish] = []
+    monkeypatch.setattr(setup.link, "publish", lambda message, area: published.append(message))
+    return published
+
+
 async def test_a_window_of_more_steps_than_a_record_can_say_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with begun(tmp_path) as setup:
-        published: list[control.Publish] = []
-        monkeypatch.setattr(setup.link, "publish", lambda message, area: published.append(message))
+        published = published_by(setup, monkeypatch)
         monkeypatch.setattr(leader, "STEPS_MAX", EVERY - 1)
         for _ in range(EVERY):
             setup.step()
         assert [message.steps for message in published] == [EVERY - 1]
+
+
+async def test_a_window_of_more_tokens_than_a_record_can_say_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with begun(tmp_path) as setup:
+        published = published_by(setup, monkeypatch)
+        for _ in range(EVERY):
+            setup.peer.step(tokens=TOKENS_MAX, loss=2.0)
+        assert [message.tokens for message in published] == [TOKENS_MAX]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+async def test_a_window_of_a_loss_beyond_what_a_record_can_say_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: int
+) -> None:
+    async with begun(tmp_path) as setup:
+        published = published_by(setup, monkeypatch)
+        for _ in range(EVERY):
+            setup.step(loss=sign * 1e30)
+        assert [message.loss for message in published] == [sign * LOSS_MAX]
 
 
 @pytest.mark.parametrize("trains", [False, True])
@@ -204,6 +232,28 @@ async def test_a_step_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
             setup.peer.step(tokens=1, loss=torch.ones(2))
         assert setup.peer.metrics()["tokens"] == 0
         assert [setup.step() for _ in range(EVERY)] == [None] * (EVERY - 1) + [1]
+
+
+async def test_who_drops_its_progress_begins_a_whole_window(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        for _ in range(EVERY - 1):
+            setup.step()
+        setup.peer.drop_progress()
+        assert [setup.step() for _ in range(EVERY)] == [None] * (EVERY - 1) + [1]
+
+
+async def test_a_step_that_diverges_has_published_nothing(tmp_path: Path) -> None:
+    """Of several ranks, the first would else take itself for one that has."""
+    async with begun(tmp_path) as setup:
+        before = setup.peer._role._word
+        sound = copy.deepcopy(setup.model.state_dict())
+        nn.init.constant_(setup.model.weight, torch.nan)
+        with pytest.raises(DivergedError):
+            for _ in range(EVERY):
+                setup.step()
+        assert setup.peer._role._word == before
+        setup.model.load_state_dict(sound)
+        assert setup.step() == 1
 
 
 async def test_parameters_that_were_replaced_are_noticed_before_anything_is_published(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.node.storage.recordstore import FORMAT, RecordStore
+from gossamer.node.storage.base import Base
+from gossamer.node.storage.recordstore import FORMAT, RecordStore, StoredHistory
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.history import Claim
 from gossamer.protocol.records import Delta
@@ -92,6 +93,19 @@ def test_the_next_snapshot_writes_only_what_it_holds_beyond_the_last(path: Path,
     store.close()
 
 
+def test_history_that_begins_anew_holds_nothing_of_the_one_before(path: Path, deltas: list[Delta]) -> None:
+    """What the swarm's snapshot holds of our records is not known, nor how far they were merged into it."""
+    store = RecordStore(path, SMALL.swarm_id)
+    store.add_snapshot(Claim(3, 1, bytes(32), bytes(32)), deltas, ())
+    store.note_reach(3)
+    claim = Claim(1, 7, bytes([1] * 32), bytes([2] * 32))
+    store.begin_at(claim, own_last=3)
+    base = Base(claim.round, claim.digest, claim.tokens)
+    assert store.load_history() == StoredHistory(base, 3, (claim,), frozenset(), 0)
+    assert [delta.round for delta in store.load(LAYOUT)] == [2, 2, 2, 3, 3, 3]
+    store.close()
+
+
 def test_a_database_whose_making_was_cut_short_is_read_as_empty(path: Path) -> None:
     path.touch()
     reader = RecordStore(path, SMALL.swarm_id, read_only=True)
@@ -100,9 +114,7 @@ def test_a_database_whose_making_was_cut_short_is_read_as_empty(path: Path) -> N
     assert path.stat().st_size == 0
 
 
-def _base(round_: int):
-    from gossamer.node.storage.base import Base
-
+def _base(round_: int) -> Base:
     return Base(round_, bytes(32), 0)
 
 

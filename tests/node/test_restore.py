@@ -26,6 +26,7 @@ from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints
 from gossamer.protocol.history import Claim
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge import merge_round
+from tests.node.folders import Folder, some_deltas
 from tests.protocol import builders
 from tests.protocol.builders import contribution, identity, random_delta
 
@@ -126,6 +127,27 @@ def test_rounds_that_one_author_trained_alone_are_in_the_model_if_they_were_merg
     store._db.execute("DROP TABLE reach")  # a folder of the release before
     assert np.array_equal(replay(home)[1].phi, after[2])
     store.close()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_older_snapshot_that_lacks_a_record_is_not_taken_for_the_model(
+    tmp_path: Path, rng: np.random.Generator, is_late: bool
+) -> None:
+    """The newest one is damaged. Of the one before nobody knows what it holds, but that it was everything."""
+    phi = rng.integers(-(1 << 20), 1 << 20, builders.LAYOUT.numel).astype(np.int32)
+    folder = Folder(tmp_path / "node", builders.SMALL, phi)
+    late, *made = some_deltas(rng, builders.SMALL, 3)
+    folder.add(*made, *([] if is_late else [late]))
+    folder.seal(2)
+    folder.add(*([late] if is_late else []))
+    newest = folder.seal(3)
+    expected = replay(folder.home)[1].phi
+    folder.chunks.drop(newest.root)
+    if is_late:
+        with pytest.raises(StorageError, match="is damaged; a running node fetches again what is missing"):
+            replay(folder.home)
+    else:
+        assert np.array_equal(replay(folder.home)[1].phi, expected)
 
 
 def test_a_folder_without_a_node_or_a_model_is_one_clear_line(

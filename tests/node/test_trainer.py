@@ -1,22 +1,32 @@
-"""`gossamer.node.training.trainer`: how its process ends. What it trains is tested with real nodes."""
+"""`gossamer.node.training.trainer`: what its process goes on with, and how it ends.
+
+What it trains is tested with real nodes.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
 import sys
+from itertools import count
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
+import torch
 
 from gossamer.models.errors import TaskError
 from gossamer.node.options import TrainerOptions
 from gossamer.node.training import trainer
+from gossamer.node.training.checkpoint import Progress
 from gossamer.node.training.trainer import _Ending, choose_device
 from gossamer.protocol.errors import ConfigError, DivergedError, UnreachableError
+from tests.node.begun_peer import begun
 from tests.node.daemons import founded
+from tests.protocol.builders import SMALL
 
 
 class Ended(Exception):
@@ -126,6 +136,69 @@ def test_a_trainer_of_an_earlier_release_than_its_daemon_is_started_again(
 
     monkeypatch.setattr(trainer, "Trainer", Stopped)
     assert status_of(monkeypatch, tmp_path) == (trainer.FAILURE if is_outdated else 0)
+
+
+class Training(trainer.Trainer):
+    """One whose node has done so many inner steps before, and that does three."""
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        self._options, self._manifest = TrainerOptions(folder=folder, evaluate_every=0), SMALL
+        self._task = Mock(batches=lambda stream: count(stream.skip_batches))
+        self.peer = Mock(
+            node_id=bytes(32), progress=Progress(steps), clock=1, should_stop=False, finished=False
+        )
+        self._asked_to_stop = False
+        self.batches: list[object] = []
+        self.drawn: list[float] = []
+
+    def _inner_step(self, batch: object) -> None:
+        self.batches.append(batch)
+        self.drawn.append(torch.rand(()).item())
+        if len(self.batches) == 3:
+            self.stop()
+
+    def _report(self) -> None:
+        pass
+
+
+def test_who_was_started_again_goes_on_with_the_next_data(tmp_path: Path) -> None:
+    first, second = (Training(tmp_path, steps) for steps in (0, 3))
+    first.run()
+    second.run()
+    assert first.batches + second.batches == list(range(6))
+
+
+def test_what_a_task_draws_is_its_own_after_each_start(tmp_path: Path) -> None:
+    """Of torch's generator, whatever state building the model has left that in."""
+    drawn = []
+    for steps, seed in ((0, 1), (0, 2), (3, 1), (3, 2)):
+        torch.manual_seed(seed)
+        one = Training(tmp_path, steps)
+        one.run()
+        drawn.append(one.drawn)
+    assert drawn[0] == drawn[1] and drawn[2] == drawn[3]
+    assert not set(drawn[0]) & set(drawn[2])
+
+
+async def test_what_is_shown_after_the_last_round_is_the_swarms_model(tmp_path: Path) -> None:
+    async with begun(tmp_path, stop_round=1) as setup:
+        while setup.step() is None:
+            pass
+        published = setup.weights()
+        setup.step()
+        shown: list[np.ndarray] = []
+
+        def evaluate(_: object) -> float:
+            shown.append(setup.weights())
+            one.stop()
+            return 2.0
+
+        one = object.__new__(trainer.Trainer)
+        one.peer, one._task, one._model = setup.peer, Mock(evaluate=evaluate), setup.model
+        one._asked_to_stop, one._could_be_shown = False, True
+        one._report = lambda: None  # type: ignore[method-assign]
+        await asyncio.to_thread(one._stay)
+        assert len(shown) == 1 and np.array_equal(shown[0], published)
 
 
 def test_what_it_trains_on_is_said_and_whether_that_is_other_data(

@@ -12,6 +12,7 @@ import pytest
 from gossamer.node.storage import wholefile
 from gossamer.node.storage.wholefile import write_atomically
 from tests.node.full_disk import full
+from tests.node.synced import Synced
 
 
 def test_a_file_that_cannot_be_read_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,6 +36,24 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"], "no half-written file stays"
+
+
+def test_a_durable_file_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut could leave an empty file in the place of the old one."""
+    synced, replace = Synced(monkeypatch), os.replace
+    renamed: list[tuple[bool, bool]] = []
+
+    def noted(aside: str, path: Path) -> None:
+        renamed.append((Path(aside) in synced, tmp_path in synced))
+        replace(aside, path)
+
+    monkeypatch.setattr(os, "replace", noted)
+    write_atomically(tmp_path / "a", b"data")
+    assert renamed == [(False, False)] and tmp_path not in synced, "what need not survive costs no wait"
+    write_atomically(tmp_path / "b", b"data", durable=True)
+    assert renamed[1:] == [(True, False)] and tmp_path in synced
 
 
 def test_a_folder_that_cannot_be_synced_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
