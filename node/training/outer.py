@@ -35,6 +35,10 @@ FADED = 2.0**-60
 are never met, it would else fade until it is denormal and stay so: 30 times slower on Intel CPUs."""
 
 
+NEAR_END = VALUE_LIMIT / 8
+"""Where a parameter is beyond this, in units of fixed point, its step may be too long for them: else it would
+have to move by several times as much in one window."""
+
 MOVED = "is not finite or moved by over 64: lower the learning rate"
 BEYOND = (
     "is not finite or beyond 64, which is as far as a swarm's numbers go: lower the learning rate, or rescale"
@@ -153,19 +157,31 @@ class OuterLoop:
     def publish(self, index: int, round_: int, out: memoryview) -> tuple[int, Window]:
         """Close a fragment's window: write its payload to `out`; returns its length and the window.
 
-        Raises DivergedError if training left what fixed point can hold. Where a parameter is not finite or
-        far out of range, nothing has changed then: a script may put sound ones back, and what it publishes
-        next is their progress. Where one has moved too far, what the window holds is lost.
+        Raises DivergedError if training left what fixed point can hold. Nothing has been published then, of
+        no tensor: a script may put sound ones back, and what it publishes next is their progress. Where one
+        has moved too far, the momentum is lost.
         """
         state = self.fragments[index]
         sound = _sound_values(state)
+        for part, (values, reach) in zip(state.parts, sound, strict=True):
+            if reach * max(1.0, self._outer.learning_rate) > NEAR_END:
+                self._check_steps(state, part, values)
         try:
             return self._publish(state, sound, round_, out)
         except DivergedError:
-            # Of tensors that come before the one to blame part was sent, and goes nowhere: what is left of
-            # them would be published as the opposite of their progress.
+            # By its momentum alone. Of tensors that come before the one to blame part was sent, and goes
+            # nowhere: what is left of them would be published as the opposite of their progress.
             _forget(state.residual)
             raise
+
+    def _check_steps(self, state: FragmentState, part: Part, values: Tensor) -> None:
+        """Raise DivergedError if a step is too long, or ends where no healthy Phi is: before any is taken."""
+        room = self._room(part)
+        for piece in part.pieces:
+            aside = piece._replace(momentum=piece.momentum.clone())
+            step = self._outer_step(values[piece.span], aside, room)
+            _check_length(state, part, step)
+            _check_end(state, part, piece.ref * ONE - step)
 
     def _publish(
         self, state: FragmentState, sound: list[tuple[Tensor, float]], round_: int, out: memoryview
@@ -176,10 +192,7 @@ class OuterLoop:
             section, room = part.section(writer), self._room(part)
             for piece in part.pieces:
                 step = self._outer_step(values[piece.span], piece, room)
-                magnitude = _magnitude(step)
-                if not magnitude < VALUE_LIMIT:
-                    _forget(state.momentum)
-                    raise _diverged(state, part, step, MOVED)
+                magnitude = _check_length(state, part, step)
                 if reach + magnitude > VALUE_LIMIT // 2:  # so seldom, for it is two passes more
                     _check_end(state, part, piece.ref * ONE - step)
                 largest = max(largest, magnitude)
@@ -249,6 +262,15 @@ def _sound_values(state: FragmentState) -> list[tuple[Tensor, float]]:
             raise _diverged(state, part, values.float() * ONE, BEYOND)
         found.append((values, reach))
     return found
+
+
+def _check_length(state: FragmentState, part: Part, step: Tensor) -> float:
+    """The largest of a step's values. Raises DivergedError if that is more than fixed point holds."""
+    magnitude = _magnitude(step)
+    if not magnitude < VALUE_LIMIT:
+        _forget(state.momentum)
+        raise _diverged(state, part, step, MOVED)
+    return magnitude
 
 
 def _check_end(state: FragmentState, part: Part, end: Tensor) -> None:

@@ -407,24 +407,59 @@ def test_whoever_puts_sound_parameters_back_can_publish_again(rng: np.random.Gen
     assert np.abs(sent).max() > 0 and np.isfinite(flat(loop)).all()
 
 
-def test_nothing_is_published_against_what_was_learnt_though_another_tensor_moved_too_far() -> None:
-    """Of the tensors before that one, part of a delta that goes nowhere was sent already."""
+@pytest.mark.parametrize("train_on", [True, False])
+def test_where_one_tensor_moved_too_far_nothing_of_the_others_is_sent(train_on: bool) -> None:
+    """They go on from where they were, and what they learnt is published once that one is sound again."""
     model = nn.Sequential(*(nn.Linear(200, 200, bias=False) for _ in range(2)))
     manifest = manifest_for(model, codec="topk", learning_rate=3.0, momentum=0.0)
     loop = loop_for(model, manifest)
     assert len(loop.fragments[0].parts) == 2
     first, last = model.parameters()
-    sound = last.detach().clone()
+    before = copy.deepcopy(model.state_dict())
     with torch.no_grad():
         first.view(-1)[::64] += 0.12  # so far from 0 that a little too much of it is sent
         last.view(-1)[0] += 30.0
     loop.step(100, 2.0)
     with pytest.raises(DivergedError, match="moved by over 64"):
         publish(loop, manifest, 1)
+    learnt = first.detach().clone()
+    model.load_state_dict(before)
     with torch.no_grad():
-        last.copy_(sound)
+        if train_on:
+            first.copy_(learnt)
+    assert loop.has_moved == train_on
     sent, _ = publish(loop, manifest, 1)
-    assert sent[: first.numel()].max() <= 0, "a delta is what is taken from Phi, and it grew"
+    assert sent.any() == train_on
+    assert sent.max() <= 0, "a delta is what is taken from Phi, and it grew"
+
+
+def test_where_the_momentum_alone_is_too_long_nothing_is_left_to_be_sent() -> None:
+    model = nn.Sequential(*(nn.Linear(200, 200, bias=False) for _ in range(2)))
+    manifest = manifest_for(model, codec="topk")
+    loop = loop_for(model, manifest)
+    with torch.no_grad():
+        model[0].weight.view(-1)[::64] += 0.12
+    loop.step(100, 2.0)
+    (state,) = loop.fragments
+    state.momentum[1].fill_(1000.0)
+    with pytest.raises(DivergedError, match="moved by over 64"):
+        publish(loop, manifest, 1)
+    assert not any(tensor.any() for tensor in (*state.residual, *state.momentum))
+
+
+def test_who_goes_back_to_phi_after_a_tensor_moved_too_far_is_at_phi() -> None:
+    model = nn.Sequential(*(nn.Linear(200, 200, bias=False) for _ in range(2)))
+    manifest = manifest_for(model, codec="int8")
+    loop, before = loop_for(model, manifest), copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        model[0].weight.add_(0.1)
+        model[1].weight[3, 3] = 63.0
+    loop.step(100, 2.0)
+    loop.fragments[0].momentum[1].fill_(-200.0)
+    with pytest.raises(DivergedError):
+        publish(loop, manifest, 1)
+    loop.reset()
+    assert all(torch.equal(now, before[name]) for name, now in model.state_dict().items())
 
 
 def test_a_window_that_diverged_leaves_no_trace(rng: np.random.Generator) -> None:
