@@ -25,6 +25,9 @@ STORED_BYTES_MAX = 1 << 26
 DROP_EVERY = 100
 """Rounds written after which those too many are dropped: to find them is to look through the whole file."""
 
+LOCKED_S = 5.0
+"""For so long a file is waited for that another process has locked."""
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (
     round INTEGER PRIMARY KEY, seen REAL NOT NULL,
@@ -126,7 +129,7 @@ class ChronicleStore:
 
     def _open(self) -> sqlite3.Connection:
         if self._db is None:
-            db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None, timeout=5)
+            db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None, timeout=LOCKED_S)
             try:
                 db.execute("PRAGMA journal_mode=WAL")
                 db.execute("PRAGMA synchronous=NORMAL")

@@ -430,4 +430,6 @@ def test_a_database_from_before_there_were_credentials(tmp_path: Path) -> None:
 
 def test_a_connection_that_was_closed_twice_is_left_to_end() -> None:
     """As Python 3.11.2 has it, where other releases let it be cut."""
-    cut(Mock(abort=Mock(side_effect=AttributeError("'NoneType' object has no attribute '_abort'"))))
+    transport = Mock(abort=Mock(side_effect=AttributeError("'NoneType' object has no attribute '_abort'")))
+    cut(transport)
+    assert transport.abort.called

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -319,6 +320,22 @@ def test_a_damaged_file_is_begun_anew(tmp_path: Path, caplog: pytest.LogCaptureF
         assert store.load() == ([], 0)
     assert "what happened before is not known" in caplog.text
     store.save([Round(1, 1.0, None, None, ())])
+    assert [found.number for found in store.load()[0]] == [1]
+    store.close()
+
+
+def test_a_file_that_another_process_has_locked_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "LOCKED_S", 0.01)
+    path = tmp_path / "c.sqlite"
+    store = ChronicleStore(path)
+    store.save([Round(1, 1.0, None, None, ())])
+    store.close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode=EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        assert store.load() == ([], 0)
     assert [found.number for found in store.load()[0]] == [1]
     store.close()
 

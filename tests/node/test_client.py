@@ -93,6 +93,23 @@ def test_what_answers_is_no_node(banner: bytes, plaintext: bool, why: str) -> No
     asyncio.run(ask())
 
 
+async def test_nobody_is_sent_on_to_another_address() -> None:
+    status = b'{"swarm_id": "a", "node_id": "b"}'
+    ok = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(status), status)
+    found = b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:%d/\r\nContent-Length: 0\r\n\r\n"
+    async with answering(ok) as elsewhere, answering(found % elsewhere) as port:
+        with pytest.raises(UnreachableError, match=r"is not a Gossamer node \(HTTP status 302\)"):
+            await fetch_status(f"127.0.0.1:{port}", plaintext=True)
+
+
+@pytest.mark.parametrize("status", [400, 403, 503])
+async def test_a_refusal_that_a_terminal_would_obey_is_not_shown(status: int) -> None:
+    refusal = b"HTTP/1.1 %d No\r\nContent-Length: 8\r\n\r\n\x1b[2Jgone" % status
+    async with answering(refusal) as port:
+        with pytest.raises(UnreachableError, match=rf"is not a Gossamer node \(HTTP status {status}\)"):
+            await fetch_status(f"127.0.0.1:{port}", plaintext=True)
+
+
 @pytest.mark.parametrize(
     ("banner", "why"), [(b"SSH-2.0-OpenSSH\r\n", "does not speak TLS"), (b"", "the connection was closed")]
 )

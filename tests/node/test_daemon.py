@@ -18,16 +18,19 @@ import aiohttp
 import numpy as np
 import pytest
 
+from gossamer.node.address import Contact
 from gossamer.node.daemon import Daemon, main
 from gossamer.node.dashboard.admin_client import find_admin
 from gossamer.node.dashboard.peers import as_told
 from gossamer.node.ipc import control, daemon_link, publisher
 from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.monitoring import watching
-from gossamer.node.network import keeping
+from gossamer.node.network import acquaintances, keeping
 from gossamer.node.network.client import deliver, fetch_status
 from gossamer.node.options import DaemonOptions
 from gossamer.node.phi.archive import Archive
+from gossamer.node.service import daemon_service
+from gossamer.node.storage import recordwriter
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.wholefile import UNFINISHED_S
@@ -38,12 +41,14 @@ from gossamer.protocol.errors import ConfigError, DiskFullError, NobodyThereErro
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.payload import encode_payload
 from gossamer.protocol.records import Delta
+from tests.net.processes import wait_for
 from tests.net.stranger import linked
 from tests.node.chunkfiles import file_of
 from tests.node.daemons import founded, manifest_of, publish, started, training
 from tests.node.full_disk import FullDisk
 from tests.node.trainer_side import until
-from tests.protocol.builders import row
+from tests.node.transferring import FakeLink, Line
+from tests.protocol.builders import identity, row
 
 
 @pytest.fixture
@@ -316,9 +321,95 @@ async def test_a_node_that_still_writes_its_chronicle_takes_nobody_in(
             with pytest.raises(aiohttp.ClientError):
                 async with linked(facts["address"], daemon.core.swarm_id):
                     pass
-            assert daemon.dispatch(fx.DialFailed("a.example:1")) == []
+            assert daemon.dispatch(fx.LinkUp(9, identity(1).node_id, False, None)) == []
         finally:
             written.set()
+
+
+async def test_a_node_does_not_go_before_somebody_has_its_last_delta(
+    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unless nobody takes it for too long."""
+    monkeypatch.setattr("gossamer.node.daemon.STOP_GRACE_S", 0.2)
+    async with running(home) as daemon:
+        await until(home.read_daemon)
+        address = str(home.read_daemon()["address"])  # type: ignore[index]
+        async with linked(address, daemon.core.swarm_id, tls=False):
+            await until(lambda: daemon.links)
+            async with training(home) as link:
+                await publish(home, link, 1)
+            daemon.stop()
+            await until(lambda: daemon._has_left)
+    assert "stopping before our last delta was handed on" in caplog.text
+
+
+async def test_what_a_trainer_handed_in_is_stored_before_the_node_goes(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "DISK_RETRY_S", 0.2)
+    monkeypatch.setattr("gossamer.node.daemon.STOP_GRACE_S", 60.0)
+    async with running(home) as daemon:
+        disk = FullDisk(daemon.chunks, 10**6, monkeypatch)
+        async with training(home) as link:
+            hand_over(link, 1, payload(home))
+            await until(lambda: disk.left < 10**6)
+        await until(lambda: not daemon.port.attached)
+        daemon.stop()
+        disk.left = 0
+    async with running(home) as daemon:
+        await until(lambda: daemon.merging.ready)
+        assert daemon.core.own_last == 1
+
+
+async def test_what_was_signed_is_written_down_before_the_node_goes(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recordwriter, "RETRY_S", 0.2)
+    monkeypatch.setattr("gossamer.node.daemon.STOP_GRACE_S", 60.0)
+    refused: list[object] = []
+
+    def full(deltas: object, *, durable: bool) -> None:
+        refused.append(deltas)
+        raise StorageError("the disk is full")
+
+    async with running(home) as daemon:
+        with monkeypatch.context() as patch:
+            patch.setattr(daemon.records, "add", full)
+            async with training(home) as link:
+                hand_over(link, 1, payload(home))
+                await until(lambda: refused)
+            await until(lambda: not daemon.port.attached)
+            daemon.stop()
+    async with running(home) as daemon:
+        await until(lambda: daemon.merging.ready)
+        assert daemon.core.own_last == 1
+
+
+async def test_a_node_that_goes_knows_the_next_time_whom_it_has_just_met(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acquaintances, "REMEMBER_FIRST_S", 3600.0)
+    async with running(home) as daemon:
+        await until(home.read_daemon)
+        met = row(identity(1), of=manifest_of(home), addresses=("127.0.0.1:1",))
+        daemon.core.roster.update(met, time.monotonic())
+        assert not home.read_peers()
+    assert home.read_peers() == (str(Contact("127.0.0.1:1", identity(1).node_id)),)
+
+
+def test_what_a_daemon_writes_is_for_its_owner_only(home: Home) -> None:
+    before = os.umask(0o022)
+    try:
+        service = daemon_service(DaemonOptions(folder=home.root, plaintext=True, admin="off"))
+        service.keep_running(0.0)
+    finally:
+        os.umask(before)
+    child = service.child
+    assert child is not None
+    wait_for(home.read_daemon, 20, "the daemon listens")
+    child.terminate()
+    assert child.end(10) == 0
+    assert [file.name for file in home.root.iterdir() if file.is_file() and file.stat().st_mode & 0o077] == []
 
 
 async def test_a_folder_that_became_read_only_is_no_reason_not_to_start_or_to_stop_badly(
@@ -395,6 +486,20 @@ async def test_nobody_is_asked_for_what_the_disk_would_not_take(
             daemon.carry_out([fx.Send(7, question)])
             await until(lambda: failed == [question.blob])
             assert len(sent) == 1
+
+
+async def test_over_a_link_that_was_hung_up_no_chunk_is_put(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link: Any = FakeLink()
+    line, blob = Line(monkeypatch), manifest_of(home).genesis.root
+    async with running(home) as daemon:
+        await until(lambda: daemon._tasks is not None)
+        daemon.transfers.begin(link)
+        await asyncio.sleep(0)
+        daemon.carry_out([fx.Hangup(link.number, "it says nothing")])
+        daemon.transfers.asked(link, blob)
+        assert link.sent == [msg.encode(msg.Decline(blob))] and not line.put
 
 
 async def test_only_what_a_node_left_unfinished_is_removed_from_its_folder(home: Home) -> None:

@@ -1,9 +1,10 @@
-"""`gossamer.node.network.dialling`: what is said of a dial that came to nothing."""
+"""`gossamer.node.network.dialling`: who is dialled, and what is said of a dial that came to nothing."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -11,10 +12,13 @@ import pytest
 
 from gossamer.node.network.dialling import Dialler
 from gossamer.node.network.policing import Policing
+from gossamer.node.storage.home import Home
 from gossamer.protocol import effects as fx
+from gossamer.protocol.greylist import Offence
 from gossamer.protocol.presence import NodeInfo
 from gossamer.protocol.records import Peer
 from gossamer.protocol.replica import Replica
+from tests.node.cores import new_core
 from tests.protocol import builders
 
 HOME = "192.168.1.5:7700"
@@ -25,8 +29,10 @@ class Street:
 
     def __init__(self, shown: bytes) -> None:
         self.shown = shown
+        self.dialled: list[str] = []
 
     async def dial(self, address: str, expected: bytes | None, fingerprint: bytes) -> None:
+        self.dialled.append(address)
         host, _, port = address.partition(":")
         raise aiohttp.ServerFingerprintMismatch(fingerprint, self.shown, host, int(port))
 
@@ -64,3 +70,14 @@ async def test_a_private_address_that_two_members_have_is_no_matter(
     await Dialler(street, Policing(), core, events.append).dial(fx.Dial(HOME, wanted, b"w" * 32))
     assert events == [fx.DialFailed(HOME)]
     assert ("shows another certificate" in caplog.text) is is_said
+
+
+async def test_who_is_turned_away_is_not_dialled(tmp_path: Path) -> None:
+    wanted, policing = builders.identity(1).node_id, Policing()
+    while not policing.is_greylisted(wanted):
+        policing.blame(wanted, "garbage", Offence.MALFORMED)
+    events: list[fx.Event] = []
+    street = Street(b"w" * 32)
+    transport: Any = street
+    await Dialler(transport, policing, new_core(Home(tmp_path)), events.append).dial(fx.Dial(HOME, wanted))
+    assert street.dialled == [] and events == [fx.DialFailed(HOME)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -16,7 +17,9 @@ from gossamer.node.network import door as door_module
 from gossamer.node.network import guest as guest_module
 from gossamer.node.network.chunk_requests import get_chunk
 from gossamer.node.network.door import Door
+from gossamer.node.network.guest import Gate, Guest
 from gossamer.node.network.link import SESSION_HEADER
+from gossamer.node.network.policing import Policing
 from gossamer.node.network.tls import client_context
 from gossamer.node.network.transport import PREFIX
 from gossamer.protocol import limits
@@ -114,6 +117,35 @@ async def test_a_stranger_that_says_too_much(ends: tuple[End, End]) -> None:
     await until(lambda: door_of(listener).counts["too_many_bytes"] == 1)
 
 
+async def test_a_stranger_has_no_more_time_for_having_been_answered(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest_module, "STRANGER_TIMEOUT_S", 0.5)
+    _, listener = ends
+    async with connected(listener, tls=listener.tls) as (reader, writer):
+        writer.write(f"GET {PREFIX}/status HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        async with asyncio.timeout(5):
+            with contextlib.suppress(OSError):
+                await reader.read()
+    assert door_of(listener).counts["timed_out"] == 1
+
+
+async def test_a_connection_over_which_no_chunk_is_asked_for_any_more_is_let_go(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the door, which counts its files, whatever the HTTP server does."""
+    dialler, listener = ends
+    out, _ = await linked(dialler, listener)
+    blob = listener.hold(b"data")
+    await get_chunk(out, blob, 4)
+    assert door_of(listener).connections == 2
+    monkeypatch.setattr(guest_module, "IDLE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(guest_module, "REQUEST_TIMEOUT_S", 0.05)
+    await get_chunk(out, blob, 4)
+    await until(lambda: door_of(listener).connections == 1)
+    assert door_of(listener).counts["timed_out"] == 1
+
+
 async def test_links_and_their_chunks_outlive_what_strangers_have(
     ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +221,46 @@ async def test_too_many_connections_in_all(ends: tuple[End, End], monkeypatch: p
                 with contextlib.suppress(ConnectionResetError):
                     assert await reader.read(1) == b""
     assert listener.gone == []
+
+
+async def test_no_more_connections_than_there_are_files_for(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_module, "connections_allowed", lambda: 3)
+    dialler, listener = ends
+    await linked(dialler, listener)
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(5):
+            await stack.enter_async_context(connected(listener, tls=False))
+        await until(lambda: door_of(listener).counts["gave_way"] == 3)
+        assert door_of(listener).connections == 3
+    assert listener.gone == []
+
+
+async def test_where_all_are_members_nobody_gives_way(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_module, "connections_allowed", lambda: 1)
+    dialler, listener = ends
+    await linked(dialler, listener)
+    async with connected(listener, tls=False):
+        await until(lambda: door_of(listener).counts["no_room"] == 1)
+        assert door_of(listener).connections == 1
+    assert listener.gone == []
+
+
+async def test_of_strangers_those_of_the_busiest_address_give_way_first(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_module, "STRANGERS_MAX", 3)
+    origins = iter("abbc")
+    monkeypatch.setattr(guest_module, "origin_of", lambda host: next(origins))
+    _, listener = ends
+    async with contextlib.AsyncExitStack() as stack:
+        for number in range(1, 5):
+            await stack.enter_async_context(connected(listener, tls=False))
+            await until(lambda number=number: door_of(listener).counts["connections"] == number)
+        assert [guest.origin for guest in door_of(listener)._guests] == ["a", "b", "c"]
 
 
 async def test_an_address_may_only_connect_so_fast(
@@ -297,6 +369,24 @@ async def test_frames_that_never_become_a_message_are_read_slowly(
         out.send(b"others are heard")
         await until(lambda: listener.messages == [b"others are heard"])
         transport.abort()
+
+
+async def test_a_connection_is_read_on_only_where_server_and_door_both_want_it() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        _, writer = await asyncio.open_connection(sock=ours)
+        line: Any = writer.transport
+        gate = Gate(line, Guest(Door(asyncio.Protocol, None, Policing())))
+        gate.close_for(0.01)
+        gate.resume_reading()
+        assert not line.is_reading()
+        gate.pause_reading()
+        await until(lambda: gate._closed_until is None)
+        assert not line.is_reading()
+        gate.resume_reading()
+        assert line.is_reading()
+        writer.close()
+        await writer.wait_closed()
 
 
 @pytest.mark.parametrize("frame", ["ping", "pong"])

@@ -74,6 +74,30 @@ def test_a_child_ends_although_one_of_its_threads_does_not(scripts: Path) -> Non
     assert child.end(20) == 7
 
 
+def test_a_child_hears_how_its_own_children_end_whatever_its_parent_ignores(scripts: Path) -> None:
+    code = """
+        import signal, subprocess, sys
+        from gossamer.node import lifeline
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as inherited
+        lifeline.reset_signals()
+        sys.exit(subprocess.call([sys.executable, "-c", "raise SystemExit(7)"]))
+    """
+    child = Child(write(scripts, "parent", code), [])
+    assert child.end(20) == 7
+
+
+def test_what_a_child_starts_does_not_inherit_its_lifeline(scripts: Path) -> None:
+    code = """
+        import os, sys
+        from gossamer.node import lifeline
+        fd = int(os.environ["GOSSAMER_LIFELINE_FD"])
+        lifeline.watch(lambda: None)
+        sys.exit(os.get_inheritable(fd))
+    """
+    child = Child(write(scripts, "parent", code), [])
+    assert child.end(20) == 0
+
+
 def test_closing_the_lifeline_ends_a_child(scripts: Path) -> None:
     child = Child(write(scripts, "faithful", FAITHFUL), [str(scripts / "up")])
     wait_up(scripts / "up")

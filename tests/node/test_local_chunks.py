@@ -61,6 +61,16 @@ async def test_damage_of_a_snapshot_is_the_archives_to_mend(
     assert "fetching it again" not in caplog.text
 
 
+async def test_a_snapshot_that_somebody_downloads_is_kept(setup: Setup) -> None:
+    older, newer = (snapshots.store(np.full(4, value, np.int32), setup.chunks) for value in (1, 2))
+    shelf = setup.local._shelf
+    shelf.restore([Claim(4, 2, bytes(32), newer), Claim(2, 1, bytes(32), older)])
+    newest = Claim(6, 3, bytes(32), bytes(32))
+    assert [claim.round for claim in shelf.kept_beside(newest)] == [4]
+    assert setup.local.holds(older)
+    assert [claim.round for claim in shelf.kept_beside(newest)] == [4, 2]
+
+
 async def test_what_can_be_read_again_has_arrived(
     setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,17 @@ async def test_what_the_core_does_not_sign_is_done_with_at_once(chunks: ChunkSto
     assert core.told == [control.Published(5)] and publisher.acknowledged == 5
 
 
+async def test_what_was_acknowledged_stays_so_when_an_earlier_one_is_handed_over_again(
+    chunks: ChunkStore,
+) -> None:
+    core = Core()
+    core.signs = False
+    async with publishing(chunks, core) as publisher:
+        await publish(publisher, b"x", 5)
+        await publish(publisher, b"y", 4)
+    assert core.told == [control.Published(5), control.Published(4)] and publisher.acknowledged == 5
+
+
 async def test_chunks_of_what_is_not_signed_are_not_reserved_but_for_a_delta_before(
     chunks: ChunkStore,
 ) -> None:

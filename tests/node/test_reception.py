@@ -1,14 +1,16 @@
-"""`reception`: a disk that takes no records keeps deltas out, and nothing else."""
+"""`reception`: what the core hears; a disk that takes no records keeps deltas out, and nothing else."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from gossamer.node.network import reception as reception_module
 from gossamer.node.network.link import PeerLink
+from gossamer.node.network.open_links import OpenLinks
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.reception import Reception
 from gossamer.node.storage import recordwriter
@@ -50,6 +52,27 @@ class Full:
 
     async def message(self, link: PeerLink, message: Message) -> None:
         await self.reception.message(link, encode(message))
+
+
+async def test_once_a_node_is_stopping_its_core_hears_no_more_of_links_that_end() -> None:
+    """It would dial others."""
+    dialler, listener = End(1), End(2)
+    nothing: Any = None
+    transfers: Any = SimpleNamespace(gone=lambda number: None)
+    told: list[fx.Event] = []
+    stopping = asyncio.Event()
+
+    def dispatch(event: fx.Event) -> list[fx.Effect]:
+        told.append(event)
+        return []
+
+    reception = Reception(OpenLinks(), transfers, nothing, Policing(), nothing, dispatch, stopping)
+    async with listening(dialler, listener):
+        out, inward = await linked(dialler, listener)
+        reception.link_down(out)
+        stopping.set()
+        reception.link_down(inward)
+    assert told == [fx.LinkDown(out.number)]
 
 
 async def test_where_the_disk_takes_no_records_all_else_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

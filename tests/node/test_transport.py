@@ -17,15 +17,17 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from gossamer.node.network import chunk_routes, uplink
 from gossamer.node.network import transport as transport_module
-from gossamer.node.network import uplink
 from gossamer.node.network.chunk_requests import get_chunk
 from gossamer.node.network.guest import WRITE_BUFFER_BYTES
 from gossamer.node.network.link import SESSION_HEADER, PeerLink
+from gossamer.node.network.parcel import READ_PIECE_BYTES
 from gossamer.node.network.resolver import Resolver
 from gossamer.node.network.tls import Certificate, client_context
 from gossamer.node.network.transport import PREFIX
 from gossamer.protocol.errors import ConfigError, PayloadError, PeerError, RefusedError, SignatureError
+from gossamer.protocol.greylist import Offence
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from gossamer.protocol.packing import pack_chunk
 from tests.node.trainer_side import until
@@ -83,6 +85,17 @@ async def test_another_node_than_expected_is_refused(ends: tuple[End, End]) -> N
         await dialler.dial(listener, End(3).identity.node_id)
     await until(lambda: connections_of(listener) == 0)
     assert listener.links == []
+
+
+async def test_whoever_answers_and_is_turned_away_is_no_link(ends: tuple[End, End]) -> None:
+    """An address says nothing of who is there, where it was told without a node id."""
+    dialler, listener = ends
+    while not dialler.policing.is_greylisted(listener.identity.node_id):
+        dialler.policing.blame(listener.identity.node_id, "garbage", Offence.MALFORMED)
+    with pytest.raises(RefusedError, match="turned away for misbehaviour"):
+        await asyncio.wait_for(dialler.dial(listener), 5)
+    assert dialler.links == []
+    await until(lambda: listener.links == listener.gone)
 
 
 async def test_nobody_there_is_an_ordinary_error(ends: tuple[End, End]) -> None:
@@ -290,6 +303,21 @@ async def test_what_is_got_must_be_what_was_asked_for(ends: tuple[End, End]) -> 
         assert await get_chunk(out, blob, most) == b"honest"
 
 
+async def test_what_is_longer_than_was_asked_for_is_not_read_to_its_end(ends: tuple[End, End]) -> None:
+    """It may have none."""
+    dialler, listener = ends
+    out, inward = await linked(dialler, listener)
+    blob = listener.hold(os.urandom(4 * CHUNK_BYTES_MAX))
+    with pytest.raises(RefusedError, match="a chunk that is not"):
+        await get_chunk(out, blob, 6)
+    listener.wanted[blob] = 6
+    with pytest.raises((RefusedError, aiohttp.ClientError, OSError)):
+        await put(out, blob, listener.chunks[blob])
+    await until(lambda: listener.failed)
+    assert out.traffic.payload_received <= READ_PIECE_BYTES
+    assert inward.traffic.payload_received <= READ_PIECE_BYTES
+
+
 async def test_a_put_must_be_asked_for_and_hold_what_it_says(ends: tuple[End, End]) -> None:
     dialler, listener = ends
     out, inward = await linked(dialler, listener)
@@ -349,6 +377,44 @@ async def test_what_is_not_here_waits_for_no_place(
     monkeypatch.setattr(uplink.Uplink, "places", 0)
     with pytest.raises(RefusedError, match="does not have"):
         await asyncio.wait_for(get_chunk(out, bytes(32), 4), 5)
+
+
+async def test_who_was_hung_up_while_it_waited_for_a_place_is_sent_nothing(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialler, listener = ends
+    out, inward = await linked(dialler, listener)
+    blob = listener.hold(b"data")
+    with monkeypatch.context() as patch:
+        patch.setattr(uplink, "TURN_PATIENCE_S", 3600.0)
+        patch.setattr(uplink, "LOOK_S", 0.01)
+        patch.setattr(uplink.Uplink, "places", 0)
+        asks = asyncio.create_task(get_chunk(out, blob, 4))
+        await until(inward.serving.locked)
+        inward._closing = True  # as close_soon does, with a queue that the peer takes slowly
+    with pytest.raises(RefusedError, match="does not have"):
+        await asks
+    assert inward.traffic.payload_sent == 0
+
+
+async def test_who_takes_nothing_of_a_chunk_is_cut_off(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunk_routes, "FETCH_TIMEOUT_S", 0.2)
+    dialler, listener = ends
+    out, _ = await linked(dialler, listener)
+    blob = listener.hold(os.urandom(16 * CHUNK_BYTES_MAX))  # more than the system's buffers take
+    host, port = listener.address.split(":")
+    context = client_context() if listener.tls else None
+    _, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    head = f"GET {PREFIX}/chunk/{blob.hex()} HTTP/1.1\r\nHost: x\r\n"
+    writer.write(f"{head}{SESSION_HEADER}: {out.session.hex()}\r\n\r\n".encode())
+    door = listener.transport.door
+    assert door is not None
+    await until(lambda: door.counts["connections"] == 2)
+    await until(lambda: door.connections == 1)
+    assert listener.gone == []
+    writer.transport.abort()
 
 
 async def test_little_of_a_chunk_waits_in_buffers_where_nobody_sees_how_fast_it_goes_out(
@@ -430,6 +496,18 @@ async def test_plaintext_and_tls_do_not_mix() -> None:
         for dialler, listener in ((plain, secure), (secure, plain)):
             with pytest.raises((aiohttp.ClientError, OSError, TimeoutError)):
                 await dialler.dial(listener)
+
+
+@pytest.mark.parametrize("old", ["dialler", "listener"])
+async def test_who_speaks_no_tls_1_3_is_refused(old: str) -> None:
+    dialler, listener = End(1), End(2)
+    context = dialler.transport._client_ssl if old == "dialler" else listener.transport._server_ssl
+    assert isinstance(context, ssl.SSLContext)
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+    async with listening(dialler, listener):
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await asyncio.wait_for(dialler.dial(listener), 5)
+    assert dialler.links == listener.links == []
 
 
 async def test_stopping_ends_links_and_leaves_no_task(secure: tuple[End, End]) -> None:
