@@ -15,7 +15,7 @@ from gossamer.protocol.errors import ConfigError, DiskFullError
 from gossamer.protocol.manifest import Manifest
 
 END_S = 1.0
-"""So long what builds a model may take to end, once it has been interrupted."""
+"""So long what builds a model may take to end, once it has said all that it has to, or is told to."""
 
 
 def _has_snapshot(home: Home, manifest: Manifest) -> bool:
@@ -78,11 +78,16 @@ def _nobody_has_them(manifest: Manifest, file: Path) -> ConfigError:
 def _rebuild(home: Home) -> None:
     """In a process that may import torch, and ends with this one. Raises ConfigError with that process's own
     explanation, or DiskFullError."""
-    child = Child("gossamer.node.phi.genesis", [str(home.root)], stderr=subprocess.PIPE)
+    child = Child(
+        "gossamer.node.phi.genesis", [str(home.root)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
     assert child.process.stderr is not None
     try:
         with child.process.stderr as stream:
             said = stream.read().decode(errors="replace")
+    except BaseException:  # Ctrl-C
+        child.terminate()
+        raise
     finally:
         status = child.end(END_S)
     if status:

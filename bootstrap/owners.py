@@ -30,13 +30,17 @@ SUFFIX = ".owner"
 DAY_S = 86400
 
 
-def new_key(path: Path) -> bytes:
-    """The secret of an owner's key, for a file of its own. Raises ConfigError if there is one by now."""
+def check_free(path: Path) -> None:
+    """Raise ConfigError if there is an owner's key where a new one is to be."""
     if path.exists():
         raise ConfigError(
             f"{path} exists: it may be the key of another swarm's owner; move it, or name it"
             " with --owner-key to use it for this one too"
         )
+
+
+def new_secret() -> bytes:
+    """Of an owner's key."""
     return os.urandom(32)
 
 
@@ -46,7 +50,7 @@ def kept(path: Path, secret: bytes) -> Iterator[None]:
 
     Where no such manifest comes to be it owns nothing, and would be in the way of the next try.
     """
-    new_key(path)  # somebody else may have made one meanwhile
+    check_free(path)  # somebody else may have made one meanwhile
     try:
         write_atomically(path, secret, durable=True)
     except OSError as error:

@@ -51,6 +51,7 @@ class Child:
         args: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
+        stdout: int | None = None,
         stderr: int | None = None,
     ) -> None:
         """Start ``python -m module args``. Raises OSError if it cannot be started."""
@@ -62,6 +63,7 @@ class Child:
                 pass_fds=[read_end],
                 env={**os.environ, **(env or {}), _VARIABLE: str(read_end)},
                 stdin=subprocess.DEVNULL,
+                stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
             )

@@ -37,6 +37,8 @@ class CatchUp:
         self._signs = signs
         self._now = 0.0
         self._began = math.inf
+        self._linked_at = -math.inf
+        """When there was last somebody to learn from."""
         self._synced_at: float | None = None
         self._refuses = False
         """Whether we have refused what others publish, since by our clock it cannot be."""
@@ -52,6 +54,8 @@ class CatchUp:
         """Look, after each event, whether a peer's ledger has been seen, and how its payloads get on."""
         self._now = now
         self._began = min(self._began, now)
+        if self._links:
+            self._linked_at = now
         if self._synced_at is not None and (not self._lacking or now < self._next_look):
             return
         self._next_look = now + LOOK_INTERVAL_S
@@ -84,7 +88,8 @@ class CatchUp:
         A node with deltas of its own on its own disk (`has_signed`) goes on once it has compared notes with a
         peer, or found none for a while: its folder may be an old copy, and no round may be signed twice. One
         whose folder is known to be a copy, or that lost its disk and hears of its own deltas from others,
-        must learn of all of them first. Who signs nothing and meets nobody for a while has what there is.
+        must learn of all of them first. Who signs nothing goes on with what it has once it has
+        had nobody to learn from for a while.
         Who would refuse what the others publish, since by its clock it cannot be yet, waits until that has
         been set, as it is a moment after the start of a machine without a battery; but not for ever, for
         liars may be many.
@@ -93,7 +98,8 @@ class CatchUp:
 
     def _has_learned(self, has_signed: bool) -> bool:
         waited = self._now > self._began + limits.RESUME_PATIENCE_S
-        alone = not self._links and (self._is_first or (waited and not self._signs))
+        has_nobody = self._now > max(self._began, self._linked_at) + limits.RESUME_PATIENCE_S
+        alone = not self._links and (self._is_first or (has_nobody and not self._signs))
         if has_signed:
             return alone or self._synced_at is not None or waited
         if alone or self._synced_at is None:

@@ -171,7 +171,7 @@ class Fetcher:
                 self._fail(late, now, limits.FETCH_RETRY_S)
             self._promptness.kept_waiting(flight.link, now)
             self._sources.tardy.add(flight.link)
-            effects.append(self._ask(link, key, flight.blob, now))
+            effects.append(self._ask(link, key, flight.blob, now, is_search=flight.is_search))
         return effects
 
     def _fill(self, now: float, most: int) -> list[Effect]:

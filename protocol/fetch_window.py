@@ -2,9 +2,10 @@
 
 Whoever is asked sends at once, and all of them share our line: where it is slow each gets so little of it
 that none is in time, and what has come of all is thrown away. Nobody tells how fast our line is; that shows
-by what it brings. So the window grows by each chunk that comes in good time. When chunks are given up that
-several links were asked for, it falls to what came meanwhile, or, if nothing did, to a third of what they
-were sending.
+by what it brings. So the window grows by each chunk that comes in good time. When transfers are given up
+while several links were sending, and more was lost meanwhile than came, it falls to what came, or, if nothing
+did, to a third of what they were sending. Those who are silent, or slow themselves, leave it as it is where
+others bring more than they withhold.
 """
 
 from collections.abc import Collection
@@ -33,16 +34,27 @@ class FetchWindow:
             self.bytes = min(limits.FETCH_WINDOW_BYTES_MAX, self.bytes + flight.size)
 
     def given_up(self, flights: Collection[Flight], now: float) -> None:
-        """Transfers are given up; they are still under way. One link that is silent is not our line.
+        """Transfers are given up; they are still under way.
 
-        What was asked for before the window was last cut says nothing of what it is now. A link sends one
-        chunk after another: so one a link shares our line.
+        Where only one link is asked it is that link that is slow or silent. On a shared line a small chunk is
+        in time sooner than a large one, so if it is not, that is its link's doing, too. What was asked for
+        before the window was last cut says nothing of what it is now.
         """
-        sharing = {flight.link: flight.size for flight in self._flights.newest.values()}
-        before = [flight.came_before for flight in flights if flight.began >= self._cut_at]
-        if len(sharing) == 1 or not before:
+        under_way = self._flights.newest.values()
+        largest = max((flight.size for flight in under_way), default=0)
+        lost = [flight for flight in flights if 2 * flight.size >= largest]
+        self._flights.lost += sum(flight.size for flight in lost)
+        since = [flight for flight in lost if flight.began >= self._cut_at]
+        sending = {flight.link: flight.size for flight in under_way}
+        if not since or len(sending) == 1:
             return
-        came = self._flights.came - min(before)
-        wanted = came or sum(sharing.values()) // 3
+        first = min(since, key=lambda flight: flight.began)
+        came = self._flights.came - first.came_before
+        if self._flights.lost - first.lost_before <= came:
+            return
+        if sum(flight.size for flight in under_way) <= limits.FETCH_WINDOW_BYTES_MIN:
+            return
+        # A link sends one chunk after another: so one a link shares our line.
+        wanted = came or sum(sending.values()) // 3
         self.bytes = max(limits.FETCH_WINDOW_BYTES_MIN, min(self.bytes, wanted))
         self._cut_at = now

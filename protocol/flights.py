@@ -28,7 +28,8 @@ class Flight:
     is_search: bool
     """Whether nobody is known to hold any of what it is part of."""
     came_before: int
-    """Bytes of chunks that had come by then, ever."""
+    lost_before: int
+    """What had come by then, and what had been lost: see `Flights`."""
 
 
 class Flights:
@@ -43,6 +44,8 @@ class Flights:
         """How many are under way from each link."""
         self.came = 0
         """Bytes of all chunks that were under way and came, as long as was thought that they might be."""
+        self.lost = 0
+        """Bytes of those that were given up, of which our own line may be the cause: see `fetch_window`."""
 
     # -- what happens
 
@@ -64,7 +67,7 @@ class Flights:
         deadline = now + self._patience(link, size)
         if blob in self.newest:
             self.late[blob] = self.newest[blob]
-        self.newest[blob] = Flight(link, blob, size, now, deadline, is_guess, is_search, self.came)
+        self.newest[blob] = Flight(link, blob, size, now, deadline, is_guess, is_search, self.came, self.lost)
         self.load[link] += 1
 
     def end(self, flight: Flight) -> None:

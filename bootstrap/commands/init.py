@@ -115,7 +115,8 @@ def init(
     owner = owners.read_owner(owner_key) if owner_key is not None else None
     new_key, secret = path.with_suffix(owners.SUFFIX), b""
     if invited and owner is None:
-        secret = owners.new_key(new_key)
+        owners.check_free(new_key)
+        secret = owners.new_secret()
         owner = Identity.from_seed(secret)
     manifest, phi = manifests.create(
         name=name or path.stem,
@@ -137,8 +138,8 @@ def init(
     check_free()  # building a model takes a while, in which another init may have been done
     has_first = weights is not None or bool(manifest.task.source)
     with (
-        owners.kept(new_key, secret) if secret else nullcontext(),
         genesis_file.writing(manifest, phi, first) if has_first else nullcontext(),
+        owners.kept(new_key, secret) if secret else nullcontext(),
     ):
         manifests.write(manifest, path, replace=True)  # if there is one, --force is given
     typer.echo(f"wrote {path}: swarm {manifest.swarm_id.hex()}")

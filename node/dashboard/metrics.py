@@ -94,7 +94,7 @@ _TRAINER_COUNTERS: tuple[tuple[str, str, Reading], ...] = (
         _so_far("tokens"),
     ),
 )
-"""Of all runs together, see `_Total`."""
+"""The trainer tells totals of all its runs; these count from the first scrape on, see `_Total`."""
 
 
 class _Total:

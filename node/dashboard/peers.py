@@ -45,7 +45,7 @@ def show_peers(status: dict[str, Any], console: Console) -> None:
     for name in GIVE_WAY:
         if _least_width(figures, shown) > console.width:
             shown.remove(name)
-    console.print(_table(status, members, figures, shown))
+    console.print(_title(status), _table(members, figures, shown), _verdicts(members), sep="\n")
 
 
 def _least_width(figures: list[dict[str, str]], shown: list[str]) -> int:
@@ -53,23 +53,21 @@ def _least_width(figures: list[dict[str, str]], shown: list[str]) -> int:
     return NAME_MIN + sum(widths) + FAULTS_MIN + GAP * (len(shown) + 2)
 
 
-def _table(
-    status: dict[str, Any], members: list[dict[str, Any]], figures: list[dict[str, str]], shown: list[str]
-) -> Table:
+def _title(status: dict[str, Any]) -> Text:
     agreement = status.get("agreement")
     title = f"swarm {status['swarm']} as {_name(status)} sees it" + (
         f", agreement {agreement:.2f} in the newest round of two" if agreement is not None else ""
     )
-    title += _invited(status.get("invited_until"))
+    return Text(harmless_line(title + _invited(status.get("invited_until"))), style="table.title")
+
+
+def _verdicts(members: list[dict[str, Any]]) -> Text:
     verdicts = [f"{_name(m)}: {m['conduct']['verdict']}" for m in members if m["conduct"]["verdict"]]
-    table = Table(
-        title=Text(harmless_line(title), style="table.title"),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        caption=Text(harmless("\n".join(verdicts)), style="table.caption") if verdicts else None,
-        caption_justify="left",
-    )
+    return Text(harmless("\n".join(verdicts)), style="table.caption")
+
+
+def _table(members: list[dict[str, Any]], figures: list[dict[str, str]], shown: list[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("member", overflow="fold", min_width=NAME_MIN)
     for figure in shown:
         table.add_column(figure, justify="left" if figure == "health" else "right", no_wrap=True)

@@ -105,6 +105,9 @@ class Report:
     device: str
 
 
+JOINING = "joining"
+"""The state of a trainer that waits for the swarm's model: how far it had come is taken up only then."""
+
 ControlMessage = Welcome | Phi | Published | Clock | Stop | Publish | Took | Report
 
 _KINDS: dict[int, type[ControlMessage]] = dict(

@@ -189,7 +189,8 @@ class TrainerPort:
                 attendant.trainer_changed()
             case control.Report():
                 self.report = message
-                self.pulse.note(message.inner_steps, time.monotonic())
+                if message.state != control.JOINING:
+                    self.pulse.note(message.inner_steps, time.monotonic())
                 attendant.trainer_changed()
             case _:
                 raise MalformedError("a message that only a daemon sends")

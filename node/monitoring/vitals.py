@@ -28,7 +28,7 @@ STANDSTILL_S = 900.0
 """By so much a trainer's next step is late before that is said: it may evaluate, or compile its first."""
 
 STARTS_MAX, STARTS_S = 5, 600.0
-"""A trainer that was started so often within ten minutes ends whenever it has begun."""
+"""A trainer that was started so often within ten minutes ends whenever it has begun, until one stays."""
 
 DISK_FREE_MIN = 64 * 1024 * 1024
 FILES_FREE_MIN = 1024
@@ -294,20 +294,20 @@ class Vitals:
 
     def _trainer(self, look: Look) -> str | None:
         if look.starts > self._started:
-            self._started = look.starts
+            self._started, self._told_standstill = look.starts, False
             self._starts.append(look.now)
         if not look.lacks_trainer or self._trainer_seen is None:
             self._trainer_seen = look.now
         if look.now - self._trainer_seen > TRAINER_S:
             return f"there has been no trainer for {TRAINER_S:.0f} s"
-        if len(self._starts) == STARTS_MAX and look.now - self._starts[0] < STARTS_S:
+        are_many = len(self._starts) == STARTS_MAX and look.now - self._starts[0] < STARTS_S
+        if are_many and look.now - self._starts[-1] < TRAINER_S:
             within = f"{STARTS_S / 60:.0f} minutes"
             return f"the trainer ends again and again: {STARTS_MAX} were started within {within}"
         if look.overdue_s <= STANDSTILL_S:
-            self._told_standstill = False
             return None
         found = f"the trainer has done no step for {STANDSTILL_S / 60:.0f} minutes: does it hang?"
-        if not self._told_standstill:  # once: a notebook may rest for long
+        if not self._told_standstill:  # once a trainer: a notebook may rest for long, again and again
             log.warning("%s", found)
         self._told_standstill = True
         return found

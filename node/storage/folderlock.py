@@ -29,8 +29,8 @@ class FolderLock:
     def take(self) -> None:
         """Make sure that no other daemon uses this folder, as long as we live.
 
-        Raises StorageError, or FolderGoneError where the folder cannot be written to any more: it could be as
-        the node was begun.
+        Raises StorageError, or FolderGoneError where the folder cannot be written to any more (it could be
+        when the node was started).
 
         The folder itself is locked too, where its file system can do that: the file may be removed.
         """
@@ -51,8 +51,8 @@ class FolderLock:
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise FolderGoneError(
-                    f"cannot write to {self._root} ({error.strerror}): give it back to this user, or its disk"
-                    " back to be written to, or stop this node"
+                    f"cannot write to {self._root} ({error.strerror}): make it this user's again, or its disk"
+                    " writable, or stop this node"
                 ) from None
             raise cannot_write(
                 self._path, error, f"cannot use {self._path}: {error.strerror}; choose another --dir"

@@ -35,10 +35,6 @@ FADED = 2.0**-60
 are never met, it would else fade until it is denormal and stay so: 30 times slower on Intel CPUs."""
 
 
-NEAR_END = VALUE_LIMIT / 8
-"""Where a parameter is beyond this, in units of fixed point, its step may be too long for them: else it would
-have to move by several times as much in one window."""
-
 MOVED = "is not finite or moved by over 64: lower the learning rate"
 BEYOND = (
     "is not finite or beyond 64, which is as far as a swarm's numbers go: lower the learning rate, or rescale"
@@ -157,14 +153,14 @@ class OuterLoop:
     def publish(self, index: int, round_: int, out: memoryview) -> tuple[int, Window]:
         """Close a fragment's window: write its payload to `out`; returns its length and the window.
 
-        Raises DivergedError if training left what fixed point can hold. Nothing has been published then, of
-        no tensor: a script may put sound ones back, and what it publishes next is their progress. Where one
+        Raises DivergedError if training left what fixed point can hold. Then nothing has been published of
+        any tensor: a script may put sound ones back, and what it publishes next is their progress. Where one
         has moved too far, the momentum is lost.
         """
         state = self.fragments[index]
         sound = _sound_values(state)
         for part, (values, reach) in zip(state.parts, sound, strict=True):
-            if reach * max(1.0, self._outer.learning_rate) > NEAR_END:
+            if self._may_go_too_far(part, reach):
                 self._check_steps(state, part, values)
         try:
             return self._publish(state, sound, round_, out)
@@ -173,6 +169,16 @@ class OuterLoop:
             # nowhere: what is left of them would be published as the opposite of their progress.
             _forget(state.residual)
             raise
+
+    def _may_go_too_far(self, part: Part, reach: float) -> bool:
+        """Whether a step may be too long, or end where no healthy Phi is, by what the window has brought.
+
+        `reach` is the largest of the part's values, in units of fixed point. What has been learnt is no more
+        than twice the larger of that and the reach of `ref`.
+        """
+        reach = max(reach, *(_magnitude(piece.ref) * ONE for piece in part.pieces))
+        times = 2.0 * self._outer.learning_rate * (1.0 + self._outer.momentum)
+        return reach * (1.0 + times) >= VALUE_LIMIT
 
     def _check_steps(self, state: FragmentState, part: Part, values: Tensor) -> None:
         """Raise DivergedError if a step is too long, or ends where no healthy Phi is: before any is taken."""
@@ -256,10 +262,12 @@ def _sound_values(state: FragmentState) -> list[tuple[Tensor, float]]:
     """
     found = []
     for part in state.parts:
-        values = part.values()
-        reach = _magnitude(values) * ONE
-        if not reach < VALUE_LIMIT:
-            raise _diverged(state, part, values.float() * ONE, BEYOND)
+        values, reach = part.values(), 0.0
+        for piece in part.pieces:
+            magnitude = _magnitude(values[piece.span]) * ONE
+            if not magnitude < VALUE_LIMIT:
+                raise _diverged(state, part, values.float() * ONE, BEYOND)
+            reach = max(reach, magnitude)
         found.append((values, reach))
     return found
 

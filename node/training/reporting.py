@@ -3,7 +3,7 @@
 import time
 from typing import Protocol
 
-from gossamer.node.ipc.control import Report
+from gossamer.node.ipc.control import JOINING, Report
 from gossamer.node.training.checkpoint import Progress
 
 INTERVAL_S = 0.5
@@ -24,10 +24,6 @@ class Reporting(Protocol):
     def wait_fraction(self) -> float: ...
 
     def report(self, report: Report) -> None: ...
-
-
-JOINING = "joining"
-"""The state of who waits for the swarm's model. How far earlier runs had come is taken up only then."""
 
 
 class Reporter:

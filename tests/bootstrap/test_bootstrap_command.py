@@ -115,7 +115,7 @@ def test_so_may_one_whose_disk_has_no_room_for_a_manifest_or_a_model(
     class Child:
         """What runs in a process of its own, in this one."""
 
-        def __init__(self, module: str, args: list[str], *, stderr: int) -> None:
+        def __init__(self, module: str, args: list[str], *, stdout: int, stderr: int) -> None:
             assert module == "gossamer.node.phi.genesis" and stderr == subprocess.PIPE
             with monkeypatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
                 patch.setattr("sys.argv", [module, *args])

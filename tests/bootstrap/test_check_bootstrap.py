@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.bootstrap import manifests
-from gossamer.bootstrap.owners import invite, kept, new_key
+from gossamer.bootstrap.owners import invite, kept, new_secret
 from gossamer.node.folders import default_folder, own_id
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Role
@@ -83,7 +83,7 @@ def test_a_bootstrap_peer_of_an_invited_swarm_must_be_let_in(home: Home, tmp_pat
     file.write_text(text)
     manifests.write(INVITED, tmp_path / "m.toml")
     assert "m.owner" in errors(look(file))["invite"]
-    with kept(tmp_path / "m.owner", new_key(tmp_path / "m.owner")):
+    with kept(tmp_path / "m.owner", new_secret()):
         assert "no owner's" in errors(look(file))["invite"]
     own = invite(OWNER, INVITED.swarm_id, home.identity().node_id, role=Role.OBSERVE, days=0, contacts=())
     file.write_text(f'{text}invite = "{own.to_text()}"\n')

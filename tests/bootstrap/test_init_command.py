@@ -234,6 +234,14 @@ def test_an_init_that_is_interrupted_leaves_no_key(
         assert entries(tmp_path) == set()
 
 
+def test_no_key_is_lost_whose_manifest_is_there(run: Run, tmp_path: Path, task_folder: Path) -> None:
+    """Nobody could ever let anybody in again."""
+    (tmp_path / "my.genesis.safetensors").mkdir()
+    arguments = ["--task", write_task(task_folder), "--invited", "--force"]
+    run("init", "my.toml", *arguments).assert_user_error("my.genesis.safetensors")
+    assert (tmp_path / "my.toml").exists() == (tmp_path / "my.owner").exists()
+
+
 def test_a_key_is_there_before_the_manifest_that_names_it_and_no_sooner(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ ALICE = identity(1)
 
 
 def created(path: Path) -> Identity:
-    with owners.kept(path, owners.new_key(path)):
+    with owners.kept(path, owners.new_secret()):
         return owners.read_owner(path)
 
 
@@ -39,7 +39,7 @@ def test_a_key_is_made_once_and_for_its_owner_only(tmp_path: Path, owner: Identi
     assert path.stat().st_mode & 0o777 == 0o600 and len(path.read_bytes()) == 32
     assert owners.read_owner(path).public_key == owner.public_key
     with pytest.raises(ConfigError, match=r"exists.*--owner-key"):
-        owners.new_key(path)
+        owners.check_free(path)
     assert owners.read_owner(path).public_key == owner.public_key
     with pytest.raises(StorageError, match="missing"):
         created(tmp_path / "missing" / "my.owner")

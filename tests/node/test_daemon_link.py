@@ -210,6 +210,18 @@ async def test_a_trainer_that_hangs_has_no_speed(daemon: FakeDaemon, monkeypatch
         assert daemon.port.attached
 
 
+async def test_what_a_joining_trainer_reports_is_no_step(daemon: FakeDaemon) -> None:
+    """It says 0 until it has the model, and then how far it had come: the wait between is no stride."""
+    noted = control.Report("joining", 0, 0, 0.0, 0.0, None, None, -1, 0, 0.0, "cpu")
+    async with link_to(daemon) as link:
+        for report in (noted, replace(noted, state="training", inner_steps=500)):
+            link.send(report)
+            await until(lambda report=report: daemon.port.report == report)
+        assert daemon.port.pulse.usual_s == 0.0
+        link.send(replace(noted, state="training", inner_steps=501))
+        await until(lambda: daemon.port.pulse.usual_s > 0.0)
+
+
 async def test_reports_arrive(daemon: FakeDaemon) -> None:
     report = control.Report("training", 1, 2, 3.5, 4.5, None, 1.5, -1, 0, 0.01, "cpu")
     async with link_to(daemon) as link:

@@ -447,16 +447,21 @@ def test_where_the_momentum_alone_is_too_long_nothing_is_left_to_be_sent() -> No
     assert not any(tensor.any() for tensor in (*state.residual, *state.momentum))
 
 
-def test_who_goes_back_to_phi_after_a_tensor_moved_too_far_is_at_phi() -> None:
+@pytest.mark.parametrize(
+    ("begins", "ends", "rate"), [(0.0, 30.0, 3.0), (24.0, 0.0, 3.0), (5.0, -3.0, 9.0), (50.0, 62.0, 1.5)]
+)
+def test_who_goes_back_to_phi_after_a_tensor_moved_too_far_is_at_phi(
+    begins: float, ends: float, rate: float
+) -> None:
     model = nn.Sequential(*(nn.Linear(200, 200, bias=False) for _ in range(2)))
-    manifest = manifest_for(model, codec="int8")
+    nn.init.constant_(model[1].weight, begins)
+    manifest = manifest_for(model, codec="topk", learning_rate=rate, momentum=0.0)
     loop, before = loop_for(model, manifest), copy.deepcopy(model.state_dict())
     with torch.no_grad():
         model[0].weight.add_(0.1)
-        model[1].weight[3, 3] = 63.0
+        model[1].weight[3, 3] = ends
     loop.step(100, 2.0)
-    loop.fragments[0].momentum[1].fill_(-200.0)
-    with pytest.raises(DivergedError):
+    with pytest.raises(DivergedError, match="64"):
         publish(loop, manifest, 1)
     loop.reset()
     assert all(torch.equal(now, before[name]) for name, now in model.state_dict().items())

@@ -30,6 +30,30 @@ def test_who_goes_back_to_its_checkpoint_steps_too() -> None:
     assert pulse.overdue_s(3.0) == -2.0 * STRIDES
 
 
+def test_who_evaluates_now_and_then_is_not_overdue_each_time() -> None:
+    """With steps of a second and twenty minutes after each hundredth."""
+    pulse, now, late = Pulse(), 0.0, []
+    pulse.begin(now)
+    for step in range(1000):
+        pulse.note(step, now)
+        length = 1200.0 if step % 100 == 99 else 1.0
+        late.append(pulse.overdue_s(now + length))
+        now += length
+    assert late[99] > 1100.0, "nobody can know the first time"
+    assert max(late[100:]) < 0.0
+    assert pulse.usual_s <= 3600.0
+
+
+def test_what_took_long_is_forgotten_in_hours() -> None:
+    pulse = Pulse()
+    pulse.begin(0.0)
+    for step, now in enumerate((0.0, 1000.0)):
+        pulse.note(step, now)
+    for step in range(2, 10_000):
+        pulse.note(step, 1000.0 + 10.0 * step)
+    assert pulse.overdue_s(1000.0 + 100_000.0) > -40.0
+
+
 def test_another_trainer_begins_anew() -> None:
     pulse = Pulse()
     pulse.begin(0.0)

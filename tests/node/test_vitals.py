@@ -181,7 +181,9 @@ def test_a_trainer_that_hangs_is_a_problem_and_said_once(shown: Shown) -> None:
     (said,) = shown.for_s(2 * REPEAT_S, overdue_s=v.STANDSTILL_S + 1)
     assert said == shown.vitals.problem == "the trainer has done no step for 15 minutes: does it hang?"
     assert shown.for_s(5, overdue_s=-1.0) == [] and shown.vitals.problem is None
-    assert len(shown.for_s(5, overdue_s=v.STANDSTILL_S + 1)) == 1
+    assert shown.for_s(5, overdue_s=v.STANDSTILL_S + 1) == [], "a notebook rests again and again"
+    assert shown.vitals.problem is not None
+    assert len(shown.for_s(5, overdue_s=v.STANDSTILL_S + 1, starts=1)) == 1, "another trainer"
 
 
 def test_a_trainer_that_ends_again_and_again_is_a_problem(shown: Shown) -> None:
@@ -190,8 +192,8 @@ def test_a_trainer_that_ends_again_and_again_is_a_problem(shown: Shown) -> None:
         assert shown.vitals.problem is None
     shown.for_s(30, starts=v.STARTS_MAX, lacks_trainer=True)
     assert shown.vitals.problem == "the trainer ends again and again: 5 were started within 10 minutes"
-    shown.for_s(v.STARTS_S, starts=v.STARTS_MAX)
-    assert shown.vitals.problem is None, "the last has been there for long"
+    shown.for_s(v.TRAINER_S, starts=v.STARTS_MAX)
+    assert shown.vitals.problem is None, "the last has been there for a while"
 
 
 def test_trainers_that_come_seldom_are_none(shown: Shown) -> None:

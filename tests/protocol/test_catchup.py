@@ -153,6 +153,9 @@ def test_who_signs_nothing_waits_for_others_only_for_a_while():
     assert node.is_done(50.1 + limits.RESUME_PATIENCE_S)
     node.links.up(LinkUp(1, identity(1).node_id, False, None), 90.0)
     assert not node.is_done(90.0), "somebody is there to learn from"
+    node.links.down(1)
+    assert not node.is_done(90.0 + limits.RESUME_PATIENCE_S), "a link that breaks may come again"
+    assert node.is_done(90.1 + limits.RESUME_PATIENCE_S)
 
 
 def test_what_was_refused_for_a_wrong_clock_is_asked_for_again_once_it_is_right():

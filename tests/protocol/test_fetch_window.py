@@ -101,12 +101,33 @@ def test_a_line_that_becomes_slow_and_fast_again_is_used() -> None:
     assert line.bring(60.0) > 0.9 * 60.0 * 20_000 * KBIT_S
 
 
+@pytest.mark.parametrize("kbit_s", [250, 500, 2_000])
 @pytest.mark.parametrize("silent", [1, 2, 3])
-def test_who_is_silent_does_not_slow_us_down(silent: int) -> None:
-    line = OurLine(6, 100_000 * KBIT_S, 2_000 * KBIT_S, silent=silent)
-    line.bring(120.0)
-    assert line.net.fetcher._window.bytes == limits.FETCH_WINDOW_BYTES_MAX
-    assert line.bring(300.0) > 0.8 * 300.0 * (6 - silent) * 2_000 * KBIT_S
+def test_who_is_silent_does_not_slow_us_down(silent: int, kbit_s: int) -> None:
+    """Nor does it where others need half of the patience with them, so that nothing makes the window grow."""
+    line = OurLine(6, 100_000 * KBIT_S, kbit_s * KBIT_S, silent=silent)
+    line.bring(300.0)
+    assert line.bring(900.0) > 0.8 * 900.0 * (6 - silent) * kbit_s * KBIT_S
+
+
+@pytest.mark.parametrize("silent", [1, 3])
+def test_a_slow_line_is_found_out_though_some_are_silent(silent: int) -> None:
+    line = OurLine(8, 400 * KBIT_S, silent=silent)
+    line.bring(300.0)
+    assert line.bring(900.0) > 0.7 * 900.0 * 400 * KBIT_S
+
+
+def test_small_payloads_that_are_withheld_leave_the_window_as_it_is() -> None:
+    """Two members announce some now and then, and nothing else need be under way meanwhile."""
+    net = Net(links=dict.fromkeys(range(8), True))
+    for number in range(0, 30, 2):
+        for silent in (0, 1):
+            net.want(number + silent, number + silent, size=1000)
+            net.fetcher.hint(silent, key_of(number + silent))
+        for _ in range(30):
+            net.plan()
+            net.pass_time()
+    assert net.fetcher._window.bytes == limits.FETCH_WINDOW_BYTES_AT_FIRST
 
 
 def test_a_search_in_vain_keeps_us_from_nothing_that_is_held() -> None:
@@ -123,6 +144,20 @@ def test_a_search_in_vain_keeps_us_from_nothing_that_is_held() -> None:
     net.arrive(*(held & net.flights.keys()))
     net.plan()
     assert len(held & net.flights.keys()) == 1
+
+
+def test_a_search_that_two_are_asked_for_is_one_still() -> None:
+    net = Net(links=dict.fromkeys(range(6), True))
+    net.fetcher._window.bytes = limits.FETCH_WINDOW_BYTES_MIN
+    net.want(1, 1, size=MIB)
+    net.plan()
+    while not net.late:
+        net.now = net.fetcher.deadline()
+        net.plan()
+    net.want(2, 2, size=MIB)
+    net.fetcher.hint(1, key_of(2))
+    net.plan()
+    assert blob_of(2) in net.flights
 
 
 def test_a_silent_link_alone_is_not_our_line() -> None:
