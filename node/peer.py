@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.models.task import named_tensors
+from gossamer.node import child_end
 from gossamer.node.ipc.control import Report
 from gossamer.node.ipc.daemon_link import CONNECT_TIMEOUT_S, DaemonLink
 from gossamer.node.storage.home import Home
@@ -376,6 +377,7 @@ class Peer(Standing):
         if multiprocessing.parent_process() is None:
             atexit.register(self.leave_at_exit)
         else:
+            child_end.watch()
             self._at_exit = Finalize(None, self.leave_at_exit, exitpriority=0)
 
     def _forget_exit(self) -> None:
@@ -388,7 +390,8 @@ class Peer(Standing):
 
         A session that is typed, as a notebook is, ends with whatever error it showed last, hours ago perhaps.
         """
-        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None) or sys.exc_info()[1]
+        ended_by = getattr(sys, "last_value", None) or sys.exc_info()[1] or child_end.error()
+        error = None if hasattr(sys, "ps1") else ended_by
         try:
             self.__exit__(type(error) if error else None, error, None)
         except DivergedError as diverged:  # there is no script any more that it could end

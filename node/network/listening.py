@@ -23,13 +23,19 @@ async def listen(
         if (listener := _bound_to_both(port)) is not None:
             return await loop.create_server(protocol, sock=listener, backlog=backlog)
         host = "0.0.0.0"
-    server = await loop.create_server(protocol, host, port, reuse_address=True, backlog=backlog)
-    if not server.sockets:  # asyncio passes over what it can have no socket for
+    try:
+        server = await loop.create_server(protocol, host, port, reuse_address=True, backlog=backlog)
+    except OSError as error:
+        if error.errno is not None:
+            raise
+    else:
+        if server.sockets:
+            return server
         server.close()
-        for family, *_ in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            socket.socket(family).close()  # says why
-        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
-    return server
+    # asyncio passes over what it can have no socket for, and says nothing, or only that there is none.
+    for family, *_ in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        socket.socket(family).close()  # says why
+    raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
 
 
 def _bound_to_both(port: int) -> socket.socket | None:

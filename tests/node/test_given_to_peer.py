@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import signal
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,6 +74,14 @@ def begin_and_end(path: Path, *, fails: bool) -> None:
     peer_of(path)._begin_attached(lambda: None)
     if fails:
         raise SystemExit("the loop failed")
+
+
+def tell_of_an_error_and_end(path: Path) -> None:
+    peer_of(path)._begin_attached(lambda: None)
+    try:
+        raise ValueError("a batch failed, and is passed over")
+    except ValueError:
+        traceback.print_exc()
 
 
 def begin_and_leave(path: Path) -> None:
@@ -156,8 +165,9 @@ def test_attaching_in_a_thread_says_that_sigterm_would_not_be_heard(
         (begin_and_end, {"fails": False}, ["flushed", "closed"]),
         (begin_and_end, {"fails": True}, ["flushed", "closed"]),
         (begin_and_leave, {}, ["flushed", "closed"]),
+        (tell_of_an_error_and_end, {}, ["flushed", "closed"]),
     ],
-    ids=["ends", "exits", "leaves"],
+    ids=["ends", "exits", "leaves", "tells of an error"],
 )
 def test_a_child_of_multiprocessing_leaves_as_it_ends(
     tmp_path: Path, script: Any, options: dict[str, bool], done: list[str]

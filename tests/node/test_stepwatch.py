@@ -65,6 +65,7 @@ def test_nor_of_steps_that_torch_calls_no_hooks_for():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # within torch.compile
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
 def test_nor_of_compiled_ones():
     """Their hooks run when all is over, also where it has failed."""
     optimizer = trained()
