@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,26 @@ def test_a_short_run_has_the_whole_storm_too(rounds: int) -> None:
     assert stage.kinds == list(Kind)
 
 
+def test_in_between_there_is_time_to_recover(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gossamer.bootstrap.chaos.PAUSE_S", 1000.0)
+    stage = Stage()
+    stage.storm._last_at -= 1000.0
+    for round_ in (6, 12, 40):
+        stage.all_in(round_)
+    assert stage.kinds == [Kind.KILLED]
+    stage.storm._last_at -= 1000.0
+    stage.storm.look()
+    assert stage.kinds == [Kind.KILLED, Kind.RETURNED]
+
+
+def test_who_has_published_its_last_round_need_publish_no_later_one() -> None:
+    stage = Stage()
+    stage.all_in(ROUNDS)
+    assert stage.kinds == [Kind.KILLED]
+    stage.storm.look()
+    assert stage.recovered(Kind.KILLED)
+
+
 def test_a_long_run_is_not_split_for_longer_than_history_is_kept() -> None:
     stage = Stage(100_000)
     stage.all_in(15_000)
@@ -147,14 +168,15 @@ def test_healed_is_over_when_all_have_merged_the_same() -> None:
     assert stage.storm.up_to == 28
 
     def say(digests: list[str | None], up_to: int = 28) -> bool:
-        for node, digest in zip(stage.nodes, digests, strict=True):
+        for node, digest in zip_longest(stage.nodes, digests, fillvalue=""):
             assert isinstance(node, Pretended)
-            node.says(29, prefix={"up_to": up_to, "digest": digest})
+            node.says(29, **({} if digest == "" else {"prefix": {"up_to": up_to, "digest": digest}}))
         stage.storm.look()
         return stage.recovered(Kind.HEALED)
 
     assert not say(["x", "x", "y", "y"])
     assert not say(["x", "x", "x", None])
+    assert not say(["x", "x", "x"]), "the fourth has not been asked for it yet"
     assert not say(["x", "x", "x", "x"], up_to=27)
     assert say(["x", "x", "x", "x"])
 
@@ -170,6 +192,15 @@ def test_it_is_over_when_all_has_happened_and_recovered() -> None:
     stage.storm.look()
     assert stage.storm.over
     assert all(event.to_json()["recovered_s"] is not None for event in stage.storm.events)
+
+
+def test_what_does_not_recover_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    for round_ in range(1, ROUNDS):
+        stage.all_in(round_)
+    assert not stage.recovered(Kind.HEALED) and not stage.storm.over
+    monkeypatch.setattr("gossamer.bootstrap.chaos.RECOVERY_S_MAX", -1.0)
+    assert stage.storm.over
 
 
 def test_one_node_is_too_few() -> None:

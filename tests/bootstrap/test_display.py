@@ -156,6 +156,33 @@ def test_a_terminal_on_which_nothing_can_be_drawn_gets_lines(monkeypatch: pytest
     assert "a title" in out.getvalue() and "training: round " in out.getvalue()
 
 
+def test_what_nodes_say_cannot_steer_the_terminal() -> None:
+    out = io.StringIO()
+    Display(Console(file=out), 10, "t").tell("node-1: \x1b[2Jfault")
+    assert "* node-1: \N{REPLACEMENT CHARACTER}[2Jfault\n" in out.getvalue()
+
+
+def test_what_happened_is_one_line_each() -> None:
+    out = io.StringIO()
+    storm: Any = SimpleNamespace(log=["the network splits"], events=[])
+    with Display(Console(file=out), 10, "t") as display:
+        for _ in range(3):
+            display.update([], "training", storm)
+        storm.log.append("the network is whole again")
+        display.update([], "training", storm)
+    assert re.findall(r"\* (.*)\n", out.getvalue()) == storm.log
+
+
+def test_of_many_notes_the_last_are_shown() -> None:
+    out = io.StringIO()
+    with Display(Console(file=out, force_terminal=True, width=80, height=30), 10, "t") as display:
+        for number in range(20):
+            display.tell(f"note {number} of many")
+        display.update([process("node-1", minimal())], "training")
+    frame = out.getvalue().rpartition("╭")[2]
+    assert re.findall(r"note (\d+) of many", frame) == ["15", "16", "17", "18", "19"]
+
+
 @pytest.mark.parametrize("statuses", [[ended(0)], [ended(0), ended(1, phi_digest="q")], [ended(0, trainer={
     "val_loss": None, "val_loss_start": None}, payload_bytes_sent=0)]])  # fmt: skip
 def test_the_summary_renders(statuses: list[dict[str, Any]]) -> None:

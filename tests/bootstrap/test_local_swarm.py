@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,57 @@ def test_the_others_go_on_until_nobody_is_left(tmp_path: Path) -> None:
     two.child = Ended(2)  # type: ignore[assignment]
     with pytest.raises(LocalError, match="node-2 ended, and no node is left: it said nothing"):
         swarm._check_running(display)
+
+
+ALIKE = {
+    "state": "finished",
+    "ledger_digest": "l",
+    "merged_digest": "m",
+    "phi_digest": "p",
+    "rounds_behind": 0,
+    "payloads_missing": 0,
+    "version": 7,
+    "trainer": {"val_version": 7},
+}
+
+
+@pytest.mark.parametrize(
+    "of_one",
+    [
+        {"ledger_digest": "other"},
+        {"merged_digest": "other"},
+        {"rounds_behind": 1},
+        {"payloads_missing": 1},
+        {"version": 8},
+        {"trainer": {}},
+    ],
+)
+def test_they_agree_when_all_have_merged_the_same_and_evaluated_that(
+    tmp_path: Path, of_one: dict[str, object]
+) -> None:
+    swarm = LocalSwarm(options(tmp_path), SMALL, tmp_path)
+    for process in swarm._nodes:
+        process.status = dict(ALIKE)
+    assert swarm._all_agree()
+    swarm._nodes[1].status = {**ALIKE, **of_one}
+    assert not swarm._all_agree()
+
+
+def test_it_is_not_finished_before_the_storm_is(tmp_path: Path) -> None:
+    swarm = LocalSwarm(replace(options(tmp_path), chaos=True), SMALL, tmp_path)
+    for process in swarm._nodes:
+        process.status = dict(ALIKE)
+    assert swarm._storm is not None and not swarm._storm.over
+    assert not swarm._all_finished()
+    swarm._storm._script.clear()
+    assert swarm._all_finished()
+
+
+async def test_nodes_that_never_agree_are_not_waited_for_for_ever(tmp_path: Path) -> None:
+    swarm = LocalSwarm(options(tmp_path), SMALL, tmp_path)
+    display = Display(Console(file=io.StringIO()), 3, "a swarm")
+    async with asyncio.timeout(10):
+        await swarm._watch(display, "exchanging", lambda: False, 0.0)
 
 
 def test_nobody_waits_for_the_model_of_a_bootstrap_peer_that_has_ended(tmp_path: Path) -> None:

@@ -45,6 +45,16 @@ def test_a_key_is_made_once_and_for_its_owner_only(tmp_path: Path, owner: Identi
         created(tmp_path / "missing" / "my.owner")
 
 
+def test_a_key_that_somebody_else_has_made_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    """Two that begin at once, in one folder: the first one's swarm would have lost its owner."""
+    path = tmp_path / "my.owner"
+    late = owners.new_key(path)
+    first = created(path)
+    with pytest.raises(ConfigError, match=r"exists.*--owner-key"), owners.kept(path, late):
+        raise AssertionError
+    assert owners.read_owner(path).public_key == first.public_key
+
+
 def test_a_key_that_cannot_be_used(tmp_path: Path, owner: Identity) -> None:
     path = tmp_path / "my.owner"
     path.chmod(0o640)

@@ -50,6 +50,18 @@ def test_an_open_pipe_is_written_into(spelling: str, pipe: tuple[int, int]) -> N
         ResultFile(Path(spelling.format(reads)))
 
 
+def test_a_pipe_that_takes_little_at_a_time_gets_all_of_it(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, writes = pipe
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:4]))
+    ResultFile(Path(f"/dev/fd/{writes}")).write(b"all of it")
+    os.close(writes)
+    assert os.read(reads, 100) == b"all of it"
+    os.close(reads)
+
+
 def test_only_standard_output_is_where_the_display_would_be() -> None:
     assert ResultFile(Path("/dev/stdout")).is_stdout and ResultFile(Path("/dev/fd/1")).is_stdout
     assert not ResultFile(Path("/dev/stderr")).is_stdout and not ResultFile(Path("/dev/null")).is_stdout

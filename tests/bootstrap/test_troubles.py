@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from gossamer.bootstrap import troubles as troubles_
 from gossamer.bootstrap.troubles import CAUSES_MAX, ENDS_MAX, READ_MAX, Troubles
 from gossamer.node.service import Service
 from tests.bootstrap.local_swarms import Ended
@@ -28,6 +31,14 @@ def test_each_cause_is_told_once(tmp_path: Path) -> None:
     assert troubles.read(0) == []
 
 
+def test_an_end_is_told_once_however_long_the_pause_before_the_next_start(tmp_path: Path) -> None:
+    log = tmp_path / "node-1.log"
+    troubles = Troubles(log)
+    for pause in ("0.5", "1.0", "12.5"):
+        say(log, f"12:00:01 warning the trainer ended (status 1); starting it again in {pause} s\n")
+    assert troubles.read(0) == ["the trainer ended (status 1); starting it again"]
+
+
 def test_a_log_without_bounds_costs_no_more_than_its_end(tmp_path: Path) -> None:
     log = tmp_path / "node-1.log"
     troubles = Troubles(log)
@@ -35,6 +46,17 @@ def test_a_log_without_bounds_costs_no_more_than_its_end(tmp_path: Path) -> None
     assert len(troubles.read(0)) == 1
     say(log, "".join(f"12:00:01 error   fault {i}\n" for i in range(2 * CAUSES_MAX)))
     assert len(troubles.read(0)) == CAUSES_MAX - 1
+
+
+def test_a_line_without_an_end_is_kept_in_part_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(troubles_, "READ_MAX", 100)
+    log = tmp_path / "node-1.log"
+    troubles = Troubles(log)
+    for _ in range(5):
+        say(log, "x" * 90)
+        assert troubles.read(0) == [] and len(troubles._begun) <= 100
+    say(log, "\n" + BUG)
+    assert len(troubles.read(0)) == 1
 
 
 def test_a_trainer_that_ends_again_and_again_in_one_round_is_hopeless(tmp_path: Path, caplog) -> None:

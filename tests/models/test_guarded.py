@@ -174,6 +174,17 @@ def test_a_fault_in_a_file_beside_it_is_named_there(task_folder: Path) -> None:
         go_through(task)
 
 
+def test_a_fault_in_a_package_installed_beside_it_is_named_where_the_task_calls_it(task_folder: Path) -> None:
+    """As where ``.venv`` lies in the task's own folder."""
+    packages = task_folder / ".venv" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "own_installed.py").write_text("def square(x):\n    return x.nothing\n")
+    new = f"import sys; sys.path.append({str(packages)!r})\n        import own_installed\n"
+    task = load(task_folder, LOSS, f"{new}        return own_installed.square(inputs)")
+    with pytest.raises(TaskError, match=r"^own_line\.py:\d+, in loss: AttributeError"):
+        go_through(task)
+
+
 def test_what_the_task_says_itself_is_said_as_it_is(task_folder: Path) -> None:
     new = "from gossamer.models.errors import TaskError; raise TaskError('no images in here')"
     with pytest.raises(TaskError, match="^no images in here$"):

@@ -6,9 +6,11 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from gossamer.models.corpus import Corpus
 from gossamer.models.errors import TaskError
 from gossamer.models.generate import decode_characters
 from gossamer.models.gpt import GPT
@@ -102,6 +104,16 @@ def test_evaluate_is_the_mean_over_windows_whatever_the_batch_size(folder: Path)
     assert losses[0] == pytest.approx(losses[2], rel=0.05)
 
 
+def test_in_an_evaluation_a_window_of_a_short_batch_counts_like_any_other() -> None:
+    text = np.random.default_rng(0).integers(0, 256, 32 + 3, dtype=np.uint8)
+    losses = []
+    for batch_size in (3, 2):
+        task = ByteTextTask(TextOptions(batch_size=batch_size, context=32))
+        task.corpus = Corpus(text, text)  # of three windows
+        losses.append(task.evaluate(task.build_model(0)))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
 def test_bfloat16_autocast_gives_nearly_the_same_loss_in_float32(task: ByteTextTask) -> None:
     model, batch = task.build_model(0), next(task.batches(STREAM))
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -119,6 +131,14 @@ def test_averaging_of_the_gpt(task: ByteTextTask) -> None:
     assert rules["model.embed_tokens.weight"] == "mean"
     assert {rules[name] for name in rules if name.endswith("norm.weight")} == {"mean"}
     assert {rules[name] for name in rules if name.endswith("_proj.weight")} == {"rda"}
+
+
+def test_with_muon_matrices_are_averaged_by_mean_unless_the_learning_rate_falls(task: ByteTextTask) -> None:
+    falling = ByteTextTask(replace(task.options, horizon_tokens=10**9))
+    model = falling.build_model(0)
+    rules = {name: falling.averaging(model, name, parameter) for name, parameter in named_tensors(model)}
+    assert {rules[name] for name in rules if name.endswith("_proj.weight")} == {"rda"}
+    assert rules["model.embed_tokens.weight"] == "mean"
 
 
 def test_muon_has_the_matrices_inside_and_adamw_the_rest(task: ByteTextTask) -> None:

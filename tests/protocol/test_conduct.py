@@ -186,6 +186,15 @@ def test_two_void_rounds_are_enough_and_one_is_not():
     assert changes == [Change(member(0), None)]
 
 
+def test_whoever_was_found_void_stays_so_while_one_such_round_is_remembered():
+    conduct = Conduct()
+    void = Figures(void=True)
+    play(conduct, void, *[GOOD] * (ROUNDS_KEPT - 2), void)
+    assert play(conduct, *[GOOD] * (ROUNDS_KEPT - 1), start=ROUNDS_KEPT + 1) == [], "the newer is still there"
+    assert conduct.of(member(0)).void == 1 and conduct.of(member(0)).verdict is not None
+    assert play(conduct, GOOD, start=2 * ROUNDS_KEPT) == [Change(member(0), None)]
+
+
 def test_being_late_and_being_heavy_are_said_as_what_they_are():
     conduct = Conduct()
     [late] = play(conduct, *[Figures(stale=True)] * ROUNDS_MIN)
@@ -194,6 +203,13 @@ def test_being_late_and_being_heavy_are_said_as_what_they_are():
     assert play(conduct, *[Figures(capped=20.0)] * 20) == [], "a faster machine"
     [heavy] = play(conduct, *[Figures(capped=250_000.0)] * 10, start=21)
     assert heavy.verdict is not None and "by 250,000x" in heavy.verdict and "or overstating" in heavy.verdict
+
+
+def test_a_summary_counts_the_rounds_in_which_a_weight_was_cut_and_by_how_much_it_was_there():
+    conduct = Conduct()
+    play(conduct, GOOD, Figures(capped=3.0), GOOD, Figures(capped=5.0))
+    summary = conduct.of(member(0))
+    assert (summary.judged, summary.capped, summary.cap_factor) == (4, 2, 4.0)
 
 
 def test_a_round_merged_again_replaces_its_figures():
