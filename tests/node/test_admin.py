@@ -27,6 +27,7 @@ from tests.node.recorded_swarm import Recorded
 from tests.node.trainer_side import until
 
 PATHS = ("/", "/api/state", "/api/rounds", "/api/events", "/status", "/healthz", "/metrics")
+LONG = f"/api/rounds?from={5000 * '9'}"
 TOKEN = "a secret of some length"
 
 
@@ -307,7 +308,7 @@ async def test_every_answer_has_the_headers_and_only_get_is_answered(tmp_path: P
     home = founded(tmp_path / "a")
     async with running(home) as daemon:
         await until(lambda: daemon.merging.ready)
-        for path in (*PATHS, "/nowhere", "/api/rounds?from=x", "/api/rounds?to=-1"):
+        for path in (*PATHS, "/nowhere", "/api/rounds?from=x", "/api/rounds?to=-1", LONG):
             if path == "/api/events":
                 continue
             status, headers, _ = await get(home, path)
@@ -315,6 +316,7 @@ async def test_every_answer_has_the_headers_and_only_get_is_answered(tmp_path: P
             assert "default-src 'none'" in headers["Content-Security-Policy"]
             assert headers["X-Content-Type-Options"] == "nosniff"
             assert headers["Referrer-Policy"] == "no-referrer"
+            assert ("script-src" in headers["Content-Security-Policy"]) == (path == "/"), path
             assert not [name for name in headers if name.lower().startswith("access-control-")]
         for method in ("POST", "PUT", "DELETE", "OPTIONS"):
             assert (await get(home, "/api/state", method=method))[0] == 405
@@ -378,6 +380,8 @@ async def test_a_token_is_asked_for_everywhere(tmp_path: Path, monkeypatch: pyte
         status, headers, _ = await get(home, "/", params={"token": TOKEN})
         cookie = headers["Set-Cookie"]
         assert status == 200 and "HttpOnly" in cookie and "SameSite=Strict" in cookie
+        name, own = cookie.partition("=")[0], home.identity().node_id[:4].hex()
+        assert name.endswith(own), "browsers send it to all of this machine's nodes"
         assert (await get(home, "/api/state", headers={"Cookie": cookie.split(";")[0]}))[0] == 200
         assert (await events_until(f"127.0.0.1:{port}", "state"))[0][0] == "state", "top gives it, too"
         address = {"Host": f"10.1.2.3:{port}", "Authorization": f"Bearer {TOKEN}"}
@@ -421,6 +425,7 @@ async def test_nodes_of_one_machine_share_out_ports_and_keep_theirs(tmp_path: Pa
         try:
             first, second = await one.start(), await two.start()
             assert first != second and first and second
+            await one.stop()
             await two.stop()
             again = admin_server(daemon, "")
             try:

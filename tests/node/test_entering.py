@@ -57,6 +57,39 @@ def test_an_invitation_to_another_swarm_than_is_meant(tmp_path: Path) -> None:
     assert enter_invited(here, (), tmp_path, plaintext=True, manifest=HERE, swarm_id=meant).manifest() == HERE
 
 
+def test_who_was_invited_takes_the_manifest_of_that_swarm_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever answers at the address, and whatever swarm that is of."""
+    asked: list[str | None] = []
+
+    def fetch(contacts: object, swarm_id: str | None, **options: object) -> Manifest:
+        asked.append(swarm_id)
+        return HERE
+
+    monkeypatch.setattr(entering, "fetch_manifest", fetch)
+    own = Home(tmp_path)
+    own.create()
+    here = invite(OWNER, HERE.swarm_id, own.identity().node_id, role=Role.TRAIN, days=1, contacts=("a:1",))
+    with pytest.raises(ConfigError, match="names no address"):
+        enter_invited(here, (), tmp_path, plaintext=True)
+    assert enter_invited(here, ("a:1",), tmp_path, plaintext=True).manifest() == HERE
+    assert asked == [HERE.swarm_id.hex()]
+
+
+def test_the_line_that_a_node_was_first_invited_with_does_not_take_back_what_it_got_since(
+    tmp_path: Path,
+) -> None:
+    home = _own_node(tmp_path, HERE)
+    first, since = (
+        invite(OWNER, HERE.swarm_id, home.identity().node_id, role=role, days=1, contacts=())
+        for role in (Role.OBSERVE, Role.TRAIN)
+    )
+    for given in (first, since, first):
+        enter_invited(given, (), home.root, plaintext=True)
+    assert home.invitation() == since
+
+
 def test_a_folder_is_known_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task of somebody's own may change the current folder in the trainer's process."""
     monkeypatch.chdir(tmp_path)
@@ -65,6 +98,23 @@ def test_a_folder_is_known_by_its_whole_path(tmp_path: Path, monkeypatch: pytest
     home.adopt(HERE)
     home.write_peers(["127.0.0.1:7700"])
     assert enter_swarm((), Path("d"), None, plaintext=True).root == tmp_path / "d"
+
+
+def test_a_folder_of_another_swarm_than_is_meant(tmp_path: Path) -> None:
+    home = _own_node(tmp_path, HERE)
+    with pytest.raises(ConfigError, match=r"belongs to swarm .*, not 0123"):
+        enter_swarm((), home.root, "0123", plaintext=True)
+    assert enter_swarm((), home.root, HERE.swarm_id.hex()[:12].upper(), plaintext=True).root == home.root
+
+
+def test_a_node_that_never_got_the_model_needs_somebody_to_ask(tmp_path: Path) -> None:
+    home = _own_node(tmp_path, HERE, joined=False)
+    with pytest.raises(ConfigError, match=r"never got the model; give a node with --join ADDRESS"):
+        enter_swarm((), home.root, None, plaintext=True)
+    assert enter_swarm(("a:1",), home.root, None, plaintext=True).root == home.root
+    home.write_peers(["b:2"])
+    assert enter_swarm((), home.root, None, plaintext=True).root == home.root
+    assert enter_swarm((), _own_node(tmp_path, ELSEWHERE).root, None, plaintext=True).root != home.root
 
 
 def test_a_folder_whose_manifest_is_gone(tmp_path: Path) -> None:
@@ -118,6 +168,7 @@ def test_who_starts_a_node_as_before_goes_on_also_where_the_one_to_join_is_gone(
     assert entered("a:1", elsewhere) is None
     _own_node(tmp_path, ELSEWHERE, "a:1", joined=False)
     assert entered("a:1") == own.root, "the other never got a model"
+    assert entered("a:1", elsewhere) is None
     _own_node(tmp_path, ELSEWHERE, "a:1")
     assert entered("a:1") is None, "either may be meant"
     assert entered("a:1", here) == own.root

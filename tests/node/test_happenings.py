@@ -55,6 +55,7 @@ def test_that_all_agree_is_said_once_a_snapshot(caplog: pytest.LogCaptureFixture
     watch.look([member(1, claim(16)), member(2, claim(0))], ours)
     assert "sealed" not in caplog.text, "not everybody has it"
     watch.look([member(1, claim(16)), member(2, claim(16)), member(3, health=Health.DOWN)], ours)
+    assert "sealed" in caplog.text, "who is down has no say"
     watch.look([member(1, claim(16)), member(2, claim(16))], ours)
     assert [line for line in caplog.messages if "sealed" in line] == [
         "round 16 is sealed: all 3 replicas are identical"
@@ -65,7 +66,8 @@ def test_another_model_of_the_same_records_is_an_error(caplog: pytest.LogCapture
     watch = Happenings()
     ours = (claim(16),)
     watch.look([member(1, claim(16, records=b"l", root=b"x"))], ours)
-    assert not caplog.records, "a late record is not everywhere at once"
+    watch.look([member(1, claim(16, root=b"x"), health=Health.DOWN)], ours)
+    assert not caplog.records, "a late record is not everywhere at once, and who is down tells nothing new"
     for _ in range(2):
         watch.look([member(1, claim(16, root=b"x"))], ours)
     (record,) = caplog.records

@@ -19,14 +19,14 @@ from gossamer.node.monitoring.status import describe
 from gossamer.node.network.client import deliver, fetch_status
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.restore import replay
-from gossamer.node.renewal import keep_better
+from gossamer.node.renewal import EXPIRES_SOON_S, keep_better, runs_out_soon
 from gossamer.node.storage.base import GENESIS
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.node.timekeeping import unix_offset_s
 from gossamer.protocol import effects as fx
-from gossamer.protocol.admission import Role, parse_grant
+from gossamer.protocol.admission import NEVER, Role, parse_grant
 from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.envelope import open_envelope
 from gossamer.protocol.errors import ConfigError, NotAnsweredError, StorageError, UnreachableError
@@ -417,3 +417,10 @@ async def test_a_node_that_nobody_would_let_in_says_so_and_ends(
     with pytest.raises(ConfigError, match=said):
         async with folder.running(trains=trains):
             pass
+
+
+def test_of_an_invitation_that_has_days_left_or_is_over_nothing_is_said() -> None:
+    assert runs_out_soon(1000, 1000.0 - 7200) == "the invitation runs out in 2.0 hours; have it renewed"
+    for unix_s in (1000.0 - EXPIRES_SOON_S, 1000.0, 5000.0):
+        assert runs_out_soon(1000, unix_s) is None
+    assert runs_out_soon(None, 1000.0) is None and runs_out_soon(NEVER, -1000.0) is None

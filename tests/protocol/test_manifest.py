@@ -156,6 +156,14 @@ def test_bombs_and_giants_from_a_peer_are_malformed():
             from_canonical(data)
 
 
+def test_a_giant_is_not_looked_into():
+    """What it holds would be in memory by then."""
+    tensors = [["x" * 300, [1], "mean"]] * (limits.MANIFEST_BYTES_MAX // 300)
+    giant = msgpack.packb({**_unpacked(), "layout": {"fragments": 1, "tensors": tensors}})
+    with pytest.raises(MalformedError, match=f"a manifest of {len(giant)} bytes"):
+        from_canonical(giant)
+
+
 def test_keys_from_a_peer_do_not_reach_a_terminal_as_they_are():
     with pytest.raises(MalformedError) as caught:
         from_canonical(msgpack.packb({**_unpacked(), "\x1b[2Jbad\n": 1}))
@@ -164,6 +172,7 @@ def test_keys_from_a_peer_do_not_reach_a_terminal_as_they_are():
 
 
 BIG = "1" + 400 * "0"
+KEY = builders.identity(1).public_key.hex()
 
 WRONG = [
     # old, new, what the message must name
@@ -223,6 +232,9 @@ WRONG = [
     ("seed = 7", "seed = " + "1" * 5000, "not valid TOML"),
     ("seed = 7", "seed = " + "[" * 5000, "not valid TOML"),
     ("[pace]", '[admission]\nmode = "secret"\n[pace]', "admission.mode"),
+    ("[pace]", f"[admission]\nowners = ['{64 * '0'}']\n[pace]", "admission.owners.0: is no usable public key"),
+    ("[pace]", f"[admission]\nowners = ['{KEY}', '{KEY}']\n[pace]", "an owner is listed twice"),
+    ("[pace]", "[history]\nretain = 23\n[pace]", "history: retain must be 0, or at least seal_after + snap"),
 ]
 
 

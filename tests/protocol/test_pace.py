@@ -70,6 +70,9 @@ def test_fragments_take_turns_within_a_window():
     pace = Pace(PaceSection(every_steps=30), 3)
     assert pace.due(5, 5, 9, 60.0) is None
     assert pace.due(5, 5, 10, 60.0) == 6
+    by_time = Pace(PaceSection(every_steps=0, every_seconds=9.0), 3)
+    assert by_time.due(5, 5, 1, 2.9) is None
+    assert by_time.due(5, 5, 1, 3.0) == 6
 
 
 def test_whoever_opens_a_round_keeps_the_minimum_length():

@@ -26,6 +26,11 @@ def test_noise_is_not_packed(size: int, rng) -> None:  # type: ignore[no-untyped
     assert pack_chunk(rng.bytes(size)) is None
 
 
+def test_what_hardly_gets_smaller_is_not_packed(rng) -> None:  # type: ignore[no-untyped-def]
+    assert pack_chunk(rng.bytes(97_000) + bytes(3_000)) is None
+    assert pack_chunk(rng.bytes(90_000) + bytes(10_000)) is not None
+
+
 def test_zeros_of_a_whole_chunk() -> None:
     frame = pack_chunk(bytes(CHUNK_BYTES_MAX))
     assert frame is not None and len(frame) < 1000

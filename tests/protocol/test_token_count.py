@@ -132,3 +132,12 @@ def test_what_is_usual_just_now_is_what_others_state() -> None:
     assert found.usual(but={ids[LIAR]}) == 2000.0
     found.change((), [delta(1, EVERY * 4 + 1, tokens=10)])
     assert found.usual(but={ids[LIAR]}) == 10.0, "that was long ago"
+
+
+def test_what_is_gone_does_not_hide_what_is_usual() -> None:
+    """Somebody's deltas of rounds far ahead, that are void by now."""
+    found = TokenCount(SWARM, [delta(1, 1, tokens=1000)])
+    gone = [delta(LIAR, EVERY * number + 1, tokens=10) for number in range(5, 15)]
+    found.change((), gone)
+    found.change(gone, ())
+    assert found.usual(but=()) == 1000.0
