@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -18,9 +20,10 @@ from gossamer.node.dashboard import bulletin, connections
 from gossamer.node.dashboard import feed as feeds
 from gossamer.node.dashboard.admin import TOKEN_VARIABLE, AdminServer
 from gossamer.node.dashboard.admin_client import AdminClient, admin_of, find_admin
+from gossamer.node.monitoring import watching
 from gossamer.node.monitoring.chronicle import OWN
 from gossamer.node.storage.home import Home
-from gossamer.protocol.errors import ConfigError, UnreachableError
+from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
 from gossamer.protocol.merge_schedule import MergeSchedule
 from tests.node.daemons import facts, founded, get, joining, publish, report, running, training
 from tests.node.recorded_swarm import Recorded
@@ -141,6 +144,15 @@ async def test_a_full_disk_is_seen_also_where_chunks_have_one_of_their_own(
         assert "\ngossamer_disk_free_bytes 3.145728e+06\n" in (await get(home, "/metrics"))[2]
 
 
+def test_a_file_system_without_a_bound_on_files_has_room_for_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As btrfs: it says that there are 0 in all, and 0 free."""
+    found = SimpleNamespace(f_bavail=10, f_frsize=4096, f_files=0, f_favail=0)
+    monkeypatch.setattr(os, "statvfs", lambda path: found)
+    assert watching._free_at(tmp_path) == (40_960, None)
+
+
 async def test_what_happened_is_known_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +179,36 @@ async def test_what_happened_is_known_after_a_restart(
         assert (await get(home, "/api/rounds?to=1"))[2]["rounds"] == before["rounds"][:1]
         plain = await get(home, "/api/rounds", headers={"Accept-Encoding": "identity"})
         assert plain[2] == before and "Content-Encoding" not in plain[1]
+
+
+async def test_what_could_not_be_written_of_the_past_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "TICK_S", 0.02)
+    monkeypatch.setattr(watching, "SAVE_TICKS", 10**6)  # the first, and then when the test has it so
+    home = founded(tmp_path / "a")
+
+    def fail(*_: object) -> None:
+        raise StorageError("No space left on device")
+
+    async with running(home) as daemon, training(home) as link:
+        watched = daemon.watching
+        await until(lambda: watched.vitals._lags)
+        save = watched.store.save
+        monkeypatch.setattr(watched.store, "save", fail)
+        await publish(home, link, 1)
+        link.send(report())
+        await until(lambda: watched.evaluations.to_json()["losses"], 5)
+        await watched._save()
+        saved: list[tuple[list[int], list[int]]] = []
+
+        def note(rounds: Any, evaluations: Any) -> None:
+            saved.append(([row.number for row in rounds], list(evaluations)))
+            save(rounds, evaluations)
+
+        monkeypatch.setattr(watched.store, "save", note)
+        await watched._save()
+        assert saved == [([1], [1])]
 
 
 async def test_one_answer_tells_of_so_many_rounds_and_the_next_of_older_ones(
@@ -282,6 +324,26 @@ async def test_who_waits_for_its_trainer_is_healthy(
             await until(lambda: "does it hang" in caplog.text)
             assert (await get(home, "/healthz"))[0] == 503
         await until(lambda: daemon.watching.vitals.problem is None)
+
+
+async def test_who_only_looks_on_has_no_trainer_to_lack(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home, trains=False) as daemon:
+        assert not daemon.watching._look(0.0).lacks_trainer
+    async with running(home) as daemon:
+        assert daemon.watching._look(0.0).lacks_trainer
+
+
+async def test_a_trainer_that_has_no_step_to_do_is_not_late_with_it(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        await until(lambda: daemon.merging.ready)
+        link.send(report())
+        await until(lambda: daemon.view.state == "training")
+        assert daemon.watching._look(0.0).overdue_s != 0.0
+        link.send(report(state="finished"))
+        await until(lambda: daemon.view.state == "finished")
+        assert daemon.watching._look(0.0).overdue_s == 0.0
 
 
 async def test_a_fault_in_watching_does_not_stop_the_node(

@@ -12,10 +12,12 @@ from gossamer.bootstrap import manifests
 from gossamer.models.errors import TaskError
 from gossamer.node import own_task
 from gossamer.node.config.check_manifest import check_manifest
+from gossamer.node.exports.generate import generate
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import Manifest, from_values
 from tests.models.own_tasks import write_task
+from tests.node.folders import Folder
 from tests.protocol import builders
 
 
@@ -27,7 +29,7 @@ def text(task_folder: Path) -> str:
 @pytest.fixture
 def home(text: str, tmp_path: Path) -> Home:
     """A node of a swarm that trains `text`, which nobody has told where that is."""
-    manifest, _ = manifests.create(
+    manifest, phi = manifests.create(
         name="lines",
         task=text,
         options={"width": 4},
@@ -37,10 +39,7 @@ def home(text: str, tmp_path: Path) -> Home:
         fragments=1,
         seed=0,
     )
-    home = Home(tmp_path / "node")
-    home.create()
-    home.adopt(manifest)
-    return home
+    return Folder(tmp_path / "node", manifest, phi).home
 
 
 def of(home: Home) -> Manifest:
@@ -153,6 +152,31 @@ def test_a_mistake_in_the_file_is_the_tasks(home: Home, text: str, task_folder: 
     own_task.check_trainable(home)
     with pytest.raises(TaskError, match=r"own_line\.py:10, importing it: SyntaxError"):
         own_task.build(home, of(home))
+
+
+def test_text_from_a_file_that_makes_another_model_now_is_refused(
+    home: Home, text: str, task_folder: Path
+) -> None:
+    own_task.remember_task(home, text)
+    write_task(task_folder, "nn.Linear(8, self.options.width)", "nn.Linear(8, 5), nn.Linear(5, 4)")
+    with pytest.raises(ConfigError, match=r"'0.weight' has shape \[5, 8\]; the manifest says \[4, 8\]"):
+        generate(home, "a", 3, temperature=0.0, seed=0)
+
+
+def test_a_mistake_that_shows_while_text_is_written_is_one_line(
+    home: Home, text: str, task_folder: Path
+) -> None:
+    own_task.remember_task(home, text)
+    sample = "def sample(self, model, prompt, length, *, temperature, seed):"
+    write_task(
+        task_folder,
+        "    def tokens(",
+        f"    {sample}\n        yield prompt\n        raise ValueError('no more')\n\n    def tokens(",
+    )
+    pieces = generate(home, "a", 3, temperature=0.0, seed=0)
+    assert next(pieces) == "a"
+    with pytest.raises(ConfigError, match=r"own_line\.py:\d+, in sample: ValueError: no more"):
+        next(pieces)
 
 
 def test_a_check_of_the_settings_says_the_same(home: Home, text: str, task_folder: Path) -> None:
