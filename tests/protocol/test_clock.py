@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
+from gossamer.protocol.activity import Activity
 from gossamer.protocol.admission import Role
 from gossamer.protocol.clock import SwarmClock
 from gossamer.protocol.unix_time import UnixTime
@@ -22,14 +23,16 @@ def clock_of(
     floor: int = 0,
     trains: bool = True,
     last: dict[bytes, int] | None = None,
+    activity: Activity | None = None,
 ) -> SwarmClock:
-    """The clock of a node as `reads` has it. What the others published last may be given, and change."""
+    """The clock of a node as `reads` has it. What the others published last may be given, and change; so may
+    what they do, which is otherwise that they train, but for the idle."""
     members = [
         SimpleNamespace(
             peer=SimpleNamespace(
                 node_id=place.to_bytes(2), body=SimpleNamespace(trains=True, round=round_ if says else 0)
             ),
-            activity=SimpleNamespace(is_idle=lambda now, place=place: place in idle),
+            activity=activity or SimpleNamespace(is_idle=lambda now, place=place: place in idle),
         )
         for place, (round_, says) in enumerate(others)
     ]
@@ -87,6 +90,44 @@ def test_who_goes_on_while_others_are_away_or_hang_waits_for_nobody():
 def test_who_joins_has_no_say_and_drags_nobody():
     assert reads(0, [(52, True), (52, True), (51, True)], floor=48) == 52
     assert reads(52, [(52, True), (51, True), (0, False), (0, False)], has_say=True) >= 51
+
+
+def test_of_three_one_that_lies_does_not_race_one_that_has_just_come_back():
+    assert reads(53, [(553, True), (53, True)]) == 53
+
+
+def test_the_swarm_is_not_where_its_history_is_closed_already():
+    assert reads(0, [(5, True)], floor=48) == 48
+
+
+def test_whoever_has_not_published_yet_neither_contradicts_our_clock_nor_bears_it_out():
+    for others, is_contradicted in (
+        ([(10**9, True), (0, False), (0, False)], True),
+        ([(10**9, True), (9, True), (0, False)], False),
+    ):
+        clock = clock_of(9, others)
+        clock.read(NOW)
+        assert clock.is_contradicted is is_contradicted
+
+
+def test_who_idled_while_the_swarm_went_on_has_no_say_until_it_publishes_again():
+    for round_, kept in ((51, 50), (52, 0)):
+        clock = clock_of(50, [(round_, True)])
+        clock.progress(1, NOW)
+        clock.published(50, NOW)
+        clock.progress(2, NOW + 2 * limits.IDLE_MIN_S)
+        assert clock.published_round == kept
+
+
+def test_what_others_did_before_we_slept_does_not_tell_that_they_train():
+    activity = Activity(NOW - 5.0)
+    activity.note(1, 9, NOW - 1.0)
+    clock = clock_of(9, [(9, True)], activity=activity)
+    assert clock.somebody_trains(NOW)
+    clock.woke(NOW)
+    assert not clock.somebody_trains(NOW)
+    activity.note(2, 9, NOW + 1.0)
+    assert clock.somebody_trains(NOW + 1.0)
 
 
 def test_who_only_looks_on_reads_the_same():
