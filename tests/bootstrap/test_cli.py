@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,18 @@ import pytest
 from gossamer.bootstrap.commands import flags
 from gossamer.bootstrap.manifests import read
 from gossamer.node import __version__
+from gossamer.node.config import config_check
+from gossamer.node.config.findings import warning
+from gossamer.node.exports import generate
+from gossamer.node.monitoring import verify
+from gossamer.node.monitoring.verify import Verdict
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Role
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.handshake import PROTOCOL_VERSION
 from gossamer.protocol.rules import RULES
 from tests.bootstrap.gossamer_command import Run, entries, in_process
+from tests.protocol import builders
 
 
 @pytest.fixture
@@ -298,3 +305,38 @@ def test_no_mistake_commands_a_terminal(run: Run) -> None:
         "--from gone\N{REPLACEMENT CHARACTER}[2J"
     )
     assert "\x1b" not in run("swarm", "--\x1b[2J").err
+
+
+@pytest.mark.parametrize(("agreed", "status"), [(True, 0), (False, 1)])
+def test_the_status_of_verify_says_whether_all_agree(
+    run: Run, monkeypatch: pytest.MonkeyPatch, agreed: bool, status: int
+) -> None:
+    async def verified(*_: object, **__: object) -> Verdict:
+        return Verdict(agreed, None, {"a:1": {"merged_digest": "m", "phi_digest": "p"}})
+
+    monkeypatch.setattr(verify, "verify", verified)
+    assert run("verify", "a:1", "b:1").status == status
+
+
+def test_what_a_model_writes_cannot_steer_the_terminal(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def written(*_: object, **__: object) -> Iterator[str]:
+        yield from ("a\x1b[2J", "b")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(generate, "generate", written)
+    home = Home(tmp_path / "d")
+    home.create()
+    home.adopt(builders.manifest())
+    said = run("generate", "--dir", "d")
+    assert said.out == "a\N{REPLACEMENT CHARACTER}[2Jb"
+    said.assert_user_error("cannot write the text: No space left on device")
+
+
+def test_what_nodes_say_of_themselves_cannot_steer_the_terminal_of_a_check(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = [warning("join", "its name is \x1b[2J")]
+    monkeypatch.setattr(config_check, "check", lambda *_: said)
+    assert "its name is \\x1b[2J\n" in run("config", "check").out

@@ -115,6 +115,8 @@ def test_a_flag_beats_a_variable_beats_the_file_beats_the_default(
     assert value(parse("node", "--config", "n.toml"), "threads") == 1
     monkeypatch.setenv("GOSSAMER_CONFIG", "n.toml")
     assert value(parse("node"), "threads") == 1
+    (tmp_path / "other.toml").write_text("[node]\nthreads = 4\n")
+    assert value(parse("node", "--config", "other.toml"), "threads") == 4
     monkeypatch.setenv("GOSSAMER_NODE_THREADS", "2")
     assert value(parse("node"), "threads") == 2
     assert value(parse("node", "--threads", 3), "threads") == 3

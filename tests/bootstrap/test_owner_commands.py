@@ -171,22 +171,42 @@ def test_an_invitation_for_another_node_or_without_an_address(run: Run, tmp_path
     run("node", "--invite", mine, "--dir", "e").assert_user_error("names no address", "--join")
 
 
-def test_a_promoted_node_trains_though_it_is_started_with_its_first_invitation(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As one whose node file holds that; and `config check` says no more that it has run out."""
-    started: list[DaemonOptions] = []
-    caplog.set_level(logging.INFO)
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[DaemonOptions]:
+    """What nodes are started with, which end at once."""
+    found: list[DaemonOptions] = []
     monkeypatch.setattr(logs, "configure", lambda **_: None)
 
     class Supervisor:
         def __init__(self, daemon: DaemonOptions, _: object) -> None:
-            started.append(daemon)
+            found.append(daemon)
 
         def run(self) -> int:
             return 0
 
     monkeypatch.setattr("gossamer.node.supervisor.Supervisor", Supervisor)
+    return found
+
+
+def test_who_is_told_where_to_join_or_which_swarm_is_meant_is_told_more_than_the_invitation_says(
+    run: Run, tmp_path: Path, started: list[DaemonOptions]
+) -> None:
+    assert run("init", "my.toml", "--invited").status == 0
+    home = Home(tmp_path / "d")
+    home.create()
+    home.adopt(read(tmp_path / "my.toml"))
+    text = run("invite", run("id", "--dir", "d").out.strip(), "--join", "127.0.0.1:1").out.strip()
+    with_it = "node", "--dir", "d", "--invite", text
+    assert run(*with_it).status == run(*with_it, "--join", "127.0.0.1:2").status == 0
+    assert [options.join for options in started] == [("127.0.0.1:1",), ("127.0.0.1:2",)]
+    run(*with_it, "--swarm-id", "0123").assert_user_error("the invitation is for swarm", "not 0123")
+
+
+def test_a_promoted_node_trains_though_it_is_started_with_its_first_invitation(
+    run: Run, tmp_path: Path, started: list[DaemonOptions], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one whose node file holds that; and `config check` says no more that it has run out."""
+    caplog.set_level(logging.INFO)
     assert run("init", "my.toml", "--invited").status == 0
     home = Home(tmp_path / "d")
     home.create()

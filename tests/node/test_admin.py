@@ -211,6 +211,18 @@ async def test_what_could_not_be_written_of_the_past_is_written_later(
         assert saved == [([1], [1])]
 
 
+async def test_a_file_that_is_lost_is_said_while_the_node_still_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "TICK_S", 0.02)
+    monkeypatch.setattr(watching, "DISK_TICKS", 1)
+    home = founded(tmp_path / "a")
+    async with running(home, trains=False) as daemon:
+        home.key_path.unlink()
+        await until(lambda: daemon.watching.vitals.problem)
+        assert f"{home.key_path} is not there any more" in str(daemon.watching.vitals.problem)
+
+
 async def test_one_answer_tells_of_so_many_rounds_and_the_next_of_older_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

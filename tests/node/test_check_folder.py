@@ -34,6 +34,8 @@ def test_a_folder_without_a_model_must_join(home: Home) -> None:
     assert levels(check_folder(home, joins=True)) == {"dir": ["ok"], "manifest": ["ok"]}
     assert levels(check_folder(home, joins=False))["join"] == ["error"]
     assert {path.name for path in home.root.iterdir()} == {"manifest"}, "no key was made, no lock"
+    home.write_peers(["127.0.0.1:1"])
+    assert "join" not in levels(check_folder(home, joins=False)), "it was told of somebody to ask"
 
 
 def test_a_running_node_is_seen_by_its_lock(home: Home) -> None:
@@ -67,7 +69,7 @@ def test_a_damaged_folder(home: Home) -> None:
 
 @pytest.mark.parametrize(
     ("days", "level", "part"),
-    [(30, "ok", "train"), (0, "ok", "train"), (1, "warning", "runs out in 1.0 days")],
+    [(30, "ok", "train"), (0, "ok", "train"), (1, "warning", "runs out in 1.0 days"), (-1, "error", "has run out")],
 )
 def test_an_invitation(home: Home, days: float, level: str, part: str) -> None:
     own = home.identity().node_id

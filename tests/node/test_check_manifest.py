@@ -44,6 +44,10 @@ def test_values_that_are_seldom_meant(sections: dict[str, Any], field: str) -> N
     assert odd(**sections) == {field}
 
 
+def test_members_who_were_invited_need_no_bounds() -> None:
+    assert odd(outer={"clip": 0.0, "weight_cap": 0.0}, admission=builders.admission()) == set()
+
+
 def test_how_long_histories_usually_are_goes_with_the_fragments() -> None:
     """As `gossamer init` writes them."""
     manifest = builders.manifest(fragments=2, history={"retain": 30})

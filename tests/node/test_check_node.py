@@ -8,6 +8,8 @@ import pytest
 
 from gossamer.bootstrap import manifests
 from gossamer.bootstrap.owners import invite
+from gossamer.node.config import check_node
+from gossamer.node.config.check_swarm import Answers
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission import Role
 from tests.node.findings import INVITED, errors, founding, invited_home, look
@@ -73,3 +75,29 @@ def test_a_folder_of_another_swarm_than_is_pinned(home: Home, tmp_path: Path) ->
     for pinned, found_there in ((INVITED.swarm_id.hex()[:12].upper(), False), ("ffff", True)):
         (tmp_path / "n.toml").write_text(f'[node]\ndir = "d"\nobserve = true\nswarm-id = "{pinned}"\n')
         assert ("swarm-id" in look(tmp_path / "n.toml")) is found_there
+
+
+def test_who_is_invited_to_look_on_needs_no_device(home: Home, tmp_path: Path) -> None:
+    for role, needs_one in ((Role.OBSERVE, False), (Role.TRAIN, True)):
+        own = home.identity().node_id
+        text = invite(OWNER, INVITED.swarm_id, own, role=role, days=30, contacts=("a:1",)).to_text()
+        (tmp_path / "n.toml").write_text(f'[node]\ndir = "d"\ndevice = "cpu"\ninvite = "{text}"\n')
+        assert ("device" in look(tmp_path / "n.toml")) is needs_one
+
+
+def test_a_folder_of_another_swarm_is_not_a_bootstrap_peers(home: Home, tmp_path: Path) -> None:
+    founding(tmp_path)
+    (tmp_path / "n.toml").write_text('[bootstrap]\nmanifest = "m.toml"\ndir = "d"\n')
+    said = errors(look(tmp_path / "n.toml"))
+    assert f"belongs to swarm {INVITED.swarm_id.hex()[:12]}" in said["dir"]
+
+
+def test_the_disk_needs_room_for_as_many_members_as_are_there(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms: list[int] = []
+    monkeypatch.setattr(check_node, "ask_nodes", lambda *_, **__: Answers(members=41))
+    monkeypatch.setattr(check_node, "disk_needed", lambda _, members, __: rooms.append(members) or 1)
+    (tmp_path / "n.toml").write_text('[node]\ndir = "d"\nobserve = true\njoin = ["127.0.0.1:1"]\n')
+    look(tmp_path / "n.toml", offline=False)
+    assert rooms == [42], "and for this one"

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gossamer.node.address import parse_contact
+from gossamer.node.address import Contact, parse_contact
+from gossamer.node.config import check_swarm
 from gossamer.node.config.check_swarm import ask_nodes
 from tests.node.daemons import facts, founded, joining, manifest_of, running
 from tests.node.findings import found, look
@@ -61,3 +62,16 @@ async def test_a_node_file_against_a_running_swarm(tmp_path: Path, monkeypatch: 
     assert swarm in said["dir"][0][1], "the default folder follows from it"
     assert "needed" in said["disk"][0][1]
     assert not (tmp_path / "home").exists()
+
+
+def test_as_many_members_count_as_any_node_knows_of_and_nonsense_for_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = {"a:1": [{}] * 5, "b:1": [{}] * 2, "c:1": None, "d:1": 7}
+
+    async def probe(contact: Contact, **_: object) -> tuple[dict[str, Any], None]:
+        return {"swarm_id": "ab" * 32, "members": told[contact.address]}, None
+
+    monkeypatch.setattr(check_swarm, "probe_status", probe)
+    answers = ask_nodes([parse_contact(where) for where in told], None, plaintext=True, asker=None)
+    assert answers.members == 6 and len(answers.swarm_ids) == 4

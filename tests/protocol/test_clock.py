@@ -24,13 +24,18 @@ def clock_of(
     trains: bool = True,
     last: dict[bytes, int] | None = None,
     activity: Activity | None = None,
+    observers: tuple[int, ...] = (),
+    looking_on: tuple[int, ...] = (),
 ) -> SwarmClock:
     """The clock of a node as `reads` has it. What the others published last may be given, and change; so may
-    what they do, which is otherwise that they train, but for the idle."""
+    what they do, which is otherwise that they train, but for the idle. Observers were not invited to,
+    and who is looking on says itself that it does not.
+    """
     members = [
         SimpleNamespace(
             peer=SimpleNamespace(
-                node_id=place.to_bytes(2), body=SimpleNamespace(trains=True, round=round_ if says else 0)
+                node_id=place.to_bytes(2),
+                body=SimpleNamespace(trains=place not in looking_on, round=round_ if says else 0),
             ),
             activity=activity or SimpleNamespace(is_idle=lambda now, place=place: place in idle),
         )
@@ -40,7 +45,9 @@ def clock_of(
         last = {place.to_bytes(2): round_ for place, (round_, _) in enumerate(others)}
     return SwarmClock(
         builders.SMALL,
-        SimpleNamespace(role_of=lambda node_id: Role.TRAIN),  # type: ignore[arg-type]
+        SimpleNamespace(  # type: ignore[arg-type]
+            role_of=lambda id_: Role.OBSERVE if int.from_bytes(id_) in observers else Role.TRAIN
+        ),
         SimpleNamespace(live=lambda: members),  # type: ignore[arg-type]
         SimpleNamespace(  # type: ignore[arg-type]
             last_rounds=last, floor=floor, reached=lambda but: max([floor, *last.values()])
@@ -96,6 +103,19 @@ def test_of_three_one_that_lies_does_not_race_one_that_has_just_come_back():
     assert reads(53, [(553, True), (53, True)]) == 53
 
 
+def test_who_was_invited_to_look_on_has_no_say_whatever_it_says():
+    others = [(553, True), (553, True), (53, True)]
+    assert clock_of(53, others, observers=(0, 1)).read(NOW) == 53
+    assert clock_of(53, others, looking_on=(0, 1)).read(NOW) == 53
+    assert clock_of(53, others).read(NOW) == 553
+
+
+def test_most_of_a_small_swarm_cannot_race_it_to_where_it_cannot_be_yet():
+    far = 10**9
+    assert reads(53, [(far, True), (far, True), (53, True)], has_say=True) == 53
+    assert reads(53, [(far, True), (far, True), (52, False)], has_say=True) == 53, "nor by what is known of one"
+
+
 def test_the_swarm_is_not_where_its_history_is_closed_already():
     assert reads(0, [(5, True)], floor=48) == 48
 
@@ -128,6 +148,17 @@ def test_what_others_did_before_we_slept_does_not_tell_that_they_train():
     assert not clock.somebody_trains(NOW)
     activity.note(2, 9, NOW + 1.0)
     assert clock.somebody_trains(NOW + 1.0)
+
+
+def test_who_was_heard_of_just_now_is_not_known_to_train():
+    assert not clock_of(9, [(9, True)], activity=Activity(NOW)).somebody_trains(NOW)
+
+
+def test_a_swarm_does_not_rest_while_we_have_still_to_hear_of_it():
+    clock = clock_of(9, [(9, True)], activity=Activity(NOW))
+    clock.woke(NOW)
+    assert not clock.rests(NOW) and not clock.rests(NOW + 0.9 * limits.WAKE_PATIENCE_S)
+    assert clock.rests(NOW + limits.WAKE_PATIENCE_S)
 
 
 def test_who_only_looks_on_reads_the_same():
