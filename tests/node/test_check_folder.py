@@ -69,7 +69,12 @@ def test_a_damaged_folder(home: Home) -> None:
 
 @pytest.mark.parametrize(
     ("days", "level", "part"),
-    [(30, "ok", "train"), (0, "ok", "train"), (1, "warning", "runs out in 1.0 days"), (-1, "error", "has run out")],
+    [
+        (30, "ok", "train"),
+        (0, "ok", "train"),
+        (1, "warning", "runs out in 1.0 days"),
+        (-1, "error", "has run out"),
+    ],
 )
 def test_an_invitation(home: Home, days: float, level: str, part: str) -> None:
     own = home.identity().node_id

@@ -113,7 +113,9 @@ def test_who_was_invited_to_look_on_has_no_say_whatever_it_says():
 def test_most_of_a_small_swarm_cannot_race_it_to_where_it_cannot_be_yet():
     far = 10**9
     assert reads(53, [(far, True), (far, True), (53, True)], has_say=True) == 53
-    assert reads(53, [(far, True), (far, True), (52, False)], has_say=True) == 53, "nor by what is known of one"
+    assert reads(53, [(far, True), (far, True), (52, False)], has_say=True) == 53, (
+        "nor by what is known of one"
+    )
 
 
 def test_the_swarm_is_not_where_its_history_is_closed_already():

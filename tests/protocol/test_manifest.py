@@ -232,7 +232,11 @@ WRONG = [
     ("seed = 7", "seed = " + "1" * 5000, "not valid TOML"),
     ("seed = 7", "seed = " + "[" * 5000, "not valid TOML"),
     ("[pace]", '[admission]\nmode = "secret"\n[pace]', "admission.mode"),
-    ("[pace]", f"[admission]\nowners = ['{64 * '0'}']\n[pace]", "admission.owners.0: is no usable public key"),
+    (
+        "[pace]",
+        f"[admission]\nowners = ['{64 * '0'}']\n[pace]",
+        "admission.owners.0: is no usable public key",
+    ),
     ("[pace]", f"[admission]\nowners = ['{KEY}', '{KEY}']\n[pace]", "an owner is listed twice"),
     ("[pace]", "[history]\nretain = 23\n[pace]", "history: retain must be 0, or at least seal_after + snap"),
 ]

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from gossamer.node.adapters.counting import StepCount, tokens_in
+from gossamer.node.adapters.membership import Membership
+from tests.node.adapters.fake_peer import Fakes
 
 IDS = torch.arange(12).view(3, 4)
 MASK = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]])
@@ -43,3 +45,17 @@ def test_micro_batches_add_up_without_their_graphs() -> None:
     assert (count.batches, int(count.tokens), float(count.loss)) == (2, 7, 4.0)
     assert isinstance(count.loss, torch.Tensor) and not count.loss.requires_grad
     assert count.loss.dtype == torch.float32
+
+
+def test_what_was_counted_before_an_error_is_no_part_of_the_next_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fakes, member, model = Fakes(monkeypatch), Membership(), torch.nn.Linear(1, 1)
+    optimizers = [torch.optim.SGD(model.parameters())]
+    member._attach(model, optimizers)
+    member._count(IDS, 1.0)
+    member._attach(model, optimizers)
+    member._count(IMAGES, 2.0)
+    member._step(2.0)
+    assert [peer.steps for peer in fakes.made] == [[], [(5, 2.0)]]
+    assert [peer.ends for peer in fakes.made] == [["abandon"], []], "the first goes on no more"

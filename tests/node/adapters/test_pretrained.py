@@ -65,6 +65,16 @@ def test_configuration_and_tokenizer_are_kept_for_their_owner_alone(home: Home) 
     assert [path.name for path in home.root.iterdir()] == ["pretrained"]
 
 
+def test_a_model_that_fsdp_shards_is_kept_under_its_own_name(home: Home) -> None:
+    """It renames the class."""
+
+    class FSDPConfigured(Configured):
+        pass
+
+    keep_pretrained(home, FSDPConfigured(config=Part("config.json")))
+    assert kept(home)["config.json"] == "config.json ['Configured']"
+
+
 @pytest.mark.parametrize("model", [nn.Linear(1, 1), Configured(config={"hidden": 3})])
 def test_other_models_have_nothing_to_keep(home: Home, model: nn.Module) -> None:
     keep_pretrained(home, model, Part("tokenizer.json"))

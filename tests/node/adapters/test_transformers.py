@@ -25,7 +25,7 @@ from torch.optim import AdamW
 from gossamer.bootstrap.manifests import describe
 from gossamer.node.peer import Peer
 from gossamer.node.phi.genesis import parameters
-from gossamer.node.schedules import linear
+from gossamer.node.schedules import constant, linear
 from gossamer.protocol.errors import ConfigError
 from tests.node.adapters.fake_peer import Fakes
 from tests.node.leading import leading
@@ -185,6 +185,27 @@ def test_it_stops_with_the_node_and_does_not_mistake_the_best_model_for_progress
     assert any((parameter != 1).any() for parameter in trainer.model.parameters()), "the best one is back"
     rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
     assert rates == pytest.approx([1e-2, 1e-2, 0.9e-2]), "by the swarm's tokens as of the step before"
+
+
+def test_what_is_evaluated_is_not_trained_on(fakes: Fakes, tmp_path: Path) -> None:
+    trainer_of(tmp_path, GossamerCallback(), max_steps=3, eval_strategy="steps", eval_steps=1).train()
+    assert [tokens for tokens, _ in fakes.peer.steps] == [2 + 3 + 4 + 5, 6 + 7 + 8 + 2, 3 + 4]
+
+
+class Rates(TrainerCallback):
+    """Notes the learning rate with which each step is made."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_pre_optimizer_step(self, *_: Any, **kwargs: Any) -> None:
+        self.seen.append(kwargs["optimizer"].param_groups[0]["lr"])
+
+
+def test_a_schedule_holds_from_the_first_step_on(fakes: Fakes, tmp_path: Path) -> None:
+    rates, swarm = Rates(), GossamerCallback(schedule=constant(warm_up_tokens=200))
+    trainer_of(tmp_path, swarm, callbacks=[rates], max_steps=3).train()
+    assert rates.seen == pytest.approx([1e-4, 1e-4, 0.5e-2])
 
 
 def test_a_trainer_that_goes_around_the_model_is_counted_at_its_base(
