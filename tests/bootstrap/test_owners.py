@@ -48,9 +48,9 @@ def test_a_key_is_made_once_and_for_its_owner_only(tmp_path: Path, owner: Identi
 def test_a_key_that_somebody_else_has_made_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     """Two that begin at once, in one folder: the first one's swarm would have lost its owner."""
     path = tmp_path / "my.owner"
-    late = owners.new_key(path)
+    owners.check_free(path)
     first = created(path)
-    with pytest.raises(ConfigError, match=r"exists.*--owner-key"), owners.kept(path, late):
+    with pytest.raises(ConfigError, match=r"exists.*--owner-key"), owners.kept(path, owners.new_secret()):
         raise AssertionError
     assert owners.read_owner(path).public_key == first.public_key
 

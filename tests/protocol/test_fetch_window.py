@@ -191,31 +191,39 @@ class UnderWay:
 
 def test_the_window_falls_to_all_that_came_since_the_first_that_is_given_up_was_asked_for() -> None:
     way = UnderWay()
-    first = way.begin(1)
-    way.begin(2), way.begin(3), way.begin(4)
-    way.land(2, 3)
-    last = way.begin(5)
+    lost = [way.begin(1), way.begin(2)]
+    way.begin(3), way.begin(4)
+    way.land(3)
+    lost.insert(0, way.begin(5, now=1.0))
     way.land(4)
-    way.window.given_up([first, last], 60.0)
-    assert way.window.bytes == 3 * MIB
+    way.window.given_up(lost, 60.0)
+    assert way.window.bytes == 2 * MIB
 
 
 def test_the_window_does_not_widen_when_chunks_are_given_up() -> None:
-    """Whatever came meanwhile: it came beside what did not."""
+    """Whatever came meanwhile."""
     way = UnderWay()
-    given_up = [way.begin(1), way.begin(2)]
+    lost = [way.begin(number) for number in range(4)]
     way.window.bytes = MIB
-    for number in range(3, 9):
+    for number in range(4, 7):
         way.begin(number)
         way.land(number)
-    way.window.given_up(given_up, 60.0)
+    way.window.given_up(lost, 60.0)
     assert way.window.bytes == MIB
 
 
 def test_the_window_never_closes() -> None:
     way = UnderWay()
-    way.window.given_up([way.begin(1, 300), way.begin(2, 300)], 60.0)
+    way.window.given_up([way.begin(1, 40_000), way.begin(2, 40_000)], 60.0)
     assert way.window.bytes == limits.FETCH_WINDOW_BYTES_MIN
+
+
+def test_small_chunks_that_are_late_beside_a_large_one_are_their_links_doing() -> None:
+    """On a line that they share the small ones would have been there first."""
+    way = UnderWay()
+    way.begin(1)
+    way.window.given_up([way.begin(2, 300), way.begin(3, 300)], 60.0)
+    assert way.window.bytes == limits.FETCH_WINDOW_BYTES_AT_FIRST
 
 
 def test_what_was_asked_for_before_the_window_was_cut_does_not_cut_it_again() -> None:
@@ -224,8 +232,9 @@ def test_what_was_asked_for_before_the_window_was_cut_does_not_cut_it_again() ->
     way.window.given_up([early], 60.0)
     cut = way.window.bytes
     way.flights.end(early)
-    way.begin(3, 300, 61.0)
+    way.begin(3, MIB // 2, 61.0)
     way.window.given_up([late], 61.0)
     assert way.window.bytes == cut == 2 * MIB // 3
-    way.window.given_up([way.begin(4, 300, 60.0)], 120.0)
-    assert way.window.bytes < cut, "what was asked for since"
+    way.flights.end(late)
+    way.window.given_up([way.begin(4, MIB // 2, 61.0)], 120.0)
+    assert way.window.bytes == MIB // 3, "what was asked for since"

@@ -290,3 +290,9 @@ def test_centered_clip_lets_those_who_left_a_tensor_alone_pull_but_not_vote(seed
     expected = _reference(vectors, weights, [10] * count)
     error = centered_clip(deltas(vectors, weights)) - expected
     assert np.linalg.norm(error) <= sqrt(50) + 1e-3 * np.linalg.norm(expected)
+
+
+def test_whoever_alone_changes_a_tensor_moves_it_by_its_share_however_heavy_it_is(rng):
+    vectors = [rng.normal(0, 1e5, 50), np.zeros(50), np.zeros(50)]
+    step = centered_clip(deltas(vectors, [4.0, 1.0, 1.0]))
+    assert step == pytest.approx(vectors[0] * 4 / 6, abs=1)
