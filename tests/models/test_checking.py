@@ -15,6 +15,7 @@ from tests.models.own_tasks import write_task
 MODEL = "return nn.Sequential(nn.Linear(8, self.options.width), nn.Linear(self.options.width, 1))"
 EVALUATE = "return float(self.loss(model, (inputs, inputs.sum(1, keepdim=True))))"
 LOSS = "return (model(inputs) - targets).square().mean()"
+SCALE = "    def lr_scale(self, swarm_tokens):\n        return -1.0\n\n"
 
 
 def try_out(folder: Path, old: str = "", new: str = "") -> tuple[torch.nn.Module, torch.nn.Module]:
@@ -71,6 +72,11 @@ def test_a_good_task_takes_its_step_on_a_model_of_its_own(task_folder: Path) -> 
         ),
         ("lr: float = 0.1", "lr: float = 3e38", "the value after one step of "),
         (EVALUATE, "return float('nan')", "the held-out loss after one step is nan: it should be finite"),
+        (
+            "    def tokens(",
+            f"{SCALE}    def tokens(",
+            "Line.lr_scale returned -1.0: return a factor of 0 or more",
+        ),
         (LOSS, "x = model(inputs).exp(); x.add_(1); return x.mean()", "in the backward pass: RuntimeError"),
         ("torch.optim.SGD(", "torch.optim.LBFGS(", "own_line.py, in the optimizer's step: TypeError"),
         ("inputs = torch.eye(8)", "inputs = torch.eye(7)", "in evaluate: RuntimeError"),
