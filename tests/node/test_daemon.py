@@ -20,6 +20,7 @@ import pytest
 
 from gossamer.node.address import Contact
 from gossamer.node.daemon import Daemon, main
+from gossamer.node.dashboard import admin
 from gossamer.node.dashboard.admin_client import find_admin
 from gossamer.node.dashboard.peers import as_told
 from gossamer.node.ipc import control, daemon_link, publisher
@@ -173,6 +174,7 @@ async def test_a_restarted_daemon_never_signs_a_round_again(
 async def test_a_full_disk_keeps_no_daemon_from_starting(
     home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(admin, "PORTS", 0)  # other tests take those
     async with running(home):
         await until(home.read_daemon)
     before = home.read_daemon()
@@ -200,6 +202,7 @@ async def test_while_a_daemon_starts_nobody_is_sent_where_the_last_one_answered(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another node may answer there by now. The port is taken again, after a failed start, too."""
+    monkeypatch.setattr(admin, "PORTS", 0)  # other tests take those
     async with running(home):
         await until(home.read_daemon)
     before = home.read_daemon()
