@@ -69,6 +69,13 @@ def peer_of(path: Path) -> Peer:
     return Peer(nn.Linear(2, 2), cast(Role, Deeds(path)))
 
 
+def children() -> multiprocessing.context.ForkServerContext:
+    """Those of one process that has imported torch, which takes seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["gossamer.node.peer"])
+    return context
+
+
 def begin_and_end(path: Path, *, fails: bool) -> None:
     """A child's whole script, which leaves nothing itself."""
     peer_of(path)._begin_attached(lambda: None)
@@ -173,7 +180,7 @@ def test_a_child_of_multiprocessing_leaves_as_it_ends(
     tmp_path: Path, script: Any, options: dict[str, bool], done: list[str]
 ) -> None:
     path = tmp_path / "deeds"
-    child = multiprocessing.get_context("spawn").Process(target=script, args=(path,), kwargs=options)
+    child = children().Process(target=script, args=(path,), kwargs=options)
     child.start()
     child.join(60)
     assert child.exitcode == (1 if options.get("fails") else 0)
@@ -187,7 +194,7 @@ def fail(path: Path) -> None:
 
 def test_a_child_that_fails_publishes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "deeds"
-    child = multiprocessing.get_context("spawn").Process(target=fail, args=(path,))
+    child = children().Process(target=fail, args=(path,))
     child.start()
     child.join(60)
     assert child.exitcode == 1
