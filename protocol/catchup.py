@@ -88,8 +88,8 @@ class CatchUp:
         A node with deltas of its own on its own disk (`has_signed`) goes on once it has compared notes with a
         peer, or found none for a while: its folder may be an old copy, and no round may be signed twice. One
         whose folder is known to be a copy, or that lost its disk and hears of its own deltas from others,
-        must learn of all of them first. Who signs nothing goes on with what it has once it has
-        had nobody to learn from for a while.
+        must learn of all of them first.
+        Who signs nothing goes on with what it has once it has had nobody to learn from for a while.
         Who would refuse what the others publish, since by its clock it cannot be yet, waits until that has
         been set, as it is a moment after the start of a machine without a battery; but not for ever, for
         liars may be many.

@@ -157,7 +157,8 @@ class Fetcher:
         for flight in [flight for flight in self._flights.late.values() if now >= flight.deadline]:
             self._fail(flight, now, limits.FETCH_RETRY_S)
         over = [flight for flight in self._flights.newest.values() if now >= flight.deadline]
-        self._window.given_up(over, now)
+        if over:
+            self._window.given_up(over, now)
         for flight in over:
             self._fail(flight, now, limits.FETCH_RETRY_S)
             self._promptness.kept_waiting(flight.link, now)

@@ -34,14 +34,14 @@ class FetchWindow:
             self.bytes = min(limits.FETCH_WINDOW_BYTES_MAX, self.bytes + flight.size)
 
     def given_up(self, flights: Collection[Flight], now: float) -> None:
-        """Transfers are given up; they are still under way.
+        """Transfers, one at least, are given up; they are still under way.
 
         Where only one link is asked it is that link that is slow or silent. On a shared line a small chunk is
         in time sooner than a large one, so if it is not, that is its link's doing, too. What was asked for
         before the window was last cut says nothing of what it is now.
         """
         under_way = self._flights.newest.values()
-        largest = max((flight.size for flight in under_way), default=0)
+        largest = max(flight.size for flight in under_way)
         lost = [flight for flight in flights if 2 * flight.size >= largest]
         self._flights.lost += sum(flight.size for flight in lost)
         since = [flight for flight in lost if flight.began >= self._cut_at]

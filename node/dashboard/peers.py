@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.node.commands.shown import harmless, harmless_line
+from gossamer.node.commands.shown import harmless_line
 from gossamer.protocol.admission import UNIX_S_MAX
 from gossamer.protocol.unix_time import span
 
@@ -45,7 +45,9 @@ def show_peers(status: dict[str, Any], console: Console) -> None:
     for name in GIVE_WAY:
         if _least_width(figures, shown) > console.width:
             shown.remove(name)
-    console.print(_title(status), _table(members, figures, shown), _verdicts(members), sep="\n")
+    console.print(_title(status), _table(members, figures, shown), sep="\n")
+    for verdict in _verdicts(members):
+        console.print(verdict)
 
 
 def _least_width(figures: list[dict[str, str]], shown: list[str]) -> int:
@@ -61,9 +63,9 @@ def _title(status: dict[str, Any]) -> Text:
     return Text(harmless_line(title + _invited(status.get("invited_until"))), style="table.title")
 
 
-def _verdicts(members: list[dict[str, Any]]) -> Text:
-    verdicts = [f"{_name(m)}: {m['conduct']['verdict']}" for m in members if m["conduct"]["verdict"]]
-    return Text(harmless("\n".join(verdicts)), style="table.caption")
+def _verdicts(members: list[dict[str, Any]]) -> list[Text]:
+    said = [f"{_name(m)}: {m['conduct']['verdict']}" for m in members if m["conduct"]["verdict"]]
+    return [Text(harmless_line(line), style="table.caption") for line in said]
 
 
 def _table(members: list[dict[str, Any]], figures: list[dict[str, str]], shown: list[str]) -> Table:
