@@ -32,7 +32,11 @@ class Section:
 
 
 SECTIONS = (
-    Section("waiting", "The training loop never waits", (Benchmark("waiting", "benchmarks.waiting", 9.0),)),
+    Section(
+        "waiting",
+        "The training loop never waits",
+        (Benchmark("waiting", "benchmarks.waiting", 9.0), Benchmark("gpu", "benchmarks.gpu", 4.0)),
+    ),
     Section(
         "codecs",
         "Codecs and merging on one core",

@@ -48,6 +48,7 @@ class Size(NamedTuple):
     batch: int = 256
     """Rows of an inner step. The default makes steps as short as nobody's are who trains so many parameters:
     a fragment is published or applied at every other of them."""
+    device: str = "cpu"
 
     @property
     def parameters(self) -> int:
@@ -64,12 +65,20 @@ FULL = (
     Size(512, 40, 16, 16, LARGE),
 )
 QUICK = (Size(64, 4, 4, 24), Size(64, 4, 4, 12, 512))
+ON_GPU = (
+    Size(512, 40, 4, 192, 16_384, "cuda"),
+    Size(1024, 96, 16, 64, 16_384, "cuda"),
+    Size(2048, 96, 16, 24, 16_384, "cuda"),
+)
+"""See `gpu`."""
 TURNS = 3
+FIRST_CHECKPOINT = 80
+"""Inner steps until it is written, if its shares are large. There is another every five minutes."""
 
 
 def build(parameters: int) -> nn.Module:
     """The model of a size, the same on every node."""
-    size = next(size for size in (*FULL, *QUICK) if size.parameters == parameters)
+    size = next(size for size in (*FULL, *QUICK, *ON_GPU) if size.parameters == parameters)
     torch.manual_seed(0)
     layers = [
         layer
@@ -82,23 +91,30 @@ def build(parameters: int) -> nn.Module:
     return nn.Sequential(*layers)
 
 
+def begun(folder: Path) -> Path:
+    """A file that is there once the other member has the swarm's model."""
+    return folder.with_suffix(".begun")
+
+
 def run(*, quick: bool) -> dict[str, Any]:
     """Measure every size; one row each, and whether there was a second core."""
     torch.set_num_threads(1)
     cores = sorted(os.sched_getaffinity(0))
     try:
-        rows = [_measure(size, cores, 1 if quick else TURNS) for size in (QUICK if quick else FULL)]
+        turns = 1 if quick else TURNS
+        rows = [measure(size, turns, {cores[0]}, {cores[-1]}) for size in (QUICK if quick else FULL)]
     finally:
         os.sched_setaffinity(0, cores)
     return {"separate_cores": len(cores) > 1, "rows": rows}
 
 
 class _Loop:
-    """An ordinary training loop, with the swarm or without."""
+    """An ordinary training loop, with the swarm or without; in bf16 where it is on a device."""
 
-    def __init__(self, model: nn.Module, peer: Peer, optimizer: torch.optim.Optimizer, batch: int) -> None:
+    def __init__(self, model: nn.Module, peer: Peer, optimizer: torch.optim.Optimizer, size: Size) -> None:
         self._model, self._peer, self._optimizer = model, peer, optimizer
-        self._inputs = torch.randn(batch, next(model.parameters()).shape[1])
+        self._inputs = torch.randn(size.batch, size.width, device=size.device)
+        self._mixed = torch.autocast(size.device, torch.bfloat16, enabled=size.device != "cpu")
         self.pauses: list[float] = []
         self.work: list[float] = []
         self.rounds = 0
@@ -106,14 +122,17 @@ class _Loop:
     def train(self, steps: int, *, alone: bool) -> "Turn":
         """Do so many inner steps."""
         self.pauses, self.work = [], []
+        self._wait_for_device()
         begun, worked, spent = time.perf_counter(), time.thread_time(), time.process_time()
         for _ in range(steps):
-            loss = self._model(self._inputs).square().mean()
+            with self._mixed:
+                loss = self._model(self._inputs).square().mean()
             loss.backward()
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=False)
             if not alone:
                 self._pause(loss)
+        self._wait_for_device()
         own = time.thread_time() - worked
         return Turn(
             seconds=time.perf_counter() - begun,
@@ -122,6 +141,10 @@ class _Loop:
             pauses=self.pauses,
             work=self.work,
         )
+
+    def _wait_for_device(self) -> None:
+        if self._inputs.is_cuda:
+            torch.cuda.synchronize()
 
     def _pause(self, loss: torch.Tensor) -> None:
         before, worked = time.perf_counter(), time.thread_time()
@@ -144,8 +167,12 @@ class Turn(NamedTuple):
     """Of that, processor time."""
 
 
-def _measure(size: Size, cores: list[int], turns: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="gossamer-") as name, _swarm(size, Path(name), cores) as loop:
+def measure(size: Size, turns: int, own: set[int], others: set[int]) -> dict[str, Any]:
+    """A size's row: the loop runs on some cores, its `own`, and all else on `others`."""
+    with (
+        tempfile.TemporaryDirectory(prefix="gossamer-") as name,
+        _swarm(size, Path(name), own, others) as loop,
+    ):
         alone: list[Turn] = []
         busy: list[Turn] = []
         rounds = 0
@@ -153,7 +180,7 @@ def _measure(size: Size, cores: list[int], turns: int) -> dict[str, Any]:
             with _all_stopped():
                 loop.train(1, alone=True)
                 alone.append(loop.train(size.steps, alone=True))
-            loop.train(2, alone=False)  # the others are at work again
+            loop.train(2 if size.device == "cpu" else WINDOW, alone=False)  # the others are at work again
             before = loop.rounds
             busy.append(loop.train(size.steps, alone=False))
             rounds += loop.rounds - before
@@ -182,29 +209,29 @@ def _measure(size: Size, cores: list[int], turns: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _swarm(size: Size, folder: Path, cores: list[int]) -> Iterator[_Loop]:
-    """A swarm of two, and the loop of the first: on the first core, with all else on the last."""
-    os.sched_setaffinity(0, {cores[-1]})  # what is started from here inherits it
-    model = build(size.parameters)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+def _swarm(size: Size, folder: Path, own: set[int], others: set[int]) -> Iterator[_Loop]:
+    """A swarm of two, and the loop of the first."""
+    os.sched_setaffinity(0, others)  # what is started from here inherits it
+    model = build(size.parameters).to(size.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=size.device != "cpu")
     manifest = manifests.describe(model, name="waiting", every_steps=WINDOW, fragments=size.fragments)
     manifests.write(manifest, folder / "swarm.toml")
     with Peer.attach(
         model, optimizer, manifest=manifest, folder=folder / "one", listen="127.0.0.1:0", plaintext=True
     ) as peer:
-        loop = _Loop(model, peer, optimizer, size.batch)
+        loop = _Loop(model, peer, optimizer, size)
         arguments = [size.parameters, folder / "swarm.toml", folder / "two", peer.contact]
         other = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.companion", *map(str, arguments)], stdout=subprocess.DEVNULL
         )
         try:
-            os.sched_setaffinity(0, {cores[0]})
+            os.sched_setaffinity(0, own)
             deadline = time.monotonic() + 120.0
-            while not peer.metrics()["links"] and time.monotonic() < deadline and other.poll() is None:
+            while not begun(folder / "two").exists():
+                if other.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError("the other member of the swarm did not come")
                 loop.train(1, alone=False)
-            if not peer.metrics()["links"]:
-                raise RuntimeError("the other member of the swarm did not come")
-            loop.train(WINDOW // 4, alone=False)
+            loop.train(WINDOW // 4 if size.device == "cpu" else FIRST_CHECKPOINT, alone=False)
             yield loop
         finally:
             other.terminate()

@@ -56,6 +56,11 @@ class SharedMemory:
         return np.frombuffer(self._map, dtype=np.int32, count=fragment.numel, offset=4 * fragment.offset)
 
     @property
+    def whole(self) -> memoryview:
+        """All of the mapping, writable."""
+        return memoryview(self._map)
+
+    @property
     def payload(self) -> memoryview:
         """The payload area, writable."""
         return memoryview(self._map)[self._phi_bytes :]

@@ -18,6 +18,9 @@ SMALL_NUMEL = 1 << 14
 """Of 4,096 values each, int4 takes 3.5 times as long without buckets, and topk six times; of 32,768 neither
 gains any more, for what is spared in calls is spent on gathering and padding."""
 
+SMALL_NUMEL_DEVICE = 1 << 22
+"""On accelerators, which work through so many values in the time that 40 calls take to get there."""
+
 T = TypeVar("T")
 
 
@@ -62,7 +65,7 @@ class Bucket:
 
 def together(codec: str, tensors: Sequence[Tensor]) -> list[list[int]]:
     """The places of tensors that are worked through together, in buckets; all others are alone."""
-    alone = [i for i, tensor in enumerate(tensors) if codec not in KERNELS or tensor.numel() > SMALL_NUMEL]
+    alone = [i for i, tensor in enumerate(tensors) if codec not in KERNELS or not _is_small(tensor)]
     small = set(range(len(tensors))).difference(alone)
     groups = [[i] for i in alone]
     filling: dict[tuple[torch.device, torch.dtype], list[int]] = {}
@@ -76,6 +79,10 @@ def together(codec: str, tensors: Sequence[Tensor]) -> list[list[int]]:
             groups.append(group)
         group.append(i)
     return groups
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return tensor.numel() <= (SMALL_NUMEL if tensor.is_cpu else SMALL_NUMEL_DEVICE)
 
 
 def _alternating(first: Sequence[T], second: Sequence[T]) -> list[T]:

@@ -87,7 +87,7 @@ class CheckpointWriter:
             self._said_of_inner = True
         share = -(-max(SHARE_BYTES, state.size // SHARES) // WIDEST_BYTES) * WIDEST_BYTES * self._growth
         if self._room.numel() != share:
-            self._room = torch.empty(share, dtype=torch.uint8, device="cpu")
+            self._room = _room(share, state)
         self._begun_at = time.monotonic()
         cost_s = state.size / BYTES_PER_S + len(state.tensors) / TENSORS_PER_S
         self._interval = min(max(INTERVAL_MIN_S, cost_s), INTERVAL_MAX_S)
@@ -183,6 +183,7 @@ class _Writing:
         self.growth = growth
         self.has_grown = False
         self._submit = submit
+        self._gpus = {saved.tensor.device for saved in state.tensors if saved.tensor.is_cuda}
         self._rounds = [0] * len(outer.fragments)
         self._checksums = {saved.name: 0 for saved in state.tensors}
         """Of what has been written of each tensor."""
@@ -222,7 +223,7 @@ class _Writing:
             share += pieces
             taken = sum(piece.bytes.numel() for piece in pieces)
             room = room[-(-taken // WIDEST_BYTES) * WIDEST_BYTES :]
-        self._written = self._submit(self._write, share)
+        self._written = self._submit(self._write, share, [_mark(device) for device in self._gpus])
         return False
 
     def give_up(self) -> None:
@@ -247,7 +248,7 @@ class _Writing:
     def _grow(self) -> None:
         """Have larger shares: each holds training up for longer, but one for all needs no second try."""
         self.growth, self.has_grown = 2 * self.growth, True
-        self._room = torch.empty(2 * self._room.numel(), dtype=torch.uint8, device="cpu")
+        self._room = _room(2 * self._room.numel(), self._state)
 
     def _copy(self, room: Tensor) -> list[_Copied]:
         """Copy as many of the next group's elements as there is room for; nothing if there is for none."""
@@ -262,7 +263,8 @@ class _Writing:
         pieces: list[_Copied] = []
         for index, tensor in zip(group, tensors, strict=True):
             copied = room[: (end - start) * tensor.itemsize]
-            copied.view(tensor.dtype).copy_(_elements(tensor, start, end))
+            # A GPU goes on with what it was told before, and neither it nor the loop waits for the other.
+            copied.view(tensor.dtype).copy_(_elements(tensor, start, end), non_blocking=tensor.is_cuda)
             name, offset = self._state.tensors[index].name, self._state.offset(index, start)
             pieces.append(_Copied(name, copied, offset, is_first=not start))
             room = room[copied.numel() :]
@@ -292,8 +294,10 @@ class _Writing:
         fd, self._aside = open_aside(self._path)
         self._file = os.fdopen(fd, "wb")
 
-    def _write(self, share: "Sequence[_Copied]") -> None:
+    def _write(self, share: "Sequence[_Copied]", arrived: Sequence[torch.cuda.Event]) -> None:
         assert self._file
+        for event in arrived:
+            event.synchronize()
         at = -1
         for name, piece, offset, is_first in share:
             if offset != at:
@@ -315,6 +319,21 @@ class _Writing:
         self._file.close()
         os.replace(self._aside, self._path)
         self._file = None
+
+
+def _room(size: int, state: State) -> Tensor:
+    """Memory for so many bytes: pinned, if a GPU is to copy to it."""
+    if any(saved.tensor.is_cuda for saved in state.tensors):
+        with suppress(RuntimeError):  # there is no more of that; then each copy is waited for
+            return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+    return torch.empty(size, dtype=torch.uint8, device="cpu")
+
+
+def _mark(device: torch.device) -> torch.cuda.Event:
+    """What a GPU reaches once all is done that it was told up to now."""
+    event = torch.cuda.Event(blocking=True)  # the thread that waits for it shall not spin
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 def _elements(tensor: Tensor, start: int, end: int) -> Tensor:

@@ -40,8 +40,8 @@ PIECE_CPU = 1 << 18
 """Values handled at a time: 1 MiB in, 1 MiB out. With half of it the outer step of models of 6 and 10 M took
 a tenth longer, for a piece costs some 40 calls whatever its size; with twice as much it took no less."""
 
-PIECE_DEVICE = 1 << 24
-"""The same on accelerators, where few launches count."""
+PIECE_DEVICE = 1 << 23
+"""The same on accelerators, where few launches count; what is computed on the way takes some 200 MiB."""
 
 
 class Kernel(NamedTuple):

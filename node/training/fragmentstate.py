@@ -25,16 +25,13 @@ class Window:
     steps: int = 0
     tokens: int = 0
     loss: float | Tensor = 0.0
-    """Sum over the steps; that of a device stays there until the window closes."""
+    """Sum over the steps; known once it is closed, as is what follows."""
     changed: bool = False
-    """Whether its delta holds anything; known once it is closed."""
+    """Whether its delta holds anything."""
 
-    def add(self, tokens: int, loss: float | Tensor) -> None:
+    def add(self, tokens: int) -> None:
         self.steps += 1
         self.tokens += tokens
-        if isinstance(loss, Tensor) and isinstance(self.loss, Tensor):
-            loss = loss.to(self.loss.device)  # of a model that is spread over devices, it may be on any
-        self.loss = self.loss + loss
 
     @property
     def mean_loss(self) -> float:
@@ -114,6 +111,12 @@ class FragmentState:
     window: Window
     last_published: int = 0
     merged_round: int = 0
+
+    @property
+    def device(self) -> torch.device | None:
+        """The one that all of it is on, unless that is the CPU."""
+        devices = {part.device for part in self.parts}
+        return devices.pop() if len(devices) == 1 and torch.device("cpu") not in devices else None
 
     @classmethod
     def of(cls, fragment: Fragment, tensors: Mapping[str, Tensor], codec: str, base: int) -> "FragmentState":

@@ -2,18 +2,24 @@
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from gossamer.node.ipc.daemon_link import DaemonLink, Offer
 from gossamer.node.training.fragmentstate import FragmentState
 from gossamer.node.training.interrupts import held_back
+from gossamer.node.training.staging import Staging
 
 
 class Incoming:
     """Offers that have come. Each waits here until it is taken over: what comes between may pass."""
 
-    def __init__(self, link: DaemonLink, fragments: Sequence[FragmentState]) -> None:
+    def __init__(self, link: DaemonLink, fragments: Sequence[FragmentState], staging: Staging) -> None:
         self._link = link
         self._fragments = fragments
+        self._staging = staging
         self._waiting: list[Offer] = []
+        self._done_with: list[Offer] = []
+        """Taken over, and maybe still being read."""
         self._passed_over = 0
         """So many of them, the first, were there already when another fragment was published."""
 
@@ -21,19 +27,25 @@ class Incoming:
         """All there are."""
         self._passed_over = 0
         self._collect()
+        self._give_back()
         return list(self._waiting)
 
     def take_for_step(self, round_: int | None) -> list[Offer]:
         """Those to apply at a step that publishes `round_`, or nothing, so that it is not held up by all.
 
-        A step that publishes passes over other fragments', once. Any other takes those, or half of all.
+        A step that publishes passes over other fragments', once. Any other takes those, or half of all, once
+        the first of them has come to where it is taken over.
         """
         self._collect()
+        self._give_back()
         if not self._waiting:
             self._passed_over = 0
             return []
+        self._staging.send_ahead(self._waiting[0])
         count = self._passed_over
         if round_ is None:
+            if not self._staging.has_come(self._waiting[0]):
+                return []
             count = max(count, -(-len(self._waiting) // 2))
             self._passed_over = 0
         else:
@@ -43,11 +55,24 @@ class Incoming:
             self._passed_over = len(self._waiting) - count
         return self._newer(self._waiting[:count])
 
+    def values(self, offer: Offer) -> Tensor:
+        """What to take over, int32[fragment.numel]."""
+        return self._staging.values(offer)
+
     def took(self, offer: Offer) -> None:
         """This one is taken over, or outdated."""
         with held_back():  # or the daemon would wait for ever to hear of it
             self._waiting.remove(offer)
-            self._link.took(offer)
+            self._staging.leave(offer)
+            self._done_with.append(offer)
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Let the daemon have the memory of all that nothing reads any more."""
+        for offer in [offer for offer in self._done_with if self._staging.is_read(offer)]:
+            with held_back():
+                self._done_with.remove(offer)
+                self._link.took(offer)
 
     def _collect(self) -> None:
         if not self._link.has_offers:

@@ -27,6 +27,7 @@ from gossamer.node.training.outer import OuterLoop
 from gossamer.node.training.parameters import Binding
 from gossamer.node.training.ranks import DONE, Team, Word
 from gossamer.node.training.role import Role
+from gossamer.node.training.staging import Staging
 from gossamer.node.training.stepwatch import StepWatch
 from gossamer.protocol.errors import DivergedError
 from gossamer.protocol.limits import LOSS_MAX, STEPS_MAX, TOKENS_MAX
@@ -60,7 +61,7 @@ class Leader(Role):
         self._checkpoint_path = checkpoint
         self._checkpoint = CheckpointWriter(checkpoint)
         self._outer = OuterLoop(team.bind(manifest.plan()), manifest)
-        self._incoming = Incoming(link, self._outer.fragments)
+        self._incoming = Incoming(link, self._outer.fragments, Staging(self._outer.fragments))
         self._binding = Binding(model, manifest)
         self._codec = manifest.outer.codec
         self._pace = Pace(manifest.pace, manifest.layout.fragments)
@@ -307,14 +308,13 @@ class Leader(Role):
 
     def _apply(self, offer: Offer) -> None:
         """Take Phi over under the progress of the open windows."""
-        fragment = self._outer.fragments[offer.fragment].fragment
-        self._outer.apply(offer.fragment, offer.values(fragment), offer.merged_round)
+        self._outer.apply(offer.fragment, self._incoming.values(offer), offer.merged_round)
         self._incoming.took(offer)
 
     def _load(self, offer: Offer) -> None:
         """Take Phi over as it is."""
         state = self._outer.fragments[offer.fragment]
         state.last_published = max(state.last_published, offer.own_round)
-        phi = offer.values(state.fragment)
+        phi = self._incoming.values(offer)
         self._outer.apply(offer.fragment, phi, offer.merged_round, keep_progress=False)
         self._incoming.took(offer)

@@ -22,24 +22,16 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from gossamer.node.training.devicestep import FADED, DeviceStep
 from gossamer.node.training.encoders import PIECE_CPU, SectionWriter
 from gossamer.node.training.fragmentstate import FragmentState, Part, Piece, Window
+from gossamer.node.training.losses import Losses
 from gossamer.node.training.parameters import check_fits
 from gossamer.node.training.payloadwriter import BucketWriter, PayloadWriter
+from gossamer.node.training.reach import Seen, check_end, check_length, forget, largest, look, magnitude
 from gossamer.protocol.errors import DivergedError
 from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints
 from gossamer.protocol.manifest import Manifest
-
-FADED = 2.0**-60
-"""Momentum that weighs nothing in fixed point. Where nothing trains any more, as in the rows of words that
-are never met, it would else fade until it is denormal and stay so: 30 times slower on Intel CPUs."""
-
-
-MOVED = "is not finite or moved by over 64: lower the learning rate"
-BEYOND = (
-    "is not finite or beyond 64, which is as far as a swarm's numbers go: lower the learning rate, or rescale"
-    " what it learns (the targets, say)"
-)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -71,8 +63,14 @@ class Scratch(NamedTuple):
 
     @classmethod
     def of(cls, numel: int, device: torch.device) -> "Scratch":
-        step = torch.zeros(numel, dtype=torch.float32, device=device)
-        return cls(step, torch.zeros(numel, dtype=torch.int32, device=device))
+        step = torch.empty(numel, dtype=torch.float32, device=device)
+        return cls(step, torch.empty(numel, dtype=torch.int32, device=device))
+
+    @classmethod
+    def to_keep(cls, numel: int) -> "Scratch":
+        """On the CPU, with all of its pages touched."""
+        room = cls.of(numel, torch.device("cpu"))
+        return cls(room.step.zero_(), room.sent.zero_())
 
     def first(self, numel: int) -> "Scratch":
         """Room for so many values."""
@@ -95,7 +93,8 @@ class OuterLoop:
         ]
         self.device_types = {"cpu", *(part.device.type for state in self.fragments for part in state.parts)}
         """What it computes on."""
-        self._scratch = Scratch.of(PIECE_CPU, torch.device("cpu"))
+        self._scratch = Scratch.to_keep(PIECE_CPU)
+        self._losses = Losses(len(self.fragments))
 
     @property
     def has_open_windows(self) -> bool:
@@ -118,15 +117,20 @@ class OuterLoop:
         if isinstance(loss, Tensor):
             # In float32, since sums in bf16 come to a standstill.
             loss = loss.item() if loss.is_cpu else loss.detach().float()
+        self._losses.add(loss)
         for state in self.fragments:
-            state.window.add(tokens, loss)
+            state.window.add(tokens)
 
     @_as_written
-    def apply(self, index: int, phi: Ints, merged_round: int, *, keep_progress: bool = True) -> None:
-        """Move a fragment to a newer Phi, int32[fragment.numel], keeping local progress unless told not."""
+    def apply(self, index: int, phi: Ints | Tensor, merged_round: int, *, keep_progress: bool = True) -> None:
+        """Move a fragment to a newer Phi, keeping local progress unless told not.
+
+        `phi`: int32[fragment.numel], on the CPU or where the fragment is; no device is waited for.
+        """
         state = self.fragments[index]
         state.merged_round = merged_round
-        images = torch.from_numpy(phi).split([slot.numel for slot in state.fragment.slots])
+        phi = phi if isinstance(phi, Tensor) else torch.from_numpy(phi)
+        images = phi.split([slot.numel for slot in state.fragment.slots])
         for part in state.parts:
             values, image, room = part.values(), part.of(images), self._room(part)
             for piece in part.pieces:
@@ -138,6 +142,7 @@ class OuterLoop:
     @_as_written
     def reset(self) -> None:
         """Set all parameters to the Phi last applied, and begin all windows anew."""
+        self._losses = Losses(len(self.fragments))
         for state in self.fragments:
             state.window = Window(base=max(state.window.base, state.merged_round))
             for theta, ref in zip(state.theta, state.ref, strict=True):
@@ -147,7 +152,7 @@ class OuterLoop:
     def check(self) -> None:
         """Raise DivergedError if a parameter is not finite or far out of range."""
         for state in self.fragments:
-            _sound_values(state)
+            look(state)
 
     @_as_written
     def publish(self, index: int, round_: int, out: memoryview) -> tuple[int, Window]:
@@ -158,17 +163,34 @@ class OuterLoop:
         has moved too far, the momentum is lost.
         """
         state = self.fragments[index]
-        sound = _sound_values(state)
-        for part, (values, reach) in zip(state.parts, sound, strict=True):
-            if self._may_go_too_far(part, reach):
-                self._check_steps(state, part, values)
+        if state.device is not None and (done := self._publish_if_sound(state, state.device, round_, out)):
+            return done
+        found = look(state)
+        for part, seen in zip(state.parts, found, strict=True):
+            if self._may_go_too_far(part, seen.reach):
+                self._check_steps(state, part, seen.values)
         try:
-            return self._publish(state, sound, round_, out)
+            return self._publish(state, found, round_, out)
         except DivergedError:
             # By its momentum alone. Of tensors that come before the one to blame part was sent, and goes
             # nowhere: what is left of them would be published as the opposite of their progress.
-            _forget(state.residual)
+            forget(state.residual)
             raise
+
+    def _publish_if_sound(
+        self, state: FragmentState, device: torch.device, round_: int, out: memoryview
+    ) -> tuple[int, Window] | None:
+        """Publish what is on one device; None, with nothing changed, if a step might be too long."""
+        writer = PayloadWriter(self._outer.codec, state.fragment, out)
+        step = DeviceStep(state, self._outer, device)
+        for part, values in zip(state.parts, step.values, strict=True):
+            section = part.section(writer)
+            for piece in part.pieces:
+                step.take(values[piece.span], piece, section)
+            part.write_back(values)
+        length = writer.finish()
+        was_taken, moved = step.outcome()
+        return (length, self._closed(state, round_, moved)) if was_taken else None
 
     def _may_go_too_far(self, part: Part, reach: float) -> bool:
         """Whether a step may be too long, or end where no healthy Phi is, by what the window has brought.
@@ -176,7 +198,7 @@ class OuterLoop:
         `reach` is the largest of the part's values, in units of fixed point. What has been learnt is no more
         than twice the larger of that and the reach of `ref`.
         """
-        reach = max(reach, *(_magnitude(piece.ref) * ONE for piece in part.pieces))
+        reach = max(reach, ONE * largest(magnitude(piece.ref) for piece in part.pieces))
         times = 2.0 * self._outer.learning_rate * (1.0 + self._outer.momentum)
         return reach * (1.0 + times) >= VALUE_LIMIT
 
@@ -186,31 +208,35 @@ class OuterLoop:
         for piece in part.pieces:
             aside = piece._replace(momentum=piece.momentum.clone())
             step = self._outer_step(values[piece.span], aside, room)
-            _check_length(state, part, step)
-            _check_end(state, part, piece.ref * ONE - step)
+            check_length(state, part, step)
+            check_end(state, part, piece.ref * ONE - step)
 
     def _publish(
-        self, state: FragmentState, sound: list[tuple[Tensor, float]], round_: int, out: memoryview
+        self, state: FragmentState, found: list[Seen], round_: int, out: memoryview
     ) -> tuple[int, Window]:
         writer = PayloadWriter(self._outer.codec, state.fragment, out)
-        largest = 0.0
-        for part, (values, reach) in zip(state.parts, sound, strict=True):
+        longest = 0.0
+        for part, (values, reach) in zip(state.parts, found, strict=True):
             section, room = part.section(writer), self._room(part)
             for piece in part.pieces:
                 step = self._outer_step(values[piece.span], piece, room)
-                magnitude = _check_length(state, part, step)
-                if reach + magnitude > VALUE_LIMIT // 2:  # so seldom, for it is two passes more
-                    _check_end(state, part, piece.ref * ONE - step)
-                largest = max(largest, magnitude)
+                length = check_length(state, part, step)
+                if reach + length > VALUE_LIMIT // 2:  # so seldom, for it is two passes more
+                    check_end(state, part, piece.ref * ONE - step)
+                longest = max(longest, length)
                 self._send(values[piece.span], piece, section, room)
             part.write_back(values)
-        length = writer.finish()
+        return writer.finish(), self._closed(state, round_, longest > 0)
+
+    def _closed(self, state: FragmentState, round_: int, changed: bool) -> Window:
+        """Close a fragment's window, and begin the next."""
         closed = state.window
-        closed.changed = largest > 0
+        closed.loss = self._losses.close(state.fragment.index)
+        closed.changed = changed
+        closed.base = min(closed.base, round_ - len(self.fragments))
         state.window = Window(base=max(round_, state.merged_round))
         state.last_published = round_
-        closed.base = min(closed.base, round_ - len(self.fragments))
-        return length, closed
+        return closed
 
     def _outer_step(self, theta: Tensor, piece: Piece, room: Scratch) -> Tensor:
         """A piece's step, in units of fixed point."""
@@ -248,69 +274,16 @@ class OuterLoop:
         return Scratch.of(numel, part.device)
 
 
-def _magnitude(step: Tensor) -> float:
-    """The largest of its values; NaN if any is. Two reductions are faster than `aminmax`."""
-    if not step.numel():  # a script has emptied a parameter, which is said where that is looked for
-        return 0.0
-    return max(-float(step.amin()), float(step.amax()))
-
-
-def _sound_values(state: FragmentState) -> list[tuple[Tensor, float]]:
-    """The values of each of a fragment's parts, and the largest in units of fixed point.
-
-    Raises DivergedError.
-    """
-    found = []
-    for part in state.parts:
-        values, reach = part.values(), 0.0
-        for piece in part.pieces:
-            magnitude = _magnitude(values[piece.span]) * ONE
-            if not magnitude < VALUE_LIMIT:
-                raise _diverged(state, part, values.float() * ONE, BEYOND)
-            reach = max(reach, magnitude)
-        found.append((values, reach))
-    return found
-
-
-def _check_length(state: FragmentState, part: Part, step: Tensor) -> float:
-    """The largest of a step's values. Raises DivergedError if that is more than fixed point holds."""
-    magnitude = _magnitude(step)
-    if not magnitude < VALUE_LIMIT:
-        _forget(state.momentum)
-        raise _diverged(state, part, step, MOVED)
-    return magnitude
-
-
-def _check_end(state: FragmentState, part: Part, end: Tensor) -> None:
-    """Raise DivergedError if a step ends where no healthy Phi is: it would be the end of the swarm's, too."""
-    if not _magnitude(end) < VALUE_LIMIT:
-        _forget(state.momentum)
-        raise _diverged(state, part, end, BEYOND)
-
-
-def _diverged(state: FragmentState, part: Part, step: Tensor, what: str) -> DivergedError:
-    """Says `what` happened to the tensor whose step or values these are, in units of fixed point."""
-    numels = [step.numel()] if part.bucket is None else part.bucket.numels
-    steps = zip(part.places, step.split(numels), strict=True)
-    place = next(place for place, one in steps if not _magnitude(one) < VALUE_LIMIT)
-    name = state.fragment.slots[place].spec.name
-    return DivergedError(f"tensor {name!r} {what}")
-
-
 def _first_bases(fragments: int) -> list[int]:
     """The round of each that came before the first which publishes it."""
     return [index - fragments if index else 0 for index in range(fragments)]
 
 
-def _forget(momentum: list[Tensor]) -> None:
-    """What is not finite would stay so: a script that puts sound parameters back could not publish again."""
-    for tensor in momentum:
-        tensor.zero_()
-
-
 def _take_over(phi: Tensor, theta: Tensor, ref: Tensor, room: Scratch, keep_progress: bool) -> None:
-    """Move one piece to a newer Phi, int32 on the CPU."""
+    """Move one piece to a newer Phi, int32."""
     image, spare = room.first(ref.numel())
+    if phi.device != image.device:
+        phi = spare.copy_(phi)  # or the CPU would make floats of it first, in new memory
     image.copy_(phi).mul_(1.0 / ONE)
     # Progress is exact where theta has moved little.
     if keep_progress and theta.dtype in (torch.float32, torch.float64):

@@ -1,6 +1,7 @@
 """From the values of a fragment's tensors to its payload, in the daemon's memory."""
 
 from collections.abc import Sequence
+from itertools import accumulate, groupby
 
 import numpy as np
 import torch
@@ -26,19 +27,17 @@ class PayloadWriter:
         needed, room = sum(self._sizes), 0 if out.readonly else out.nbytes
         if room < needed:
             raise ValueError(f"a payload needs {needed} writable bytes, and there are {room}")
-        self._out = np.frombuffer(out, dtype=np.uint8)
-        self._places = torch.from_numpy(self._out[:needed]).split(self._sizes) if needed else ()
-        """Where each tensor's section goes."""
-        self._aside: list[tuple[Sequence[int], Tensor, Sequence[int]]] = []
-        """What is written elsewhere first: of which tensors, their sections, and how long each is."""
+        cpu = torch.device("cpu")
+        self._payloads = {cpu: torch.from_numpy(np.frombuffer(out, dtype=np.uint8)[:needed])}
+        """By device: the CPU's is `out`; another's is copied there in the end, as far as it is written."""
+        self._places = {cpu: self._payloads[cpu].split(self._sizes) if needed else ()}
+        """Where in them each tensor's section goes."""
+        self._devices = [cpu] * len(self._sizes)
+        """On which each was written."""
 
     def section(self, place: int, device: torch.device) -> SectionWriter:
         """Begin the fragment's tensor `place`, which lies on `device`."""
-        target = self._places[place]
-        if device.type != "cpu":
-            target = torch.empty_like(target, device=device)
-            self._aside.append(([place], target, [target.numel()]))
-        return SectionWriter(self._codec, target)
+        return SectionWriter(self._codec, self._targets([place], device)[0])
 
     def bucket(self, places: Sequence[int], bucket: Bucket) -> "BucketWriter":
         """Begin several tensors, which go together."""
@@ -46,15 +45,35 @@ class PayloadWriter:
 
     def add(self, places: Sequence[int], sections: Tensor, sizes: Sequence[int]) -> None:
         """Take the sections of several tensors, uint8[sum of sizes]."""
-        self._aside.append((places, sections, sizes))
+        torch._foreach_copy_(self._targets(places, sections.device), sections.split(list(sizes)))
 
     def finish(self) -> int:
         """Have all of it in `out`, of which no reference is kept; returns the payload's length in bytes."""
-        # Copied at the end: the first copy waits for its device, and by now all the work is queued.
-        for places, sections, sizes in self._aside:
-            torch._foreach_copy_([self._places[i] for i in places], sections.cpu().split(list(sizes)))
-        del self._out, self._places, self._aside
+        if len(self._payloads) > 1:
+            self._collect()
+        del self._payloads, self._places
         return sum(self._sizes)
+
+    def _targets(self, places: Sequence[int], device: torch.device) -> list[Tensor]:
+        if device not in self._payloads:
+            payload = torch.empty(sum(self._sizes), dtype=torch.uint8, device=device)
+            self._payloads[device], self._places[device] = payload, payload.split(self._sizes)
+        if device.type != "cpu":
+            for place in places:
+                self._devices[place] = device
+        return [self._places[device][place] for place in places]
+
+    def _collect(self) -> None:
+        """Copy what lies side by side at once, and wait for devices when all of them are at it."""
+        out = self._payloads[torch.device("cpu")]
+        bounds = list(accumulate(self._sizes, initial=0))
+        for device, run in groupby(range(len(self._sizes)), self._devices.__getitem__):
+            places = list(run)
+            part = slice(bounds[places[0]], bounds[places[-1] + 1])
+            out[part].copy_(self._payloads[device][part], non_blocking=device.type == "cuda")
+        for device in self._payloads:
+            if device.type == "cuda":  # into memory that is pinned, it was not waited for
+                torch.cuda.current_stream(device).synchronize()
 
 
 class BucketWriter:

@@ -27,6 +27,8 @@ from tests.node.optimizers import Sharpness
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.usefixtures("on_each_device")
+
 
 def test_a_state_copied_in_shares_names_the_round_of_each_fragment(tmp_path, monkeypatch):
     """Training goes on in between; a fragment's residual is that of the round it is labelled with."""

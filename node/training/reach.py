@@ -1,0 +1,79 @@
+"""How far values and steps reach: what fixed point cannot hold is found before anything is published."""
+
+from collections.abc import Iterable
+from math import isnan
+from typing import NamedTuple
+
+from torch import Tensor
+
+from gossamer.node.training.fragmentstate import FragmentState, Part
+from gossamer.protocol.errors import DivergedError
+from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT
+
+MOVED = "is not finite or moved by over 64: lower the learning rate"
+BEYOND = (
+    "is not finite or beyond 64, which is as far as a swarm's numbers go: lower the learning rate, or rescale"
+    " what it learns (the targets, say)"
+)
+
+
+class Seen(NamedTuple):
+    """A part's values, and the largest in units of fixed point."""
+
+    values: Tensor
+    reach: float
+
+
+def look(state: FragmentState) -> list[Seen]:
+    """At each of a fragment's parts. Raises DivergedError if a value is not finite or beyond fixed point."""
+    found = []
+    for part in state.parts:
+        values = part.values()
+        reach = ONE * largest(magnitude(values[piece.span]) for piece in part.pieces)
+        if not reach < VALUE_LIMIT:
+            raise _diverged(state, part, values.float() * ONE, BEYOND)
+        found.append(Seen(values, reach))
+    return found
+
+
+def check_length(state: FragmentState, part: Part, step: Tensor) -> float:
+    """The largest of a step's values. Raises DivergedError if that is more than fixed point holds."""
+    longest = magnitude(step)
+    if not longest < VALUE_LIMIT:
+        forget(state.momentum)
+        raise _diverged(state, part, step, MOVED)
+    return longest
+
+
+def check_end(state: FragmentState, part: Part, end: Tensor) -> None:
+    """Raise DivergedError if a step ends where no healthy Phi is: it would be the end of the swarm's, too."""
+    if not magnitude(end) < VALUE_LIMIT:
+        forget(state.momentum)
+        raise _diverged(state, part, end, BEYOND)
+
+
+def magnitude(step: Tensor) -> float:
+    """The largest of its values; NaN if any is. Two reductions are faster than `aminmax`."""
+    if not step.numel():  # a script has emptied a parameter, which is said where that is looked for
+        return 0.0
+    return max(-float(step.amin()), float(step.amax()))
+
+
+def largest(numbers: Iterable[float]) -> float:
+    """NaN if any is."""
+    return max(numbers, key=lambda number: (isnan(number), number), default=0.0)
+
+
+def forget(tensors: list[Tensor]) -> None:
+    """What is not finite would stay so: a script that puts sound parameters back could not publish again."""
+    for tensor in tensors:
+        tensor.zero_()
+
+
+def _diverged(state: FragmentState, part: Part, step: Tensor, what: str) -> DivergedError:
+    """Says `what` happened to the tensor whose step or values these are, in units of fixed point."""
+    numels = [step.numel()] if part.bucket is None else part.bucket.numels
+    steps = zip(part.places, step.split(numels), strict=True)
+    place = next(place for place, one in steps if not magnitude(one) < VALUE_LIMIT)
+    name = state.fragment.slots[place].spec.name
+    return DivergedError(f"tensor {name!r} {what}")

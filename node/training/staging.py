@@ -1,0 +1,140 @@
+"""Phi on its way to a model on a GPU.
+
+A GPU copies a fragment by itself, out of shared memory that is pinned for it, into room that is kept there;
+the model takes it over from that room. What comes next is sent ahead, on a stream of its own: neither the
+loop nor the GPU's other work waits for it.
+
+A model on the CPU, on devices of another kind, or with a fragment on several of them, takes it from shared
+memory as it is.
+"""
+
+import logging
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gossamer.node.ipc.daemon_link import Offer
+from gossamer.node.ipc.shared import SharedMemory
+from gossamer.node.training.fragmentstate import FragmentState
+
+PORTABLE = 1
+"""Pinned for all GPUs."""
+
+log = logging.getLogger("gossamer.peer")
+
+
+class Staging:
+    """Where each offered fragment of Phi can be read, and whether all of it has been."""
+
+    def __init__(self, fragments: Sequence[FragmentState]) -> None:
+        self._fragments = fragments
+        self._rooms: list[_Room | None] = [None] * len(fragments)
+        self._pinned: SharedMemory | None = None
+        """The memory that was seen last."""
+        kept: dict[torch.device, _Room] = {}
+        # From the largest on, so that its room is enough for all.
+        for state in sorted(fragments, key=lambda state: -state.fragment.numel):
+            devices = {theta.device for theta in state.theta}
+            if len(devices) == 1 and (device := devices.pop()).type == "cuda":
+                room = kept.setdefault(device, _Room(device, state.fragment.numel))
+                self._rooms[state.fragment.index] = room
+
+    def send_ahead(self, offer: Offer) -> None:
+        """Begin to copy the one that will be taken over next, unless another one was sent before it."""
+        room = self._rooms[offer.fragment]
+        if room is not None and room.is_free:
+            room.send_ahead(offer, self._source(offer))
+
+    def has_come(self, offer: Offer) -> bool:
+        """Whether to take it over would hold nothing up."""
+        room = self._rooms[offer.fragment]
+        return room is None or room.has_come(offer)
+
+    def values(self, offer: Offer) -> Tensor:
+        """Its values, int32[fragment.numel], to be read before `leave`."""
+        room = self._rooms[offer.fragment]
+        return self._source(offer) if room is None else room.values(offer, self._source(offer))
+
+    def leave(self, offer: Offer) -> None:
+        """It was taken over, or never will be."""
+        if (room := self._rooms[offer.fragment]) is not None:
+            room.leave(offer)
+
+    def is_read(self, offer: Offer) -> bool:
+        """Whether nothing copies it any more from the memory that it was offered in."""
+        room = self._rooms[offer.fragment]
+        return room is None or room.is_read(offer)
+
+    def _source(self, offer: Offer) -> Tensor:
+        if self._rooms[offer.fragment] is not None and offer.shared is not self._pinned:
+            self._pinned = offer.shared
+            _pin(offer.shared)
+        return torch.from_numpy(offer.values(self._fragments[offer.fragment].fragment))
+
+
+class _Room:
+    """Memory of one GPU, and what is in it."""
+
+    def __init__(self, device: torch.device, numel: int) -> None:
+        self._device = device
+        self._memory = torch.empty(numel, dtype=torch.int32, device=device)
+        self._beside = torch.cuda.Stream(device)
+        self._ahead: Offer | None = None
+        """What was sent ahead, and has not been left."""
+        self._left = torch.cuda.Event()
+        """Behind all that has read what was here before."""
+        self._copied: dict[Offer, torch.cuda.Event] = {}
+        """The ends of copies, until they are known to be over."""
+
+    @property
+    def is_free(self) -> bool:
+        return self._ahead is None
+
+    def send_ahead(self, offer: Offer, source: Tensor) -> None:
+        self._beside.wait_event(self._left)
+        with torch.cuda.stream(self._beside):
+            self._copy(offer, source)
+        self._ahead = offer
+
+    def has_come(self, offer: Offer) -> bool:
+        return offer is self._ahead and self.is_read(offer)
+
+    def values(self, offer: Offer, source: Tensor) -> Tensor:
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_stream(self._beside)
+        if offer is not self._ahead:
+            with torch.cuda.stream(stream):  # of this device, which need not be the current one
+                self._copy(offer, source)
+        return self._memory[: source.numel()]
+
+    def leave(self, offer: Offer) -> None:
+        if offer is self._ahead:
+            self._ahead = None
+        self._left.record(torch.cuda.current_stream(self._device))
+
+    def is_read(self, offer: Offer) -> bool:
+        if offer in self._copied and self._copied[offer].query():
+            del self._copied[offer]
+        return offer not in self._copied
+
+    def _copy(self, offer: Offer, source: Tensor) -> None:
+        """In the current stream. Where the source is not pinned, it is copied before this returns."""
+        self._memory[: source.numel()].copy_(source, non_blocking=True)
+        self._copied[offer] = torch.cuda.Event()
+        self._copied[offer].record()
+
+
+def _pin(shared: SharedMemory) -> None:
+    """Have GPUs copy out of a mapping, and into it, by themselves."""
+    whole = torch.frombuffer(shared.whole, dtype=torch.uint8)
+    runtime = torch.cuda.cudart()
+    if failure := int(runtime.cudaHostRegister(whole.data_ptr(), whole.numel(), PORTABLE)):
+        log.info(
+            "training waits for what is copied to and from the GPU: no memory can be pinned (CUDA error %d)",
+            failure,
+        )
+        return
+    # Before the mapping goes, for whoever holds a view of it holds this.
+    weakref.finalize(shared, runtime.cudaHostUnregister, whole.data_ptr()).atexit = False
