@@ -25,6 +25,7 @@ from gossamer.models.generate import decode_characters, generate_bytes
 from gossamer.models.gpt import GPT, PRESETS, GPTConfig
 from gossamer.models.llama_format import llama_files
 from gossamer.models.muon import Muon
+from gossamer.models.precision import mixed
 from gossamer.models.task import Batch, DataStream, Task, evaluating, named_tensors
 from gossamer.models.windows import held_out_windows, training_windows
 
@@ -170,8 +171,9 @@ class ByteTextTask(Task):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         device = next(model.parameters()).device
         inputs_BL, targets_BL = (part.to(device, non_blocking=True) for part in batch)
-        logits_BLV: Tensor = model(inputs_BL)
-        return F.cross_entropy(logits_BLV.flatten(0, 1), targets_BL.flatten())
+        with mixed(device):
+            logits_BLV: Tensor = model(inputs_BL)
+            return F.cross_entropy(logits_BLV.flatten(0, 1), targets_BL.flatten())
 
     def tokens(self, batch: Batch) -> int:
         targets_BL: Tensor = batch[1]
