@@ -25,6 +25,10 @@ import hypothesis
 import numpy as np
 import pytest
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores: two threads of torch each, which spin for one another, take twice as long.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 SEED = pytest.StashKey[int]()
 WORKER_SEED = "gossamer_seed"
 TEST_SEED = pytest.StashKey[int]()

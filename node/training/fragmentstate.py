@@ -113,10 +113,10 @@ class FragmentState:
     merged_round: int = 0
 
     @property
-    def device(self) -> torch.device | None:
-        """The one that all of it is on, unless that is the CPU."""
+    def gpu(self) -> torch.device | None:
+        """The one that all of it is on; no other kind of device has been tried as one."""
         devices = {part.device for part in self.parts}
-        return devices.pop() if len(devices) == 1 and torch.device("cpu") not in devices else None
+        return device if len(devices) == 1 and (device := devices.pop()).type == "cuda" else None
 
     @classmethod
     def of(cls, fragment: Fragment, tensors: Mapping[str, Tensor], codec: str, base: int) -> "FragmentState":

@@ -163,7 +163,7 @@ class OuterLoop:
         has moved too far, the momentum is lost.
         """
         state = self.fragments[index]
-        if state.device is not None and (done := self._publish_if_sound(state, state.device, round_, out)):
+        if state.gpu is not None and (done := self._publish_if_sound(state, state.gpu, round_, out)):
             return done
         found = look(state)
         for part, seen in zip(state.parts, found, strict=True):

@@ -12,6 +12,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import groupby
 from typing import NamedTuple, Protocol
 
 import torch
@@ -234,7 +235,10 @@ class Ranks:
         plain = [tensor for tensor in tensors if not is_sharded(tensor)]
         if not plain:
             return
-        mine = torch.cat([tensor.flatten()[:SAMPLE].float().cpu() for tensor in plain[:SAMPLE]]).nan_to_num()
+        samples = [tensor.flatten()[:SAMPLE].float() for tensor in plain[:SAMPLE]]
+        # A device is asked once for all of its own.
+        of_devices = [torch.cat([*run]).cpu() for _, run in groupby(samples, lambda sample: sample.device)]
+        mine = torch.cat(of_devices).nan_to_num()
         firsts = mine.clone()
         dist.broadcast(firsts, 0, group=self._cpu)
         different = (mine != firsts).float().mean()

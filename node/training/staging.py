@@ -36,10 +36,10 @@ class Staging:
         kept: dict[torch.device, _Room] = {}
         # From the largest on, so that its room is enough for all.
         for state in sorted(fragments, key=lambda state: -state.fragment.numel):
-            devices = {theta.device for theta in state.theta}
-            if len(devices) == 1 and (device := devices.pop()).type == "cuda":
-                room = kept.setdefault(device, _Room(device, state.fragment.numel))
-                self._rooms[state.fragment.index] = room
+            if (gpu := state.gpu) is not None:
+                if gpu not in kept:
+                    kept[gpu] = _Room(gpu, state.fragment.numel)
+                self._rooms[state.fragment.index] = kept[gpu]
 
     def send_ahead(self, offer: Offer) -> None:
         """Begin to copy the one that will be taken over next, unless another one was sent before it."""

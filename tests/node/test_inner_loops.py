@@ -26,7 +26,7 @@ from tests.node.trainer_side import daemon_at, link_to, until
 
 EVERY = 3
 
-pytestmark = pytest.mark.usefixtures("on_each_device")
+pytestmark = pytest.mark.usefixtures("also_like_a_gpu")
 
 
 class Net(nn.Module):

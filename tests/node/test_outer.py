@@ -22,7 +22,7 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payload import Payload, payload_length
 from tests.protocol.builders import manifest as build_manifest
 
-pytestmark = pytest.mark.usefixtures("on_each_device")
+pytestmark = pytest.mark.usefixtures("also_like_a_gpu")
 
 
 class Net(nn.Module):
