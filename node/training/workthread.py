@@ -23,7 +23,11 @@ class Work:
 
     def run(self) -> None:
         try:
-            self._function(*self._arguments)
+            # Whoever has a method of its own called holds this, mostly: what is done must not hold it
+            # too, or its memory stays until Python next looks for cycles: hardly ever, in a steady loop.
+            function, arguments = self._function, self._arguments
+            del self._function, self._arguments
+            function(*arguments)
         except BaseException as error:  # told to whom it was done for, and the thread goes on
             self._error = error
         finally:
@@ -36,8 +40,12 @@ class Work:
     def result(self) -> None:
         """Wait for it, and raise what it came to, if anything."""
         self.wait()
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None  # once: its traceback holds this
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
 
 
 class WorkThread:

@@ -1,5 +1,7 @@
 """`checkpointwriter`: a checkpoint is written while training goes on, and trouble with it is one line."""
 
+import errno
+import gc
 import json
 import os
 import signal
@@ -7,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -132,6 +135,36 @@ def test_ctrl_c_waits_until_a_share_is_handed_on(tmp_path, monkeypatch):
     writer.close()
     _, fresh, again = make()
     assert restore(path, fresh, [again]) == (Progress(8, 16), True)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_written_or_cannot_be_leaves_no_memory_behind(tmp_path, monkeypatch, fails):
+    """Nor until Python looks for cycles: a share, and all that the optimizer keeps, may be gigabytes."""
+    _, outer, optimizer = trained()
+    path = tmp_path / "t"
+    writer = CheckpointWriter(path)
+    if fails:
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(checkpointwriter._Writing, "_write", full)
+    gc.collect()
+    gc.disable()
+    try:
+        writer.begin(outer, [optimizer])
+        writing = writer._under_way
+        writing._grow()
+        gone = [weakref.ref(one) for one in (writing, writing._room)]
+        del writing
+        while writer._under_way is not None:
+            writer.advance(Progress(9, 18), wait=True)
+        writer._thread.submit(int).wait()  # the thread has let go of the one before
+        assert [ref() is None for ref in gone] == [True, True]
+    finally:
+        gc.enable()
+    assert path.exists() is not fails
+    writer.close()
 
 
 def test_a_share_is_few_tensors_however_small(tmp_path, monkeypatch):
