@@ -14,4 +14,7 @@ def mixed(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _is_quick(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):  # which it asks about
+        return torch.cuda.is_bf16_supported(including_emulation=False)

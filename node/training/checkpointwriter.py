@@ -223,7 +223,7 @@ class _Writing:
             share += pieces
             taken = sum(piece.bytes.numel() for piece in pieces)
             room = room[-(-taken // WIDEST_BYTES) * WIDEST_BYTES :]
-        self._written = self._submit(self._write, share, [_mark(device) for device in self._gpus])
+        self._written = self._submit(self._write, share, [(gpu, _mark(gpu)) for gpu in self._gpus])
         return False
 
     def give_up(self) -> None:
@@ -294,10 +294,13 @@ class _Writing:
         fd, self._aside = open_aside(self._path)
         self._file = os.fdopen(fd, "wb")
 
-    def _write(self, share: "Sequence[_Copied]", arrived: Sequence[torch.cuda.Event]) -> None:
+    def _write(
+        self, share: "Sequence[_Copied]", arrived: Sequence[tuple[torch.device, torch.cuda.Event]]
+    ) -> None:
         assert self._file
-        for event in arrived:
-            event.synchronize()
+        for gpu, event in arrived:
+            with torch.cuda.device(gpu):  # of this thread it is the first one, which it would take memory of
+                event.synchronize()
         at = -1
         for name, piece, offset, is_first in share:
             if offset != at:

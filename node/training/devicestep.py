@@ -2,7 +2,7 @@
 
 Each look at how far a step goes would wait for all that the device was told before, and leave it without work
 until the next call gets there. So the device itself finds whether the longest step that there can be is
-sound, and takes none of it if not: all numbers that the step is made with are such that nothing changes then.
+sound, and keeps everything as it was if not.
 """
 
 from math import inf
@@ -22,46 +22,39 @@ are never met, it would else fade until it is denormal and stay so: 30 times slo
 
 
 class DeviceStep:
-    """One step of all of a fragment's parts, whose values begin to be looked at here."""
+    """One step of all of a fragment's parts, which begin to be looked at here."""
 
     def __init__(self, state: FragmentState, outer: Outer, device: torch.device) -> None:
-        self.values = [part.values() for part in state.parts]
-        """Of each part."""
         self._outer = outer
         reaches = [
-            torch.stack([_largest(row[piece.span]), _largest(piece.ref), _largest(piece.momentum)])
-            for part, row in zip(state.parts, self.values, strict=True)
+            torch.stack(
+                [_largest(piece.ref), _largest(_learnt(values[piece.span], piece)), _largest(piece.momentum)]
+            )
+            for part in state.parts
+            for values in (part.values(),)
             for piece in part.pieces
         ]
-        here, momentum = torch.stack(reaches).amax(0).split((2, 1))
-        at, mu = here.amax(), outer.momentum
-        # ``lr * (g + mu * (mu * m + g))``: what has been learnt is no more than twice the larger of both.
-        step = outer.learning_rate * (2.0 * (1.0 + mu) * at + mu * mu * momentum[0])
-        self._is_sound: Tensor = (at + step) * ONE < VALUE_LIMIT  # not so if anything is NaN
-        self._mu = self._or(mu, 1.0)
-        self._scale = self._or(outer.learning_rate * ONE, 0.0)
-        self._decay = self._or(outer.ef_decay, 1.0)
+        ref, learnt, momentum = torch.stack(reaches).amax(0).unbind()
+        mu = outer.momentum
+        step = outer.learning_rate * ((1.0 + mu) * learnt + mu * mu * momentum)
+        # Of the values, and of where the step ends. Not so if anything is NaN.
+        self._is_sound: Tensor = (ref + learnt + step) * ONE < VALUE_LIMIT
         self._moved = torch.zeros((), dtype=torch.bool, device=device)
-
-    def _or(self, number: float, otherwise: float) -> Tensor:
-        """A float32[] on the device: the one if the step is sound, or the other."""
-        chosen: Tensor = self._is_sound.float().mul_(number - otherwise).add_(otherwise)
-        return chosen
 
     def take(self, theta: Tensor, piece: Piece, section: SectionWriter | BucketWriter) -> None:
         """Encode a piece's step, and go on from where all others will see it."""
         _, ref, residual, momentum = piece
-        learnt = ref.to(theta.dtype).float() - theta.float()  # what bf16 cannot hold of `ref` is not progress
-        step = torch.where(self._is_sound, learnt, 0.0)
-        if self._outer.momentum:
-            torch.addcmul(step, momentum, self._mu, out=momentum)
-            torch.hardshrink(momentum, FADED, out=momentum)
-            step.add_(momentum, alpha=self._outer.momentum)
-        step.mul_(self._scale).round_()
-        self._moved |= step.any()
+        step, mu = _learnt(theta, piece), self._outer.momentum
+        if mu:
+            newer = torch.hardshrink(torch.add(step, momentum, alpha=mu), FADED)
+            torch.where(self._is_sound, newer, momentum, out=momentum)
+            step.add_(momentum, alpha=mu)
+        step.mul_(self._outer.learning_rate * ONE).round_()
+        sent = torch.where(self._is_sound, step, 0.0).int()
+        self._moved |= sent.any()
         if self._outer.ef_decay != 1.0:
-            residual.copy_(residual.float().mul_(self._decay).round_())
-        sent = step.int()
+            decayed = residual.float().mul_(self._outer.ef_decay).round_().int()
+            torch.where(self._is_sound, decayed, residual, out=residual)
         residual.add_(sent).clamp_(1 - VALUE_LIMIT, VALUE_LIMIT - 1)
         section.write(residual, sent)
         sent.mul_(self._is_sound)
@@ -75,9 +68,14 @@ class DeviceStep:
         return is_sound, moved
 
 
+def _learnt(theta: Tensor, piece: Piece) -> Tensor:
+    """What training has taken from a piece, float32: what bf16 cannot hold of `ref` is not in it."""
+    return piece.ref.to(theta.dtype).float() - theta.float()
+
+
 def _largest(tensor: Tensor) -> Tensor:
     """The largest of a tensor's magnitudes, float32[]; NaN if any is."""
     if not tensor.numel():  # a script has emptied a parameter, which is said where that is looked for
         return torch.zeros((), device=tensor.device)
     largest: Tensor = torch.linalg.vector_norm(tensor, inf)
-    return largest.float()
+    return largest

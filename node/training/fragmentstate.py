@@ -118,6 +118,11 @@ class FragmentState:
         devices = {part.device for part in self.parts}
         return device if len(devices) == 1 and (device := devices.pop()).type == "cuda" else None
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some tensors that are worked through together have got different dtypes."""
+        return any(len({theta.dtype for theta in part.theta}) > 1 for part in self.parts)
+
     @classmethod
     def of(cls, fragment: Fragment, tensors: Mapping[str, Tensor], codec: str, base: int) -> "FragmentState":
         """As training begins; `base` is what the first window is based on."""

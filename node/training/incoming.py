@@ -19,7 +19,7 @@ class Incoming:
         self._staging = staging
         self._waiting: list[Offer] = []
         self._done_with: list[Offer] = []
-        """Taken over, and maybe still being read."""
+        """Taken over or outdated, and maybe still being read."""
         self._passed_over = 0
         """So many of them, the first, were there already when another fragment was published."""
 
@@ -66,6 +66,10 @@ class Incoming:
             self._staging.leave(offer)
             self._done_with.append(offer)
             self._give_back()
+
+    def close(self) -> None:
+        """Nothing reads any of them any more."""
+        self._staging.close()
 
     def _give_back(self) -> None:
         """Let the daemon have the memory of all that nothing reads any more."""

@@ -125,7 +125,7 @@ class OuterLoop:
     def apply(self, index: int, phi: Ints | Tensor, merged_round: int, *, keep_progress: bool = True) -> None:
         """Move a fragment to a newer Phi, keeping local progress unless told not.
 
-        `phi`: int32[fragment.numel], on the CPU or where the fragment is; no device is waited for.
+        `phi`: int32[fragment.numel], on the CPU or where the fragment is, which is not waited for then.
         """
         state = self.fragments[index]
         state.merged_round = merged_round
@@ -163,8 +163,10 @@ class OuterLoop:
         has moved too far, the momentum is lost.
         """
         state = self.fragments[index]
-        if state.gpu is not None and (done := self._publish_if_sound(state, state.gpu, round_, out)):
-            return done
+        # Of several dtypes, `write_back` rounds what it is given, also where nothing was to change.
+        if state.gpu is not None and not state.is_mixed:
+            if (done := self._publish_if_sound(state, state.gpu, round_, out)) is not None:
+                return done
         found = look(state)
         for part, seen in zip(state.parts, found, strict=True):
             if self._may_go_too_far(part, seen.reach):
@@ -183,8 +185,8 @@ class OuterLoop:
         """Publish what is on one device; None, with nothing changed, if a step might be too long."""
         writer = PayloadWriter(self._outer.codec, state.fragment, out)
         step = DeviceStep(state, self._outer, device)
-        for part, values in zip(state.parts, step.values, strict=True):
-            section = part.section(writer)
+        for part in state.parts:
+            section, values = part.section(writer), part.values()
             for piece in part.pieces:
                 step.take(values[piece.span], piece, section)
             part.write_back(values)

@@ -68,6 +68,8 @@ class PayloadWriter:
         out = self._payloads[torch.device("cpu")]
         bounds = list(accumulate(self._sizes, initial=0))
         for device, run in groupby(range(len(self._sizes)), self._devices.__getitem__):
+            if device.type == "cpu":
+                continue
             places = list(run)
             part = slice(bounds[places[0]], bounds[places[-1] + 1])
             out[part].copy_(self._payloads[device][part], non_blocking=device.type == "cuda")

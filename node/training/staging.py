@@ -11,6 +11,7 @@ memory as it is.
 import logging
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from gossamer.node.ipc.daemon_link import Offer
 from gossamer.node.ipc.shared import SharedMemory
 from gossamer.node.training.fragmentstate import FragmentState
+from gossamer.node.training.interrupts import held_back
 
 PORTABLE = 1
 """Pinned for all GPUs."""
@@ -45,7 +47,8 @@ class Staging:
         """Begin to copy the one that will be taken over next, unless another one was sent before it."""
         room = self._rooms[offer.fragment]
         if room is not None and room.is_free:
-            room.send_ahead(offer, self._source(offer))
+            with held_back():  # or a script's stream might be another one afterwards
+                room.send_ahead(offer, self._source(offer))
 
     def has_come(self, offer: Offer) -> bool:
         """Whether to take it over would hold nothing up."""
@@ -67,10 +70,16 @@ class Staging:
         room = self._rooms[offer.fragment]
         return room is None or room.is_read(offer)
 
+    def close(self) -> None:
+        """Wait for all copies: the memory may go then."""
+        for room in {id(room): room for room in self._rooms if room is not None}.values():
+            room.close()
+
     def _source(self, offer: Offer) -> Tensor:
-        if self._rooms[offer.fragment] is not None and offer.shared is not self._pinned:
+        room = self._rooms[offer.fragment]
+        if room is not None and offer.shared is not self._pinned:
             self._pinned = offer.shared
-            _pin(offer.shared)
+            room.pin(offer.shared)
         return torch.from_numpy(offer.values(self._fragments[offer.fragment].fragment))
 
 
@@ -87,6 +96,9 @@ class _Room:
         """Behind all that has read what was here before."""
         self._copied: dict[Offer, torch.cuda.Event] = {}
         """The ends of copies, until they are known to be over."""
+        # What was in this memory before may still be in use there, and this may be when the memory goes.
+        self._left.record(torch.cuda.current_stream(device))
+        self._memory.record_stream(self._beside)
 
     @property
     def is_free(self) -> bool:
@@ -119,22 +131,30 @@ class _Room:
             del self._copied[offer]
         return offer not in self._copied
 
+    def close(self) -> None:
+        with suppress(RuntimeError):  # of a GPU that has failed, which has ended training
+            for event in self._copied.values():
+                event.synchronize()
+
+    def pin(self, shared: SharedMemory) -> None:
+        """Have GPUs copy out of a mapping, and into it, by themselves."""
+        whole = torch.frombuffer(shared.whole, dtype=torch.uint8)
+        runtime = torch.cuda.cudart()
+        with torch.cuda.device(self._device):  # no other needs a context for that
+            failure = int(runtime.cudaHostRegister(whole.data_ptr(), whole.numel(), PORTABLE))
+        if not failure:
+            # Before the mapping goes, which lives for as long as this and as any view of it.
+            weakref.finalize(shared, runtime.cudaHostUnregister, whole.data_ptr()).atexit = False
+            return
+        log.info(
+            "training waits for what is copied to and from the GPU: no memory can be pinned (CUDA error %d)",
+            failure,
+        )
+        with suppress(RuntimeError):  # CUDA says it once more, to whoever asks the GPU for something next
+            torch.zeros(1, device=self._device)
+
     def _copy(self, offer: Offer, source: Tensor) -> None:
         """In the current stream. Where the source is not pinned, it is copied before this returns."""
         self._memory[: source.numel()].copy_(source, non_blocking=True)
         self._copied[offer] = torch.cuda.Event()
         self._copied[offer].record()
-
-
-def _pin(shared: SharedMemory) -> None:
-    """Have GPUs copy out of a mapping, and into it, by themselves."""
-    whole = torch.frombuffer(shared.whole, dtype=torch.uint8)
-    runtime = torch.cuda.cudart()
-    if failure := int(runtime.cudaHostRegister(whole.data_ptr(), whole.numel(), PORTABLE)):
-        log.info(
-            "training waits for what is copied to and from the GPU: no memory can be pinned (CUDA error %d)",
-            failure,
-        )
-        return
-    # Before the mapping goes, for whoever holds a view of it holds this.
-    weakref.finalize(shared, runtime.cudaHostUnregister, whole.data_ptr()).atexit = False

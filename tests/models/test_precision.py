@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,15 @@ from gossamer.models.precision import mixed
 from gossamer.models.task import DataStream
 from gossamer.models.text import ByteTextTask, TextOptions
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda:1")
 
 
 @pytest.mark.parametrize("supported", [True, False])
 def test_where_bfloat16_is_used(monkeypatch: pytest.MonkeyPatch, supported: bool) -> None:
+    asked = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext(asked.append(device)))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
-    assert precision._is_quick(CUDA) == supported
+    assert precision._is_quick(CUDA) == supported and asked == [CUDA]
     assert not precision._is_quick(CPU)
     assert not precision._is_quick(torch.device("mps"))
 

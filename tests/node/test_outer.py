@@ -206,6 +206,29 @@ def test_applying_keeps_local_progress(rng: np.random.Generator) -> None:
     assert np.abs(flat(loop) - phi / ONE).max() < 1e-6
 
 
+def test_a_window_in_which_nothing_moved_says_so(rng: np.random.Generator) -> None:
+    model = Net()
+    manifest = manifest_for(model, codec="int4", momentum=0.0)
+    loop = loop_for(model, manifest)
+    changed = []
+    for moves in (False, True, False):
+        if moves:
+            train(loop, rng)
+        loop.step(100, 2.0)
+        changed.append(loop.publish(0, len(changed) + 1, area(manifest))[1].changed)
+    assert changed == [False, True, False]
+
+
+def test_windows_that_begin_anew_have_no_losses_of_before() -> None:
+    model = Net()
+    manifest = manifest_for(model)
+    loop = loop_for(model, manifest)
+    loop.step(100, 5.0)
+    loop.reset()
+    loop.step(100, 2.0)
+    assert loop.publish(0, 1, area(manifest))[1].mean_loss == 2.0
+
+
 def test_fragments_do_not_touch_each_other(rng: np.random.Generator) -> None:
     model = Net()
     manifest = manifest_for(model, fragments=2)
@@ -490,6 +513,37 @@ def test_a_window_that_diverged_leaves_no_trace(rng: np.random.Generator) -> Non
     assert np.array_equal(flat(loop), flat(undisturbed))
 
 
+@pytest.mark.parametrize(
+    ("ref", "moved", "momentum", "is_sound"),
+    [
+        (0.0, 1.0, 0.0, True),
+        (0.0, 34.0, 0.0, True),
+        (0.0, -35.0, 0.0, False),
+        (0.0, 1.0, -200.0, True),
+        (0.0, 1.0, 300.0, False),
+        (-55.0, 0.1, 0.0, True),
+        (55.0, 5.0, 0.0, False),
+        (60.0, 0.1, 20.0, False),
+        (0.0, 0.0, float("nan"), False),
+        (float("inf"), 0.0, 0.0, False),
+    ],
+)
+def test_which_steps_a_device_takes_without_being_asked(
+    ref: float, moved: float, momentum: float, is_sound: bool
+) -> None:
+    """Those with which nothing can be beyond 64: 0.5 * (1.7 * moved + 0.49 * momentum), from `ref` and all
+    that was learnt."""
+    model = nn.Linear(3, 3, bias=False)
+    nn.init.constant_(model.weight, ref)
+    loop = loop_for(model, manifest := manifest_for(model))
+    (state,) = loop.fragments
+    with torch.no_grad():
+        model.weight[1, 1] += moved
+        state.momentum[0][2, 2] = momentum
+        done = loop._publish_if_sound(state, model.weight.device, 1, area(manifest))
+    assert (done is not None) == is_sound
+
+
 @pytest.mark.parametrize("codec", ["exact", "int8", "int4", "int2", "topk"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), 63.0])
@@ -504,9 +558,10 @@ def test_a_step_that_a_device_finds_too_long_changes_nothing(
         train(loop, rng)
         publish(loop, manifest, round_)
     train(loop, rng)
+    (state,) = loop.fragments
     with torch.no_grad():
         model[2].view(-1)[0] = value
-    (state,) = loop.fragments
+        state.residual[1].view(-1)[0] = 2**28 + 1  # which float32 cannot hold
     kept = [*state.theta, *state.ref, *state.residual, *state.momentum]
     before, window = [tensor.detach().clone() for tensor in kept], copy.copy(state.window)
     with torch.no_grad():

@@ -100,6 +100,19 @@ def test_a_trainer_is_told_that_it_has_worked_before(monkeypatch: pytest.MonkeyP
     assert started == [False, True]
 
 
+@pytest.mark.parametrize("given", [None, "4"])
+def test_a_daemon_has_one_heap_unless_the_user_wants_more(
+    given: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found: dict[str, str] = {}
+    monkeypatch.setattr(service_module, "Child", lambda *_, env: found.update(env))
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    if given:
+        monkeypatch.setenv("MALLOC_ARENA_MAX", given)
+    daemon_service(DaemonOptions(folder=tmp_path)).keep_running(0.0)
+    assert found["MALLOC_ARENA_MAX"] == (given or "1")
+
+
 def test_a_daemon_can_be_asked_to_stop_whatever_its_parent_blocks(tmp_path: Path) -> None:
     home = founded(tmp_path / "a")
     service = daemon_service(DaemonOptions(folder=home.root, plaintext=True, admin="off"))
