@@ -16,7 +16,7 @@ import pytest
 
 from gossamer.node.ipc import control
 from gossamer.node.phi import snapshots
-from gossamer.protocol import intake
+from gossamer.protocol import intake, limits
 from gossamer.protocol.chunks import parse_index
 from gossamer.protocol.codecs import block
 from gossamer.protocol.gossip import Gossip
@@ -71,6 +71,8 @@ class Planted:
     owner: Any
     name: str
     broken: Any
+    members_max: int = limits.MEMBERS_MAX
+    """Fewer are there sooner."""
 
 
 PLANTED = {
@@ -106,7 +108,7 @@ PLANTED = {
         lambda index, _: parse_index(index, len(index) << 15),
     ),
     "a roster without end": Planted(
-        "replica", r"roster\._members holds \d+, over", Roster, "_make_room", lambda *_: True
+        "replica", r"roster\._members holds \d+, over", Roster, "_make_room", lambda *_: True, members_max=16
     ),
     "a link that stays known": Planted(
         "replica", r"assert linked == core\.gossip\._links", Gossip, "link_down", lambda *_: None
@@ -163,7 +165,10 @@ def test_a_planted_fault_is_found(name: str) -> None:
         for _ in range(INPUTS)
     ]
     assert target.seeds  # made while all is well
-    with mock.patch.object(planted.owner, planted.name, planted.broken):
+    with (
+        mock.patch.object(planted.owner, planted.name, planted.broken),
+        mock.patch.object(limits, "MEMBERS_MAX", planted.members_max),
+    ):
         verdict = next(filter(None, (_verdict(target, target.derive(*pair)) for pair in pairs)), None)
     assert verdict, f"not found by {INPUTS} inputs"
     assert re.search(planted.found_by, verdict), f"found, but not for what it is about: {verdict}"
