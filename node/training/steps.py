@@ -11,6 +11,8 @@ from gossamer.protocol.limits import TOKENS_MAX
 def token_count(tokens: SupportsInt) -> int:
     """A step's tokens as an int, whatever numbers a loop counts in. Raises ValueError if that is none."""
     try:
+        if isinstance(tokens, Tensor):
+            tokens = tokens.item()  # a device is asked once
         count = 0 if isinstance(tokens, bool) else int(tokens)
         if count == tokens and 1 <= count <= TOKENS_MAX:
             return count
