@@ -9,6 +9,7 @@ import pytest
 from tests.net.processes import SwarmRun, assert_all_gone, processes_naming, wait_for
 
 NUMBER = (int, float)
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(240)
@@ -35,6 +36,31 @@ def test_three_nodes_train_agree_and_leave_nothing_behind(tmp_path: Path) -> Non
         assert type(node["val_loss"]) is float
         assert 0 <= node["wait_fraction"] < 1
     assert "Traceback" not in run.stderr
+
+
+AS_ON_A_GPU = """
+import sys
+if "gossamer.node.training.trainer" in sys.orig_argv:
+    from tests.node.gpus import LateRoom, pretend
+    pretend(LateRoom)
+    print("as on a GPU", file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_trainers_that_work_as_on_a_gpu_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(AS_ON_A_GPU)
+    monkeypatch.setenv("PYTHONPATH", f"{site}:{ROOT}")
+    with SwarmRun(tmp_path, "--every-steps", 6, "--fragments", 3, nodes=3, rounds=12) as run:
+        assert run.process.wait(180) == 0, run.stderr
+        summary = run.summary()
+    assert summary["ok"] is True and summary["identical"] is True
+    assert summary["val_loss_end"] < summary["val_loss_start"] - 0.3
+    for name in ("node-1", "node-2", "node-3"):
+        assert "as on a GPU" in run.log(name) and "Traceback" not in run.log(name)
 
 
 @pytest.mark.slow

@@ -7,44 +7,12 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from torch import Tensor
 
-from gossamer.node.ipc.daemon_link import Offer
-from gossamer.node.ipc.shared import SharedMemory
 from gossamer.node.training import buckets, staging
 from gossamer.node.training.fragmentstate import FragmentState
+from tests.node.gpus import Room
 
 GPUS = ["cuda"] if torch.cuda.is_available() else []
-
-
-class Room:
-    """Of a GPU that copies at once."""
-
-    is_free = True
-
-    def __init__(self, _: torch.device, numel: int) -> None:
-        self.memory = torch.empty(numel, dtype=torch.int32, device="cpu")
-
-    def send_ahead(self, offer: Offer, source: Tensor) -> None:
-        self.values(offer, source)
-
-    def has_come(self, _: Offer) -> bool:
-        return True
-
-    def values(self, _: Offer, source: Tensor) -> Tensor:
-        return self.memory[: source.numel()].copy_(source)
-
-    def leave(self, _: Offer) -> None:
-        self.memory.fill_(7)
-
-    def is_read(self, _: Offer) -> bool:
-        return True
-
-    def pin(self, _: SharedMemory) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture(params=["cpu", *GPUS])

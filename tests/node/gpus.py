@@ -1,0 +1,87 @@
+"""GPUs that are none: training on the CPU that is worked through as on one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gossamer.node.ipc.daemon_link import Offer
+from gossamer.node.ipc.shared import SharedMemory
+from gossamer.node.training import staging
+from gossamer.node.training.fragmentstate import FragmentState
+
+
+class Room:
+    """Of a GPU that copies at once."""
+
+    is_free = True
+
+    def __init__(self, _: torch.device, numel: int) -> None:
+        self.memory = torch.empty(numel, dtype=torch.int32, device="cpu")
+
+    def send_ahead(self, offer: Offer, source: Tensor) -> None:
+        self.values(offer, source)
+
+    def has_come(self, _: Offer) -> bool:
+        return True
+
+    def values(self, _: Offer, source: Tensor) -> Tensor:
+        return self.memory[: source.numel()].copy_(source)
+
+    def leave(self, _: Offer) -> None:
+        self.memory.fill_(7)
+
+    def is_read(self, _: Offer) -> bool:
+        return True
+
+    def pin(self, _: SharedMemory) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class LateRoom(Room):
+    """Of a GPU that takes some steps for it, and reads what it was offered until the last moment."""
+
+    STEPS = 3
+
+    def __init__(self, device: torch.device, numel: int) -> None:
+        super().__init__(device, numel)
+        self._ahead: tuple[Offer, Tensor] | None = None
+        self._asked = 0
+        self._unread: dict[Offer, int] = {}
+
+    @property
+    def is_free(self) -> bool:
+        return self._ahead is None
+
+    def send_ahead(self, offer: Offer, source: Tensor) -> None:
+        self._ahead, self._asked = (offer, source), 0
+
+    def has_come(self, offer: Offer) -> bool:
+        if self._ahead is None or offer is not self._ahead[0]:
+            return False
+        self._asked += 1
+        return self._asked >= self.STEPS
+
+    def values(self, offer: Offer, source: Tensor) -> Tensor:
+        self._unread[offer] = self.STEPS
+        return super().values(offer, source)
+
+    def leave(self, offer: Offer) -> None:
+        if self._ahead is not None and offer is self._ahead[0]:
+            self._ahead = None
+        super().leave(offer)
+
+    def is_read(self, offer: Offer) -> bool:
+        left = self._unread.pop(offer, 0)
+        if left > 1:
+            self._unread[offer] = left - 1
+        return left <= 1
+
+
+def pretend(room: type[Room]) -> None:
+    """For the rest of this process."""
+    staging._Room = room
+    FragmentState.gpu = torch.device("cpu")
