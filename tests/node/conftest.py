@@ -26,10 +26,16 @@ def on_each_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 def also_like_a_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The same, and in between they are on the CPU, and worked through as on a GPU."""
     if request.param == "like-a-gpu":
-        monkeypatch.setattr(FragmentState, "gpu", torch.device("cpu"))
-        monkeypatch.setattr(staging, "_Room", Room)
+        request.getfixturevalue("like_a_gpu")
     with _tensors_on("cpu" if request.param == "like-a-gpu" else request.param, monkeypatch):
         yield
+
+
+@pytest.fixture
+def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is on the CPU is worked through as on a GPU."""
+    monkeypatch.setattr(FragmentState, "gpu", torch.device("cpu"))
+    monkeypatch.setattr(staging, "_Room", Room)
 
 
 @contextmanager

@@ -26,8 +26,6 @@ from tests.node.trainer_side import daemon_at, link_to, until
 
 EVERY = 3
 
-pytestmark = pytest.mark.usefixtures("also_like_a_gpu")
-
 
 class Net(nn.Module):
     """A tied head, a frozen layer, batch norm, and a scalar."""
@@ -214,10 +212,21 @@ def manifest_for(model: nn.Module) -> Manifest:
     return manifest.model_copy(update={"pace": pace, "outer": outer})
 
 
+@pytest.mark.usefixtures("on_each_device")
 @pytest.mark.parametrize("make", LOOPS)
 async def test_it_trains_publishes_applies_and_resumes(
     make: Callable[[], Loop], tmp_path: Path, seed: int
 ) -> None:
+    await trains_publishes_applies_and_resumes(make, tmp_path, seed)
+
+
+@pytest.mark.usefixtures("like_a_gpu")
+@pytest.mark.parametrize("make", [adamw, bfloat16])
+async def test_it_does_so_as_on_a_gpu(make: Callable[[], Loop], tmp_path: Path, seed: int) -> None:
+    await trains_publishes_applies_and_resumes(make, tmp_path, seed)
+
+
+async def trains_publishes_applies_and_resumes(make: Callable[[], Loop], tmp_path: Path, seed: int) -> None:
     torch.manual_seed(seed)
     loop = make()
     manifest = manifest_for(loop.model)
@@ -268,6 +277,7 @@ async def test_it_trains_publishes_applies_and_resumes(
         assert again.step().isfinite() or make is scaler_that_skips
 
 
+@pytest.mark.usefixtures("on_each_device")
 async def test_a_scaler_did_skip() -> None:
     loop = scaler_that_skips()
     before = [p.detach().clone() for p in trainable(loop.model)]
@@ -275,6 +285,7 @@ async def test_a_scaler_did_skip() -> None:
     assert all(torch.equal(p, q) for p, q in zip(trainable(loop.model), before, strict=True))
 
 
+@pytest.mark.usefixtures("on_each_device")
 def test_a_bf16_model_loses_nothing_of_what_the_swarm_holds() -> None:
     """What bf16 cannot hold of Phi is not taken for progress, however often a newer Phi comes."""
     model = nn.Linear(16, 16).to(torch.bfloat16)
