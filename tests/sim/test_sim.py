@@ -31,7 +31,7 @@ from tests.sim.world import World, simulate
 
 ROOT = Path(__file__).parents[2]
 
-BUDGET_CPU_S = 80.0
+BUDGET_CPU_S = 75.0
 """Less than a minute of two processors, as all tests together should take less than four."""
 
 LARGE = [Job(seed, 16, 10.0, None) for seed in range(1, 201)]
