@@ -24,7 +24,7 @@ are never met, it would else fade until it is denormal and stay so: 30 times slo
 class DeviceStep:
     """One step of all of a fragment's parts, which begin to be looked at here."""
 
-    def __init__(self, state: FragmentState, outer: Outer, device: torch.device) -> None:
+    def __init__(self, state: FragmentState, outer: Outer) -> None:
         self._outer = outer
         reaches = [
             torch.stack(
@@ -39,7 +39,7 @@ class DeviceStep:
         step = outer.learning_rate * ((1.0 + mu) * learnt + mu * mu * momentum)
         # Of the values, and of where the step ends. Not so if anything is NaN.
         self._is_sound: Tensor = (ref + learnt + step) * ONE < VALUE_LIMIT
-        self._moved = torch.zeros((), dtype=torch.bool, device=device)
+        self._moved = torch.zeros_like(self._is_sound)
 
     def take(self, theta: Tensor, piece: Piece, section: SectionWriter | BucketWriter) -> None:
         """Encode a piece's step, and go on from where all others will see it."""

@@ -177,8 +177,8 @@ class Leader(Role):
 
     def close(self) -> None:
         self._step_watch.end()
-        self._incoming.close()
         try:
+            self._incoming.close()
             if self._has_diverged:  # or an earlier one would have the next process diverge at once
                 self._checkpoint.save(self._outer, (), self.progress)
             self._checkpoint.close()

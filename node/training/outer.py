@@ -10,8 +10,9 @@ error-feedback residual `e` and the outer momentum `m`::
 The momentum lives with the sender: a linear filter commutes with the sum over nodes, so the swarm's
 Nesterov momentum (DiLoCo, arXiv 2311.08105) needs no shared state, and nothing is lost when a member goes.
 
-Nothing here does I/O or waits. Both go through a fragment piece by piece, in memory that is kept: on the CPU
-all of a piece's steps then find it in cache, and no page is touched for the first time in the training loop.
+Nothing here does I/O, or waits for anything but a GPU's payload. Both go through a fragment piece by piece,
+in memory that is kept: on the CPU all of a piece's steps then find it in cache, and no page is touched for
+the first time in the training loop.
 """
 
 from collections.abc import Callable, Mapping
@@ -165,7 +166,7 @@ class OuterLoop:
         state = self.fragments[index]
         # Of several dtypes, `write_back` rounds what it is given, also where nothing was to change.
         if state.gpu is not None and not state.is_mixed:
-            if (done := self._publish_if_sound(state, state.gpu, round_, out)) is not None:
+            if (done := self._publish_if_sound(state, round_, out)) is not None:
                 return done
         found = look(state)
         for part, seen in zip(state.parts, found, strict=True):
@@ -180,11 +181,11 @@ class OuterLoop:
             raise
 
     def _publish_if_sound(
-        self, state: FragmentState, device: torch.device, round_: int, out: memoryview
+        self, state: FragmentState, round_: int, out: memoryview
     ) -> tuple[int, Window] | None:
         """Publish what is on one device; None, with nothing changed, if a step might be too long."""
         writer = PayloadWriter(self._outer.codec, state.fragment, out)
-        step = DeviceStep(state, self._outer, device)
+        step = DeviceStep(state, self._outer)
         for part in state.parts:
             section, values = part.section(writer), part.values()
             for piece in part.pieces:

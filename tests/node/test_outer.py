@@ -540,7 +540,7 @@ def test_which_steps_a_device_takes_without_being_asked(
     with torch.no_grad():
         model.weight[1, 1] += moved
         state.momentum[0][2, 2] = momentum
-        done = loop._publish_if_sound(state, model.weight.device, 1, area(manifest))
+        done = loop._publish_if_sound(state, 1, area(manifest))
     assert (done is not None) == is_sound
 
 
@@ -565,7 +565,7 @@ def test_a_step_that_a_device_finds_too_long_changes_nothing(
     kept = [*state.theta, *state.ref, *state.residual, *state.momentum]
     before, window = [tensor.detach().clone() for tensor in kept], copy.copy(state.window)
     with torch.no_grad():
-        assert loop._publish_if_sound(state, state.theta[0].device, 3, area(manifest)) is None
+        assert loop._publish_if_sound(state, 3, area(manifest)) is None
     for tensor, known in zip(kept, before, strict=True):
         assert torch.equal(tensor.nan_to_num(1e9), known.nan_to_num(1e9))
     assert state.window == window and state.last_published == 2
