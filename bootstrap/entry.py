@@ -5,10 +5,13 @@ program, without a word: there is nothing to put in order yet.
 """
 
 import signal
+import sys
 
 
 def main() -> None:
     """Read the command, and run it."""
+    if sys.platform == "win32":
+        sys.exit("Gossamer does not run on Windows itself: install it inside WSL 2")
     is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # ignored behind a shell's `&`
     if is_heard:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

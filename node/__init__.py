@@ -4,6 +4,7 @@ It carries out what `gossamer.protocol` decides, and decides nothing about valid
 package imports neither torch nor aiohttp: the daemon and the trainer each pay for what they use.
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     if name == "Peer":
+        if sys.platform == "win32":
+            raise ImportError("Gossamer does not run on Windows itself: install it inside WSL 2")
         from gossamer.node.peer import Peer
 
         return Peer

@@ -9,6 +9,7 @@ name that could be left behind. Each part has one owner at any time, and message
 
 import mmap
 import os
+import sys
 import tempfile
 
 import numpy as np
@@ -21,7 +22,7 @@ from gossamer.protocol.payload import payload_length
 
 
 def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
+    if sys.platform == "linux" and hasattr(os, "memfd_create"):  # not in Pythons for old systems
         return os.memfd_create("gossamer")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())

@@ -188,6 +188,21 @@ def test_ctrl_c_stays_ignored_where_it_was() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize(
+    "use", ["from gossamer.bootstrap.entry import main; main()", "from gossamer.node import Peer"]
+)
+def test_windows_is_told_to_take_wsl(use: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.platform = 'win32'; {use}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("does not run on Windows itself: install it inside WSL 2")
+
+
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
 def test_a_terminal_without_all_of_unicode_is_enough(encoding: str) -> None:
     done = subprocess.run(
