@@ -49,6 +49,7 @@ from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.node.storage.recordwriter import RecordWriter
 from gossamer.node.timekeeping import Timekeeper, unix_offset_s
+from gossamer.node.wording import for_a_script
 from gossamer.protocol import effects as fx
 from gossamer.protocol.errors import DiskFullError, FolderGoneError, LocalError, StorageError
 from gossamer.protocol.identity import short
@@ -409,7 +410,12 @@ def _first(error: BaseException) -> BaseException:
 def main() -> int:
     """Run a daemon from its one JSON argument; exit status 2 for a mistake that a person has to mend."""
     options = DaemonOptions.from_json(sys.argv[1])
-    logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
+    logs.configure(
+        level=options.log_level,
+        debug=options.debug,
+        as_json=options.log_json,
+        wording=for_a_script if options.is_a_scripts else str,
+    )
     lifeline.reset_signals()
     os.umask(0o077)  # SQLite makes files of its own
     ask_for_open_files()

@@ -7,9 +7,13 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 INFO = "info"
 LEVELS = ("debug", INFO, "warning", "error")
+
+Wording = Callable[[str], str]
+"""What a line becomes for who reads it."""
 
 LINES_MAX = 1000
 """Lines that wait to be written. Further ones are left out."""
@@ -21,9 +25,13 @@ FLUSH_S = 1.0
 class _Line(logging.Formatter):
     """``12:34:56 warning  text``, with control characters made visible."""
 
+    def __init__(self, wording: Wording) -> None:
+        super().__init__()
+        self._wording = wording
+
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in record.getMessage())
+        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in self._wording(record.getMessage()))
         line = f"{clock} {record.levelname.lower():8}{text}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
@@ -31,12 +39,16 @@ class _Line(logging.Formatter):
 class _Json(logging.Formatter):
     """One JSON object a line: t (Unix seconds), level, logger, text."""
 
+    def __init__(self, wording: Wording) -> None:
+        super().__init__()
+        self._wording = wording
+
     def format(self, record: logging.LogRecord) -> str:
         entry = {
             "t": round(record.created, 3),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "text": record.getMessage(),
+            "text": self._wording(record.getMessage()),
         }
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
@@ -82,10 +94,10 @@ class _Aside(logging.Handler):
                     self._writer.handle(record)
 
 
-def handler(*, as_json: bool = False) -> logging.Handler:
+def handler(*, as_json: bool = False, wording: Wording = str) -> logging.Handler:
     """Writes to standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if as_json else _Line())
+    handler.setFormatter(_Json(wording) if as_json else _Line(wording))
     return handler
 
 
@@ -97,9 +109,11 @@ def level_of(logger: logging.Logger) -> str:
     )
 
 
-def configure(*, level: str = INFO, debug: bool = False, as_json: bool = False) -> None:
+def configure(
+    *, level: str = INFO, debug: bool = False, as_json: bool = False, wording: Wording = str
+) -> None:
     """Send this process's log to standard error, from a level on; all of it with `debug`."""
-    shown = handler(as_json=as_json)
+    shown = handler(as_json=as_json, wording=wording)
     shown.setLevel("DEBUG" if debug else level.upper())
     # The level is the handler's: what a node tells its page, from info on, does not depend on it.
     logging.basicConfig(level=min(shown.level, logging.INFO), handlers=[_Aside(shown)], force=True)

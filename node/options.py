@@ -51,6 +51,11 @@ class DaemonOptions(_Options):
     log_json: bool = False
     log_level: str = "info"
 
+    @property
+    def is_a_scripts(self) -> bool:
+        """Whether the daemon runs beside a script, whose words its log has."""
+        return bool(self.socket)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerOptions(_Options):

@@ -35,7 +35,8 @@ from gossamer.node.training.reporting import Reporter
 from gossamer.node.training.role import Role
 from gossamer.node.training.standing import Standing
 from gossamer.node.training.steps import mean_loss, token_count
-from gossamer.protocol.errors import DivergedError, UnreachableError
+from gossamer.node.wording import for_a_script
+from gossamer.protocol.errors import DivergedError, LocalError, UnreachableError
 from gossamer.protocol.manifest import Manifest
 
 LEAVE_S = 2.0
@@ -184,9 +185,11 @@ class Peer(Standing):
             peer.folder, peer.contact = place.folder, place.contact
             peer._begin_attached(place.tell_waiting)
             return peer
-        except BaseException:  # Ctrl-C anywhere: nobody else could stop the daemon
+        except BaseException as error:  # Ctrl-C anywhere: nobody else could stop the daemon
             if place is not None:
                 place.role.close()
+            if isinstance(error, LocalError):
+                error.args = (for_a_script(str(error)),)
             raise
 
     def _begin_attached(self, tell_waiting: Callable[[], None]) -> None:

@@ -24,6 +24,7 @@ from gossamer.node.training.parameters import check_fits, checked_optimizers, pa
 from gossamer.node.training.ranks import Team, team_of
 from gossamer.node.training.role import Role
 from gossamer.node.training.starting import AttachOptions, StartedNode, started
+from gossamer.node.wording import for_a_script
 from gossamer.protocol.errors import ConfigError, LocalError
 from gossamer.protocol.manifest import Manifest, from_canonical
 
@@ -227,7 +228,7 @@ def _show_log() -> None:
     ours = logging.getLogger("gossamer")
     if logging.getLogger().handlers or ours.handlers:
         return
-    handler = logs.handler()
+    handler = logs.handler(wording=for_a_script)
     handler.addFilter(lambda _: not logging.getLogger().handlers and ours.handlers == [handler])
     ours.addHandler(handler)
     if ours.level == logging.NOTSET:

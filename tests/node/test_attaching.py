@@ -64,6 +64,11 @@ def test_nothing_says_which_swarm() -> None:
         attach()
 
 
+def test_what_to_give_instead_is_said_in_arguments(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"join=\[ADDRESS\] \(or invite=\)"):
+        attach(folder=tmp_path / "empty")
+
+
 def test_one_address_is_still_a_list(manifest: Manifest) -> None:
     with pytest.raises(ConfigError, match=r"join=\['a:1'\]"):
         attach(manifest=manifest, join="a:1")

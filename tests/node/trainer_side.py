@@ -103,7 +103,7 @@ async def daemon_at(folder: Path, manifest: Manifest = SMALL) -> AsyncIterator[F
 async def link_to(daemon: FakeDaemon) -> AsyncIterator[DaemonLink]:
     link = DaemonLink(daemon.path, daemon.manifest)
     try:
-        assert await asyncio.to_thread(link.wait_connected, 5)
+        assert await asyncio.to_thread(link.wait_connected, 30)
         yield link
     finally:
         await asyncio.to_thread(link.close)

@@ -1,0 +1,36 @@
+"""What a message calls a flag, in the words of a script: there it is an argument of `Peer.attach`."""
+
+import re
+
+_ONE = {
+    "dir": "folder",
+    "invite": "invite",
+    "swarm-id": "swarm_id",
+    "listen": "listen",
+    "name": "name",
+}
+_SEVERAL = {"join": "join", "trust": "trust", "advertise": "advertise"}
+_SWITCHES = {"insecure-plaintext": "plaintext=True", "debug": "debug=True"}
+
+# A command to be typed (`gossamer id --dir D`) is left as it is. Of values only PLACEHOLDERS go along.
+_FLAG = re.compile(
+    r"(?P<command>gossamer [a-z]+ (?:[A-Z_]+ )?)?--(?P<flag>[a-z-]+)(?: (?P<value>[A-Z_:]{2,}))?"
+)
+
+
+def for_a_script(text: str) -> str:
+    """The same message where a script reads it: ``--join ADDRESS`` is ``join=[ADDRESS]``."""
+    return _FLAG.sub(_as_argument, text)
+
+
+def _as_argument(found: re.Match[str]) -> str:
+    flag, value = found["flag"], found["value"] or ""
+    if found["command"]:
+        return found[0]
+    if flag in _SWITCHES:
+        return _SWITCHES[flag] + (f" {value}" if value else "")
+    if flag in _ONE:
+        return f"{_ONE[flag]}={value}"
+    if flag in _SEVERAL:
+        return f"{_SEVERAL[flag]}={f'[{value}]' if value else ''}"
+    return found[0]

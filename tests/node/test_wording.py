@@ -1,0 +1,36 @@
+"""What a message calls a flag where a script reads it."""
+
+import logging
+
+import pytest
+
+from gossamer.node import logs
+from gossamer.node.wording import for_a_script
+
+
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        ("choose another --dir", "choose another folder="),
+        ("fetch it with --join ADDRESS (or --invite)", "fetch it with join=[ADDRESS] (or invite=)"),
+        ("Name whom to believe: --trust NODE_ID", "Name whom to believe: trust=[NODE_ID]"),
+        ("say --advertise HOST:PORT. It trains", "say advertise=[HOST:PORT]. It trains"),
+        ("another --listen ([::]:PORT follows)", "another listen= ([::]:PORT follows)"),
+        ("pin it with --swarm-id, or the", "pin it with swarm_id=, or the"),
+        ("it may speak TLS, without --insecure-plaintext", "it may speak TLS, without plaintext=True"),
+        ("which gossamer id --dir D names", "which gossamer id --dir D names"),
+        ("gossamer invite NODE_ID --name X", "gossamer invite NODE_ID --name X"),
+        ("choose another --admin, or --admin off", "choose another --admin, or --admin off"),
+        ("a -- b --- c", "a -- b --- c"),
+    ],
+)
+def test_flags_become_arguments_and_commands_stay(said: str, read: str) -> None:
+    assert for_a_script(said) == read
+
+
+def test_lines_of_a_scripts_log_are_in_its_words() -> None:
+    record = logging.LogRecord("gossamer", logging.INFO, "", 0, "choose another --%s", ("dir",), None)
+    as_text, as_json = (logs.handler(as_json=way, wording=for_a_script) for way in (False, True))
+    assert as_text.format(record).endswith("info    choose another folder=")
+    assert '"text": "choose another folder="' in as_json.format(record)
+    assert logs.handler().format(record).endswith("choose another --dir")
