@@ -261,7 +261,10 @@ class Daemon:
         if self.records.is_copy and self.core.info.trains:
             log.warning(
                 "this folder has been copied or put back since its node last published, or has lost records:"
-                " nothing is published before another node has told what this one signed meanwhile"
+                " %s what this one signed meanwhile",
+                "it goes on, for it knows of no other node that could tell"
+                if self.core.caught_up
+                else "nothing is published before another node has told",
             )
 
     @property

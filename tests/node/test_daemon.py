@@ -436,8 +436,10 @@ async def test_a_folder_that_became_read_only_is_no_reason_not_to_start_or_to_st
         readonly.append(home.root)
 
 
-async def test_a_lone_node_goes_on_though_its_folder_was_put_back(home: Home, tmp_path: Path) -> None:
-    """There is nobody who could tell, and nobody who would know."""
+async def test_a_lone_node_goes_on_though_its_folder_was_put_back(
+    home: Home, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is nobody who could tell, and nobody who would know. It says so, and not that it waits."""
     async with running(home) as daemon, training(home) as link:
         await until(lambda: daemon.merging.ready)
         await publish(home, link, 1)
@@ -448,6 +450,23 @@ async def test_a_lone_node_goes_on_though_its_folder_was_put_back(home: Home, tm
         await until(lambda: daemon.merging.ready)
         await publish(home, link, 2)
         assert daemon.core.own_last == 2
+    assert "it goes on, for it knows of no other node that could tell" in caplog.text
+    assert "nothing is published" not in caplog.text
+
+
+async def test_one_that_knows_of_others_says_that_it_waits_for_them(
+    home: Home, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(home) as daemon, training(home) as link:
+        await until(lambda: daemon.merging.ready)
+        await publish(home, link, 1)
+    shutil.copytree(home.root, tmp_path / "backup", ignore=shutil.ignore_patterns("*.sock"))
+    shutil.copytree(tmp_path / "backup", home.root, dirs_exist_ok=True)
+    home.write_peers(["127.0.0.1:1"])
+    async with running(home) as daemon:
+        assert daemon.records.is_copy
+        await until(lambda: "nothing is published before another node has told" in caplog.text)
+        assert not daemon.core.caught_up
 
 
 async def test_a_daemon_that_finds_the_disk_full_is_started_again(
