@@ -4,7 +4,6 @@ from gossamer.protocol.admission import Charter, Grant, Revocation
 from gossamer.protocol.effects import Effect, Expelled, Notice, Send, StoreCredential
 from gossamer.protocol.gossip import Gossip
 from gossamer.protocol.holdings import Holdings
-from gossamer.protocol.identity import short
 from gossamer.protocol.peering import Peering
 from gossamer.protocol.presence import Presence
 from gossamer.protocol.roster import Roster
@@ -49,16 +48,20 @@ class Credentials:
             result += [*self._gossip.open_exchange(link), Send(link, self._presence.summary(answer=False))]
         if self._charter.role_of(grant.node_id) is not grant.role:
             return result  # it was revoked, or may do more already: what members hear of first varies
-        return [*result, Notice(f"{short(grant.node_id)} may {grant.role.name.lower()} in this swarm")]
+        return [
+            *result,
+            Notice(f"{self._roster.label(grant.node_id)} may {grant.role.name.lower()} in this swarm"),
+        ]
 
     def _expel(self, revocation: Revocation, now: float) -> list[Effect]:
         """Cut a revoked member's links, forget it, and merge anew the rounds that it had part in."""
         node_id, last_round = revocation.node_id, revocation.last_round
         if node_id == self._own_id:
             return [Expelled(revocation.reason)]
+        label = self._roster.label(node_id)
         voided = self._holdings.revoke(node_id, last_round)
         cut = self._peering.cut(node_id, "revoked", now)
         self._roster.remove(node_id)
         self._presence.forget(node_id)
-        text = f"{short(node_id)} was revoked by an owner: what it signed after round {last_round} is void"
+        text = f"{label} was revoked by an owner: what it signed after round {last_round} is void"
         return [*voided, *cut, Notice(f"{text} ({len(voided)} deltas here)")]

@@ -12,20 +12,27 @@ from gossamer.protocol.chunks import payload_chunk_sizes
 from gossamer.protocol.effects import Close, Effect, Fetched, Notice, RandomSource, Ready, Store
 from gossamer.protocol.fetch import Fetcher
 from gossamer.protocol.gossip import sample
-from gossamer.protocol.identity import short
 from gossamer.protocol.ledger import Added, Ledger
 from gossamer.protocol.links import Links
 from gossamer.protocol.offers import Offers
 from gossamer.protocol.records import Delta
+from gossamer.protocol.roster import Roster
 
 
 class Holdings:
     """Keeps the ledger, the fetching of payloads and the offers of them in step."""
 
     def __init__(
-        self, ledger: Ledger, links: Links, fetcher: Fetcher, offers: Offers, rng: RandomSource
+        self,
+        ledger: Ledger,
+        roster: Roster,
+        links: Links,
+        fetcher: Fetcher,
+        offers: Offers,
+        rng: RandomSource,
     ) -> None:
         self._ledger = ledger
+        self._roster = roster
         self._links = links
         self._fetcher = fetcher
         self._wants = fetcher.wants
@@ -122,7 +129,7 @@ class Holdings:
         others = [other for other in self._ledger.by(delta.author) if other.round != delta.round]
         if any(self._ledger.is_void(other) for other in others):
             return [Ready(delta)]
-        text = f"{short(delta.author)} signed two deltas for round {delta.round}: both are void"
+        text = f"{self._roster.label(delta.author)} signed two deltas for round {delta.round}: both are void"
         return [Ready(delta), Notice(text)]
 
     # -- payloads

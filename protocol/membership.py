@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Notice, RandomSource, Send
 from gossamer.protocol.gossip import sample
-from gossamer.protocol.identity import short
 from gossamer.protocol.messages import Ack, Ping, PingFor, Records, Suspect
 from gossamer.protocol.roster import Health, Member, Roster
 
@@ -312,9 +311,9 @@ class Membership:
             elif member.since < suspected_since:
                 self._roster.judge(member.peer.node_id, Health.DOWN, now)
                 self._suspected[member.peer.node_id] = now
-                effects.append(Notice(f"{_named(member)} is down"))
+                effects.append(Notice(f"{member.label} is down"))
             elif told_before <= member.since < tell_before:  # the first answers have not cleared it up
-                effects.append(Notice(f"{_named(member)} does not answer"))
+                effects.append(Notice(f"{member.label} does not answer"))
         return effects
 
 
@@ -326,8 +325,3 @@ def _are_linked(one: Member | None, other: Member | None) -> bool:
         here.peer.node_id[: limits.LINK_PREFIX_BYTES] in there.peer.body.dialled
         for here, there in ((one, other), (other, one))
     )
-
-
-def _named(member: Member) -> str:
-    name = member.peer.body.name
-    return f"{name} ({short(member.peer.node_id)})" if name else short(member.peer.node_id)

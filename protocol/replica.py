@@ -78,7 +78,7 @@ class Replica:
         self.offers = Offers()
         self.fetcher = Fetcher(fits, rng)
         self.dealing = Dealing(rng)
-        self.holdings = Holdings(self.ledger, self.links, self.fetcher, self.offers, rng)
+        self.holdings = Holdings(self.ledger, self.roster, self.links, self.fetcher, self.offers, rng)
         self.gossip = Gossip(self.ledger, self.holdings.holds, rng, self.offers.promise)
         self.sealing = Sealing(
             manifest,

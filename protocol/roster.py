@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from gossamer.protocol import limits
 from gossamer.protocol.activity import Activity
+from gossamer.protocol.identity import short
 from gossamer.protocol.records import Peer
 
 
@@ -46,6 +47,12 @@ class Member:
     activity: Activity = field(default_factory=lambda: Activity(-math.inf))
     is_hearsay: bool = True
     """Whether all that we know of it is one row, which somebody told us: it may have been gone by then."""
+
+    @property
+    def label(self) -> str:
+        """What people are told of it by: its name, if it has one, and the beginning of its id."""
+        name, node_id = self.peer.body.name, short(self.peer.node_id)
+        return f"{name} ({node_id})" if name else node_id
 
     @property
     def tokens_per_s(self) -> float:
@@ -160,6 +167,11 @@ class Roster:
 
     def get(self, node_id: bytes) -> Member | None:
         return self._members.get(node_id)
+
+    def label(self, node_id: bytes) -> str:
+        """What people are told of a node by, member or not."""
+        member = self._members.get(node_id)
+        return short(node_id) if member is None else member.label
 
     def members(self) -> list[Member]:
         """All members in order of node id."""

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from gossamer.node.monitoring.known_links import LIVE
 from gossamer.node.monitoring.replicas import Likeness, compare
 from gossamer.protocol.history import Claim
-from gossamer.protocol.identity import short
 from gossamer.protocol.roster import Health, Member
 
 NAMES_MAX = 6
@@ -47,7 +46,7 @@ class Happenings:
         for member in live:
             pair = found[member.peer.node_id]
             if pair is not None and member.peer.node_id in differing - self._differing:
-                log.error("the model of %s differs from ours at round %d", _named(member), pair.round)
+                log.error("the model of %s differs from ours at round %d", member.label, pair.round)
         self._differing = differing
         newest = claims[0].round if claims else 0
         is_shared = bool(found) and all(pair == (newest, Likeness.SAME) for pair in found.values())
@@ -62,14 +61,9 @@ def _was_gone(member: Member, before: dict[bytes, Health]) -> bool:
 
 def _say(sentence: str, members: Iterable[Member]) -> None:
     """One line for all of them."""
-    names = [_named(member) for member in members]
+    names = [member.label for member in members]
     if len(names) > NAMES_MAX:
         names = [*names[: NAMES_MAX - 1], f"{len(names) - NAMES_MAX + 1} more"]
     if names:
         last = f" and {names[-1]}" if len(names) > 1 else names[-1]
         log.info(sentence, ", ".join(names[:-1]) + last)
-
-
-def _named(member: Member) -> str:
-    name = member.peer.body.name
-    return f"{name} ({short(member.peer.node_id)})" if name else short(member.peer.node_id)

@@ -21,7 +21,6 @@ from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.protocol.conduct import Conduct, RoundFigures
 from gossamer.protocol.errors import DivergedError, StorageError
-from gossamer.protocol.identity import short
 from gossamer.protocol.layout import Fragment
 from gossamer.protocol.merge_schedule import MergeSchedule
 from gossamer.protocol.records import Delta
@@ -232,7 +231,7 @@ class Merging:
 
     def _hold_back(self, round_: int, deltas: tuple[Delta, ...]) -> None:
         self.schedule.hold_back(round_, time.monotonic())
-        names = ", ".join(short(delta.author) for delta in deltas)
+        names = ", ".join(self._core.roster.label(delta.author) for delta in deltas)
         log.info("%s: a delta far beyond what is usual; round %d waits for those of others", names, round_)
 
     def _note_new_trainer(self) -> None:
@@ -288,7 +287,7 @@ class Merging:
     def _note_diverged(self, index: int, round_: int, deltas: tuple[Delta, ...]) -> None:
         """Training that blows up ends. Where only others' deltas did it, as one key's can in a swarm that
         rests, we are still needed, to hear that they are void. Raises DivergedError."""
-        names = ", ".join(short(delta.author) for delta in deltas) or "nobody"
+        names = ", ".join(self._core.roster.label(delta.author) for delta in deltas) or "nobody"
         self._diverged_by[index] = f" in round {round_}, of {names}"
         if any(delta.author == self._core.identity.node_id for delta in deltas):
             raise DivergedError(
@@ -301,10 +300,11 @@ class Merging:
         assert self._merger is not None
         found = self._merger.figures or RoundFigures({}, None)
         for change in self.conduct.note(round_, found, self._core.ledger.void_in(round_)):
+            label = self._core.roster.label(change.node_id)
             if change.verdict is None:
-                log.info("%s: its deltas are as they should be again", short(change.node_id))
+                log.info("%s: its deltas are as they should be again", label)
             else:
-                log.warning("%s: %s", short(change.node_id), change.verdict)
+                log.warning("%s: %s", label, change.verdict)
 
     async def _offer(self) -> None:
         assert self._merger is not None

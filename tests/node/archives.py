@@ -22,6 +22,7 @@ from gossamer.protocol.layout import Fragment, TensorSpec
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.roster import Roster
 from tests.node.world import OWN
 from tests.protocol.builders import SMALL, manifest
 
@@ -44,6 +45,7 @@ def core_with(ledger: Ledger, **changes: Any) -> Any:
         "layout": SMALL.plan(),
         "own_last": 0,
         "identity": SimpleNamespace(node_id=OWN),
+        "roster": Roster(OWN),
         "fetcher": SimpleNamespace(wants=SimpleNamespace(are_held=0)),
         **NOTHING_ELSE,
     }

@@ -16,8 +16,9 @@ from gossamer.protocol.layout import Fragment
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.payload import encode_payload
 from gossamer.protocol.records import Delta
+from gossamer.protocol.roster import Roster
 from tests.node.trainer_side import until
-from tests.node.world import World
+from tests.node.world import OWN, World
 from tests.protocol.builders import LAYOUT, body_of, identity, signed
 
 
@@ -56,6 +57,7 @@ class Setup:
             layout=LAYOUT,
             holds=self.held.__contains__,
             caught_up=True,
+            roster=Roster(OWN),
             sealing=SimpleNamespace(joined=True),
             identity=identity(99),
             clock=10**9,

@@ -30,7 +30,9 @@ class Writer:
         rng = random.Random(0)
         self.ledger = Ledger()
         links = Links(OWN.node_id, Roster(OWN.node_id), (), rng)
-        self.holdings = Holdings(self.ledger, links, Fetcher(lambda blob, size: None, rng), Offers(), rng)
+        self.holdings = Holdings(
+            self.ledger, Roster(b""), links, Fetcher(lambda blob, size: None, rng), Offers(), rng
+        )
         charter = Charter(of.admission, of.swarm_id)
         self.author = Author(OWN, of.swarm_id, LAYOUT, charter, self.ledger, self.holdings)
 

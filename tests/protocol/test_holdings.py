@@ -14,6 +14,7 @@ from gossamer.protocol.holdings import Holdings
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.messages import Holding, Parts
 from gossamer.protocol.offers import Offers
+from gossamer.protocol.roster import Roster
 from tests.protocol import builders
 
 
@@ -22,7 +23,7 @@ def test_a_chunk_that_comes_twice_in_a_payload_is_told_of_in_both_places() -> No
     rng = random.Random(1)
     fetcher, offers = Fetcher(lambda blob, size: None, rng), Offers()
     links: Any = SimpleNamespace(numbers={1, 2}, get=lambda _: None)
-    holdings = Holdings(Ledger(), links, fetcher, offers, rng)
+    holdings = Holdings(Ledger(), Roster(b""), links, fetcher, offers, rng)
     for link in (1, 2):
         fetcher.link_up(link, outbound=True)
     zeros, other = bytes(32), b"\1" * 32
@@ -41,7 +42,7 @@ def test_whose_payloads_are_lacking_up_to_a_round() -> None:
     rng = random.Random(1)
     fetcher = Fetcher(lambda blob, size: None, rng)
     links: Any = SimpleNamespace(numbers=set(), get=lambda _: None)
-    holdings = Holdings(Ledger(), links, fetcher, Offers(), rng)
+    holdings = Holdings(Ledger(), Roster(b""), links, fetcher, Offers(), rng)
     assert holdings.share_lacking(9, 0.0) == 0.0
     for author in range(4):
         delta = builders.unsigned(author, 3)
@@ -72,7 +73,7 @@ class Bench:
             for number in (1, 2, 3)
         }
         links: Any = SimpleNamespace(numbers=peers.keys(), get=peers.get)
-        self.holdings = Holdings(Ledger(), links, self.fetcher, self.offers, rng)
+        self.holdings = Holdings(Ledger(), Roster(b""), links, self.fetcher, self.offers, rng)
         for link in peers:
             self.fetcher.link_up(link, outbound=True)
 
@@ -105,7 +106,7 @@ def test_a_key_in_two_places_is_a_line_and_not_one_for_each_round() -> None:
     rng = random.Random(1)
     links: Any = SimpleNamespace(numbers=set(), get=lambda _: None)
     ledger = Ledger()
-    holdings = Holdings(ledger, links, Fetcher(lambda blob, size: None, rng), Offers(), rng)
+    holdings = Holdings(ledger, Roster(b""), links, Fetcher(lambda blob, size: None, rng), Offers(), rng)
 
     def equivocates(author: int, round_: int) -> list[str]:
         first, second = (builders.unsigned(author, round_, variant) for variant in (0, 1))

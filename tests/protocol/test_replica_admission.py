@@ -15,6 +15,7 @@ from gossamer.protocol import messages as msg
 from gossamer.protocol.admission import Role
 from gossamer.protocol.effects import LinkUp
 from gossamer.protocol.errors import PeerError, SignatureError
+from gossamer.protocol.identity import short
 from tests.protocol import builders
 from tests.protocol.builders import OWNER, grant, identity, revocation
 from tests.protocol.wiring import Node, Weather, World
@@ -247,7 +248,8 @@ def test_a_revocation_reaches_all_at_once_and_cuts_links(seed):
         assert _authors(node) == {0, 1, 2, 3}
         assert not node.core.holds(outcast.disk[0].record_id)
         assert node.ready == node.held()
-        assert any("was revoked by an owner" in notice for notice in node.notices)
+        who = f"{outcast.info.name} ({short(outcast.identity.node_id)})"
+        assert any(notice.startswith(f"{who} was revoked by an owner") for notice in node.notices)
     world.run(10.0)
     assert not outcast.links
     assert "key stolen" in outcast.refused[-1]

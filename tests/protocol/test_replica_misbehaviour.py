@@ -14,6 +14,7 @@ from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.greylist import Offence
+from gossamer.protocol.identity import short
 from gossamer.protocol.unix_time import UnixTime
 from gossamer.protocol.wire import pack
 from tests.protocol import builders
@@ -43,7 +44,8 @@ def test_an_equivocator_is_voided_everywhere(seed, pieces):
         assert list(node.core.ledger.voided()) == [(liar.node_id, 3)]
         assert node.ready == {d.record_id for d in node.core.ledger.valid(3)}
         assert len(node.ready) == 1
-        assert any("signed two deltas for round 3" in text for text in node.notices)
+        said = f"{short(liar.node_id)} signed two deltas for round 3: both are void"  # nobody has its row
+        assert said in node.notices
         assert not node.core.fetcher.wants
 
 
