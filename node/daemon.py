@@ -299,7 +299,8 @@ class Daemon:
         """
         if self._has_left:
             return []
-        self.timekeeper.check_clock()
+        if self.timekeeper.check_clock():
+            self.links.forget_clocks()
         effects = self.core.handle(event, time.monotonic())
         self.carry_out(effects)
         self.timekeeper.look()

@@ -46,11 +46,13 @@ class Timekeeper:
             except TimeoutError:
                 pass
 
-    def check_clock(self) -> None:
+    def check_clock(self) -> bool:
         """Notice a clock that was set, and a sleep, in which only the one for people goes on: before anything
-        that comes after it."""
+        that comes after it. Returns whether there was either."""
         offset_s = unix_offset_s()
-        if abs(offset_s - self._unix_offset_s) > CLOCK_MOVED_S:
-            log.info("this machine's clock has moved by %.0f s", offset_s - self._unix_offset_s)
-            self._unix_offset_s = offset_s
-            self._dispatch(fx.TimeSet(offset_s))
+        if abs(offset_s - self._unix_offset_s) <= CLOCK_MOVED_S:
+            return False
+        log.info("this machine's clock has moved by %.0f s", offset_s - self._unix_offset_s)
+        self._unix_offset_s = offset_s
+        self._dispatch(fx.TimeSet(offset_s))
+        return True

@@ -19,7 +19,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.envelope import Envelope, Kind, open_envelope
 from gossamer.protocol.errors import MalformedError, NoRoomError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.identity import NODE_ID_BYTES, PUBLIC_KEY_BYTES, node_id_of, short
-from gossamer.protocol.unix_time import span
+from gossamer.protocol.unix_time import moment, span
 from gossamer.protocol.wire import Fields, pack, unpack
 
 if TYPE_CHECKING:
@@ -270,9 +270,10 @@ class Charter:
                 + node_id.hex()
             )
         if not any(grant.is_current(unix_s) for grant in grants):
-            ago = span(unix_s - max(grant.expires for grant in grants))
+            end = max(grant.expires for grant in grants)
             raise RefusedError(
-                f"the invitation of node {short(node_id)} ran out {ago} ago; ask an owner for one"
+                f"the invitation of node {short(node_id)} ran out {span(unix_s - end)} ago; ask an owner for"
+                f" one (it held until {moment(end)}: if that is to come, set the clock that is wrong)"
             )
 
     def check_of_use(self, data: bytes) -> None:

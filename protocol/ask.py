@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, node_id_of, verify
 from gossamer.protocol.limits import ASK_FRESH_S, CREDENTIAL_BYTES_MAX
+from gossamer.protocol.unix_time import span
 from gossamer.protocol.wire import Fields, pack, unpack
 
 ASK_BYTES_MAX = 2048
@@ -51,7 +52,7 @@ def check_question(data: bytes, swarm_id: bytes, binding: bytes, unix_s: float, 
     credential = fields.blob("credential", 0, CREDENTIAL_BYTES_MAX)
     fields.end()
     if abs(asked - unix_s) > ASK_FRESH_S:
-        raise RefusedError(f"our clocks differ by {abs(asked - unix_s) / 60:.0f} minutes; set yours right")
+        raise RefusedError(f"our clocks differ by {span(abs(asked - unix_s))}; set the one that is wrong")
     verify(public_key, signature, _question(swarm_id, binding, asked, path))
     return Question(node_id_of(public_key), credential)
 

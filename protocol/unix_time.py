@@ -4,6 +4,16 @@ It moves under a node's feet: a laptop wakes hours later while its monotonic clo
 without a battery learns the date only when it has reached a time server.
 """
 
+from datetime import UTC, datetime, timedelta
+
+
+def moment(unix_s: int) -> str:
+    """Unix seconds as everybody reads them, whatever their clock says: "2026-11-27 20:28 UTC"."""
+    try:
+        return f"{datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=unix_s):%Y-%m-%d %H:%M} UTC"
+    except OverflowError:
+        return f"{unix_s} s after 1970"
+
 
 def span(seconds: float) -> str:
     """How long that is, in the unit that a person would choose: "2.0 days", "5.5 hours", "12 min"."""

@@ -3,12 +3,11 @@
 `chunk_routes` is the other end.
 """
 
-import time
+from email.utils import formatdate
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
 
-from gossamer.node.network.clocks import offset_of
 from gossamer.node.network.guest import WRITE_BUFFER_BYTES
 from gossamer.node.network.link import SESSION_HEADER, Dialled, PeerLink
 from gossamer.node.network.parcel import headers_of, receive
@@ -52,7 +51,7 @@ async def get_chunk(link: PeerLink, blob: bytes, size: int) -> bytes:
         allow_redirects=False,
         timeout=GET_TIMEOUT,
     ) as response:
-        link.clock_offset_s = offset_of(response.headers.get("Date"), time.time())
+        link.note_date(response.headers.get("Date"))
         if response.status != 200:
             raise RefusedError(f"{short(link.node_id)} does not have chunk {short(blob)}")
         return await receive(response, blob, size, link)
@@ -64,10 +63,11 @@ async def put_chunk(link: PeerLink, blob: bytes, chunk: Chunk, turn: Turn) -> No
     async with way.http.put(
         f"{way.base_url}/chunk/{blob.hex()}",
         data=_Body(body, turn),
-        headers={SESSION_HEADER: link.session.hex(), **headers_of(chunk)},
+        headers={SESSION_HEADER: link.session.hex(), "Date": formatdate(usegmt=True), **headers_of(chunk)},
         ssl=way.ssl,
         allow_redirects=False,
     ) as response:
+        link.note_date(response.headers.get("Date"))
         if response.status != 204:
             raise RefusedError(f"{short(link.node_id)} did not take chunk {short(blob)}")
     link.traffic.payload_sent += len(body)

@@ -89,6 +89,7 @@ class ChunkRoutes:
 
     async def take(self, link: PeerLink, request: web.Request) -> web.Response:
         """A peer puts a chunk that we asked it for."""
+        link.note_date(request.headers.get("Date"))
         blob = bytes.fromhex(request.match_info["hash"])
         size = self._chunks.expected_size(blob)
         if size is None or size > CHUNK_BYTES_MAX:

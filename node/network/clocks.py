@@ -1,12 +1,13 @@
 """What peers' clocks say of ours.
 
-HTTP answers carry the time (RFC 9110, section 6.6.1), so every chunk that we fetch tells how far our clock
-is from its sender's, to about a second. That is enough: the protocol tolerates two minutes.
+HTTP answers carry the time (RFC 9110, section 6.6.1), and so do our requests that bring a chunk: every chunk
+tells how far our clock is from its sender's, to about a second. That is enough: the protocol tolerates two
+minutes.
 """
 
 from collections.abc import Iterable
 from email.utils import parsedate_to_datetime
-from statistics import median
+from statistics import median_high, median_low
 
 PEERS_MIN = 3
 """With fewer it cannot be told whose clock is off."""
@@ -15,7 +16,7 @@ OFF_S = 30.0
 
 
 def offset_of(date: str | None, unix_s: float) -> float | None:
-    """Seconds by which a peer's clock is ahead of ours, from the Date header of an answer just received."""
+    """Seconds by which a peer's clock is ahead of ours, from a Date header just received."""
     if date is None:
         return None
     try:
@@ -30,10 +31,11 @@ def judge(offsets: Iterable[float | None]) -> str | None:
     known = [offset for offset in offsets if offset is not None]
     if not known:
         return None
-    off = median(known)
+    off = min(median_low(known), median_high(known), key=abs)  # half of them and ours are most
     if abs(off) < OFF_S:
         return None
     if len(known) < PEERS_MIN:
-        return f"this machine's clock and that of {len(known)} peer(s) differ by {abs(off):.0f} s"
+        theirs = f"that of {len(known)} peer(s)"
+        return f"this machine's clock and {theirs} differ by {abs(off):.0f} s, and one is wrong"
     which = "behind" if off > 0 else "ahead of"
     return f"this machine's clock is {abs(off):.0f} s {which} the clocks of {len(known)} peers"

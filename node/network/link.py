@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -12,6 +13,7 @@ import aiohttp
 from aiohttp import web
 
 from gossamer.node.address import network_group, origin_of, unmapped
+from gossamer.node.network.clocks import offset_of
 from gossamer.protocol.limits import SEND_QUEUE_BYTES_MAX
 
 WebSocket = aiohttp.ClientWebSocketResponse | web.WebSocketResponse
@@ -77,7 +79,7 @@ class PeerLink:
         """Held while a chunk waits for its turn and goes out, see `uplink`: the first of several is of use
         before all have crossed the line."""
         self.clock_offset_s: float | None = None
-        """By how much the peer's clock is ahead of ours, if it has told."""
+        """By how much the peer's clock is ahead of ours, if it has told since ours last moved."""
         self.dropped = 0
         """Messages dropped because the peer takes them too slowly."""
         self.throttled_s = 0.0
@@ -99,6 +101,12 @@ class PeerLink:
     @property
     def outbound(self) -> bool:
         return self.dialled is not None
+
+    def note_date(self, date: str | None) -> None:
+        """What time it is there, by the Date header of a request or an answer that has just begun."""
+        told = offset_of(date, time.time())
+        if told is not None:
+            self.clock_offset_s = told
 
     @property
     def address(self) -> str | None:

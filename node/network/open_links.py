@@ -58,6 +58,11 @@ class OpenLinks(Mapping[int, PeerLink]):
             if link.node_id == node_id:
                 link.close_soon()
 
+    def forget_clocks(self) -> None:
+        """Ours has moved: how far those of our peers are from it has to be told anew."""
+        for link in self._links.values():
+            link.clock_offset_s = None
+
     def traffic(self) -> list[int]:
         """Bytes of all links so far: control sent and received, payload sent and received."""
         total = self._past_traffic

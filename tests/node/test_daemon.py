@@ -18,6 +18,7 @@ import aiohttp
 import numpy as np
 import pytest
 
+from gossamer.node import timekeeping
 from gossamer.node.address import Contact
 from gossamer.node.daemon import Daemon, main
 from gossamer.node.dashboard import admin
@@ -28,6 +29,7 @@ from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.monitoring import watching
 from gossamer.node.network import acquaintances, keeping
 from gossamer.node.network.client import deliver, fetch_status
+from gossamer.node.network.link import Traffic
 from gossamer.node.options import DaemonOptions
 from gossamer.node.phi.archive import Archive
 from gossamer.node.service import daemon_service
@@ -104,6 +106,22 @@ async def test_a_delta_is_published_merged_and_offered_back(home: Home) -> None:
         assert as_told(status)["itself"]["round"] == status["round"]
         await asyncio.to_thread(link.close)
         await until(lambda: not daemon.port.attached)
+
+
+async def test_peers_clocks_are_compared_anew_once_ours_was_set(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be right now, and a link over which no chunk comes would tell of before for ever."""
+    async with running(home) as daemon:
+        link = SimpleNamespace(number=7, outbound=False, clock_offset_s=-3600.0, traffic=Traffic())
+        daemon.links.add(link)  # type: ignore[arg-type]
+        daemon.dispatch(fx.Wake())
+        assert link.clock_offset_s == -3600.0
+        before_s = timekeeping.unix_offset_s()
+        monkeypatch.setattr(timekeeping, "unix_offset_s", lambda: before_s - 3600.0)
+        daemon.dispatch(fx.Wake())
+        assert link.clock_offset_s is None
+        daemon.links.remove(link)  # type: ignore[arg-type]
 
 
 async def test_what_a_trainer_handed_in_before_it_died_is_published_once_the_disk_has_room(

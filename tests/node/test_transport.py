@@ -246,6 +246,22 @@ async def test_chunks_are_got_and_put(ends: tuple[End, End], size: int) -> None:
     assert (out.traffic.payload_sent, inward.traffic.payload_received) == (size, size)
 
 
+async def test_every_chunk_tells_both_what_time_it_is_at_the_other(ends: tuple[End, End]) -> None:
+    """Who is only dialled has no answers to read it from."""
+    dialler, listener = ends
+    out, inward = await linked(dialler, listener)
+    assert out.clock_offset_s is inward.clock_offset_s is None
+    listener.wanted[sha256(b"chunk").digest()] = 5
+    await put(out, sha256(b"chunk").digest(), b"chunk")
+    for link in (out, inward):
+        assert link.clock_offset_s == pytest.approx(0.0, abs=5.0)
+        link.clock_offset_s = None
+    await get_chunk(out, listener.hold(b"data"), 4)
+    assert out.clock_offset_s == pytest.approx(0.0, abs=5.0)
+    out.note_date("no date")
+    assert out.clock_offset_s == pytest.approx(0.0, abs=5.0)
+
+
 async def test_chunks_travel_packed_where_that_is_smaller(ends: tuple[End, End]) -> None:
     dialler, listener = ends
     out, inward = await linked(dialler, listener)

@@ -222,7 +222,10 @@ def test_a_clock_by_which_the_others_cannot_be_where_they_are_is_a_problem(shown
         ((None, None), None),
         ((29.0, -29.0, 3.0), None),
         ((1.0, 5000.0, 0.0), None),
-        ((-100.0,), "this machine's clock and that of 1 peer(s) differ by 100 s"),
+        ((-100.0,), "this machine's clock and that of 1 peer(s) differ by 100 s, and one is wrong"),
+        ((-99.0, -100.0), "this machine's clock and that of 2 peer(s) differ by 99 s, and one is wrong"),
+        ((0.5, 3600.0), None),  # ours and one of them agree
+        ((-3600.0, 0.5, -3600.0, -0.5), None),
         ((-100.0, -90.0, 7.0), "this machine's clock is 90 s ahead of the clocks of 3 peers"),
     ],
 )

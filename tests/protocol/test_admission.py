@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import admission, limits
-from gossamer.protocol.admission import NEVER, Charter, Grant, Revocation, Role
+from gossamer.protocol.admission import NEVER, UNIX_S_MAX, Charter, Grant, Revocation, Role
 from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
 from gossamer.protocol.errors import NoRoomError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.identity import Identity
@@ -364,6 +364,16 @@ def test_how_long_ago_is_said_in_a_fitting_unit(seconds, said):
     one = charter(grant(identity(1), INVITED, expires=1_000_000))
     with pytest.raises(RefusedError, match=f"ran out {said} ago; ask an owner"):
         one.vet(identity(1).node_id, 1_000_000 + seconds)
+
+
+@pytest.mark.parametrize(
+    ("end", "said"), [(1_000_000, "1970-01-12 13:46 UTC"), (UNIX_S_MAX, f"{UNIX_S_MAX} s")]
+)
+def test_until_when_it_held_shows_whose_clock_is_wrong(end, said):
+    """Both sides read it, and only one of them can be right."""
+    one = charter(grant(identity(1), INVITED, expires=end))
+    with pytest.raises(RefusedError, match=f"it held until {said}"):
+        one.vet(identity(1).node_id, end + 1)
 
 
 def test_until_when_a_node_is_invited():
