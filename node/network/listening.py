@@ -7,6 +7,8 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
+from aiohappyeyeballs import AddrInfoType
+
 from gossamer.node.address import is_loopback
 
 
@@ -98,6 +100,27 @@ def own_address(family: socket.AddressFamily, *, loopback: bool) -> str | None:
         probe.connect(((_HERE if loopback else _FAR_AWAY)[family], 9))
         return str(probe.getsockname()[0])
     return None
+
+
+def sockets_at(host: str) -> Callable[[AddrInfoType], socket.socket]:
+    """What makes sockets to dial with that begin at an address of ours, where what is dialled is of its kind.
+
+    From it no way leads to the other kind. What is returned raises OSError, also once that address is gone.
+    """
+    ours, *_, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
+
+    def make(dialled: AddrInfoType) -> socket.socket:
+        family, kind, protocol, *_ = dialled
+        made = socket.socket(family, kind, protocol)
+        try:
+            if family == ours:
+                made.bind(where)
+        except OSError:
+            made.close()
+            raise
+        return made
+
+    return make
 
 
 def is_gone(host: str) -> bool:

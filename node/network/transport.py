@@ -31,7 +31,7 @@ from gossamer.node.network.chunk_routes import ChunkRoutes
 from gossamer.node.network.door import Door
 from gossamer.node.network.guest import IDLE_TIMEOUT_S, guest_of
 from gossamer.node.network.link import SESSION_HEADER, Dialled, PeerLink
-from gossamer.node.network.listening import why_not
+from gossamer.node.network.listening import sockets_at, why_not
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.questions import Questions
 from gossamer.node.network.receiver import Admission, Receiver
@@ -77,14 +77,14 @@ async def _stay(session: aiohttp.ClientSession, context: object, params: Any) ->
     raise RefusedError("it sends us on to another address")
 
 
-def _dial_from(asked: str, bound: str) -> tuple[str, int] | None:
+def _dial_from(asked: str, bound: str) -> str | None:
     """A node that listens on one of this machine's addresses dials from it too; None for any.
 
     Not from the usual loopback address, nor from another that only a name led to: it is chosen anyway where
     it leads, and leads to no other machine.
     """
     is_usual = bound in (*WILDCARDS, "127.0.0.1", "::1")
-    return None if is_usual or _is_misnamed(asked, bound) else (bound, 0)
+    return None if is_usual or _is_misnamed(asked, bound) else bound
 
 
 def _is_misnamed(asked: str, bound: str) -> bool:
@@ -116,7 +116,7 @@ class Transport:
         self._policing = policing
         self.door: Door | None = None
         self.dials_from: str | None = None
-        """The one address of this machine that is dialled from, None for any."""
+        """The one address of this machine that others of its kind are dialled from, None for any."""
         self._numbers = count(1)
         self._sessions: dict[bytes, PeerLink] = {}
         self._server_ssl = certificate.context if certificate else None
@@ -160,13 +160,15 @@ class Transport:
                 host,
                 bound_host,
             )
-        dials_from = _dial_from(host, bound_host)
-        self.dials_from = dials_from[0] if dials_from else None
+        self.dials_from = _dial_from(host, bound_host)
         no_redirects = aiohttp.TraceConfig()
         no_redirects.on_request_redirect.append(_stay)
         self._client = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=64, ssl=self._client_ssl, local_addr=dials_from, resolver=Resolver()
+                limit=64,
+                ssl=self._client_ssl,
+                resolver=Resolver(),
+                socket_factory=sockets_at(self.dials_from) if self.dials_from else None,
             ),
             auto_decompress=False,
             skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),  # a third of a request for a chunk

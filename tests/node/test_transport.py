@@ -556,6 +556,26 @@ async def test_a_node_that_listens_on_all_addresses_of_ipv6_is_reached_by_ipv4_t
             await listener.transport.stop()
 
 
+async def test_a_node_that_listens_on_one_address_dials_its_own_kind_from_it_and_the_other_too() -> None:
+    dialler, listener = End(1), End(2)
+    await dialler.transport.start("127.0.0.2", 0)
+    try:
+        port = await listener.transport.start("::", 0)
+    except ConfigError as error:
+        await dialler.transport.stop()
+        pytest.skip(f"no IPv6 here: {error}")
+    try:
+        for number, host in enumerate(("127.0.0.1", "[::1]"), 1):
+            dialler.dial(f"{host}:{port}")
+            await until(lambda number=number: len(listener.links) == number)
+        names = [link._socket.get_extra_info("peername")[0] for link in listener.links]
+        assert names == ["::ffff:127.0.0.2", "::1"]
+    finally:
+        await dialler.transport.stop()
+        await listener.transport.stop()
+        await asyncio.gather(*dialler.dials, return_exceptions=True)
+
+
 async def test_names_that_nobody_can_look_up_hold_neither_the_disk_up_nor_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
