@@ -52,9 +52,11 @@ class Dialler:
         self._dispatch(fx.DialFailed(effect.address))
 
     def _is_namesake(self, address: str, fingerprint: bytes) -> bool:
-        """Whether a member, or we ourselves, tell that address and have that certificate.
+        """Whether a member that tells that address has that certificate, or we ourselves have.
 
         In two homes two members may have the same private address: each is reached by those in its own home.
+        And a member that listens on its loopback address tells one that leads each of the others to itself.
         """
-        rows = [self._core.own_row, *(member.peer.body for member in self._core.roster.members())]
-        return any(address in row.addresses and row.fingerprint == fingerprint for row in rows)
+        rows = [member.peer.body for member in self._core.roster.members()]
+        theirs = any(address in row.addresses and row.fingerprint == fingerprint for row in rows)
+        return theirs or fingerprint == self._core.own_row.fingerprint

@@ -50,8 +50,9 @@ def member(core: Replica, number: int, address: str, fingerprint: bytes) -> byte
     [(b"o" * 32, False), (b"n" * 32, False), (b"f" * 32, True), (b"?" * 32, True)],
     ids=["our own", "the neighbour's", "a member's elsewhere", "a stranger's"],
 )
+@pytest.mark.parametrize("told", [HOME, "10.9.9.8:7700"], ids=["ours too", "ours is another"])
 async def test_a_private_address_that_two_members_have_is_no_matter(
-    caplog: pytest.LogCaptureFixture, shown: bytes, is_said: bool
+    caplog: pytest.LogCaptureFixture, shown: bytes, is_said: bool, told: str
 ) -> None:
     core = Replica(
         identity=builders.identity(0),
@@ -61,7 +62,7 @@ async def test_a_private_address_that_two_members_have_is_no_matter(
         unix_offset_s=builders.CREATED,
         rng=random.Random(0),
     )
-    core.announce((HOME,))
+    core.announce((told,))
     member(core, 1, HOME, b"n" * 32)
     member(core, 2, "10.9.9.9:7700", b"f" * 32)
     wanted = member(core, 3, HOME, b"w" * 32)
