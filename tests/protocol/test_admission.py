@@ -367,7 +367,7 @@ def test_how_long_ago_is_said_in_a_fitting_unit(seconds, said):
 
 
 @pytest.mark.parametrize(
-    ("end", "said"), [(1_000_000, "1970-01-12 13:46 UTC"), (UNIX_S_MAX, f"{UNIX_S_MAX} s")]
+    ("end", "said"), [(1_000_000, "1970-01-12 13:46 UTC"), (UNIX_S_MAX, "36812-02-20 00:36 UTC")]
 )
 def test_until_when_it_held_shows_whose_clock_is_wrong(end, said):
     """Both sides read it, and only one of them can be right."""

@@ -1,0 +1,18 @@
+"""`gossamer.protocol.unix_time`: a moment in words."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gossamer.protocol.unix_time import moment
+
+
+@given(st.integers(0, 253_402_300_799))
+@example(951_782_399)  # the last second before a leap day of the year 2000
+@example(951_782_400)
+@example(4_107_542_400)  # 2100 has none
+def test_a_moment_is_what_the_calendar_says(unix_s):
+    assert moment(unix_s) == f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M} UTC"
