@@ -28,6 +28,8 @@ class Offence(Enum):
     NONSENSE = ("request that makes no sense", 5.0)
     HANDSHAKE = ("failed handshake", 5.0)
     """Of an address, since no key was proven."""
+    STALLED = ("handshake that came to a standstill", 0.25)
+    """Likewise. A path that loses its longest packets does that to honest nodes, all of a home among them."""
     UNSUPPORTED = ("unknown kind of message or record", 0.25)
     """Of a later release, perhaps."""
     IMPLAUSIBLE = ("round too early", 0.0)

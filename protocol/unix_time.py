@@ -4,22 +4,12 @@ It moves under a node's feet: a laptop wakes hours later while its monotonic clo
 without a battery learns the date only when it has reached a time server.
 """
 
-_DAYS_TO_1970 = 719_468
-"""From the first of March of year 0: with leap days last, months are counted off by one rule."""
+import numpy as np
 
 
 def moment(unix_s: int) -> str:
     """Unix seconds as everybody reads them, whatever their own clock says: "2026-11-27 20:28 UTC"."""
-    days, seconds = divmod(unix_s, 86_400)
-    era, day = divmod(days + _DAYS_TO_1970, 146_097)  # of 400 years
-    year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
-    day -= 365 * year + year // 4 - year // 100
-    month = (5 * day + 2) // 153  # 0 is March
-    day -= (153 * month + 2) // 5
-    year += 400 * era + month // 10
-    return (
-        f"{year:04}-{(month + 2) % 12 + 1:02}-{day + 1:02} {seconds // 3600:02}:{seconds // 60 % 60:02} UTC"
-    )
+    return str(np.datetime64(unix_s, "s"))[:16].replace("T", " ") + " UTC"
 
 
 def span(seconds: float) -> str:

@@ -136,7 +136,8 @@ class Guest(asyncio.Protocol):
             self._securing = None
             self._door.counts["tls_failed"] += 1
             if not isinstance(error, ConnectionResetError):  # who only went away did nothing wrong
-                self._door.policing.blame_address(self.origin, "TLS handshakes failed")
+                stalled = isinstance(error, ConnectionAbortedError)  # what asyncio makes of its timeout
+                self._door.policing.blame_address(self.origin, "TLS handshakes failed", stalled=stalled)
             self.abort()
             self._door.left(self)
             return

@@ -111,9 +111,11 @@ class Policing:
             log.warning("%s is turned away for about %.0f min: it misbehaved too often", name, minutes)
             self._turn_away(node_id)
 
-    def blame_address(self, origin: str | None, reason: str) -> None:
-        """A connection from an address failed to prove a key. Our own machine is never turned away."""
-        if origin is not None and self._greylist.add(origin, Offence.HANDSHAKE, self._clock()):
+    def blame_address(self, origin: str | None, reason: str, *, stalled: bool = False) -> None:
+        """A connection from an address failed to prove a key, or to say anything in time. Our own machine is
+        never turned away."""
+        offence = Offence.STALLED if stalled else Offence.HANDSHAKE
+        if origin is not None and self._greylist.add(origin, offence, self._clock()):
             log.warning("connections from %s are turned away for a while: %s", origin, reason)
 
     def refusal(self, node_id: bytes) -> str | None:

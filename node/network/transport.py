@@ -341,7 +341,10 @@ class Transport:
         except (PeerError, TypeError, OSError) as error:
             log.debug("handshake with %s failed: %s", request.remote, error)
             if isinstance(error, PeerError | TimeoutError):  # who only went away did nothing wrong
-                self._policing.blame_address(origin_of(request.remote or ""), "handshakes failed")
+                stalled = isinstance(error, TimeoutError)
+                self._policing.blame_address(
+                    origin_of(request.remote or ""), "handshakes failed", stalled=stalled
+                )
             return None
         return PeerLink(next(self._numbers), node_id, socket, session, credential=shake.peer_credential)
 

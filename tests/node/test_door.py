@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
@@ -77,15 +78,18 @@ async def dribbles_to_its_end(
 async def test_a_tls_handshake_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guest_module, "TLS_HANDSHAKE_TIMEOUT_S", 0.2)
     listener = End(2)
+    blame = Mock()
+    monkeypatch.setattr(listener.policing, "blame_address", blame)
     async with listening(listener):
-        for first in (b"", b"\x16\x03\x01\x02\x00\x01"):  # nothing, and a ClientHello's beginning
+        for first in (b"", b"\x16\x03\x01\x02\x00\x01", b"GET /"):  # a ClientHello's beginning, and none
             async with connected(listener, tls=False) as (reader, writer):
                 writer.write(first)
                 async with asyncio.timeout(5):
                     with contextlib.suppress(ConnectionResetError):
                         assert await reader.read(1) == b""
         await until(lambda: door_of(listener).connections == 0)
-        assert door_of(listener).counts["tls_failed"] == 2
+        assert door_of(listener).counts["tls_failed"] == 3
+        assert [call.kwargs["stalled"] for call in blame.call_args_list] == [True, True, False]
 
 
 async def test_headers_that_dribble(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:

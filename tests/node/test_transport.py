@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
@@ -210,12 +211,15 @@ async def test_requests_of_a_link_are_pinned_to_its_certificate(secure: tuple[En
 async def test_a_client_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport_module, "HANDSHAKE_TIMEOUT_S", 0.2)
     listener = End(2)
+    blame = Mock()
+    monkeypatch.setattr(listener.policing, "blame_address", blame)
     async with listening(listener), aiohttp.ClientSession() as http:
         url = f"https://{listener.address}{PREFIX}/link"
         async with http.ws_connect(url, ssl=client_context()) as socket:
             await socket.receive_bytes()
             assert (await socket.receive(timeout=5)).type is aiohttp.WSMsgType.CLOSE
         await until(lambda: connections_of(listener) == 0)
+        assert blame.call_args.kwargs == {"stalled": True}
 
 
 async def test_an_idle_connection_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,7 @@ def test_what_only_a_liar_does_is_soon_too_much(offence):
         (Offence.UNSUPPORTED, 5.0),  # a later release: its link ends, and it dials again
         (Offence.RELAYED, 3.0),  # it relays the rows of a node of a later release
         (Offence.HANDSHAKE, 30.0),
+        (Offence.STALLED, 1.5),  # several nodes of one home, behind a line that loses long packets
     ],
 )
 def test_what_honest_nodes_do_is_never_too_much(offence, every_s):
