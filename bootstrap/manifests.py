@@ -17,6 +17,7 @@ from gossamer.node.tilde import expanded
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.layout import TensorSpec, plan
+from gossamer.protocol.limits import TENSORS_MAX
 from gossamer.protocol.manifest import Manifest, from_values
 
 if TYPE_CHECKING:
@@ -178,6 +179,8 @@ def describe(
     The rest is as for `create`. Raises ConfigError.
     """
     tensors = _shareable_tensors(model)
+    if not isinstance(options, Mapping | None):
+        raise ConfigError(f"options is {options!r:.60}: give a dict of what scripts should agree on")
     if not isinstance(averaging, str | Mapping | None):
         raise ConfigError(f"averaging is {averaging!r:.60}: give a rule for all matrices, or a dict of them")
     for_matrices, by_name = (averaging, {}) if isinstance(averaging, str) else ("rda", averaging or {})
@@ -206,9 +209,17 @@ def _shareable_tensors(model: "nn.Module") -> "dict[str, nn.Parameter]":
         check_shareable,
         parameters_of,
     )
+    from gossamer.node.training.ranks import is_sharded
 
     tensors = {name: parameter for name, parameter in parameters_of(model).items() if parameter.requires_grad}
+    if len(tensors) > TENSORS_MAX:
+        raise ConfigError(
+            f"the model trains {len(tensors)} tensors, and a manifest lists {TENSORS_MAX} at most: stack"
+            " small ones to larger ones, or freeze some"
+        )
     check_shareable(tensors)
+    if sharded := next((name for name, parameter in tensors.items() if is_sharded(parameter)), None):
+        raise ConfigError(f"tensor {sharded!r} is sharded: describe the model before it is")
     return tensors
 
 

@@ -42,8 +42,20 @@ def once_somebody_is_there(enter: Callable[[], Home]) -> Home:
         time.sleep(ASK_AGAIN_S)
 
 
-def enter_swarm(join: tuple[str, ...], folder: Path | None, swarm_id: str | None, plaintext: bool) -> Home:
+def _tell_terminal(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def enter_swarm(
+    join: tuple[str, ...],
+    folder: Path | None,
+    swarm_id: str | None,
+    plaintext: bool,
+    tell: Callable[[str], object] = _tell_terminal,
+) -> Home:
     """The folder of the swarm to take part in, made if need be. Raises ConfigError or UnreachableError.
+
+    `tell` is given what a person should know.
 
     Without `folder`, where nobody answers, it is that of a node of this machine that has been told of an
     address of these, or is of that swarm: it knows others.
@@ -68,7 +80,7 @@ def enter_swarm(join: tuple[str, ...], folder: Path | None, swarm_id: str | None
         own_home = _home_of(contacts, swarm_id) if folder is None else None
         if own_home is None:
             raise
-        print(f"{error} Going on with this machine's node in {own_home.root}", file=sys.stderr)
+        tell(f"{error} Going on with this machine's node in {own_home.root}")
         return own_home
     except NotAnsweredError as error:
         own = own_id(folder)
@@ -77,10 +89,9 @@ def enter_swarm(join: tuple[str, ...], folder: Path | None, swarm_id: str | None
             " and start with --invite and the invitation that comes back"
         ) from None
     if swarm_id is None and not all(contact.node_id for contact in contacts):
-        print(
+        tell(
             f"joining swarm {manifest.swarm_id.hex()} (trusted on first use: pin it with --swarm-id, or the"
-            " node with gossamer://NODE_ID@HOST:PORT)",
-            file=sys.stderr,
+            " node with gossamer://NODE_ID@HOST:PORT)"
         )
     home = new_home(folder, manifest.swarm_id)
     home.adopt(manifest)

@@ -397,8 +397,8 @@ class Peer(Standing):
         error = None if hasattr(sys, "ps1") else ended_by
         try:
             self.__exit__(type(error) if error else None, error, None)
-        except DivergedError as diverged:  # there is no script any more that it could end
-            log.error("%s", diverged)
+        except LocalError as found:  # there is no script any more that it could end
+            log.error("%s", found)
 
     def close(self) -> None:
         """Disconnect from the daemon; an attached peer's daemon stops. In a forked process, nothing."""

@@ -289,7 +289,7 @@ class Home:
             ours, theirs = known.swarm_id.hex()[:12], manifest.swarm_id.hex()[:12]
             raise ConfigError(
                 f"{self.root} belongs to swarm {ours}, not {theirs}: has the manifest been written anew? Give"
-                " the first one, or another folder (--dir, or folder= in a script)"
+                " the first one, or another --dir"
             )
         if known is None:
             keep(self.manifest_path, manifest.canonical(), durable=True)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Collection, Iterator
 
-from gossamer.node.address import check_node_name, check_swarm_id, parse_address
+from gossamer.node.address import check_node_name, check_plaintext, check_swarm_id, parse_address
 from gossamer.node.given import checked_advertise
 from gossamer.node.training.starting import AttachOptions
 from gossamer.protocol.errors import ConfigError
@@ -14,7 +14,9 @@ def check_arguments(options: AttachOptions) -> None:
     """Raise ConfigError for what cannot be meant, whatever the swarm is."""
     if fault := next(_faults_of_kind(options), None):
         raise ConfigError(fault)
-    parse_address(options["listen"], port_min=0)
+    host, _ = parse_address(options["listen"], port_min=0)
+    if options["plaintext"]:
+        check_plaintext(host)
     checked_advertise(options["advertise"])
     check_node_name(options["name"])
     if options["folder"] is not None and not os.fspath(options["folder"]):
@@ -45,7 +47,7 @@ def _faults_of_kind(options: AttachOptions) -> Iterator[str]:
     folder, manifest = options["folder"], options["manifest"]
     if not (folder is None or _is_path(folder)):
         yield f"folder is {folder!r:.60}: give a path"
-    if not (manifest is None or isinstance(manifest, Manifest) or _is_path(manifest)):
+    if not (manifest is None or isinstance(manifest, Manifest) or _is_files_path(manifest)):
         yield f"manifest is {manifest!r:.60}: give a TOML file's path, or a Manifest"
 
 
@@ -58,3 +60,8 @@ def _is_path(given: object) -> bool:
         return False
     path = os.fspath(given)
     return isinstance(path, str) and "\0" not in path
+
+
+def _is_files_path(given: object) -> bool:
+    """Not an empty text, as of a variable that is unset, nor the TOML itself."""
+    return bool(given) and _is_path(given) and "\n" not in str(given)

@@ -164,8 +164,12 @@ def _enter(joins: tuple[str, ...], invitation: Invitation | None, options: Attac
         home.adopt(given)
         return home
     if joins or folder is not None:
-        return enter_swarm(joins, folder.absolute() if folder else None, swarm_id, plaintext)
+        return enter_swarm(joins, folder.absolute() if folder else None, swarm_id, plaintext, _tell)
     raise ConfigError("which swarm? Give Peer.attach a manifest, a node's folder, or join=[ADDRESS]")
+
+
+def _tell(text: str) -> None:
+    log.info("%s", text)
 
 
 def _wait_until_free(home: Home) -> None:

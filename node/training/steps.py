@@ -2,6 +2,7 @@
 
 from typing import SupportsFloat, SupportsInt
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ def token_count(tokens: SupportsInt) -> int:
     try:
         if isinstance(tokens, Tensor):
             tokens = tokens.item()  # a device is asked once
-        count = 0 if isinstance(tokens, bool) else int(tokens)
+        count = 0 if isinstance(tokens, bool | np.bool_) else int(tokens)
         if count == tokens and 1 <= count <= TOKENS_MAX:
             return count
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of several
@@ -30,8 +31,10 @@ def mean_loss(loss: SupportsFloat | Tensor) -> float | Tensor:
             raise ValueError(
                 f"loss is {loss.dtype} of shape {list(loss.shape)}: step takes one number, loss.mean()"
             )
-        if loss.is_meta or loss.layout is not torch.strided:
-            raise ValueError("loss is a tensor without a value, or a sparse one: step takes a plain number")
+        if loss.is_meta or loss.is_nested or loss.layout is not torch.strided:
+            raise ValueError(
+                "loss is a tensor without a value, or a sparse or nested one: step takes a plain number"
+            )
         return loss.detach().view(())
     try:
         return float(loss)

@@ -63,7 +63,7 @@ def test_scripts_of_invited_nodes_train_together_and_others_hear_why_not(tmp_pat
         scripts.wait_rounds("two", 3)
         scripts.start("stranger", join=[address])
         assert scripts.processes["stranger"].wait(PATIENCE_S) == 1
-        assert "start with --invite and the invitation that comes back" in scripts.log("stranger")
+        assert "start with invite= and the invitation that comes back" in scripts.log("stranger")
         (tmp_path / "stop").touch()
         (one,), (two,) = scripts.results("one"), scripts.results("two")
         assert one["rests"] and two["rests"] and one["digest"] == two["digest"]

@@ -84,6 +84,18 @@ def test_a_manifest_that_is_not_there(tmp_path: Path) -> None:
         attach(manifest=tmp_path / "none.toml")
 
 
+@pytest.mark.parametrize("given", ["", "[swarm]\nname = 'mine'\n"])
+def test_a_manifest_that_names_no_file(given: str) -> None:
+    with pytest.raises(ConfigError, match="manifest is .*: give a TOML file's path, or a Manifest"):
+        attach(manifest=given)
+
+
+@pytest.mark.parametrize("listen", ["[::]:0", "0.0.0.0:7700"])
+def test_plaintext_beyond_loopback_needs_no_daemon_to_be_refused(manifest: Manifest, listen: str) -> None:
+    with pytest.raises(ConfigError, match=r"plaintext is for loopback only; listen on 127\.0\.0\.1, not"):
+        attach(manifest=manifest, listen=listen, plaintext=True)
+
+
 def test_another_swarm_than_was_asked_for(manifest: Manifest) -> None:
     with pytest.raises(ConfigError, match=r"describes swarm .*, not 1234"):
         attach(manifest=manifest, swarm_id="1234")
@@ -93,7 +105,7 @@ def test_a_folder_of_another_swarm(manifest: Manifest, tmp_path: Path) -> None:
     home = Home(tmp_path / "d")
     home.create()
     home.adopt(manifests.describe(build_model(), name="other"))
-    with pytest.raises(ConfigError, match="belongs to swarm"):
+    with pytest.raises(ConfigError, match="belongs to swarm .* Give the first one, or another folder=$"):
         attach(manifest=manifest, folder=tmp_path / "d")
 
 

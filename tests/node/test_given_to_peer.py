@@ -6,11 +6,12 @@ import multiprocessing
 import signal
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -97,16 +98,24 @@ def begin_and_leave(path: Path) -> None:
     peer.leave()
 
 
-@pytest.mark.parametrize("tokens", [True, torch.tensor([1, 2]), None, 1.5, 10**400])
+@pytest.mark.parametrize("tokens", [True, np.True_, torch.tensor([1, 2]), None, 1.5, 10**400])
 def test_tokens_that_are_none(tokens: Any) -> None:
     with pytest.raises(ValueError, match="tokens is"):
         token_count(tokens)
 
 
-@pytest.mark.parametrize("loss", [torch.ones(1).to_sparse(), torch.ones((), device="meta")])
-def test_a_loss_without_a_plain_value(loss: torch.Tensor) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(1).to_sparse(),
+        lambda: torch.ones((), device="meta"),
+        lambda: torch.nested.nested_tensor([torch.ones(1)]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_loss_without_a_plain_value(make: Callable[[], torch.Tensor]) -> None:
     with pytest.raises(ValueError, match="plain number"):
-        mean_loss(loss)
+        mean_loss(make())
 
 
 @pytest.mark.parametrize("flag", ["plaintext", "debug"])

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from gossamer.bootstrap.manifests import describe
-from gossamer.node.training import parameters
+from gossamer.node.training import parameters, ranks
 from gossamer.node.training.parameters import Binding, check_fits, checked_optimizers, parameters_of
+from gossamer.protocol import limits
 from gossamer.protocol.errors import ConfigError
 
 
@@ -129,6 +130,10 @@ def untied() -> nn.Module:
         ),
         (lambda: two_layers().requires_grad_(False), "there is nothing to train"),
         (lambda: nn.ModuleList([FullyShardedDataParallel()]), "flattens parameters: use fully_shard"),
+        (
+            lambda: nn.ParameterList([torch.ones(1) for _ in range(limits.TENSORS_MAX + 1)]),
+            "trains 20001 tensors, and a manifest lists 20000 at most: stack small",
+        ),
         (lambda: [two_layers()], r"the model is a list: give a torch\.nn\.Module, or several in"),
     ],
 )
@@ -136,6 +141,15 @@ def untied() -> nn.Module:
 def test_what_no_swarm_can_hold_is_said_before_there_is_one(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         describe(make(), name="t")
+
+
+def test_a_sharded_model_is_described_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real DTensor wants a process group."""
+    model = two_layers()
+    for module in (parameters, ranks):
+        monkeypatch.setattr(module, "is_sharded", lambda tensor: tensor is model[1].weight)
+    with pytest.raises(ConfigError, match=r"'1\.weight' is sharded: describe the model before it is"):
+        describe(model, name="t")
 
 
 def test_parts_of_one_buffer_may_lie_as_they_like() -> None:

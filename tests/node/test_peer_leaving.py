@@ -143,6 +143,17 @@ async def test_a_script_that_ended_with_a_model_that_diverged_ends_with_a_line(
         assert "'weight' is not finite" in caplog.text and setup.peer.has_left
 
 
+async def test_so_does_one_that_has_replaced_its_parameters(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To merge or to quantise them, once trained."""
+    async with begun(tmp_path) as setup:
+        assert setup.step() is None
+        setup.model.weight = torch.nn.Parameter(setup.model.weight.detach().clone())
+        await asyncio.to_thread(setup.peer.leave_at_exit)
+        assert "'weight' was moved, resized or replaced" in caplog.text and setup.peer.has_left
+
+
 async def test_leaving_publishes_the_open_window_once_the_last_delta_is_acknowledged(tmp_path: Path) -> None:
     async with begun(tmp_path) as setup:
         setup.daemon.acknowledges = False
