@@ -53,6 +53,7 @@ def try_step(task: Task, model: nn.Module, batch: Batch) -> None:
     Raises:
         TaskError: the first thing that does not work.
     """
+    tensors = named_tensors(model)
     optimizer = InnerOptimizer(task.build_optimizer(model))
     task.tokens(batch)
     loss = task.loss(model, batch)
@@ -60,7 +61,7 @@ def try_step(task: Task, model: nn.Module, batch: Batch) -> None:
         raise TaskError(f"the loss of the first batch is {loss.item()}: it should be finite")
     with explaining(task, "in the backward pass"):
         loss.backward()
-    tensors = named_tensors(model)
+    _check_same("loss", model, tensors)
     if all(parameter.grad is None for _, parameter in tensors):
         raise TaskError("no parameter has a gradient after the backward pass: does the loss use the model?")
     _check_finite("gradient", [(name, p.grad) for name, p in tensors if p.grad is not None])
@@ -68,9 +69,27 @@ def try_step(task: Task, model: nn.Module, batch: Batch) -> None:
         optimizer.step()
     _check_finite("value after one step", tensors)
     task.lr_scale(0)
+    sums = [_sum_of_bytes(parameter) for _, parameter in tensors]
     held_out = task.evaluate(model)
+    _check_same("evaluate", model, tensors)
+    for (name, parameter), before in zip(tensors, sums, strict=True):
+        if _sum_of_bytes(parameter) != before:
+            raise TaskError(f"evaluate changes {name!r}: a node would publish that as what it has learnt")
     if not math.isfinite(held_out):
         raise TaskError(f"the held-out loss after one step is {held_out}: it should be finite")
+
+
+def _check_same(method: str, model: nn.Module, tensors: list[tuple[str, nn.Parameter]]) -> None:
+    now = dict(named_tensors(model))
+    for name, parameter in tensors:
+        if now.get(name) is not parameter:
+            raise TaskError(f"{method} replaces {name!r}: change the values of a parameter, and keep it")
+
+
+def _sum_of_bytes(parameter: nn.Parameter) -> int:
+    """Tells values that have changed from those that have not, as good as always, without a copy kept."""
+    flat = parameter.detach().contiguous().flatten()
+    return int(flat.view(torch.uint8).sum(dtype=torch.int64))
 
 
 def _check_finite(

@@ -150,7 +150,7 @@ class Guarded(Task):
         with self._explained("tokens"):
             tokens: object = self.inner.tokens(batch)
         try:
-            count = operator.index(tokens)  # type: ignore[arg-type]
+            count = 0 if isinstance(tokens, bool) else operator.index(tokens)  # type: ignore[arg-type]
         except TypeError:
             count = 0
         if not 1 <= count <= TOKENS_MAX:

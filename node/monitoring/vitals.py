@@ -144,7 +144,7 @@ class Vitals:
                 "slow",
                 look.now,
                 f"this node was busy for {look.late_s:.1f} s and answered nobody meanwhile: too little CPU"
-                " (see --threads), or a disk that hangs",
+                " (fewer threads for training leave it some), or a disk that hangs",
             )
         self.problem = (
             self._folder(look)

@@ -128,7 +128,9 @@ class Admitting:
                 raise self._turned_out(refusal)
             log.warning("%s. Asking the nodes we know whether it was renewed", refusal)
         if self._core.info.trains and self._core.charter.role_of(own) is not Role.TRAIN:
-            raise ConfigError("this node was invited to observe, not to train; start it with --observe")
+            raise ConfigError(
+                "this node was invited to observe, not to train; start it with gossamer node --observe"
+            )
 
     async def renewed(self) -> None:
         """Wait until our invitation is one that counts; at once, as a rule. Raises ConfigError if none comes.

@@ -79,6 +79,21 @@ def test_a_good_task_takes_its_step_on_a_model_of_its_own(task_folder: Path) -> 
         ),
         (LOSS, "x = model(inputs).exp(); x.add_(1); return x.mean()", "in the backward pass: RuntimeError"),
         ("torch.optim.SGD(", "torch.optim.LBFGS(", "own_line.py, in the optimizer's step: TypeError"),
+        (
+            LOSS,
+            f"model[0] = nn.Linear(8, self.options.width); {LOSS}",
+            "loss replaces '0.weight': change the",
+        ),
+        (
+            EVALUATE,
+            f"model[0].weight.data.mul_(0.5); {EVALUATE}",
+            "evaluate changes '0.weight': a node would",
+        ),
+        (
+            EVALUATE,
+            f"model[1] = nn.Linear(self.options.width, 1); {EVALUATE}",
+            "evaluate replaces '1.weight'",
+        ),
         ("inputs = torch.eye(8)", "inputs = torch.eye(7)", "in evaluate: RuntimeError"),
         ("return len(batch[0])", "return -1", "tokens returned -1"),
     ],

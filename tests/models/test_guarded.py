@@ -131,6 +131,7 @@ OPTIMIZER = "return torch.optim.SGD(model.parameters(), lr=self.options.lr)"
         (LOSS, "raise StopIteration", "own_line.py:{line}, in loss: StopIteration"),
         ("return len(batch[0])", "return 0", "tokens returned 0: return a whole number from 1"),
         ("return len(batch[0])", "return 2.5", "tokens returned 2.5"),
+        ("return len(batch[0])", "return True", "tokens returned True"),
         ("return len(batch[0])", "return 2**41", "tokens returned 2199023255552: return a whole number from"),
         ("return len(batch[0])", "return None", "tokens returned None"),
         (EVALUATE, "return", "evaluate returned None: return the held-out loss, a number"),

@@ -404,7 +404,11 @@ async def test_an_invitation_that_ran_out_while_the_node_was_stopped_is_renewed_
         (None, False, "lets in invited nodes only.*--invite INVITATION"),
         ({"expires": 1000}, False, "ran out .* days ago.*--invite INVITATION"),
         ({"by": FRIEND}, False, "lets in invited nodes only"),
-        ({"role": Role.OBSERVE}, True, "invited to observe, not to train; start it with --observe"),
+        (
+            {"role": Role.OBSERVE},
+            True,
+            "invited to observe, not to train; start it with gossamer node --observe",
+        ),
     ],
     ids=["no invitation", "expired", "not by an owner", "an observer that wants to train"],
 )
