@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 INFO = "info"
 LEVELS = ("debug", INFO, "warning", "error")
@@ -83,7 +84,8 @@ class _Aside(logging.Handler):
         if os.getpid() == self._pid:
             written = threading.Event()
             self._waiting.put(written)
-            written.wait(FLUSH_S)
+            with suppress(KeyboardInterrupt):  # who is as impatient as that does without the rest
+                written.wait(FLUSH_S)
 
     def _write(self) -> None:
         while True:

@@ -67,8 +67,9 @@ class OwnAddresses:
             self._was_warned = True
             log.warning(
                 "others are not told where to dial this node: our end of its first link, %s, is no address"
-                " where they could; listen on [::]:PORT, or say --advertise HOST:PORT",
+                " where they could; %ssay --advertise HOST:PORT",
                 host,
+                "listen on [::]:PORT, or " if len(self._families) == 1 else "",
             )
 
     def _dialable(self, host: str) -> list[str]:

@@ -136,7 +136,7 @@ def test_nobody_is_told_a_link_local_address(
         assert node.links_from("fe80::1%eth0") == ()
     assert [record.message for record in caplog.records if "--advertise" in record.message] == [
         "others are not told where to dial this node: our end of its first link, fe80::1%eth0, is no address"
-        " where they could; listen on [::]:PORT, or say --advertise HOST:PORT"
+        " where they could; say --advertise HOST:PORT"
     ]
     node.goes_out_from = {socket.AF_INET: "192.168.1.5"}
     assert node.links_from("fe80::1%eth0") == ("192.168.1.5:7701",)

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 
 from gossamer.protocol import intake, limits
 from gossamer.protocol import messages as msg
+from gossamer.protocol.effects import Blame
 from gossamer.protocol.errors import PeerError
+from gossamer.protocol.greylist import Offence
 from gossamer.protocol.history import Claim
 from gossamer.protocol.identity import short
 from gossamer.protocol.records import Delta
@@ -157,13 +159,14 @@ class Audit:
 
     # -- blame
 
-    def blamed(self, node: "Node", end: End | None, reason: str) -> None:
-        """The core blames a peer."""
+    def blamed(self, node: "Node", end: End | None, blame: Blame) -> None:
+        """The core blames a peer: a liar, or, at no cost, one whose rounds its own wrong clock rules out."""
         self._blames += 1
         peer = end.peer.party if end is not None else None
         honest = not getattr(getattr(peer, "traits", None), "is_liar", False)
-        if honest and self._expected is None and not node.traits.is_liar:
-            self.fail(node, f"blames an honest peer: {reason}")
+        is_forgiven = blame.offence is Offence.IMPLAUSIBLE and node.clock_is_wrong
+        if honest and self._expected is None and not (node.traits.is_liar or is_forgiven):
+            self.fail(node, f"blames an honest peer: {blame.reason}")
 
     @contextmanager
     def damage(self, node: "Node", data: bytes) -> Iterator[None]:

@@ -3,8 +3,8 @@
 A storm leaves its mess behind; the calm after it heals everything. Each kind stresses what its name says:
 splits of all shapes and FoundationDB's swizzle (links closed one by one and reopened in another order),
 crashes with and without the page cache, lost disks, stopped and starved processes, trainers that hang,
-machines that sleep, one that is stuck while the others restart, members that come and go, and a network that
-does what TCP would never do.
+machines that sleep, clocks that are set wrong, one that is stuck while the others restart, members that come
+and go, and a network that does what TCP would never do.
 """
 
 import random
@@ -174,6 +174,20 @@ def _wake(world: "World", node: "Node") -> None:
     world.wake(node)
 
 
+def _clocks(world: "World", begin: float, end: float, rng: random.Random) -> None:
+    """Clocks are set wrong, by minutes to years, some again and again; some machines boot with theirs."""
+    hosts = world.hosts()
+    for host in rng.sample(hosts, rng.randrange(1, len(hosts) + 1)):
+        node = world.nodes[host]
+        for _ in range(rng.choice((1, 1, 3))):
+            time = rng.uniform(begin, end)
+            error_s = rng.choice((-1.0, 1.0)) * rng.choice((300.0, 3_600.0, 86_400.0, 50 * 365 * 86_400.0))
+            world.loop.at(time, world.set_clock, node, error_s * rng.uniform(0.5, 1.0))
+            if rng.random() < 0.25:
+                world.loop.at(time, _restart, world, node)
+                world.loop.at(min(end, time + rng.uniform(1.0, 30.0)), world.revive, node)
+
+
 def _stuck(world: "World", begin: float, end: float, rng: random.Random) -> None:
     """One trains on and cannot publish; late in the storm all but one of the others start again."""
     stuck, *others = rng.sample(
@@ -217,6 +231,7 @@ STORMS: dict[str, Brew] = {
     "starved": _starved,
     "hangs": _away(_hang, _go_on),
     "sleep": _away(_fall_asleep, _wake),
+    "clocks": _clocks,
     "stuck": _stuck,
     "churn": _churn,
 }

@@ -9,7 +9,7 @@ from hashlib import sha256
 
 from gossamer.protocol import effects as fx
 from gossamer.protocol.chunks import payload_chunk_sizes, split_payload
-from gossamer.protocol.limits import ROUND_MAX
+from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_MAX
 from gossamer.protocol.merge_schedule import MergeSchedule
 from gossamer.protocol.presence import NodeInfo
 from gossamer.protocol.records import Delta, DeltaBody
@@ -59,6 +59,7 @@ class Node(Process):
         self._wake_due = float("inf")
         self._clock_start, self._clock_rate = traits.clock(0.0), 1.0 + traits.clock_drift
         self._latest = 0.0
+        self._unix_error_s = traits.unix_error_s
         self._slept_s = 0.0
         """For so long the monotonic clock stood still."""
         self._fell_asleep: float | None = None
@@ -149,8 +150,22 @@ class Node(Process):
         if self._fell_asleep is not None:
             self._slept_s += self._loop.now - self._fell_asleep
             self._fell_asleep = None
-            self._backlog.appendleft((self.dispatch, (fx.TimeSet(self._unix() - self.clock()),)))
+            self._backlog.appendleft((self._clock_moved, ()))
         super().resume()
+
+    def set_clock(self, error_s: float) -> None:
+        """Have the clock for people off by so much, whatever runs here."""
+        self._unix_error_s = error_s
+        self.deliver(self.life, self._clock_moved)
+
+    @property
+    def clock_is_wrong(self) -> bool:
+        """By more than what others tolerate."""
+        return abs(self._unix_error_s) > CLOCK_SKEW_S
+
+    def _clock_moved(self) -> None:
+        """What the daemon does first of all."""
+        self.dispatch(fx.TimeSet(self._unix() - self.clock()))
 
     def leave(self) -> None:
         """Stop in good order."""
@@ -168,7 +183,7 @@ class Node(Process):
         return self._latest
 
     def _unix(self) -> float:
-        return self.stage.unix_start + self._loop.now + self.traits.unix_error_s
+        return self.stage.unix_start + self._loop.now + self._unix_error_s
 
     def dispatch(self, event: fx.Event) -> list[fx.Effect]:
         """Give the core an event and carry out what it answers."""
@@ -240,7 +255,7 @@ class Node(Process):
                 case fx.Blame():
                     end = self.links.get(effect.link)
                     self._tell(f"blames {end.peer.party if end else 'a peer'}: {effect.reason}")
-                    self.stage.audit.blamed(self, end, effect.reason)
+                    self.stage.audit.blamed(self, end, effect)
                 case fx.Notice():
                     self._tell(effect.text)
 

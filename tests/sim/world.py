@@ -217,6 +217,7 @@ class World:
             self.revive(node)
             self.resume(node)
             node.trainer.go_on()
+            node.set_clock(node.traits.unix_error_s)
         self.net.changed()
         name = "+".join(storm.names)
         self.say(f"all is well after {name}")
@@ -329,6 +330,11 @@ class World:
         if node.trainer.hangs:
             self.say(f"{node.name}: its trainer goes on")
             node.trainer.go_on()
+
+    def set_clock(self, node: Node, error_s: float) -> None:
+        """Somebody, or a machine without a battery, sets its clock for people wrong."""
+        self.say(f"{node.name}: its clock is off by {error_s:.0f} s")
+        node.set_clock(error_s)
 
     def block(self, node: Node) -> None:
         """It trains on, and publishes nothing until the calm after the storm is over: nobody needs it."""
