@@ -6,11 +6,13 @@ not again within minutes: who runs a node should be told, and not be tired by it
 """
 
 import logging
+import math
 from collections import deque
 from dataclasses import dataclass
 
 from gossamer.node.network import clocks
 from gossamer.node.seldom import Seldom
+from gossamer.protocol.limits import SLEEP_MIN_S
 
 ALONE_S = 30.0
 REACH_S = 600.0
@@ -36,6 +38,9 @@ FILES_FREE_MIN = 1024
 
 DAY_S = 86_400.0
 LAGS = 60
+
+KEY_S = 600.0
+"""So long after the last sign that another node has our key nothing that we publish is relied on."""
 
 OUTDONE_MAX = 2
 """After a clock was set back, rows of our life before are newer than ours: we outdo them, once or twice."""
@@ -119,6 +124,8 @@ class Vitals:
         self._told_standstill = False
         self._void = 0
         self._outdone = 0
+        self._signed_elsewhere = -math.inf
+        """When something last showed that another node has our key."""
         self._told_runs_out: float | None = None
         self._seldom = Seldom()
         self._lags: deque[float] = deque(maxlen=LAGS)
@@ -137,9 +144,8 @@ class Vitals:
         self._look_at_address(look)
         self._look_at_reach(look, look.now - self._begun)
         self._look_at_clock(look)
-        self._look_at_key(look)
         self._look_at_invitation(look)
-        if look.late_s > SLOW_S:
+        if SLOW_S < look.late_s <= SLEEP_MIN_S:  # else it slept, or was stopped, which the core says
             self._say(
                 "slow",
                 look.now,
@@ -151,6 +157,7 @@ class Vitals:
             or self._disk(look)
             or self._model(look)
             or self._clock(look)
+            or self._key(look)
             or self._merging(look)
             or self._trainer(look)
         )
@@ -201,25 +208,6 @@ class Vitals:
         said = clocks.judge(look.offsets)
         if said is not None:
             self._say("clock", look.now, f"{said}: set it (NTP)")
-
-    def _look_at_key(self, look: Look) -> None:
-        if look.void > self._void:
-            self._say(
-                "key",
-                look.now,
-                "what this node publishes is void: its key signs other deltas for the same rounds elsewhere,"
-                " in a copy of its folder, or did so before an old copy was put back. Stop all but one; a"
-                " copy that is to be a node of its own starts without the file key",
-            )
-        elif look.outdone > max(self._outdone, OUTDONE_MAX):
-            self._say(
-                "twin",
-                look.now,
-                "another node runs with this one's key, in a copy of its folder: each cuts the other's links,"
-                " and what both publish for a round is void. Stop all but one; a copy that is to be a node of"
-                " its own starts without the file key",
-            )
-        self._void, self._outdone = look.void, look.outdone
 
     def _look_at_invitation(self, look: Look) -> None:
         if not look.runs_out:
@@ -282,6 +270,30 @@ class Vitals:
             " was made",
         )
         return found
+
+    def _key(self, look: Look) -> str | None:
+        if look.void > self._void:
+            self._signed_elsewhere = look.now
+            self._say(
+                "key",
+                look.now,
+                "what this node publishes is void: its key signs other deltas for the same rounds elsewhere,"
+                " in a copy of its folder, or did so before an old copy was put back. Stop all but one; a"
+                " copy that is to be a node of its own starts without the file key",
+            )
+        elif look.outdone > max(self._outdone, OUTDONE_MAX):
+            self._signed_elsewhere = look.now
+            self._say(
+                "twin",
+                look.now,
+                "another node runs with this one's key, in a copy of its folder: each cuts the other's links,"
+                " and what both publish for a round is void. Stop all but one; a copy that is to be a node of"
+                " its own starts without the file key",
+            )
+        self._void, self._outdone = look.void, look.outdone
+        if look.now - self._signed_elsewhere > KEY_S:
+            return None
+        return "another node has its key, or had it within minutes: what both sign for a round is void"
 
     def _merging(self, look: Look) -> str | None:
         if not look.behind or look.version != self._merged[0]:

@@ -82,14 +82,17 @@ def test_a_node_whose_key_is_used_elsewhere_is_told_while_it_lasts(shown: Shown)
     assert shown.for_s(10, links=1) == []
     (said,) = shown.for_s(20, links=1, void=2)
     assert "its key signs other deltas" in said
-    assert shown.for_s(400, links=1, void=2) == [], "that is over"
+    assert shown.for_s(400, links=1, void=2) == [] and "another node has its key" in str(shown.vitals.problem)
+    assert shown.for_s(v.KEY_S, links=1, void=2) == [] and shown.vitals.problem is None, "that is over"
     assert len(shown.for_s(1, links=1, void=4)) == 1
 
 
 def test_a_node_whose_key_another_one_uses_is_told_though_it_publishes_nothing(shown: Shown) -> None:
     assert shown.for_s(10, links=1, outdone=v.OUTDONE_MAX) == [], "a clock was set back"
     (said,) = shown.for_s(20, links=1, outdone=v.OUTDONE_MAX + 1)
-    assert "another node runs with this one's key" in said
+    assert "another node runs with this one's key" in said and "another node has its key" in str(
+        shown.vitals.problem
+    )
     assert shown.for_s(400, links=1, outdone=v.OUTDONE_MAX + 1) == [], "that is over"
     assert len(shown.for_s(1, links=1, outdone=v.OUTDONE_MAX + 9)) == 1
 
@@ -117,6 +120,7 @@ def test_a_slow_node_says_so_now_and_then(shown: Shown) -> None:
     assert shown.vitals.lag_s == 2.5
     shown.for_s(60)
     assert shown.vitals.lag_s == 0.0
+    assert shown.for_s(REPEAT_S, late_s=180.0) == [], "it slept, or was stopped"
 
 
 def test_a_full_disk_is_a_problem(shown: Shown) -> None:
