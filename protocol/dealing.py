@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, RandomSource, Send
-from gossamer.protocol.gossip import sample
 from gossamer.protocol.messages import Holding, Parts, Records
 from gossamer.protocol.records import Delta
+from gossamer.protocol.sampling import sample
 
 
 @dataclass(slots=True)

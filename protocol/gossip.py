@@ -19,15 +19,7 @@ from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.messages import Compare, Inventory, Records, Request
 from gossamer.protocol.ranges import can_be
 from gossamer.protocol.records import Delta
-
-
-def sample(items: Iterable[int], count: int, rng: RandomSource) -> list[int]:
-    """Up to `count` different items, chosen by `rng` from them in their sorted order."""
-    pool = sorted(items)
-    for i in range(min(count, len(pool))):
-        j = i + rng.randrange(len(pool) - i)
-        pool[i], pool[j] = pool[j], pool[i]
-    return pool[:count]
+from gossamer.protocol.sampling import sample
 
 
 def batches(entries: list[tuple[bytes, bool]]) -> Iterable[Records]:

@@ -11,12 +11,12 @@ from gossamer.protocol import limits
 from gossamer.protocol.chunks import payload_chunk_sizes
 from gossamer.protocol.effects import Close, Effect, Fetched, Notice, RandomSource, Ready, Store
 from gossamer.protocol.fetch import Fetcher
-from gossamer.protocol.gossip import sample
 from gossamer.protocol.ledger import Added, Ledger
 from gossamer.protocol.links import Links
 from gossamer.protocol.offers import Offers
 from gossamer.protocol.records import Delta
 from gossamer.protocol.roster import Roster
+from gossamer.protocol.sampling import sample
 
 
 class Holdings:

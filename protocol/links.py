@@ -20,6 +20,7 @@ from math import inf
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Dial, Effect, Hangup, LinkUp, RandomSource
 from gossamer.protocol.roster import Health, Member, Roster
+from gossamer.protocol.sampling import shuffle
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +282,8 @@ class Links:
             if due:
                 address = due[self._rng.randrange(len(due))]
                 (alive if is_alive else gone).append((address, member.peer.node_id))
-        self._shuffle(alive)
-        self._shuffle(gone)
+        shuffle(alive, self._rng)
+        shuffle(gone, self._rng)
         contacts = self._due_contacts(now, linked)
         return [*contacts[:1], *alive, *contacts[1:]], gone
 
@@ -312,8 +313,3 @@ class Links:
             and self._is_due(address, node_id, limits.REDIAL_INTERVAL_S, now)
         ]
         return sorted(due, key=lambda contact: self._tried.get(contact, -inf))
-
-    def _shuffle(self, items: list[Target]) -> None:
-        for i in range(len(items) - 1, 0, -1):
-            j = self._rng.randrange(i + 1)
-            items[i], items[j] = items[j], items[i]

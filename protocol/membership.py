@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Notice, RandomSource, Send
-from gossamer.protocol.gossip import sample
 from gossamer.protocol.messages import Ack, Ping, PingFor, Records, Suspect
 from gossamer.protocol.roster import Health, Member, Roster
+from gossamer.protocol.sampling import sample
 
 LATE_WAKE_S = 0.5
 """A wake-up this late means that our own event loop is slow."""

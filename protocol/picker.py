@@ -10,6 +10,7 @@ from itertools import islice
 from gossamer.protocol import limits
 from gossamer.protocol.effects import RandomSource
 from gossamer.protocol.flights import Flights
+from gossamer.protocol.sampling import shuffle
 from gossamer.protocol.sources import Room, Sources
 from gossamer.protocol.wants import Want, Wants
 
@@ -59,7 +60,5 @@ class Picker:
         if not want.parts:
             return waiting
         shuffled = list(waiting)
-        for i in range(len(shuffled) - 1, 0, -1):
-            j = self._rng.randrange(i + 1)
-            shuffled[i], shuffled[j] = shuffled[j], shuffled[i]
+        shuffle(shuffled, self._rng)
         return sorted(shuffled, key=lambda blob: len(want.parts.get(blob, ())))

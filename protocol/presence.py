@@ -14,7 +14,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Progress, RandomSource, Send
 from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.errors import ConfigError, MalformedError
-from gossamer.protocol.gossip import batches, sample
+from gossamer.protocol.gossip import batches
 from gossamer.protocol.history import Claim
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.links import Links
@@ -22,6 +22,7 @@ from gossamer.protocol.messages import Records, Suspect
 from gossamer.protocol.messages import Roster as RosterMessage
 from gossamer.protocol.records import Peer, PeerBody, parse_peer
 from gossamer.protocol.roster import Health, Member, Roster
+from gossamer.protocol.sampling import sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

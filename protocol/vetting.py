@@ -10,10 +10,11 @@ from gossamer.protocol import limits
 from gossamer.protocol.admission import Charter, Grant, Revocation
 from gossamer.protocol.effects import Effect, Hangup, RandomSource, Send
 from gossamer.protocol.errors import RefusedError
-from gossamer.protocol.gossip import batches, sample
+from gossamer.protocol.gossip import batches
 from gossamer.protocol.links import Links
 from gossamer.protocol.messages import Charter as CharterMessage
 from gossamer.protocol.messages import Records
+from gossamer.protocol.sampling import sample
 from gossamer.protocol.unix_time import UnixTime
 
 STRANGER_INTERVAL_S = 1.0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.effects import Effect, Send
-from gossamer.protocol.gossip import Gossip, batches, sample
+from gossamer.protocol.gossip import Gossip, batches
 from gossamer.protocol.ledger import Added, Ledger
 from gossamer.protocol.ranges import FANOUT, LEVEL_MAX
 from gossamer.protocol.records import Delta
@@ -418,14 +418,6 @@ def test_who_has_just_started_asks_at_each_look_until_it_is_answered():
     side.gossip.received(1, [one.record_id])
     assert side.gossip.synced_once
     assert sum(len(side.gossip.wake(now)) for now in looks[20:40]) <= 2
-
-
-@given(st.sets(st.integers(0, 100), max_size=20), st.integers(0, 25), st.integers(0, 1000))
-def test_sample(items, count, seed):
-    chosen = sample(items, count, random.Random(seed))
-    assert len(chosen) == len(set(chosen)) == min(count, len(items))
-    assert set(chosen) <= items
-    assert chosen == sample(sorted(items, reverse=True), count, random.Random(seed))
 
 
 def test_batches():

@@ -1,0 +1,22 @@
+"""Random choices by the random source that is handed in: the same source chooses the same."""
+
+from collections.abc import Iterable, MutableSequence
+from typing import Any
+
+from gossamer.protocol.effects import RandomSource
+
+
+def sample(items: Iterable[int], count: int, rng: RandomSource) -> list[int]:
+    """Up to `count` different items, in a random order. That in which they are given makes no difference."""
+    pool = sorted(items)
+    for i in range(min(count, len(pool))):
+        j = i + rng.randrange(len(pool) - i)
+        pool[i], pool[j] = pool[j], pool[i]
+    return pool[:count]
+
+
+def shuffle(items: MutableSequence[Any], rng: RandomSource) -> None:
+    """Bring items into a random order, in place."""
+    for i in range(len(items) - 1, 0, -1):
+        j = rng.randrange(i + 1)
+        items[i], items[j] = items[j], items[i]
