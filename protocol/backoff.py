@@ -10,7 +10,7 @@ class Backoff:
 
     until: float
     wait: float
-    kept: float = 0.0
+    kept: float
     """Seconds for which it counts after its end, if that is more than it took."""
 
     @classmethod

@@ -30,8 +30,10 @@ class Link:
     number: int
     node_id: bytes
     outbound: bool
-    address: str | None = None
-    group: str | None = None
+    address: str | None
+    """Where we dialled it; None where the peer dialled us."""
+    group: str | None
+    """Its network group, if it is in any."""
 
 
 Target = tuple[str, bytes | None]

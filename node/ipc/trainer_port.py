@@ -61,7 +61,6 @@ class TrainerPort:
     def __init__(self, path: str, manifest: Manifest) -> None:
         self._path = Path(path)
         self._manifest = manifest
-        self._fragments = manifest.plan().fragments
         self._trouble = Trouble(log, "a trainer is understood again")
         self._shared: SharedMemory | None = None
         self._writer: asyncio.StreamWriter | None = None

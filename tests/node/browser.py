@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import itertools
 import os
@@ -115,18 +114,6 @@ class Page:
     async def key(self, name: str) -> None:
         for kind in ("keyDown", "keyUp"):
             await self.send("Input.dispatchKeyEvent", type=kind, key=name, code=name)
-
-    async def screenshot(self, path: Path, whole: bool = True) -> None:
-        shot = await self.send(
-            "Page.captureScreenshot", captureBeyondViewport=whole, **await self._clip(whole)
-        )
-        path.write_bytes(base64.b64decode(shot["data"]))
-
-    async def _clip(self, whole: bool) -> dict[str, Any]:
-        if not whole:
-            return {}
-        size = (await self.send("Page.getLayoutMetrics"))["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
 
 
 @contextlib.asynccontextmanager

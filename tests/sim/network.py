@@ -236,7 +236,6 @@ class Network:
         self.stalled: dict[Pipe, None] = {}
         self.dropped = 0
         """Messages that did not fit into a link's queue: none is ever so far behind."""
-        self._dark: frozenset[tuple[int, int]] = frozenset()
 
     def changed(self) -> None:
         """The weather or a host's power changed."""
