@@ -95,9 +95,7 @@ class Holdings:
         """Void an author's deltas of rounds after `after`; `Ready` for each."""
         dropped = self._ledger.drop(author, after)
         for delta in dropped:
-            self._held.discard(delta.record_id)
-            self._wants.forget(delta.record_id)
-            self._offers.forget(delta.record_id)
+            self._forget(delta.record_id)
         self._revoked += dropped
         return [Ready(delta) for delta in dropped]
 
@@ -111,10 +109,14 @@ class Holdings:
         dropped = [*self._ledger.close(floor), *(delta for delta in self._revoked if delta.round <= floor)]
         self._revoked = [delta for delta in self._revoked if delta.round > floor]
         for delta in dropped:
-            self._held.discard(delta.record_id)
-            self._wants.forget(delta.record_id)
-            self._offers.forget(delta.record_id)
+            self._forget(delta.record_id)
         return Close(floor, tuple(dropped))
+
+    def _forget(self, record_id: bytes) -> None:
+        """A delta counts no more: its payload is neither kept, nor looked for, nor offered."""
+        self._held.discard(record_id)
+        self._wants.forget(record_id)
+        self._offers.forget(record_id)
 
     def _void(self, delta: Delta) -> list[Effect]:
         """Nobody needs the payloads of the two deltas that an equivocator signed.
