@@ -130,6 +130,17 @@ def check_swarm_id(text: str) -> None:
         raise ConfigError(f"{text!r} is no swarm id, nor how one begins: that is up to 64 hex digits")
 
 
+def is_swarm(swarm_id: bytes, wanted: str) -> bool:
+    """Whether a swarm is the one that is wanted: `wanted` is its id, or the beginning of it."""
+    return swarm_id.hex().startswith(wanted.lower())
+
+
+def check_is_swarm(swarm_id: bytes, wanted: str | None, subject: str) -> None:
+    """Raise ConfigError, ``SUBJECT swarm ID, not WANTED``, if another swarm is wanted than this one."""
+    if wanted is not None and not is_swarm(swarm_id, wanted):
+        raise ConfigError(f"{subject} swarm {swarm_id.hex()[:12]}, not {wanted}")
+
+
 def check_node_name(text: str) -> None:
     """Raise ConfigError for a name that others would not take, or that a terminal might obey."""
     if not text.isprintable() or len(text.encode(errors="replace")) > TEXT_BYTES_MAX:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gossamer.node.address import Contact, parse_contact
+from gossamer.node.address import Contact, check_is_swarm, is_swarm, parse_contact
 from gossamer.node.folders import homes_here, new_home, own_id
 from gossamer.node.network.acquaintances import whom_to_join
 from gossamer.node.network.askers import asker_of
@@ -62,8 +62,7 @@ def enter_swarm(
     """
     known = Home(folder).manifest() if folder is not None else None
     if known is not None:
-        if swarm_id is not None and not known.swarm_id.hex().startswith(swarm_id.lower()):
-            raise ConfigError(f"{folder} belongs to swarm {known.swarm_id.hex()[:12]}, not {swarm_id}")
+        check_is_swarm(known.swarm_id, swarm_id, f"{folder} belongs to")
         home = Home((folder or Path()).absolute())
         if not join and not home.read_peers() and not has_model(home, known):
             raise ConfigError(f"the node in {home.root} never got the model; give a node with --join ADDRESS")
@@ -104,7 +103,7 @@ def _home_of(contacts: tuple[Contact, ...], swarm_id: str | None) -> Home | None
     meant = []
     for home, manifest in homes_here():
         known = {contact.address for contact in whom_to_join((), home)}
-        is_meant = manifest.swarm_id.hex().startswith(swarm_id.lower()) if swarm_id else bool(told & known)
+        is_meant = is_swarm(manifest.swarm_id, swarm_id) if swarm_id else bool(told & known)
         if is_meant and has_model(home, manifest):
             meant.append(home)
     return meant[0] if len(meant) == 1 else None
@@ -122,8 +121,7 @@ def enter_invited(
 
     Raises ConfigError, also if that swarm's id does not begin with `swarm_id`, or UnreachableError.
     """
-    if swarm_id is not None and not invitation.swarm_id.hex().startswith(swarm_id.lower()):
-        raise ConfigError(f"the invitation is for swarm {invitation.swarm_id.hex()[:12]}, not {swarm_id}")
+    check_is_swarm(invitation.swarm_id, swarm_id, "the invitation is for")
     if manifest is not None and manifest.swarm_id != invitation.swarm_id:
         raise ConfigError(
             f"the invitation is for swarm {invitation.swarm_id.hex()[:12]}, and the manifest describes swarm"

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gossamer.node.address import is_loopback, parse_address, parse_contact
+from gossamer.node.address import is_loopback, is_swarm, parse_address, parse_contact
 from gossamer.node.config.check_folder import check_folder, check_invitation
 from gossamer.node.config.check_machine import (
     check_admin,
@@ -172,7 +172,7 @@ class NodeCheck:
             self.invitation = replace(self.invitation, grant=better.grant)  # it is joined by what was given
             yield from self._given_invitation(self.invitation, self.home)
         pinned = str(self.params.get("swarm_id") or "")
-        if swarm_id is not None and not swarm_id.hex().startswith(pinned.lower()):
+        if swarm_id is not None and not is_swarm(swarm_id, pinned):
             yield error("swarm-id", f"the swarm is {swarm_id.hex()[:12]}, not {pinned}")
         if self.is_bootstrap and swarm_id is not None:
             yield from self._other_swarm(self.home, swarm_id)

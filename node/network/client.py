@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from aiohappyeyeballs import start_connection
 
-from gossamer.node.address import Contact, parse_address, parse_contact
+from gossamer.node.address import Contact, check_is_swarm, parse_address, parse_contact
 from gossamer.node.network.clocks import offset_of
 from gossamer.node.network.questions import ASK_HEADER, NONCE_HEADER, PROOF_HEADER
 from gossamer.node.network.resolver import Resolver
@@ -220,10 +220,7 @@ def fetch_manifest(
             ) from None
         except MalformedError as error:
             raise ConfigError(f"{contact.address} sent a manifest that cannot be used: {error}") from None
-        if swarm_id is not None and not manifest.swarm_id.hex().startswith(swarm_id.lower()):
-            raise ConfigError(
-                f"{contact.address} belongs to swarm {manifest.swarm_id.hex()[:12]}, not {swarm_id}"
-            )
+        check_is_swarm(manifest.swarm_id, swarm_id, f"{contact.address} belongs to")
         return manifest
     raise next((problem for problem in problems if not isinstance(problem, NobodyThereError)), problems[0])
 

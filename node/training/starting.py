@@ -17,6 +17,7 @@ from typing import TypedDict
 from torch import Tensor
 
 from gossamer.node import logs
+from gossamer.node.address import check_is_swarm
 from gossamer.node.entering import enter_invited, enter_swarm
 from gossamer.node.folders import new_home
 from gossamer.node.given import (
@@ -155,8 +156,8 @@ def _enter(joins: tuple[str, ...], invitation: Invitation | None, options: Attac
     given = manifest
     if not (given is None or isinstance(given, Manifest)):
         given = read_manifest(expanded(Path(given)))
-    if given is not None and swarm_id is not None and not given.swarm_id.hex().startswith(swarm_id.lower()):
-        raise ConfigError(f"the manifest describes swarm {given.swarm_id.hex()[:12]}, not {swarm_id}")
+    if given is not None:
+        check_is_swarm(given.swarm_id, swarm_id, "the manifest describes")
     if invitation is not None:
         return enter_invited(invitation, joins, folder, plaintext, given, swarm_id)
     if given is not None:
