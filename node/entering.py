@@ -55,23 +55,16 @@ def enter_swarm(
 ) -> Home:
     """The folder of the swarm to take part in, made if need be. Raises ConfigError or UnreachableError.
 
-    `tell` is given what a person should know.
-
-    Without `folder`, where nobody answers, it is that of a node of this machine that has been told of an
-    address of these, or is of that swarm: it knows others.
+    A `folder` that has a manifest decides which swarm that is; otherwise the nodes to `join` do. Where none
+    of them answers and no folder was given, this machine's own node goes on, if one can be meant (see
+    `_home_of`). `tell` is given what a person should know.
     """
     known = Home(folder).manifest() if folder is not None else None
-    if known is not None:
+    if folder is not None and known is not None:
         check_is_swarm(known.swarm_id, swarm_id, f"{folder} belongs to")
-        home = Home((folder or Path()).absolute())
-        if not join and not home.read_peers() and not has_model(home, known):
-            raise ConfigError(f"the node in {home.root} never got the model; give a node with --join ADDRESS")
-        return home
-    if not join and folder is not None:
-        lacks = "has no manifest" if folder.exists() else "is not there"
-        raise ConfigError(f"{folder} {lacks}: fetch the manifest with --join ADDRESS (or --invite)")
+        return _home_to_go_on_in(folder.absolute(), known, can_join=bool(join))
     if not join:
-        raise ConfigError("which swarm? Give a node of it with --join ADDRESS, or a folder with --dir")
+        raise _nothing_to_enter(folder)
     contacts = tuple(map(parse_contact, join))
     try:
         manifest = fetch_manifest(contacts, swarm_id, plaintext=plaintext)
@@ -97,8 +90,27 @@ def enter_swarm(
     return home
 
 
+def _home_to_go_on_in(folder: Path, manifest: Manifest, *, can_join: bool) -> Home:
+    """A node's folder as it is. Raises ConfigError if it lacks the model and knows nobody who has it."""
+    home = Home(folder)
+    if not can_join and not home.read_peers() and not has_model(home, manifest):
+        raise ConfigError(f"the node in {home.root} never got the model; give a node with --join ADDRESS")
+    return home
+
+
+def _nothing_to_enter(folder: Path | None) -> ConfigError:
+    """There is nobody to ask which swarm is meant, and no folder that says it."""
+    if folder is None:
+        return ConfigError("which swarm? Give a node of it with --join ADDRESS, or a folder with --dir")
+    lacks = "has no manifest" if folder.exists() else "is not there"
+    return ConfigError(f"{folder} {lacks}: fetch the manifest with --join ADDRESS (or --invite)")
+
+
 def _home_of(contacts: tuple[Contact, ...], swarm_id: str | None) -> Home | None:
-    """The only node of this machine, in its own folder, that has a model to go on from and can be meant."""
+    """The one node of this machine that has a model to go on from and can be meant; None if several can.
+
+    That is one of the swarm `swarm_id`, or if none is given, one that knows somebody at the same addresses.
+    """
     told = {contact.address for contact in contacts}
     meant = []
     for home, manifest in homes_here():

@@ -31,35 +31,49 @@ def find_admin(address: str | None, folder: Path | None) -> str:
     """
     if address is not None:
         return format_address(*parse_address(address))
-    if folder is not None:
-        is_running = _is_running(folder)
-        if is_running and Home(folder).read_daemon() is None:
-            raise _is_starting(folder)
-        found = admin_of(folder) if is_running else None
-        if found is None:
-            raise ConfigError(f"no node with an admin server runs in {folder}; start it, without --admin off")
-        return found
+    return _only_admin_here() if folder is None else _admin_in(folder)
+
+
+def _admin_in(folder: Path) -> str:
+    """Where the node in a folder serves its pages. Raises ConfigError if none runs there, or none does so."""
+    is_running = _is_running(folder)
+    if is_running and Home(folder).read_daemon() is None:
+        raise _is_starting(folder)
+    found = admin_of(folder) if is_running else None
+    if found is None:
+        raise ConfigError(f"no node with an admin server runs in {folder}; start it, without --admin off")
+    return found
+
+
+def _only_admin_here() -> str:
+    """Where the node that is meant, of those of this machine, serves its pages. Raises ConfigError."""
     folders = {path.parent for path in nodes_root().glob("*/daemon*.json")}
-    running = [where for where in folders if _is_running(where)]
-    starting = [str(where) for where in running if Home(where).read_daemon() is None]
-    told = {str(where): admin_of(where) for where in running}
-    known = {where: found for where, found in told.items() if found is not None and _answers(found)}
-    if not known and starting:
+    running = [folder for folder in folders if _is_running(folder)]
+    starting = [folder for folder in running if Home(folder).read_daemon() is None]
+    admins = {folder: admin for folder in running if (admin := admin_of(folder)) and _answers(admin)}
+    if not admins and starting:
         raise _is_starting(min(starting))
-    if not known:
+    if not admins:
         raise ConfigError(
             f"no node runs in {nodes_root()}; give one's folder with --dir, or its admin HOST:PORT"
         )
-    if len(known) + len(starting) > 1:
-        training = [where for where in known if (Home(Path(where)).read_daemon() or {}).get("trains")]
-        if not starting and len(training) == 1 and len(set(map(_manifest_in, known))) == 1:
-            return known[training[0]]
-        which = ", ".join(f"--dir {where}" for where in sorted((*known, *starting)))
+    meant = None if starting else _meant_of(list(admins))
+    if meant is None:
+        which = ", ".join(f"--dir {folder}" for folder in sorted((*admins, *starting)))
         raise ConfigError(f"which node? Give one of {which}")
-    return next(iter(known.values()))
+    return admins[meant]
 
 
-def _is_starting(folder: Path | str) -> ConfigError:
+def _meant_of(folders: list[Path]) -> Path | None:
+    """The only one of some nodes, or if all are of one swarm, the only one of them that trains."""
+    if len(folders) == 1:
+        return folders[0]
+    training = [folder for folder in folders if (Home(folder).read_daemon() or {}).get("trains")]
+    is_one_swarm = len(set(map(_manifest_in, folders))) == 1
+    return training[0] if len(training) == 1 and is_one_swarm else None
+
+
+def _is_starting(folder: Path) -> ConfigError:
     return ConfigError(f"the node in {folder} is starting; its log says where it listens once it does")
 
 
@@ -68,10 +82,10 @@ def _is_running(folder: Path) -> bool:
     return Home(folder).lock.is_taken()
 
 
-def _manifest_in(folder: str) -> bytes:
+def _manifest_in(folder: Path) -> bytes:
     """As it is stored; what tells swarms apart."""
     try:
-        return Home(Path(folder)).manifest_path.read_bytes()
+        return Home(folder).manifest_path.read_bytes()
     except OSError:
         return b""
 
