@@ -45,6 +45,7 @@ async def verify(
     """
     deadline = time.monotonic() + wait_s
     seen: dict[str, tuple[str, str]] = {}
+    """By the digest of merged records: the node that held them first, and its digest of Phi."""
     known_to_answer: set[str] = set()
     while True:
         is_over = time.monotonic() > deadline
@@ -58,24 +59,42 @@ async def verify(
                 answered.append((address, answer))
             elif is_over or address not in known_to_answer or not isinstance(answer, UnreachableError):
                 raise answer
-        found = [answer for _, answer in answered]
-        if len({answer["node_id"] for answer in found}) < len(found):
-            raise ConfigError("two of these addresses lead to one node, which agrees with itself")
+        _check_comparable([answer for _, answer in answered])
         answers = dict(answered)
         known_to_answer.update(answers)
-        swarms = {answer["swarm_id"] for answer in found}
-        if len(swarms) > 1:
-            raise ConfigError("these nodes belong to different swarms; verify one swarm at a time")
-        for address, answer in answers.items():
-            if not {"merged_digest", "phi_digest"} <= answer.keys():
-                continue
-            known = seen.setdefault(answer["merged_digest"], (address, answer["phi_digest"]))
-            if known[1] != answer["phi_digest"]:
-                return Verdict(False, (known[0], address), answers)
-        merged = {(answer.get("merged_digest"), answer.get("phi_digest")) for answer in found}
-        have_all = len(found) == len(addresses)
-        if have_all and len(merged) == 1 and None not in next(iter(merged)):
-            return Verdict(True, None, answers)
-        if have_all and time.monotonic() > deadline:
-            return Verdict(False, None, answers)
+        if differing := _differing(answers, seen):
+            return Verdict(False, differing, answers)
+        if len(answered) == len(addresses):
+            if _are_identical(answers):
+                return Verdict(True, None, answers)
+            if time.monotonic() > deadline:
+                return Verdict(False, None, answers)
         await asyncio.sleep(ASK_INTERVAL_S)
+
+
+def _check_comparable(answers: list[dict[str, Any]]) -> None:
+    """Raise ConfigError unless these are of different nodes of one swarm."""
+    if len({answer["node_id"] for answer in answers}) < len(answers):
+        raise ConfigError("two of these addresses lead to one node, which agrees with itself")
+    if len({answer["swarm_id"] for answer in answers}) > 1:
+        raise ConfigError("these nodes belong to different swarms; verify one swarm at a time")
+
+
+def _differing(
+    answers: dict[str, dict[str, Any]], seen: dict[str, tuple[str, str]]
+) -> tuple[str, str] | None:
+    """Two nodes that held the same records, at different moments perhaps, and different models; notes these
+    answers in `seen`."""
+    for address, answer in answers.items():
+        if not {"merged_digest", "phi_digest"} <= answer.keys():
+            continue
+        first, phi_digest = seen.setdefault(answer["merged_digest"], (address, answer["phi_digest"]))
+        if phi_digest != answer["phi_digest"]:
+            return first, address
+    return None
+
+
+def _are_identical(answers: dict[str, dict[str, Any]]) -> bool:
+    """Whether all these nodes have a model, and hold the same records and bits now."""
+    held = {(answer.get("merged_digest"), answer.get("phi_digest")) for answer in answers.values()}
+    return len(held) == 1 and None not in next(iter(held))
