@@ -11,7 +11,7 @@ This machine decides what to send; whether a record is valid was decided before 
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, RandomSource, Send
@@ -34,7 +34,20 @@ class _Relay:
 
     delta: Delta
     known_to: set[int]
+    """Links whose peers have the record."""
     due: float
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """How comparing ledgers with one link stands."""
+
+    awaited: set[bytes] = field(default_factory=set)
+    """Records that we have requested of it, and that have not come."""
+    size_before: int | None = None
+    """How many records we had when we requested those, where more differs than one exchange has room for."""
+    given: list[bytes] = field(default_factory=list)
+    """What it lacked when we last looked for more that it lacks."""
 
 
 def _is_full(inventory: Inventory) -> bool:
@@ -63,10 +76,8 @@ class Gossip:
         self._holds = holds
         self._rng = rng
         self._links: set[int] = set()
-        self._awaited: dict[int, set[bytes]] = {}
-        self._goes_on: dict[int, int] = {}
-        """By link, where more differs than one exchange holds: how many records we had as we asked."""
-        self._given: dict[int, list[bytes]] = {}
+        self._exchanges: dict[int, _Exchange] = {}
+        """By link, once it has told us what it has."""
         self._sought: dict[bytes, float] = {}
         """Records that we were told of and have asked for, oldest first."""
         self._relays: dict[bytes, _Relay] = {}
@@ -86,9 +97,7 @@ class Gossip:
         soon = self._last_exchange + limits.EXCHANGES_APART_S
         self._next_exchange = min(self._next_exchange, soon)
         self._links.discard(link)
-        self._awaited.pop(link, None)
-        self._goes_on.pop(link, None)
-        self._given.pop(link, None)
+        self._exchanges.pop(link, None)
 
     def wake(self, now: float) -> list[Effect]:
         """Start the periodic exchange with one random link.
@@ -96,7 +105,9 @@ class Gossip:
         Who has just started does at each look, until it is answered: new records can make an exchange end
         with neither side any the wiser, which to everybody else is as good.
         """
-        has_to_know = not self.synced_once and not any(self._awaited.values())
+        has_to_know = not self.synced_once and not any(
+            exchange.awaited for exchange in self._exchanges.values()
+        )
         if now < self._next_exchange and not has_to_know:
             return []
         self._last_exchange = now
@@ -152,17 +163,17 @@ class Gossip:
         and round between two honest nodes. What is new since then is pushed, or found by the next exchange:
         where deltas come all the time they always differ in some.
         """
-        awaited = self._awaited.get(link)
-        if not awaited:
+        exchange = self._exchanges.get(link)
+        if exchange is None or not exchange.awaited:
             return []
-        awaited.difference_update(record_ids)
-        if awaited:
+        exchange.awaited.difference_update(record_ids)
+        if exchange.awaited:
             return []
-        size = self._goes_on.pop(link, None)
-        if size is None:
+        if exchange.size_before is None:
             return self._conclude(link)
-        if len(self._ledger) > size:
+        if len(self._ledger) > exchange.size_before:
             return self.open_exchange(link)
+        exchange.size_before = None
         self.synced_once = True
         return []
 
@@ -173,8 +184,9 @@ class Gossip:
 
     def open_exchange(self, link: int, above: int = 0) -> list[Effect]:
         """Begin to compare ledgers with a link."""
-        self._awaited.pop(link, None)  # what did not come by now is found missing again
-        self._goes_on.pop(link, None)
+        if (exchange := self._exchanges.get(link)) is not None:
+            exchange.awaited.clear()  # what did not come by now is found missing again
+            exchange.size_before = None
         digests = self._ledger.digests
         above = max(above, self._ledger.floor)
         return [Send(link, Compare(digests.top, tuple(digests.summary(above)), whole=True, above=above))]
@@ -185,10 +197,9 @@ class Gossip:
         if not message.ranges:
             self.synced_once = True
             return []
-        if message.whole and (message.level < digests.top or message.above < self._ledger.floor):
-            return self.open_exchange(
-                link, message.above
-            )  # ours reaches further: start from our top and floor
+        ours_reaches_further = message.level < digests.top or message.above < self._ledger.floor
+        if message.whole and ours_reaches_further:  # start from our top and floor
+            return self.open_exchange(link, message.above)
         above = max(message.above, self._ledger.floor)
         differing = [
             i
@@ -234,34 +245,38 @@ class Gossip:
         return [record_id for record_id in ours if first <= record_id <= last]
 
     def inventory(self, link: int, message: Inventory) -> list[Effect]:
-        """Send what the other lacks of these rounds, and request what we lack.
-
-        If it lacks something and we do not, it has no answer to wait for: should there be more of that kind
-        we look for it ourselves; but only once for the same records, as it may have reasons to refuse them.
-        """
+        """Send what the other lacks of these rounds, and request what we lack."""
         theirs = {record_id for _, ids in message.rounds for record_id in ids}
         ours = [i for r, ids in sorted(dict(message.rounds).items()) for i in self._comparable(r, ids)]
-        given = [record_id for record_id in ours if record_id not in theirs]
-        is_part = _is_full(message) or len(given) > limits.IDS_PER_MESSAGE_MAX
-        given = given[-limits.IDS_PER_MESSAGE_MAX :]
+        it_lacks = [record_id for record_id in ours if record_id not in theirs]
+        given = it_lacks[-limits.IDS_PER_MESSAGE_MAX :]
+        may_lack_more = _is_full(message) or len(given) < len(it_lacks)
         effects = self.request(link, given)
-        awaited = self._awaited.setdefault(link, set())
+        exchange = self._exchanges.setdefault(link, _Exchange())
         open_ = {i for round_, ids in message.rounds if round_ > self._ledger.floor for i in ids}
-        lacking = [i for i in open_ if i not in self._ledger and i not in awaited]
-        requested = sorted(lacking)[: limits.IDS_PER_MESSAGE_MAX - len(awaited)]
+        we_lack = sorted(i for i in open_ if i not in self._ledger and i not in exchange.awaited)
+        requested = we_lack[: limits.IDS_PER_MESSAGE_MAX - len(exchange.awaited)]
         if requested:
-            awaited.update(requested)
-            if is_part or len(requested) < len(lacking):
-                self._goes_on[link] = len(self._ledger)
+            exchange.awaited.update(requested)
+            if may_lack_more or len(requested) < len(we_lack):
+                exchange.size_before = len(self._ledger)
             effects.append(Send(link, Request(tuple(requested))))
-        elif not awaited and not is_part:
-            effects += self._conclude(link)
-        elif not awaited:
-            self.synced_once = True
-            if given and given != self._given.get(link):
-                self._given[link] = given
-                effects += self.open_exchange(link)
+        elif not exchange.awaited:
+            effects += self._look_for_more(link, given) if may_lack_more else self._conclude(link)
         return effects
+
+    def _look_for_more(self, link: int, given: list[bytes]) -> list[Effect]:
+        """Compare anew with a peer that has all it was `given` and may lack more.
+
+        It had nothing that we lack, so no answer of its tells us when to. Only once for the same records: it
+        may have reasons to refuse them.
+        """
+        self.synced_once = True
+        exchange = self._exchanges[link]
+        if not given or given == exchange.given:
+            return []
+        exchange.given = given
+        return self.open_exchange(link)
 
     def heard_of(self, link: int, record_id: bytes, now: float) -> list[Effect]:
         """A link's peer speaks of a record that we have not: a push of it did not reach us, or will soon.

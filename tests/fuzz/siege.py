@@ -60,9 +60,7 @@ BOUNDS: dict[str, Callable[[], int]] = {
     "links._links": lambda: limits.LINKS_MAX,
     "links._dialling": lambda: limits.DIALS_AT_ONCE_MAX,
     "gossip._links": lambda: limits.LINKS_MAX,
-    "gossip._awaited": lambda: limits.LINKS_MAX,
-    "gossip._goes_on": lambda: limits.LINKS_MAX,
-    "gossip._given": lambda: limits.LINKS_MAX,
+    "gossip._exchanges": lambda: limits.LINKS_MAX,
     "gossip._relays": lambda: limits.IDS_PER_MESSAGE_MAX,
     "membership._links": lambda: limits.LINKS_MAX,
     "membership._link_heard": lambda: limits.LINKS_MAX,
@@ -194,8 +192,9 @@ class Siege:
             # An event brings a bounded number of rows; with a bound of its own a table stops there.
             most = BOUNDS[name]() if name in BOUNDS else 64 + 40 * self.counts["events"]
             assert size <= most, f"{name} holds {size}, over {most}"
-        for awaited in core.gossip._awaited.values():
-            assert len(awaited) <= limits.IDS_PER_MESSAGE_MAX
+        for exchange in core.gossip._exchanges.values():
+            assert len(exchange.awaited) <= limits.IDS_PER_MESSAGE_MAX
+            assert len(exchange.given) <= limits.IDS_PER_MESSAGE_MAX
         flights = core.fetcher._flights
         load = Counter(flight.link for flight in flights)
         assert flights.late.keys() <= flights.newest.keys()

@@ -226,7 +226,7 @@ class Audit:
             ("probes", len(core.membership._probes), limits.LINKS_MAX + len(core.roster.members())),
             (
                 "awaited records",
-                max(map(len, core.gossip._awaited.values()), default=0),
+                max((len(exchange.awaited) for exchange in core.gossip._exchanges.values()), default=0),
                 limits.IDS_PER_MESSAGE_MAX,
             ),
         )
@@ -238,6 +238,6 @@ class Audit:
             self.fail(node, "does not agree with itself about its links")
         dealt = {link for deal in core.dealing._deals.values() for link in deal.links}
         promised = {link for waiting in core.offers._waiting.values() for link in waiting}
-        leftovers = (set(core.gossip._awaited) | set(load) | dealt | promised) - links
+        leftovers = (set(core.gossip._exchanges) | set(load) | dealt | promised) - links
         if leftovers:
             self.fail(node, f"keeps state of links that are gone: {sorted(leftovers)}")
