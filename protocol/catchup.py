@@ -81,29 +81,29 @@ class CatchUp:
     def is_done(self, *, has_signed: bool) -> bool:
         """Whether we may train: nobody to learn from, or a peer's ledger seen and its payloads here.
 
-        Payloads of which nothing comes any more are not waited for: whoever says that it holds them may be
-        a liar that withholds its own. Those of a minority of the authors are waited for only a while: a liar
-        may hand its own out ever so slowly. What comes after all is merged late. What is published meanwhile
-        does not count: on a slow line some of it is always under way.
-        A node with deltas of its own on its own disk (`has_signed`) goes on once it has compared notes with a
-        peer, or found none for a while: its folder may be an old copy, and no round may be signed twice. One
-        whose folder is known to be a copy, or that lost its disk and hears of its own deltas from others,
-        must learn of all of them first.
-        Who signs nothing goes on with what it has once it has had nobody to learn from for a while.
-        Who would refuse what the others publish, since by its clock it cannot be yet, waits until that has
-        been set, as it is a moment after the start of a machine without a battery; but not for ever, for
-        liars may be many.
+        * Payloads of which nothing comes any more are not waited for: whoever says that it holds them may be
+          a liar that withholds its own. Those of a minority of the authors are waited for only a while: a
+          liar may hand its own out ever so slowly. What comes after all is merged late. What is published
+          meanwhile does not count: on a slow line some of it is always under way.
+        * A node with deltas of its own on its own disk (`has_signed`) goes on once it has compared notes with
+          a peer, or has found none for a while: its folder may be an old copy, and no round may be signed
+          twice. A node whose folder is known to be a copy, or that lost its disk and hears of its own deltas
+          from others, has not `has_signed`: it must learn of all of them first.
+        * A node that signs nothing goes on with what it has once it has had nobody to learn from for a while.
+        * A node whose clock is wrong would refuse what the others publish as too early. It waits until the
+          clock has been set, as happens a moment after a machine without a battery starts; but not for ever,
+          since the others may be liars.
         """
         return self._has_learned(has_signed) and not self._refuses
 
     def _has_learned(self, has_signed: bool) -> bool:
-        waited = self._now > self._began + limits.RESUME_PATIENCE_S
-        has_nobody = self._now > max(self._began, self._linked_at) + limits.RESUME_PATIENCE_S
-        alone = not self._links and (self._is_first or (has_nobody and not self._signs))
+        long_alone = self._now > max(self._began, self._linked_at) + limits.RESUME_PATIENCE_S
+        if not self._links and (self._is_first or (long_alone and not self._signs)):
+            return True
         if has_signed:
-            return alone or self._synced_at is not None or waited
-        if alone or self._synced_at is None:
-            return alone
+            return self._synced_at is not None or self._now > self._began + limits.RESUME_PATIENCE_S
+        if self._synced_at is None:
+            return False
         stalled = self._now > self._moved_at + limits.STALL_PATIENCE_S
         dribbled = self._now > self._few_since + limits.MINORITY_PATIENCE_S
         return stalled or dribbled or not self._wants.lacking(self._synced_at, self._now)

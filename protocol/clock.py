@@ -89,13 +89,16 @@ class SwarmClock:
     def _find(self, now: float) -> int:
         """The round that the members are at.
 
-        Who does not train just now, or has not published since it started, woke or trains again, has no say
-        in it, but counts: of three nodes the one that goes on while two are away or hang neither waits for
-        them nor has to be caught up with round by round. Yet what they are known to have published keeps the
-        few who have a say from taking the swarm back to where they are: those who are ahead would publish
-        nothing then, and so never have a say again. A claim of the far future is nobody's: to follow it would
-        be to sign what all others refuse. Where nobody has a say, we go on where those who are gone left off:
-        we have just come back then, and what we last knew is no word against theirs.
+        A member *has a say* if it trains now, and has published since it started, woke up or began to train
+        again. Those without a say still count as members: of three nodes the one that goes on, while the
+        other two are away or hang, neither waits for them nor has to be caught up with round by round.
+
+        * The clock is not before that of all that members are known to have published: else the few with a
+          say could take the swarm back to where they are, and those ahead, who then publish nothing, would
+          never have a say again.
+        * Rounds for which the swarm is too young are left out: to follow them would be to sign what all
+          others refuse.
+        * Where nobody has a say, we have just come back, and go on where those who are gone left off.
         """
         own = self._author.last_round
         known, said = self._rounds_of_others(now)

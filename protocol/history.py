@@ -82,29 +82,28 @@ def agreed(claims: Iterable[Claim], members: int) -> Claim | None:
 def contest(own: Claim, others: Iterable[Claims]) -> Claim | None:
     """The claim for our round that should win against ours, None if ours may stay. `others`: each member's.
 
-    What most of those say who claim anything for our round wins. Where no claim has most behind it the
-    greatest does that has `WITNESSES`, or as many as the most common one where that is fewer (two halves of
-    a small swarm), and ours yields if it has fewer: of three histories the one that some share wins, however
-    long those are that somebody has to itself. Who claims other rounds only may well claim ours next: fewer
-    than those and ourselves, and than `WITNESSES`, do not win, or one liar would about a round that no one
-    else has come to yet.
+    Those vote who claim anything for our round, and we. What most of them claim wins. Where nothing has a
+    majority, the greatest claim wins that has `WITNESSES` votes, or as many as the most common one where that
+    has fewer, as in two halves of a small swarm. So of three histories one that is shared wins over a longer
+    one that somebody has to itself.
+
+    Members that claim other rounds only do not vote, but may well claim what we do next: the winner needs as
+    many votes as we should have with all of theirs, or `WITNESSES`. Otherwise one liar would win about a
+    round that nobody else has come to yet.
     """
-    everyone = [claims for claims in others if claims]
-    members = [[claim for claim in claims if claim.round == own.round] for claims in everyone]
-    said = [claims for claims in members if claims]
-    counts = Counter([own, *(claim for claims in said for claim in claims)])
-    if 2 * counts[own] > 1 + len(said):
+    of_members = [claims for claims in others if claims]
+    of_round = [[claim for claim in claims if claim.round == own.round] for claims in of_members]
+    ballots = [[own], *(claims for claims in of_round if claims)]
+    votes = Counter(claim for claims in ballots for claim in claims)
+    if 2 * votes[own] > len(ballots):
         return None
-    by_most = [claim for claim, count in counts.items() if 2 * count > 1 + len(said)]
-    if by_most:
-        winner = max(by_most)
-    else:
-        needed = min(WITNESSES, max(counts.values()))
-        winner = max(claim for claim, count in counts.items() if count >= needed)
-        if winner == own:
-            return None
-    silent = len(everyone) - len(said)
-    return winner if counts[winner] >= min(WITNESSES, counts[own] + silent) else None
+    by_most = [claim for claim, count in votes.items() if 2 * count > len(ballots)]
+    needed = min(WITNESSES, max(votes.values()))
+    winner = max(by_most) if by_most else max(claim for claim, count in votes.items() if count >= needed)
+    if winner == own:
+        return None
+    silent = len(of_members) - (len(ballots) - 1)
+    return winner if votes[winner] >= min(WITNESSES, votes[own] + silent) else None
 
 
 def chain(before: bytes, round_: int, digest: bytes) -> bytes:
