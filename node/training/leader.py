@@ -123,24 +123,15 @@ class Leader(Role):
         self.stop_requested = False
         while self._agree(leaving=1).leaving < self.team.size:
             pass  # a rank that still trains hears of it at its next step
-        if not self._has_stepped and self.team.size == 1 and self._outer.has_moved:
-            log.warning(
-                "the model is not what it was as it was attached, and step was never called: nothing of that"
-                " reaches the swarm. Call peer.step(tokens, loss) after each step of the optimizer"
-            )
+        self._warn_of_a_loop_without_steps()
         left = timeout_s
         if self._outer.has_open_windows and not self.finished:
             # What the window holds can be handed over once the last delta is acknowledged.
             left -= self._link.wait_free(timeout_s / 2)
-        # Where the swarm is may not be known, after a sleep: then what the window holds is as late as it is.
-        clock = self._link.clock if self._link.clock >= 0 else self._link.own_last
-        round_ = max(self._link.own_last + 1, clock)
-        window = self._outer.fragments[round_ % len(self._outer.fragments)].window
-        may = window.steps > 0 and round_ <= clock + 1 and not self.finished
-        due = round_ if may and self._link.can_publish else None
-        with self._changing([], due):
-            if due is not None:
-                self._publish(due)
+        round_ = self._due_at_the_end()
+        with self._changing([], round_):
+            if round_ is not None:
+                self._publish(round_)
         if not self._step_watch.is_torn:  # by Ctrl-C, say: what was saved last is better
             self._checkpoint.save(self._outer, self._sound_optimizers, self.progress)
         self._link.wait_acknowledged(left)
@@ -261,6 +252,26 @@ class Leader(Role):
         steps = self._steps_since + 1
         round_ = self._pace.due(self._link.own_last, self._link.clock, steps, seconds)
         return None if round_ is not None and 0 < self._stop_round < round_ else round_
+
+    def _due_at_the_end(self) -> int | None:
+        """The round to publish before leaving, however short its window.
+
+        None if the window holds no step, or if the swarm has not come to that round yet.
+        """
+        if self.finished or not self._link.can_publish:
+            return None
+        # Where the swarm is may not be known, after a sleep: then what the window holds is as late as it is.
+        clock = self._link.clock if self._link.clock >= 0 else self._link.own_last
+        round_ = max(self._link.own_last + 1, clock)
+        window = self._outer.fragments[round_ % len(self._outer.fragments)].window
+        return round_ if window.steps > 0 and round_ <= clock + 1 else None
+
+    def _warn_of_a_loop_without_steps(self) -> None:
+        if not self._has_stepped and self.team.size == 1 and self._outer.has_moved:
+            log.warning(
+                "the model is not what it was as it was attached, and step was never called: nothing of that"
+                " reaches the swarm. Call peer.step(tokens, loss) after each step of the optimizer"
+            )
 
     def _publish(self, round_: int) -> None:
         index = round_ % len(self._outer.fragments)
