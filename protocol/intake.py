@@ -30,6 +30,11 @@ _PEER = int(Kind.PEER)
 _CREDENTIALS = frozenset(map(int, (Kind.GRANT, Kind.REVOCATION)))
 
 
+def _kind(data: bytes) -> int:
+    """What a record says that it is: a `Kind`, unless it is to be refused."""
+    return data[0]
+
+
 @dataclass(slots=True)
 class _Delivery:
     """One message of records: where it came from, and the deltas in it."""
@@ -77,7 +82,9 @@ class Intake:
         """Take in the records of a message, and relay the deltas among them that are new."""
         is_known_row = self._presence.is_known
         entries = [
-            entry for entry in message.entries if entry[0][0] != _PEER or not is_known_row(entry[0], link)
+            (data, held)
+            for data, held in message.entries
+            if _kind(data) != _PEER or not is_known_row(data, link)  # most are known
         ]
         if not entries:
             return []
@@ -86,14 +93,21 @@ class Intake:
         for data, held in entries:
             if result and self._links.get(link) is None:  # the record before this was its peer's revocation
                 break
-            if data[0] == _PEER or not self._is_known(data, held, delivery):
+            if _kind(data) == _PEER or not self._is_known(data, held, delivery):
                 result += self._judge(data, held, delivery)
-        fresh = [delta for delta in delivery.fresh if delta.record_id in self._ledger]
-        if len(message.entries) == 1 and fresh and delivery.is_held:
-            result += self._gossip.relay(fresh[0], link, now)
-        elif fresh and (len(message.entries) == 1 or self._gossip.synced_once):
-            result += self._gossip.push(fresh, {link})  # who has just started is told what all others know
+        result += self._pass_on(delivery, is_push=len(message.entries) == 1)
         return result + self._gossip.received(link, delivery.record_ids)
+
+    def _pass_on(self, delivery: _Delivery, *, is_push: bool) -> list[Effect]:
+        """Relay what was new. A message of a single record is taken for a push of it."""
+        fresh = [delta for delta in delivery.fresh if delta.record_id in self._ledger]
+        if not fresh:
+            return []
+        if is_push and delivery.is_held:
+            return self._gossip.relay(fresh[0], delivery.link, delivery.now)
+        if is_push or self._gossip.synced_once:  # a node that has just started is told what all others know
+            return self._gossip.push(fresh, {delivery.link})
+        return []
 
     def _is_known(self, data: bytes, held: bool, delivery: _Delivery) -> bool:
         """Whether these very bytes were taken in before: most are, and no signature need be checked again."""
@@ -118,7 +132,7 @@ class Intake:
         """Take in a record if it is right, blame its sender if not."""
         envelope = None
         try:
-            if data[0] in _CREDENTIALS:
+            if _kind(data) in _CREDENTIALS:
                 return self._credentials.received(data, delivery.link, delivery.now)
             envelope = open_envelope(data, self._swarm_id)
             if envelope.kind is Kind.PEER:
