@@ -169,14 +169,21 @@ def describe(
 
     Args:
         model: as the script builds it, wrapped or compiled or not, before it is sharded.
+        name: what people call the swarm.
+        codec: how deltas are compressed: 'exact', 'int8', 'int4', 'int2' or 'topk'.
+        every_steps: inner steps between two deltas of the same fragment; by default 30.
+        every_seconds: seconds between them, instead of `every_steps`.
         fragments: parts that the model is split into, and that take turns; by default 4, as far as there are
             tensors.
-        averaging: rules ('rda' or 'mean') for tensors that the default of `Task.averaging` does not suit, or
-            one for all weight matrices: 'mean' where the inner optimizer is Muon at a constant rate.
-        task: a name for what is trained; `options` is what scripts should agree on. Both are for people,
-            and part of the swarm id.
+        averaging: rules ('rda', 'mean' or 'centered-clip') by tensor, for those that the default of
+            `Task.averaging` does not suit; or one for all weight matrices ('centered-clip': for all
+            tensors): 'mean' where the inner optimizer is Muon at a constant rate.
+        task: a name for what is trained. For people, and part of the swarm id, as `options` is.
+        options: what scripts should agree on besides.
+        owners: public keys, 64 hex digits each, that may invite and revoke.
+        invited: let in only those whom an owner has invited.
 
-    The rest is as for `create`. Raises ConfigError.
+    Raises ConfigError: the model cannot be shared, or an argument does not fit it (the message says which).
     """
     tensors = _shareable_tensors(model)
     if not isinstance(options, Mapping | None):

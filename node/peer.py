@@ -87,7 +87,15 @@ class Peer(Standing):
         *,
         stop_round: int = 0,
     ) -> "Peer":
-        """Join the daemon that runs in `folder`. Raises UnreachableError or ConfigError."""
+        """Join the daemon that runs in `folder`; call `begin` next.
+
+        Args:
+            model: on its device already; must fit `manifest`.
+            optimizers: the inner optimizers, whose state the node's checkpoint keeps.
+            stop_round: publish no round past this one; 0 for never.
+
+        Raises UnreachableError if no daemon answers there, ConfigError if the model does not fit.
+        """
         home = Home(folder)
         link = DaemonLink(home.socket_path(), manifest)
         team = Alone(dict(named_tensors(model, frozen=True)))
@@ -293,8 +301,14 @@ class Peer(Standing):
     def flush(self, timeout_s: float) -> None:
         """Before leaving: publish the next round's fragment, and see that all of it is on disk.
 
-        What other fragments have learnt since their last deltas is not published. Raises ValueError if
-        `timeout_s` is no time.
+        Waits for the disk at most `timeout_s` seconds. What other fragments have learnt since their last
+        deltas is not published.
+
+        Raises:
+            ValueError: `timeout_s` is no time; nothing has happened then.
+            RuntimeError: the peer has left, or this is a forked process.
+            DivergedError: a parameter is not finite, or moved too far.
+            ConfigError: the model's parameters are not those that it attached with.
         """
         self._check_here()
         _check_seconds(timeout_s=timeout_s)
@@ -316,8 +330,13 @@ class Peer(Standing):
         Publishes the open window of the next round's fragment, as leaving does, and follows Phi until nothing
         has changed it for `quiet_s`, with a daemon that has stored our last delta, and has nothing to merge
         and nothing on its way, or `timeout_s` have passed; returns whether it came to rest. Nodes that have
-        merged the same deltas then hold the same parameters, bit for bit. Raises ValueError if either is no
-        time, before anything has happened.
+        merged the same deltas then hold the same parameters, bit for bit. What this node has learnt since its
+        last delta is left out if it has diverged.
+
+        Raises:
+            ValueError: `quiet_s` or `timeout_s`, in seconds, is no time; nothing has happened then.
+            RuntimeError: the peer has left, or this is a forked process.
+            ConfigError: the model's parameters are not those that it attached with.
         """
         self._check_here()
         _check_seconds(quiet_s=quiet_s, timeout_s=timeout_s)

@@ -98,6 +98,7 @@ class TaskSection(_Section):
 
     name: Text
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Of the first parameters, and of each node's order of its data."""
     source: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
     """SHA-256 of the file with a task of somebody's own: nodes with another file are told. Empty for others,
     and then no part of the canonical form."""
@@ -115,8 +116,11 @@ class Outer(_Section):
     """How windows become deltas, and deltas become Phi."""
 
     codec: str = "int4"
+    """How deltas are compressed: a name in `CODECS`."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.5
+    """Of the outer step: the part of a window's progress that becomes a delta."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.7
+    """Of the outer steps, as each node keeps it for itself; the form is Nesterov's."""
     ef_decay: Annotated[float, Field(ge=0, le=1)] = 1.0
     """What part of the error-feedback residual is carried into the next delta."""
     clip: NonNegative = 3.0
@@ -124,6 +128,7 @@ class Outer(_Section):
     weight_cap: NonNegative = 4.0
     """Times the round's median weight; 0 means no cap, for members whose machines differ a thousandfold."""
     staleness_max: Annotated[int, Field(ge=0, le=STALENESS_MAX)] = 16
+    """A delta of a fragment that was merged more often than this during its window has no weight."""
 
     @model_validator(mode="after")
     def _known_codec(self) -> Self:
@@ -138,6 +143,7 @@ class PaceSection(_Section):
     every_steps: Annotated[int, Field(ge=0, le=STEPS_MAX)] = 30
     """Inner steps of one window, that is between two deltas of the same fragment."""
     every_seconds: NonNegative = 0.0
+    """The length of one window, in seconds."""
     min_round_seconds: Positive = 0.05
     """No round follows the one before it faster than this; later rounds are refused as implausible."""
 
@@ -154,6 +160,7 @@ class HistorySection(_Section):
     seal_after: Annotated[int, Field(ge=1, le=10_000)] = 8
     """A round this far behind the clock is part of the next snapshot."""
     snapshot_every: Annotated[int, Field(ge=1, le=100_000)] = 16
+    """Rounds from one snapshot to the next."""
     retain: Annotated[int, Field(ge=0, le=ROUND_MAX)] = 256
     """Rounds whose records and payloads are kept, so that a partition this long heals exactly; 0 for all."""
 
@@ -168,6 +175,7 @@ class LayoutSection(_Section):
     """The named tensors, in order, and into how many fragments they are split."""
 
     fragments: Annotated[int, Field(ge=1, le=FRAGMENTS_MAX)] = 1
+    """Parts of the model that take turns: round `r` concerns fragment ``r % fragments``."""
     tensors: Annotated[tuple[TensorSpec, ...], Field(min_length=1, max_length=TENSORS_MAX)]
 
     @model_validator(mode="before")
@@ -249,7 +257,10 @@ class AdmissionSection(_Section):
 
 
 class Manifest(_Section):
-    """Everything all nodes of a swarm must agree on before the first step."""
+    """Everything all nodes of a swarm must agree on before the first step. Immutable, and checked when made.
+
+    Read one with `from_toml` or `from_canonical`; `docs/manifest.md` explains every value.
+    """
 
     version: Literal[1] = 1
     swarm: Swarm
@@ -275,7 +286,7 @@ class Manifest(_Section):
         return self
 
     def plan(self) -> Layout:
-        """The layout of Phi."""
+        """The layout of Phi: which fragment each tensor belongs to, and where it starts."""
         return plan(self.layout.tensors, self.layout.fragments)
 
     def canonical(self) -> bytes:
@@ -285,6 +296,7 @@ class Manifest(_Section):
 
     @property
     def swarm_id(self) -> bytes:
+        """32 bytes: the SHA-256 of `canonical`."""
         return sha256(self.canonical()).digest()
 
 
