@@ -62,7 +62,7 @@ class Rules:
         self._changed = asyncio.Event()
 
     def set_all(self, names: Iterable[str], rule: Rule) -> None:
-        """The same for every pair of these."""
+        """Set the rule from each of these nodes to each other one."""
         for src, dst in permutations(names, 2):
             self.set(src, dst, rule)
 

@@ -93,7 +93,7 @@ class TextOptions:
                 raise TaskError(f"option {field!r} is {value}: choose one from {least} to {most}")
 
     def resolved(self) -> TextOptions:
-        """The same with the preset's own values in the place of zeros."""
+        """These options, with the preset's own values in the place of zeros."""
         tuned = _TUNED[self.preset]
         return dataclasses.replace(
             self,

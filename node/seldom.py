@@ -40,13 +40,13 @@ class Trouble:
         self._met_at: float | None = None
 
     def met(self, text: str, event: Hashable = None) -> None:
-        """It could not be done: `text` says why, and what it is about is `event`, if that is not the text."""
+        """The thing could not be done: `text` says why. Troubles of one `event` (or text) are one trouble."""
         self._met_at = self._clock()
         if self._seldom.is_due(event or text, self._met_at):
             self._log.error("%s", text)
 
     def not_met(self) -> None:
-        """It could be done."""
+        """The thing could be done."""
         if self._met_at is not None and self._clock() - self._met_at > CALM_S:
             self._met_at, self._seldom = None, Seldom()
             self._log.info("%s", self._over)

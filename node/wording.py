@@ -19,7 +19,7 @@ _FLAG = re.compile(
 
 
 def for_a_script(text: str) -> str:
-    """The same message where a script reads it: ``--join ADDRESS`` is ``join=[ADDRESS]``."""
+    """A command's message as a script reads it: ``--join ADDRESS`` is ``join=[ADDRESS]``."""
     return _FLAG.sub(_as_argument, text)
 
 

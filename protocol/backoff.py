@@ -26,5 +26,5 @@ class Backoff:
         return self.until + max(self.wait, self.kept)
 
     def ended(self, now: float) -> Self:
-        """The same, over at once: it still counts."""
+        """This wait, over at once. The next one is twice as long all the same."""
         return replace(self, until=now)

@@ -147,7 +147,7 @@ class Conduct:
         self._rounds: dict[bytes, dict[int, Figures]] = {}
         self._charges: dict[bytes, frozenset[str]] = {}
         self._summaries: dict[bytes, Summary] = {}
-        """Of those whose figures have not changed since they were asked for: pages and statuses ask often."""
+        """Of the members whose figures have not changed since a summary was asked for: pages ask often."""
         self.agreement: float | None = None
         """Mean cosine of pairs of deltas in the newest round that had two."""
         self._newest = 0

@@ -24,7 +24,7 @@ class _Deal:
     """One of our payloads while it is with few."""
 
     links: set[int]
-    """Those that were dealt chunks and have not said that they hold everything."""
+    """Links that were dealt chunks and have not said that they hold everything."""
     left: set[int]
     """Chunks that nobody is known to hold but us."""
     due: float

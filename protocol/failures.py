@@ -66,7 +66,7 @@ class Failures:
         return failure.until if failure is not None else -inf
 
     def resting(self, links: Iterable[int], blob: bytes, size: int, now: float) -> set[int]:
-        """Those of some links that may not be asked for a chunk now."""
+        """Those of the `links` that may not be asked for a chunk now."""
         return {link for link in links if self.rests_until(link, blob, size) > now}
 
     def doubted(self, resting: Iterable[int], blob: bytes, size: int) -> set[int]:

@@ -29,7 +29,7 @@ class Offence(Enum):
     HANDSHAKE = ("failed handshake", 5.0)
     """Of an address, since no key was proven."""
     STALLED = ("handshake that came to a standstill", 0.25)
-    """Likewise. A path that loses its longest packets does that to honest nodes, all of a home among them."""
+    """Of an address, too. A path that loses its longest packets does that to honest nodes."""
     UNSUPPORTED = ("unknown kind of message or record", 0.25)
     """Of a later release, perhaps."""
     IMPLAUSIBLE = ("round too early", 0.0)

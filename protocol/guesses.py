@@ -80,7 +80,7 @@ class Guesses:
         return bool(self._line) or any(self._again.values())
 
     def open_to(self, links: Iterable[int], now: float) -> list[int]:
-        """Those links that there may be something to ask for now."""
+        """Those of the `links` that there may be something to ask for now."""
         return [link for link in links if self.next_turn(link, now) <= now]
 
     def take(self, link: int, now: float) -> tuple[bytes, bytes] | None:

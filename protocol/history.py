@@ -46,7 +46,7 @@ class Claim(NamedTuple):
 
 
 Claims = tuple[Claim, ...]
-"""Those of one member, newest first and all different."""
+"""The claims of one member, newest first and all different."""
 
 
 def sealed_round(clock: int, section: HistorySection) -> int:

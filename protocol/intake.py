@@ -43,7 +43,7 @@ class _Delivery:
     now: float
     record_ids: list[bytes] = field(default_factory=list)
     fresh: list[Delta] = field(default_factory=list)
-    """Those that were new to us."""
+    """The deltas that were new to us."""
     is_held: bool = False
     """Whether the sender holds the payload of the last of them."""
 

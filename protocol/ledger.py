@@ -20,11 +20,11 @@ class Added(Enum):
 
     NEW = auto()
     VOIDED = auto()
-    """It is the second of its author and round: both are void from now on."""
+    """The delta is the second of its author and round: both are void from now on."""
     KNOWN = auto()
     """Held already, or one more by an author who is void in this round already."""
     CLOSED = auto()
-    """Its round is closed."""
+    """The delta's round is closed."""
 
 
 class Ledger:

@@ -85,7 +85,7 @@ MEMBERS_MAX = 1024
 """Rows a node keeps. Full knowledge is meant for up to 256 members; beyond it, down members go first."""
 
 AUTHORS_KEPT = 4 * MEMBERS_MAX
-"""Of whom we remember the last round: more only as long as they are members, or their rounds are open."""
+"""Authors whose last round we remember: more only while they are members, or their rounds are open."""
 
 LINKS_MAX = 64
 """A node wants few links, but takes in many: it may be the only one that others can reach."""
@@ -96,7 +96,7 @@ LINKS_OUTBOUND_MIN = 2
 """Links that we chose ourselves: who fills all places that others can take has not surrounded us yet."""
 
 LINKS_PER_GROUP_MAX = 2
-"""Of those, in one network group: addresses of one network are cheap, those of many networks are not."""
+"""Links that we dialled into one network group: addresses of one network are cheap, of many they are not."""
 
 LINKS_LOOK_INTERVAL_S = 1.5
 """How often a node looks whether it has links enough: it wakes once for this and for its rows."""
@@ -200,7 +200,7 @@ REDIAL_DOWN_INTERVAL_S = 30.0
 REDIAL_INTERVAL_S = 4.5
 DIALS_AT_ONCE_MAX = 4
 DIALS_TO_GONE_MAX = 2
-"""Of those, to members that did not answer: where an address swallows packets a dial takes ten seconds."""
+"""Dials at once to members that did not answer: where an address swallows packets one takes ten seconds."""
 
 # --- history ------------------------------------------------------------------------------------------
 CLAIMS_MAX = 4
@@ -237,10 +237,10 @@ PREFETCH_AFTER_S = 0.05
 linked to tells of all others at once."""
 
 NAMED_PATIENCE_S = 30.0
-"""It waits this long for the members that it was told of to claim what others claim; they may be behind."""
+"""A joiner waits this long for those at its join addresses to claim what others do; they may be behind."""
 
 CLOCK_PATIENCE_S = 600.0
-"""It waits this long for its clock to be set, if by that most of the others are where the swarm cannot be."""
+"""A joiner waits this long for its clock to be set, if by that most others are where no swarm can be yet."""
 
 RESUME_PATIENCE_S = 15.0
 """A resumed node looks this long for a peer to compare notes with before it goes on alone."""
@@ -348,7 +348,7 @@ ASKS_PER_LINK_MAX = 64
 """Chunks a peer may have asked us to send and not yet received."""
 
 PUTS_PER_LINK_MAX = 2
-"""Of those, under way at a time: one is sent while the answer to the one before is on its way."""
+"""Of the chunks asked, under way at a time: one is sent while the answer to the one before is on its way."""
 
 # --- pace ----------------------------------------------------------------------------------------------
 ROUND_SLACK = 64

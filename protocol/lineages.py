@@ -170,7 +170,7 @@ class Lineages:
 
 
 def _of_round(round_: int, claims: Sequence[Claims]) -> list[Claims]:
-    """Those of the members who claim anything for a round."""
+    """The claims of the members that claim anything for a round."""
     return [of_one for of_one in claims if any(claim.round == round_ for claim in of_one)]
 
 

@@ -39,7 +39,7 @@ class _Vouch:
     target: int
     deadline: float
     is_answered: bool = False
-    """It counts until its deadline all the same: so few are made for one asker."""
+    """An answered one counts until its deadline all the same: so few are made for one asker."""
 
 
 class Membership:

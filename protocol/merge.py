@@ -158,7 +158,7 @@ class RoundMerge:
 
     @property
     def contributions(self) -> list[Contribution]:
-        """Those that count, in order of author."""
+        """The deltas that count, in order of author."""
         return [c for _, c in self._counted]
 
     def treatment(self) -> dict[bytes, Treatment]:

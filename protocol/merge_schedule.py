@@ -55,7 +55,7 @@ class MergeSchedule:
         return len(self._dirty)
 
     def waiting(self, upto: int) -> list[int]:
-        """Those of the rounds up to one that are not merged, in order."""
+        """The rounds up to `upto` that are not merged, in order."""
         return sorted(round_ for round_ in self._dirty if round_ <= upto)
 
     def look(self, now: float) -> list[int]:
@@ -86,16 +86,16 @@ class MergeSchedule:
         return self._held_back.release(round_)
 
     def put_back(self, round_: int) -> None:
-        """It could not be merged after all."""
+        """A round could not be merged after all."""
         self._dirty.add(round_)
 
     def hold_back(self, round_: int, now: float) -> None:
-        """It waits for others' deltas."""
+        """A round waits for others' deltas."""
         self._dirty.add(round_)
         self._held_back.hold(round_, now)
 
     def merged(self, round_: int) -> None:
-        """It has been merged."""
+        """A round has been merged."""
         self.reach = max(self.reach, round_)
 
     def held_back_until(self, round_: int) -> float | None:

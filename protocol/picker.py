@@ -51,9 +51,9 @@ class Picker:
             self._wants.put_last(key for key, _ in some)
 
     def _rarest_first(self, want: Want, blobs: Iterable[bytes]) -> Iterable[bytes]:
-        """Those that are not under way; those that equally many have in a random order.
+        """The chunks that are not under way; those that equally many hold in a random order.
 
-        As they come where nobody has only parts: a snapshot has thousands, and no order is better.
+        Where nobody has only parts they stay as they come: a snapshot has thousands, and no order is better.
         """
         under_way = self._flights.blobs
         waiting = (blob for blob in blobs if blob not in under_way)

@@ -49,9 +49,9 @@ class Promptness:
             self._rests[link] = Backoff.after(rest, now, limits.TARDY_REST_S, limits.TARDY_REST_MAX_S)
 
     def tardy(self, now: float, links: int) -> set[int]:
-        """Those of so many links that rest: not to be asked for what others have.
+        """Links that rest: not to be asked for what others have.
 
-        None where they are most: then it is our own line that is slow.
+        None where they are most of all `links`: then it is our own line that is slow.
         """
         tardy = {link for link, rest in self._rests.items() if rest.until > now}
         return tardy if 2 * len(tardy) <= links else set()

@@ -179,7 +179,7 @@ class Replica:
 
     @property
     def clock_to_publish_by(self) -> int:
-        """The same for our trainer: none at which anything is due while we do not know where the swarm is."""
+        """The round clock for our trainer: `BEFORE_ALL_ROUNDS` while we do not know where the swarm is."""
         away = self.sealing.begins_anew or self.sealing.may_be_outlived or self._clock.listens(self._now)
         return BEFORE_ALL_ROUNDS if away else self.clock
 
@@ -221,7 +221,7 @@ class Replica:
         return self.presence.row
 
     def _clock_is_wrong(self) -> bool:
-        """The same by now: who has just started has hardly read it."""
+        """`is_contradicted`, by a reading of now: a node that has just started has hardly read its clock."""
         self._clock.read(self._now)
         return self._clock.is_contradicted
 

@@ -110,7 +110,10 @@ class Snapshots:
         return sum(self._ledger.last_round(member.peer.node_id) > 0 for member in members)
 
     def _claims_of_contributors(self) -> list[Claims]:
-        """Of those too who are not there just now: they have not spoken against us, and may have for us."""
+        """What the authors of deltas that are here claim.
+
+        Also those that are not there just now: they have not spoken against us, and may have for us.
+        """
         authors = {delta.author for delta in self._ledger if self._holdings.holds(delta.record_id)}
         peers = [member.peer for member in self._roster.members()]
         return [self._claims_of(peer) for peer in peers if peer.node_id in authors]

@@ -92,7 +92,7 @@ class Sources:
         return ()
 
     def _promptest(self, links: set[int]) -> set[int]:
-        """Those that have not kept us waiting lately, unless all have."""
+        """The links that have not kept us waiting lately; all, if all have."""
         return links - self.tardy or links
 
     def _to_guess(self, links: set[int], holders: set[int]) -> set[int]:

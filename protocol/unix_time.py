@@ -40,5 +40,5 @@ class UnixTime:
         return now + self.offset_s
 
     def latest(self, now: float) -> float:
-        """The same by the most advanced setting so far: a clock set back makes nothing impossible again."""
+        """Unix time by the most advanced setting so far: a clock set back makes nothing impossible again."""
         return now + self._greatest_s

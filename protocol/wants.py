@@ -55,7 +55,7 @@ class Wants:
         self._keys: dict[bytes, set[bytes]] = {}
         """Of each missing chunk, the keys that it is wanted under."""
         self._held: dict[bytes, Want] = {}
-        """Those of them that somebody is known to hold some of."""
+        """The wants that somebody is known to hold some of."""
         self._unheld: list[bytes] = []
         """Chunks of the others, until they are taken."""
 
@@ -198,7 +198,7 @@ class Wants:
         return tuple(sorted(self._keys.get(blob, ())))
 
     def of(self, blob: bytes) -> list[Want]:
-        """Those that a chunk is missing of."""
+        """The wants that a chunk is missing of."""
         return [self._wants[key] for key in self._keys.get(blob, ())]
 
     def holders_of(self, key: bytes, blob: bytes) -> set[int]:

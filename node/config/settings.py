@@ -40,7 +40,7 @@ def flag_of(parameter: Parameter) -> str:
 
 
 def key_of(parameter: Parameter) -> str:
-    """Its key in a node file: the flag without dashes in front, or the name of the argument."""
+    """A parameter's key in a node file: the flag without dashes in front, or the name of the argument."""
     if isinstance(parameter, TyperOption):
         return max(parameter.opts, key=len).lstrip("-")
     named = parameter.metavar or ""
@@ -48,7 +48,7 @@ def key_of(parameter: Parameter) -> str:
 
 
 def variable_of(ctx: typer.Context, parameter: Parameter) -> str:
-    """Its environment variable: GOSSAMER, the command and the flag."""
+    """A parameter's environment variable: GOSSAMER, the command and the flag."""
     return "_".join([*ctx.command_path.split(), key_of(parameter)]).replace("-", "_").upper()
 
 

@@ -38,7 +38,7 @@ def _of_trainer(key: str) -> Reading:
 
 
 def _so_far(key: str) -> Reading:
-    """The same of all its runs together, which it does not know before it has joined."""
+    """Of a node's trainer in all its runs together, which it does not know before it has joined."""
 
     def reading(status: Status) -> float | None:
         trainer = status.get("trainer", {})

@@ -48,7 +48,7 @@ class Briefing:
         self._publisher.hand_in(message, payload)
 
     def trainer_changed(self) -> None:
-        """It reported, took a fragment, came or went: tell the core, and let merging go on."""
+        """The trainer reported, took a fragment, came or went: tell the core, and let merging go on."""
         report = self._port.report
         if report is not None:
             self._dispatch(

@@ -70,7 +70,7 @@ class DaemonLink:
         """Whether the daemon of `_shared`, which stays mapped when it dies, still listens."""
         self._offers: dict[int, Offer] = {}
         self._unacknowledged: tuple[control.Publish, memoryview] | None = None
-        """It stays where it was written: nothing else is, before it is acknowledged."""
+        """The delta handed over last. Its payload stays where it was written until it is acknowledged."""
         self._closing = threading.Event()
         self._connected = threading.Event()
         self.node_id = b""

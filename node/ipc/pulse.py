@@ -28,7 +28,7 @@ class Pulse:
         self._last_s = self._longest_s = 0.0
 
     def note(self, steps: int, now: float) -> None:
-        """It reports that it has done so many."""
+        """The trainer reports that it has done so many steps."""
         if steps == self._steps:
             return
         if self._steps is not None and self._stepped_at is not None:

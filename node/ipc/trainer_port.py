@@ -47,11 +47,11 @@ class Attendant(Protocol):
         ...
 
     def publish(self, message: control.Publish, payload: memoryview) -> None:
-        """It hands in a delta. Nobody changes `payload` before it is acknowledged, also if it dies."""
+        """The trainer hands in a delta. Nobody changes `payload` before that is acknowledged."""
         ...
 
     def trainer_changed(self) -> None:
-        """It reported, took a fragment, came or went."""
+        """The trainer reported, took a fragment, came or went."""
         ...
 
 

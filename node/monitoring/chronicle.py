@@ -172,9 +172,9 @@ class Chronicle:
         self._unsettled.clear()
 
     def _settle_stretch(self, stretch: "_Stretch", before: "_Stretch | None") -> None:
-        """The same for the rounds of one stretch, whose deltas are capped together; `before` is what it was.
+        """Count the tokens of a stretch's rounds, whose deltas are capped together; `before` is what it was.
 
-        Those before the first that changed count for as much as they did: there may be very many.
+        Rounds before the first that changed count for as much as they did: there may be very many.
         """
         first: float = min((r for r in stretch.rounds if r in self._unsettled), default=math.inf)
         if before is None or stretch.rounds[: len(before.rounds)] != before.rounds:

@@ -44,7 +44,7 @@ class Evaluations:
         return taken
 
     def not_saved(self, losses: dict[int, float]) -> None:
-        """It could not be written; what came meanwhile is newer."""
+        """Losses that were taken to be saved could not be written; what came meanwhile is newer."""
         self._unsaved = {**losses, **self._unsaved}
 
     def to_json(self) -> dict[str, Any]:

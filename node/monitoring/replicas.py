@@ -16,10 +16,10 @@ class Likeness(StrEnum):
 
     SAME = "same"
     RECORDS = "records"
-    """It has merged other records up to there: one that came late is here or there, and not yet in both."""
+    """The node has merged other records up to there: one that came late has reached only one of us yet."""
 
     OTHER = "other"
-    """It says that it has merged the same records, and holds another model."""
+    """The node says that it has merged the same records, and holds another model."""
 
 
 class Comparison(NamedTuple):

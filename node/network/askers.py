@@ -49,6 +49,6 @@ def asker_for(folder: Path | None, address: str) -> Asker | None:
 
 
 def _host_and_port(text: str) -> tuple[str, int]:
-    """The same for every way to write an address. Raises ConfigError."""
+    """Host and port, the same for every way to write an address. Raises ConfigError."""
     host, port = parse_address(parse_contact(text).address)
     return "127.0.0.1" if host.lower() == "localhost" else host.lower(), port

@@ -232,7 +232,7 @@ class Guest(asyncio.Protocol):
         self.abort()
 
     def proves(self, node_id: bytes, *, is_link: bool) -> None:
-        """It belongs to a member."""
+        """The connection turns out to be a member's."""
         self.node_id = node_id
         self.is_link = is_link
         if self._timer is not None:

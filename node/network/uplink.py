@@ -133,7 +133,7 @@ class Turn:
             self.end()
 
     def end(self) -> None:
-        """It has gone out, or nowhere. Again is harmless."""
+        """The chunk has been sent, or never will be. May be called more than once."""
         if not self._is_over:
             self._is_over = True
             self._uplink.left(self)

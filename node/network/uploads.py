@@ -49,5 +49,5 @@ class Uploads:
         return number
 
     def end(self, number: int) -> None:
-        """It has gone out, or nowhere."""
+        """A chunk has been sent to a link, or never will be."""
         self._begun.pop(number, None)

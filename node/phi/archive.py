@@ -338,5 +338,5 @@ class Archive:
             raise
 
     def _open_records(self) -> list[Delta]:
-        """Those whose payloads Phi may need yet."""
+        """Records whose payloads Phi may need yet."""
         return [*self._core.ledger, *self._core.holdings.revoked]

@@ -55,7 +55,7 @@ class Prefix:
     rounds: Rounds
     """What is merged into it above the base."""
     digests: Digests
-    """Of those rounds."""
+    """Of the records merged, by those rounds."""
 
 
 class Merger:
@@ -80,7 +80,7 @@ class Merger:
         self._digests = {round_: _digest_of(deltas) for round_, deltas in self._merged.items()}
         """Of the rounds merged: to compute all of them anew takes as long as there are records."""
         self._chains: tuple[list[int], list[bytes]] | None = None
-        """Those rounds, ascending, and the chain up to the base and up to each; None if that has changed."""
+        """The rounds merged, ascending, and the chain up to the base and each of them; None if outdated."""
         self.base = base or GENESIS
         self._reach = {fragment.index: self._reach_of(fragment.index) for fragment in self._layout.fragments}
         self._payloads = Payloads(manifest, chunks)
@@ -151,7 +151,7 @@ class Merger:
         )
 
     def _of_ordinary_tokens(self, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
-        """Those that do not state far more tokens than others do lately; all where no weight is capped."""
+        """The deltas that do not state far more tokens than others lately; all where no weight is capped."""
         if not self._manifest.outer.weight_cap:
             return deltas
         most = OUTLIER_TIMES * self._count.usual(but={delta.author for delta in deltas})
@@ -278,7 +278,7 @@ class Merger:
         return given
 
     def _contributions(self, fragment: Fragment, deltas: tuple[Delta, ...]) -> list[Contribution]:
-        """Those of a round whose payloads decode. Raises MissingChunkError."""
+        """The deltas of a round whose payloads decode. Raises MissingChunkError."""
         read = (self._payloads.contribution(delta, fragment) for delta in deltas)
         return [contribution for contribution in read if contribution is not None]
 

@@ -108,8 +108,11 @@ class Merging:
 
     @property
     def unmerged(self) -> int:
-        """The same with those that wait for others or for the swarm, and more while payloads are on their way
-        and before we are `ready`: until it is 0, Phi is not what the swarm has."""
+        """All that keeps Phi from being what the swarm has; 0 when it is.
+
+        Rounds that have changed and are not merged, also those that wait for others' deltas or for the swarm;
+        payloads that are on their way; and one more before we are `ready`.
+        """
         return self.schedule.unmerged + self._core.fetcher.wants.are_held + (not self.ready)
 
     @property
@@ -334,7 +337,8 @@ class Merging:
             return self._merger.chain(), await asyncio.to_thread(self._merger.digest)
 
     async def recent_digest(self) -> tuple[bytes, bytes] | None:
-        """The same, or what it was a moment ago: whoever asks, merging waits for it a tenth of the time."""
+        """What `digest` finds, or found a moment ago: however often it is asked for, merging waits for it a
+        tenth of the time at most."""
         async with self._digesting:
             if time.monotonic() >= self._digest_due:
                 begun = time.monotonic()

@@ -91,7 +91,7 @@ class Payloads:
         )
 
     def forget(self, delta: Delta) -> None:
-        """Its round is closed."""
+        """A delta's round is closed: its payload will not be asked for again."""
         self._norms.pop(delta.record_id, None)
         self._samples.pop(delta.record_id, None)
         self._in_memory.pop(delta.record_id, None)
@@ -131,7 +131,7 @@ class Payloads:
             self._samples.popitem(last=False)
 
     def _trim(self, room: int) -> None:
-        """Of those that are not wanted keep the latest, as many as there is room for."""
+        """Of the payloads that are not wanted now keep the latest, as many as there is room for."""
         others = [record_id for record_id in self._in_memory if record_id not in self._wanted]
         taken = sum(self._in_memory[record_id].size for record_id in others)
         for record_id in others:

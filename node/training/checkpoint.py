@@ -160,7 +160,7 @@ def _groups(tensors: Sequence[Saved], in_file: Sequence[Saved]) -> list[list[int
 
 
 def checksum(found: Mapping[str, int], metadata: Mapping[str, str]) -> str:
-    """That of a checkpoint, from those of its tensors: against bad disks, since it is nobody's but ours."""
+    """A checkpoint's checksum, from those of its tensors: against bad disks, not against people."""
     whole = json.dumps([sorted(found.items()), sorted(metadata.items())])
     return f"{zlib.crc32(whole.encode()):08x}"
 

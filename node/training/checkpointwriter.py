@@ -70,7 +70,7 @@ class CheckpointWriter:
         self._said = ""
         """What has kept the last one from being written, and has been said."""
         self._said_of_inner = False
-        """That its state is none that can be saved."""
+        """Whether it has been said that the inner optimizer's state is none that can be saved."""
 
     def is_due(self) -> bool:
         """Whether a checkpoint should be begun now: never while one is under way."""
@@ -340,7 +340,7 @@ def _mark(device: torch.device) -> torch.cuda.Event:
 
 
 def _elements(tensor: Tensor, start: int, end: int) -> Tensor:
-    """Those from `start` to `end` in row-major order; if a copy, one of little more than those."""
+    """A tensor's elements from `start` to `end`, row-major; a copy of little more than them, if any."""
     if tensor.is_contiguous():
         return tensor.view(-1)[start:end]
     row = tensor[0].numel()

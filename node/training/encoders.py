@@ -41,7 +41,7 @@ PIECE_CPU = 1 << 18
 a tenth longer, for a piece costs some 40 calls whatever its size; with twice as much it took no less."""
 
 PIECE_DEVICE = 1 << 23
-"""The same on accelerators, where few launches count; what is computed on the way takes some 200 MiB."""
+"""Values handled at a time on an accelerator, where few launches count; scratch takes some 200 MiB."""
 
 
 class Kernel(NamedTuple):

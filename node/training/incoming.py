@@ -31,7 +31,7 @@ class Incoming:
         return list(self._waiting)
 
     def take_for_step(self, round_: int | None) -> list[Offer]:
-        """Those to apply at a step that publishes `round_`, or nothing, so that it is not held up by all.
+        """The offers to apply at a step that publishes `round_`, if any: not so many that they hold it up.
 
         A step that publishes passes over other fragments', once. Any other takes those, or half of all, once
         the first of them has come to where it is taken over.
@@ -86,7 +86,7 @@ class Incoming:
                 self._waiting.append(offer)
 
     def _newer(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Those that hold our own last delta: an image from before would take it back for a moment."""
+        """The offers that hold our own last delta: an image from before would take it back for a moment."""
         newer = []
         for offer in offers:
             if offer.own_round >= self._fragments[offer.fragment].last_published:

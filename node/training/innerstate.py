@@ -142,7 +142,7 @@ def _learnt(optimizer: torch.optim.Optimizer) -> list[dict[str, float]] | None:
 
 
 def _own(optimizer: torch.optim.Optimizer) -> set[str]:
-    """Those of an optimizer's defaults that are no arguments of it; none where it takes any arguments.
+    """The keys of an optimizer's defaults that are no arguments of it; none where it takes any arguments.
 
     None of a wrapper's, whose defaults are those of another one: it is not even made with a learning rate.
     """

@@ -302,7 +302,7 @@ class Leader(Role):
 
     @property
     def _sound_optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """Those whose state is kept: none where the model has diverged, which it may be the cause of."""
+        """The optimizers whose state is saved: none where the model has diverged, for it may be the cause."""
         return () if self._has_diverged else self._saved_optimizers
 
     def _checkpoint_if_due(self, round_: int | None) -> None:

@@ -85,7 +85,7 @@ class OuterLoop:
         """Bind to a model's parameters by name. Raises ConfigError naming the first that does not fit."""
         check_fits(tensors, manifest)
         self.names = {tensor: name for name, tensor in tensors.items()}
-        """Those of all the model's parameters."""
+        """The names of all the model's parameters."""
         self._outer = manifest.outer
         layout = manifest.plan()
         self.fragments = [

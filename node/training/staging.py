@@ -56,12 +56,12 @@ class Staging:
         return room is None or room.has_come(offer)
 
     def values(self, offer: Offer) -> Tensor:
-        """Its values, int32[fragment.numel], to be read before `leave`."""
+        """An offered fragment's values, int32[fragment.numel], to be read before `leave`."""
         room = self._rooms[offer.fragment]
         return self._source(offer) if room is None else room.values(offer, self._source(offer))
 
     def leave(self, offer: Offer) -> None:
-        """It was taken over, or never will be."""
+        """An offer was taken over, or never will be."""
         if (room := self._rooms[offer.fragment]) is not None:
             room.leave(offer)
 

@@ -18,7 +18,7 @@ class StepWatch:
         self._under_way = 0
         """Steps; an optimizer's may go through that of the class which it extends."""
         self._seen: set[int] = set()
-        """Those that have ended a step."""
+        """The optimizers that have ended a step, by id."""
         self._is_compiled = False
         """Whether a step was compiled: its hooks run after it then, also where it has failed."""
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
