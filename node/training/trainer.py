@@ -249,15 +249,7 @@ def main() -> int:
         trainer.peer.close()
     except DivergedError as error:
         assert ending.trainer is not None, "it trained"
-        went_well = ending.trainer.went_well
-        if went_well:
-            on = "Back to the swarm's model, and on with the next data"
-            log.warning("%s, should it come again. %s", error, on)
-        else:
-            log.error("%s", error, exc_info=error if options.debug else None)
-        with suppress(LocalError):  # what would keep it from that, the next process will meet and say
-            ending.trainer.give_up_window()
-        return FAILURE if went_well else USER_ERROR
+        return _diverged(error, ending.trainer, options)
     except Exception as error:
         if ending.trainer is not None:
             ending.trainer.peer.abandon()  # the next process goes on from what this one has whole
@@ -265,11 +257,28 @@ def main() -> int:
             raise
         log.error("%s", error, exc_info=error if options.debug else None)
         has_worked = options.restarted or (ending.trainer is not None and ending.trainer.stepped)
-        may_pass = isinstance(error, UnreachableError | FolderGoneError) or (
-            isinstance(error, TaskError) and has_worked
-        )
-        return FAILURE if may_pass else USER_ERROR
+        return FAILURE if _may_pass(error, has_worked) else USER_ERROR
     return FAILURE if trainer.peer.is_outdated else 0  # the next process is of the daemon's release
+
+
+def _diverged(error: DivergedError, trainer: Trainer, options: TrainerOptions) -> int:
+    """Say so and give the window up; returns the exit status: whether another process may do better."""
+    went_well = trainer.went_well
+    if went_well:
+        on = "Back to the swarm's model, and on with the next data"
+        log.warning("%s, should it come again. %s", error, on)
+    else:
+        log.error("%s", error, exc_info=error if options.debug else None)
+    with suppress(LocalError):  # what would keep it from that, the next process will meet and say
+        trainer.give_up_window()
+    return FAILURE if went_well else USER_ERROR
+
+
+def _may_pass(error: Exception, has_worked: bool) -> bool:
+    """Whether another process may get further: with a task that `has_worked` before, too."""
+    if isinstance(error, TaskError):
+        return has_worked
+    return isinstance(error, UnreachableError | FolderGoneError)
 
 
 def _run() -> NoReturn:
