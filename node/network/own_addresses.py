@@ -10,6 +10,9 @@ from gossamer.node.network.listening import family_of, is_gone, own_address
 from gossamer.protocol.effects import Effect
 from gossamer.protocol.replica import Replica
 
+Hosts = dict[AddressFamily, str]
+"""One of each kind of address, IPv4 and IPv6."""
+
 log = logging.getLogger("gossamer.node")
 
 
@@ -24,7 +27,7 @@ class OwnAddresses:
         """Whether our links show where others can dial us, since nobody has told us."""
         self._families: frozenset[AddressFamily] = frozenset()
         """The kinds of address that we listen on."""
-        self._hosts: dict[AddressFamily, str] = {}
+        self._hosts: Hosts = {}
         """What they have shown, one of a kind."""
         self._was_warned = False
 
@@ -50,9 +53,7 @@ class OwnAddresses:
         public = {family: host for family, host in self._hosts.items() if not is_loopback(host)}
         lost = {family: host for family, host in public.items() if is_gone(host)}
         kept = {family: host for family, host in public.items() if family not in lost}
-        instead = {family: self._instead_of(host) for family, host in lost.items()}
-        better = {family: host for family, host in instead.items() if host is not None}
-        better |= {family_of(host): host for host in shown if self._is_better(host)}
+        better = self._better(lost, shown)
         if not better and not (lost and kept):  # the last one is told until there is another
             return
         if lost:
@@ -61,6 +62,12 @@ class OwnAddresses:
         self._hosts = kept | better
         addresses = tuple(format_address(host, self._port) for host in self._hosts.values())
         self._carry_out(self._core.announce(addresses))
+
+    def _better(self, lost: Hosts, shown: list[str]) -> Hosts:
+        """What takes the place of addresses that are lost, and what a link has shown that is better."""
+        instead = {family: self._instead_of(host) for family, host in lost.items()}
+        found = {family: host for family, host in instead.items() if host is not None}
+        return found | {family_of(host): host for host in shown if self._is_better(host)}
 
     def _warn(self, host: str) -> None:
         if not self._was_warned:
