@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,6 +23,8 @@ from gossamer.node.training.outer import OuterLoop
 
 _NOT_AS_WRITTEN = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
 """What reading JSON, and using what it holds, comes to where something else was written."""
+
+_OTHER = "the inner optimizer has other {} than its saved state"
 
 log = logging.getLogger("gossamer.checkpoint")
 
@@ -83,30 +85,35 @@ def _take_up_inner(
     tensors: dict[str, Tensor],
     metadata: Mapping[str, str],
 ) -> bool:
-    """Have the inner optimizers go on where they were, if they can; returns whether they do."""
+    """Have the inner optimizers go on where they were, if they can; returns whether they do.
+
+    *Places* are the positions of the model's parameters among those of the optimizers that were saved.
+    """
     keepers = state_keepers(optimizers)
     if not keepers or "optimizers" not in metadata:
         return False
-    own = names(keepers, outer.names)
-    then: list[list[str]] = json.loads(metadata["names"]) if "names" in metadata else own
-    places = _places(list(chain(*then)), list(chain(*own)))
+    names_now = names(keepers, outer.names)
+    names_then: list[list[str]] = json.loads(metadata["names"]) if "names" in metadata else names_now
     plain: dict[str, Any] = json.loads(metadata["inner"])
     keys = _keys(tensors, plain)
     learnt: list[dict[str, float]] = json.loads(metadata.get("learnt", "[]"))
+    places = _places(list(chain(*names_then)), list(chain(*names_now)))
     if places is None:
-        return _has_other("parameters")
-    other = _difference(keepers, places, metadata, around=optimizers)
-    if other is not None:
-        return bool(keys or learnt) and _has_other(other)
+        return _begins_afresh(_OTHER.format("parameters"))
+    difference = _difference(keepers, places, metadata, around=optimizers)
+    if difference is not None:
+        has_state = bool(keys or learnt)  # without any, nothing is lost, and nothing need be said
+        return has_state and _begins_afresh(_OTHER.format(difference))
     groups = [group for keeper in keepers for group in keeper.param_groups]
-    if learnt and (len(learnt) != len(groups) or [*map(sorted, then)] != [*map(sorted, own)]):
-        return _has_other("groups")
+    are_grouped_alike = [*map(sorted, names_then)] == [*map(sorted, names_now)]
+    if learnt and not (len(learnt) == len(groups) and are_grouped_alike):
+        return _begins_afresh(_OTHER.format("groups"))
     if _is_torn(keepers, places, keys):
         return _begins_afresh("the inner optimizer's saved state is torn")
     if not _is_sound(tensors, learnt):
         return False
-    trained_as: list[str] = json.loads(metadata.get("dtypes", "[]"))
-    trained_as = [trained_as[place] for place in places if place < len(trained_as)]
+    dtypes: list[str] = json.loads(metadata.get("dtypes", "[]"))
+    trained_as = [dtypes[place] for place in places if place < len(dtypes)]
     if not restore_inner(keepers, tensors, plain, places, trained_as):
         return False
     for group, numbers in zip(groups, learnt, strict=False):
@@ -134,11 +141,8 @@ def _difference(
     return None
 
 
-def _has_other(what: str) -> bool:
-    return _begins_afresh(f"the inner optimizer has other {what} than its saved state")
-
-
-def _begins_afresh(why: str) -> bool:
+def _begins_afresh(why: str) -> Literal[False]:
+    """Say why the inner optimizers do not go on; returns that they do not."""
     log.warning("%s: it begins afresh", why)
     return False
 
