@@ -9,7 +9,7 @@ import numpy as np
 
 def moment(unix_s: int) -> str:
     """Unix seconds as everybody reads them, whatever their own clock says: "2026-11-27 20:28 UTC"."""
-    return str(np.datetime64(unix_s, "s"))[:16].replace("T", " ") + " UTC"
+    return str(np.datetime64(unix_s // 60, "m")).replace("T", " ") + " UTC"
 
 
 def span(seconds: float) -> str:
