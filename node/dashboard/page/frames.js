@@ -22,10 +22,6 @@ class Frames {
     this.#schedule();
   }
 
-  invalidateAll() {
-    this.invalidate(...this.#views.keys());
-  }
-
   #schedule() {
     if (this.#scheduled) return;
     this.#scheduled = true;
