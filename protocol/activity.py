@@ -1,7 +1,7 @@
 """Whether a node trains, as far as its rows tell.
 
 A live node need not train: its script evaluates, has finished or hangs, its machine sleeps. Rows tell of
-inner steps and rounds; who has not moved for three times as long as the last time is taken for idle.
+inner steps and rounds; a node that has not moved for three times as long as it last took counts as idle.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Waits that double: who does not do what it was asked for is asked again later each time."""
+"""Waits that double: a peer that does not do what it was asked for is asked again later each time."""
 
 from dataclasses import dataclass, replace
 from typing import Self

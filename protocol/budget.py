@@ -1,7 +1,8 @@
 """What a peer may take of us, as token buckets: refilled at a steady rate, up to a burst.
 
-Who takes more is not cut off but read more slowly: `Budgets.spend` says for how long to leave it unread,
-and meanwhile TCP makes it wait. So a budget costs an honest peer that meets it time, and never its place.
+A peer that takes more is not cut off but read more slowly: `Budgets.spend` says for how long to leave it
+unread, and meanwhile TCP makes it wait. So a budget costs an honest peer that meets it time, and never its
+place.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Who did not bring which chunk, and from when on it may be asked for that again: later each time.
+"""Which links did not bring which chunk, and from when on each may be asked again: later each time.
 
 Others are tried first. Whoever fails a chunk for more than a moment is not believed any more that it holds
 it; and of what nobody is known to hold each is asked most seldom.

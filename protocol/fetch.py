@@ -153,7 +153,7 @@ class Fetcher:
         return effects
 
     def _give_up(self, now: float) -> None:
-        """End what has lasted for too long. Who is busy says so soon: silence is no sign of that."""
+        """End what has lasted for too long. A busy peer says so soon: silence is no sign of that."""
         for flight in [flight for flight in self._flights.late.values() if now >= flight.deadline]:
             self._fail(flight, now, limits.FETCH_RETRY_S)
         over = [flight for flight in self._flights.newest.values() if now >= flight.deadline]

@@ -209,7 +209,7 @@ class Gossip:
         if not differing and message.whole:
             return self._conclude(link)
         if not differing:
-            # What did when this was sent has come since; who has just started asks for the rest.
+            # What did when this was sent has come since; a node that has just started asks for the rest.
             return [] if self.synced_once else self.open_exchange(link, above)
         ordered = sorted(set(differing))
         if message.level == 0:

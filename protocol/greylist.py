@@ -1,4 +1,4 @@
-"""Misbehaviour as points that fade: who has too many is turned away until enough of them have faded.
+"""Misbehaviour as points that fade: a peer with too many is turned away until enough have faded.
 
 The points of an offence are chosen by who can commit it. What only a liar or a broken build does weighs much;
 what a wrong clock or another release does weighs next to nothing, so that neither is ever turned away for it.

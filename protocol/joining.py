@@ -17,8 +17,8 @@ from gossamer.protocol.identity import short
 
 REMIND_S = 15.0
 PREFETCHES_MAX = 3
-"""Snapshots that a joiner begins to fetch before it believes in one: who changes its claim all the time
-cannot make it fetch for ever."""
+"""Snapshots that a joiner begins to fetch before it believes in one: a liar whose claim changes all the
+time cannot make it fetch for ever."""
 
 NAMED_TOLD_MAX = 4
 """So many members are named behind each of two claims that contradict each other."""

@@ -207,8 +207,8 @@ CLAIMS_MAX = 4
 """Snapshots that a node holds and tells of: those being downloaded must outlive the next ones."""
 
 UNUSABLE_MAX = MEMBERS_MAX
-"""Claimed snapshots that cannot be, remembered so that none is fetched twice: 32 KiB. Who makes up more has
-the oldest of them looked at again, which costs an index."""
+"""Claimed snapshots that cannot be, remembered so that none is fetched twice: 32 KiB. A liar that makes up
+more has the oldest of them looked at again, which costs an index."""
 
 SEAL_SETTLE_S = 5.0
 """However fast rounds follow each other, payloads get this long to arrive before their round is sealed."""
@@ -218,15 +218,16 @@ LINEAGE_PATIENCE_S = 30.0
 say, a record needs 20 s to get around: dead links have to be noticed first. Then its round is sealed anew."""
 
 LINEAGE_DOUBLINGS_MAX = 5
-"""Who has given its history up waits twice as long the next time, up to 16 minutes: one key can sign a second
-record for a round that some have closed and others have not, and each such difference costs a download."""
+"""A node that has given its history up waits twice as long the next time, up to 16 minutes: one key can sign
+a second record for a round that some have closed and others have not, and each such difference costs a
+download."""
 
 LINEAGE_MEMORY_S = 3600.0
 """So long each time is remembered: honest partitions are seldom more frequent."""
 
 LINEAGE_MINORITY_PATIENCE_S = 600.0
 """A difference of claims that missing payloads of a third of the authors may explain gets so long to go away,
-since a few could hand theirs out chunk by chunk for ever. Who gives its own history up closes it, and what
+since a few could hand theirs out chunk by chunk for ever. A node that gives its own up closes it, and what
 others had not got of it by then is lost: so this is far longer than joiners wait."""
 
 ROSTER_PATIENCE_S = 2.0
@@ -249,7 +250,7 @@ WAKE_PATIENCE_S = 60.0
 """One that slept has its network back by then, and hears of the others for RESUME_PATIENCE_S once it has."""
 
 OUTLIVED_PATIENCE_S = 600.0
-"""Who begins anew waits so long for those who went on, if they are gone, before it goes on without them."""
+"""A node that begins anew waits so long for those that went on, if they are gone, and then does without."""
 
 SLEEP_MIN_S = 20.0
 """A machine that stood still for longer has slept: others have given up its links (LINK_SILENCE_S). A slow
@@ -299,7 +300,7 @@ be our own line that is slow."""
 
 TARDY_REST_S = 8.0
 TARDY_REST_MAX_S = 300.0
-"""Who kept us waiting so is not asked for what others hold so long, then twice as long each time."""
+"""A link that kept us waiting so is not asked for what others hold so long, then twice as long each time."""
 
 FETCH_SOON_S = 0.1
 FETCH_RETRY_S = 1.0
@@ -338,7 +339,7 @@ RATION_PERIOD_S = 24 * 3600.0
 """As many copies are granted again in this time where nothing comes any more."""
 
 RATION_BYTES_MIN = 64 * 1024 * 1024
-"""Of what we hold, at least this is counted: who has little to give need not count."""
+"""Of what we hold, at least this is counted: a node with little to give need not count."""
 
 TURN_PATIENCE_S = 2.0
 """So long a chunk that was asked for waits for its turn on a line that others fill, before it is declined,
@@ -405,7 +406,8 @@ SMALL_CHUNK_BYTES = 16 * 1024
 1,024 members publish 205 payloads a second, which come over six links or so."""
 
 DECLINED_MISSES = 0.5
-"""What a request counts that we decline: who finds us busy asks for other chunks at once, and again soon."""
+"""What a request counts that we decline: a peer that finds us busy asks for others at once, and again
+soon."""
 
 REQUESTS_PER_S = 20.0
 REQUESTS_BURST = 400.0

@@ -126,7 +126,7 @@ class Presence:
         self._is_doubtful = True
 
     def leave(self) -> list[Effect]:
-        """Tell everybody whom we are linked to that we go: who did not hear it wonders at a dead link."""
+        """Tell everybody whom we are linked to that we go: else all they see is a dead link."""
         self._leaving = True
         self._renew()
         return [Send(link.number, Records(((self.data, False),))) for link in self._links.all()]

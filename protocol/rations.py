@@ -1,7 +1,7 @@
 """What a member may take of our chunks: some copies of all we hold, and of what comes anew.
 
-Honest members take each chunk once, and again if they lose their disk; who takes more burns our line. A rate
-in bytes a second would fit one model and no other, so a ration grows with what there is to take.
+Honest members take each chunk once, and again if they lose their disk; one that takes more burns our line. A
+rate in bytes a second would fit one model and no other, so a ration grows with what there is to take.
 """
 
 from dataclasses import dataclass

@@ -341,7 +341,7 @@ class Replica:
     def _woke(self, now: float) -> list[Effect]:
         """This machine slept, or its clock was set, which looks the same and costs a moment of silence.
 
-        Of the last rounds that we know we need not know all: who went on published for them too.
+        Of the last rounds that we know we need not know all: those that went on published for them too.
         """
         if not self.roster.members():
             return []
@@ -370,7 +370,7 @@ class Replica:
 
     def _take_turns(self, now: float) -> list[Effect]:
         """What is done every so often, whatever happens: when rows are due, so that a node wakes up once for
-        all of it. Who joins or has just come back looks for its snapshot more often."""
+        all of it. A node that joins or has just come back looks for its snapshot more often."""
         result = [
             *self.presence.wake(now),
             *self.links.wake(now),

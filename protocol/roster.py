@@ -56,7 +56,7 @@ class Member:
 
     @property
     def tokens_per_s(self) -> float:
-        """How fast it trains, as it says; who is gone does not."""
+        """How fast it trains, as it says; 0 if it is gone."""
         return self.peer.body.tokens_per_s if self.health in _LIVE else 0.0
 
     @property

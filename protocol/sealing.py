@@ -29,7 +29,7 @@ LOOK_INTERVAL_S = 2.5
 
 JOINING_LOOK_S = 0.05
 RETURN_LOOK_S = 0.25
-"""Who looks for a snapshot to start from is in more of a hurry, as is who has just come back."""
+"""A node that looks for a snapshot to start from is in more of a hurry, as is one that has just come back."""
 
 CLAIMED_MAX = 32
 """Where rounds are fast the members' newest snapshots are seldom of the same round at the same time."""
@@ -204,7 +204,7 @@ class Sealing:
         return [Notice(text), *self._join(members, now)]
 
     def _go_on_without(self, given_up: Claim, now: float) -> list[Effect]:
-        """Who went on is gone with what they had: better their history is lost than that nobody has any."""
+        """Those that went on are gone with what they had: better to lose their history than to have none."""
         text = f"whoever went on is gone: going on from our own snapshot of round {given_up.round}"
         return [Notice(text), *self._adopt(given_up, now)]
 

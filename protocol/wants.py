@@ -64,9 +64,9 @@ class Wants:
     def add(self, key: bytes, chunks: tuple[tuple[bytes, int], ...], now: float) -> bool | None:
         """Want chunks (hash, size) under a key. Returns whether any is missing; None if that cannot be.
 
-        A hash has one size. Who states another for a chunk that is here, or two, describes what nobody can
-        have: it is not looked for, and what is here is not taken for it. Else those would hold it who happen
-        to have that chunk as part of something else, and nobody besides.
+        A hash has one size. A peer that states another for a chunk that is here, or two, describes what
+        nobody can have: it is not looked for, and what is here is not taken for it. Else those would hold it
+        who happen to have that chunk as part of something else, and nobody besides.
         """
         sizes = dict(chunks)
         if any(sizes[blob] != size for blob, size in chunks):

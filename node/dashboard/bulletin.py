@@ -13,7 +13,7 @@ HEARTBEAT_TICKS = 15
 
 TOLD_ROUNDS_MAX = 512
 TOLD_ENTRIES_MAX = 32_768
-"""Of one answer: 512 rounds of 64 members, about 1 MB of JSON. Who wants older ones asks again."""
+"""Of one answer: 512 rounds of 64 members, about 1 MB of JSON. A page that wants older ones asks again."""
 
 
 class Bulletin:

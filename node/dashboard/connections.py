@@ -31,7 +31,7 @@ class Connections:
         """Close what is too many beside a new one, at once, whatever is still to be sent there.
 
         First those by which nobody has come who may ask, then idle ones, then those that are answered; of
-        each the oldest. Who is refused, or says nothing, takes no place from those who look on.
+        each the oldest. A connection that is refused, or silent, takes no place from those that are served.
         """
         self._admitted.intersection_update(server.connections)
         ranked = sorted(server.connections, key=lambda old: (old in self._admitted) + (old in self._answered))

@@ -14,7 +14,8 @@ from aiohttp import web
 
 LISTENERS_MAX = 32
 QUEUE_MAX = 30
-"""Events that wait for one listener, half a minute's worth. Who takes them more slowly is let go."""
+"""Events that wait for one listener, half a minute's worth. A listener that takes them more slowly is let
+go."""
 
 SEND_BUFFER_BYTES = 1 << 16
 """What the system takes for a page that reads nothing: megabytes if it were free to choose, which such a page

@@ -182,7 +182,7 @@ def _which(state: dict[str, Any]) -> tuple[str, str]:
 
 
 def _agreement_style(agree: dict[str, Any], members: list[dict[str, Any]]) -> str:
-    """Who claims a snapshot of other records, as yet, does not differ."""
+    """A member that claims a snapshot of other records, as yet, does not differ."""
     if agree["same"] == agree["of"]:
         return "green"
     return "red" if any(member["claim"] == "other" for member in members) else ""

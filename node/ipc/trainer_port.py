@@ -33,14 +33,14 @@ AT_ONCE_NUMEL_MAX = 1 << 20
 ACCEPT_RETRY_S = 1.0
 WELCOME_S = 30.0
 SILENT_S = 30.0
-"""Who trains reports twice a second. After so long without a word, and as long as some of its steps take, it
+"""A trainer reports twice a second. After so long without a word, and as long as some of its steps take, it
 has no speed any more: it hangs, or evaluates."""
 
 log = logging.getLogger("gossamer.trainer")
 
 
 class Attendant(Protocol):
-    """Who answers the trainer."""
+    """Answers the trainer."""
 
     def welcome(self) -> control.Welcome:
         """A trainer comes: the first words to it."""

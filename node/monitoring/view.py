@@ -17,7 +17,7 @@ from gossamer.protocol.replica import Replica
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """The parts of a daemon that there is something to see of. Who has it reads, and changes nothing."""
+    """The parts of a daemon that there is something to see of. Whoever has it only reads."""
 
     home: Home
     core: Replica

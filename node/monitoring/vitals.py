@@ -16,7 +16,7 @@ from gossamer.protocol.limits import SLEEP_MIN_S
 
 ALONE_S = 30.0
 REACH_S = 600.0
-"""Who can be dialled has been by then, as a rule: each newcomer looks for six links."""
+"""A node that can be dialled has been by then, as a rule: each newcomer looks for six links."""
 
 MEMBERS_MIN = 2
 """With fewer other members up, nobody having dialled us says nothing."""

@@ -1,6 +1,6 @@
 """Questions from outside any link: the manifest, the status, and owners' grants and revocations.
 
-Who asks signs the question where the swarm is invited; who answers proves whose channel it is to anybody who
+In an invited swarm whoever asks signs the question; whoever answers proves whose channel it is to anybody who
 sends a nonce. `client` is the other end.
 """
 

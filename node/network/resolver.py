@@ -26,7 +26,7 @@ class Resolver(AbstractResolver):
     ) -> list[ResolveResult]:
         """Addresses of a name. Raises OSError."""
         answer: Future[list[ResolveResult]] = Future()
-        answer.set_running_or_notify_cancel()  # nothing ends a lookup; who does not wait any more just goes
+        answer.set_running_or_notify_cancel()  # nothing ends a lookup; its caller just stops waiting
 
         def look_up() -> None:
             try:

@@ -38,8 +38,8 @@ FLOW_S = 8.0
 
 PIECE_BYTES = 32 * 1024
 STALL_S = 4.0
-"""Bodies are sent in pieces. Who takes less than one in so long holds no place: that is half of what the
-slowest holder worth waiting for sends (FETCH_TIMEOUT_S), since two share a line."""
+"""Bodies are sent in pieces. A peer that takes less than one in so long holds no place: that is half of what
+the slowest holder worth waiting for sends (FETCH_TIMEOUT_S), since two share a line."""
 
 LARGE_PIECE_BYTES = 256 * 1024
 """A fast line's pieces, for takers that are not known to be slow: small ones cost processor time."""

@@ -1,8 +1,8 @@
 """How many chunks we send at a time, over all links, and how many each member gets.
 
-Who asks while we are busy is declined at once and turns to another holder: a node with many links would
-otherwise be where everybody waits, with the same chunks to be had nearby. Who has taken its ration is
-declined likewise.
+A peer that asks while we are busy is declined at once and turns to another holder: a node with many links
+would otherwise be where everybody waits, with the same chunks to be had nearby. One that has taken its ration
+is declined likewise.
 """
 
 import time

@@ -319,8 +319,8 @@ class Merging:
                 await self._port.offer(fragment, self._merger.view(fragment), self._state(fragment))
 
     def _state(self, fragment: Fragment) -> MergedState:
-        """How far a fragment has been merged. Who began anew where the swarm is far behind our own last delta
-        need not wait for that one: until the swarm has reached it, it is not to come."""
+        """How far a fragment has been merged. If we began anew where the swarm is far behind our own last
+        delta we need not wait for that one: until the swarm has reached it, it is not to come."""
         assert self._merger is not None
         state = self._merger.state(fragment)
         last = self._core.ledger.last_round(self._core.identity.node_id)
