@@ -160,6 +160,16 @@ def assert_all_gone(folder: Path, timeout: float) -> None:
     wait_for(lambda: not processes_naming(folder), timeout, f"all processes of {folder} gone")
 
 
+def stopped(process: subprocess.Popen[bytes]) -> int:
+    """End a process by SIGTERM; returns its exit status. One that takes too long is killed."""
+    process.terminate()
+    try:
+        return process.wait(10)
+    finally:
+        process.kill()
+        process.wait()
+
+
 class BootstrapPeer:
     """One `gossamer bootstrap` of a manifest: a full node without a trainer, and cheap to start."""
 
@@ -189,13 +199,7 @@ class BootstrapPeer:
         return str(wait_for(facts, 30, "a bootstrap peer listening")["address"])
 
     def stop(self) -> int:
-        """SIGTERM; returns its exit status."""
-        self.process.terminate()
-        try:
-            return self.process.wait(10)
-        finally:
-            self.process.kill()
-            self.process.wait()
+        return stopped(self.process)
 
 
 class Node:
@@ -238,9 +242,4 @@ class Node:
         return [line.split("error", 1)[1].strip() for line in self.log.splitlines() if " error " in line]
 
     def stop(self) -> int:
-        self.process.terminate()
-        try:
-            return self.process.wait(10)
-        finally:
-            self.process.kill()
-            self.process.wait()
+        return stopped(self.process)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from gossamer.node.ipc import daemon_link
 from gossamer.node.training import buckets, staging
 from gossamer.node.training.fragmentstate import FragmentState
 from tests.node.gpus import Room
@@ -36,6 +37,12 @@ def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is on the CPU is worked through as on a GPU."""
     monkeypatch.setattr(FragmentState, "gpu", torch.device("cpu"))
     monkeypatch.setattr(staging, "_Room", Room)
+
+
+@pytest.fixture
+def reconnects_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that has lost its daemon looks for it again at once."""
+    monkeypatch.setattr(daemon_link, "RECONNECT_S", 0.02)
 
 
 @contextmanager

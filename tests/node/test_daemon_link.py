@@ -29,10 +29,7 @@ from tests.node.trainer_side import NODE_ID, FakeDaemon, daemon_at, link_to, pub
 from tests.protocol import builders
 from tests.protocol.builders import LAYOUT
 
-
-@pytest.fixture(autouse=True)
-def _quickly_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon_link, "RECONNECT_S", 0.02)
+pytestmark = pytest.mark.usefixtures("reconnects_at_once")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.node.ipc import control, daemon_link
+from gossamer.node.ipc import control
 from gossamer.node.training import checkpointwriter, leader
 from gossamer.protocol.errors import ConfigError, DivergedError
 from gossamer.protocol.fixedpoint import ONE
@@ -22,10 +22,7 @@ from tests.node.begun_peer import EVERY, Setup, begun, manifest_for
 from tests.node.leading import leading
 from tests.node.trainer_side import daemon_at, link_to, until
 
-
-@pytest.fixture(autouse=True)
-def _quickly_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon_link, "RECONNECT_S", 0.02)
+pytestmark = pytest.mark.usefixtures("reconnects_at_once")
 
 
 async def test_it_begins_with_the_swarms_model(tmp_path: Path) -> None:

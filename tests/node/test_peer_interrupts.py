@@ -14,17 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gossamer.node.ipc import daemon_link
 from gossamer.node.peer import Peer
 from gossamer.node.training import outer
 from gossamer.protocol.fixedpoint import ONE
 from tests.node.begun_peer import EVERY, begun
 from tests.node.trainer_side import until
 
-
-@pytest.fixture(autouse=True)
-def _quickly_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon_link, "RECONNECT_S", 0.02)
+pytestmark = pytest.mark.usefixtures("reconnects_at_once")
 
 
 @contextlib.contextmanager

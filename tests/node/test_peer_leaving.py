@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from gossamer.node import peer as peer_module
-from gossamer.node.ipc import control, daemon_link
+from gossamer.node.ipc import control
 from gossamer.node.training import leader, outer
 from gossamer.node.training.beside import Beside
 from gossamer.protocol.errors import DivergedError
@@ -26,10 +26,7 @@ from gossamer.protocol.fixedpoint import ONE
 from tests.node.begun_peer import EVERY, Setup, begun, metadata_of
 from tests.node.trainer_side import until
 
-
-@pytest.fixture(autouse=True)
-def _quickly_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon_link, "RECONNECT_S", 0.02)
+pytestmark = pytest.mark.usefixtures("reconnects_at_once")
 
 
 async def test_after_the_last_round_it_publishes_no_more(tmp_path: Path) -> None:
