@@ -230,18 +230,17 @@ class LocalSwarm:
 
     def _all_agree(self) -> bool:
         """Whether all hold the same records, have merged them, and have evaluated the result."""
-        statuses = [process.status for process in self._left]
-        if not all(status and "phi_digest" in status for status in statuses):
+        left = self._left
+        statuses = [process.status or {} for process in left]
+        if not all("phi_digest" in status for status in statuses):
             return False
-        records = {status["ledger_digest"] for status in statuses if status}
-        merged = {status["merged_digest"] for status in statuses if status}
-        busy = any(status["rounds_behind"] or status["payloads_missing"] for status in statuses if status)
-        current = all(
-            process.trainer.get("val_version") == process.status["version"]
-            for process in self._left
-            if process.status
+        held = {(status["ledger_digest"], status["merged_digest"]) for status in statuses}
+        are_busy = any(status["rounds_behind"] or status["payloads_missing"] for status in statuses)
+        have_evaluated = all(
+            process.trainer.get("val_version") == status["version"]
+            for process, status in zip(left, statuses, strict=True)
         )
-        return len(records) == 1 and len(merged) == 1 and not busy and current
+        return len(held) == 1 and not are_busy and have_evaluated
 
     def _sample(self) -> str:
         """A few lines from the first node's model. A failure to write is no failure to train."""
