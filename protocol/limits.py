@@ -1,6 +1,10 @@
 """Every bound of the protocol, by name, with its reason.
 
 Nothing that arrives from the network may grow without one of these. Sizes are bytes, times are seconds.
+
+What decides which bytes are valid binds all nodes: the sections *records* and *manifest*, and the sizes of
+credentials and messages. To change one of those is to make another wire protocol. The rest is a node's own
+patience and appetite, and may differ from node to node.
 """
 
 # --- records ---------------------------------------------------------------------------------------
