@@ -21,7 +21,7 @@ from gossamer.node.training.beside import Beside
 from gossamer.node.training.follower import Follower
 from gossamer.node.training.leader import Leader
 from gossamer.node.training.parameters import check_fits, checked_optimizers, parameters_of
-from gossamer.node.training.ranks import Team, team_of
+from gossamer.node.training.ranks import Team, reshard, team_of
 from gossamer.node.training.role import Role
 from gossamer.node.training.starting import AttachOptions, StartedNode, started
 from gossamer.node.wording import for_a_script
@@ -81,12 +81,13 @@ def attach(
         )
     _check_not_imported_by_a_worker()
     _do_without_threads_that_a_fork_lost()
+    reshard(model)
     tensors = parameters_of(model)
     optimizers = checked_optimizers(optimizer, tensors)
     _check_not_attached(tensors)
     check_arguments(options)
     stop_round = options["stop_round"]
-    team = team_of(tensors)
+    team = team_of(tensors, model)
     try:
         if team.rank > 0:
             return Place(role=_follower(tensors, team, stop_round))

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
@@ -62,6 +63,17 @@ def check_shareable(tensors: Mapping[str, Tensor]) -> None:
         _check_unexpanded(name, tensor)
         whole[name] = tensor
     _check_apart(whole)
+
+
+def _check_on_all_ranks(name: str, tensor: Tensor) -> None:
+    """Raise ConfigError for a sharded tensor that the first rank could not deal out to all of its node's."""
+    mesh, ranks = tensor.device_mesh, dist.get_world_size()  # type: ignore[attr-defined]
+    if mesh.size() != ranks:
+        raise ConfigError(
+            f"tensor {name!r} is sharded over {mesh.size()} of the {ranks} ranks, which are one node: give"
+            " fully_shard a mesh of all of them; one of two dimensions shards over its second, and averages"
+            " over its first"
+        )
 
 
 def _check_unexpanded(name: str, tensor: Tensor) -> None:
@@ -161,6 +173,8 @@ def check_fits(tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
             raise ConfigError(
                 f"tensor {name!r} has shape {list(tensors[name].shape)}; the manifest says {list(spec.shape)}"
             )
+        if is_sharded(tensors[name]):
+            _check_on_all_ranks(name, tensors[name])
     for name, tensor in tensors.items():
         if name not in specs and tensor.requires_grad:
             # A lazy layer's has no shape before its first batch.

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from gossamer.node.training.patience import Patience
 from gossamer.protocol.errors import ConfigError, DivergedError, UnreachableError
@@ -131,8 +131,10 @@ class Ranks:
     They raise UnreachableError if another rank is gone.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], model: nn.Module | None = None) -> None:
+        """`model` is what has the tensors, where FSDP2 may have sharded it."""
         self._tensors = tensors
+        self._model = model if any(map(is_sharded, tensors.values())) else None
         self._fragments: Sequence[Sequence[str]] = ()
         self._copies: dict[str, Tensor] = {}
         self._patience = Patience()
@@ -214,6 +216,8 @@ class Ranks:
             dist.broadcast(firsts, 0, group=self._cpu)
             for fragment in sorted(fragments) if firsts != FAILED else ():
                 self._scatter(fragment)
+        if self._model is not None:
+            reshard(self._model)
         if self.rank > 0 and firsts == DIVERGED:
             raise DivergedError("the first rank found the model diverged: its error says where")
         if self.rank > 0 and firsts == FAILED:
@@ -277,6 +281,19 @@ def is_sharded(tensor: Tensor) -> bool:
     return known is not None and isinstance(tensor, known.DTensor)
 
 
+def reshard(model: nn.Module) -> None:
+    """Have a model that FSDP2 shards hold the parameters that are trained, and compute with them next.
+
+    A forward pass without a backward one, as an evaluation is, leaves whole copies of some in their place.
+    """
+    known = sys.modules.get("torch.distributed.fsdp")  # as for `is_sharded`
+    if known is None:
+        return
+    for module in model.modules():
+        if isinstance(module, known.FSDPModule):
+            module.reshard()
+
+
 def _deal_out(whole: Tensor | None, sharded: Tensor) -> None:
     """Set a DTensor to a full tensor that the first rank has."""
     from torch.distributed.tensor import DTensor, distribute_tensor
@@ -291,10 +308,13 @@ def _deal_out(whole: Tensor | None, sharded: Tensor) -> None:
     local.copy_(dealt.to_local())
 
 
-def team_of(tensors: Mapping[str, Tensor]) -> Team:
-    """The team that this process belongs to: torch.distributed's, where it has been initialised."""
+def team_of(tensors: Mapping[str, Tensor], model: nn.Module) -> Team:
+    """The team that this process belongs to: torch.distributed's, where it has been initialised.
+
+    `tensors` are the model's parameters.
+    """
     if not (dist.is_available() and dist.is_initialized()):
         return Alone(tensors)
     if dist.get_world_size() == 1 and not any(map(is_sharded, tensors.values())):
         return Alone(tensors)
-    return Ranks(tensors)
+    return Ranks(tensors, model)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from gossamer.bootstrap.manifests import describe
 from gossamer.node.training import ranks
-from gossamer.node.training.ranks import Ranks
+from gossamer.node.training.parameters import check_fits, parameters_of
+from gossamer.node.training.ranks import Ranks, reshard
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.layout import Layout, TensorSpec, plan
 from tests.node.gloo import two_ranks
@@ -91,3 +97,65 @@ def test_a_group_that_is_destroyed_too_early_is_an_error_that_says_so() -> None:
     with pytest.raises(ConfigError, match="leave the `with` before destroy_process_group"):
         alone.agree(ranks.Word())
     alone.close()
+
+
+@contextmanager
+def one_rank() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def sharded() -> nn.Module:
+    """With a layer of its own, and two that are the root's."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    fully_shard(model[1], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def evaluated(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        return model(torch.ones(1, 4))
+
+
+def test_a_model_that_fsdp2_shards_computes_with_what_it_was_given_also_after_an_evaluation() -> None:
+    with one_rank():
+        model = sharded()
+        tensors = parameters_of(model)
+        team = Ranks(tensors, model)
+        specs = [TensorSpec(name, tuple(tensor.shape), "mean") for name, tensor in tensors.items()]
+        full = team.bind(plan(specs, 1))
+        assert evaluated(model) != 0
+        with torch.no_grad(), team.full(frozenset([0])):
+            for tensor in full.values():
+                tensor.zero_()
+        assert evaluated(model) == 0
+        team.close()
+
+
+def test_an_evaluation_before_attach_does_not_hide_the_parameters_that_are_trained() -> None:
+    with one_rank():
+        model = sharded()
+        trained = parameters_of(model)
+        evaluated(model)
+        assert any(p is not trained[name] for name, p in parameters_of(model).items()), "whole copies"
+        reshard(model)
+        assert all(p is trained[name] for name, p in parameters_of(model).items())
+
+
+def test_shards_on_some_of_the_ranks_are_refused() -> None:
+    """The first could not give the others anything."""
+    described = describe(nn.Linear(4, 4), name="t")
+    torch.distributed.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    try:
+        grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
+        some, all_of_them = (fully_shard(nn.Linear(4, 4), mesh=mesh) for mesh in (grid["shards"], grid))
+        check_fits(parameters_of(all_of_them), described)
+        with pytest.raises(ConfigError, match="'weight' is sharded over 2 of the 4 ranks"):
+            check_fits(parameters_of(some), described)
+    finally:
+        torch.distributed.destroy_process_group()
