@@ -93,6 +93,8 @@ class Leader(Role):
         restored = restore(self._checkpoint_path, self._outer, self._saved_optimizers)
         if restored is not None:
             self.progress, self.resumed = restored
+            if self.team.size > 1 and self.progress.steps:
+                log.info("of several ranks no inner optimizer's state is kept: it begins afresh")
         word = self._agree(done=DONE)
         self.begun_at = time.perf_counter()
         self._published_at = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
@@ -45,6 +46,24 @@ def test_sigterm_to_all_ranks_ends_them_at_the_same_step(tmp_path: Path) -> None
         scripts.processes["one"].send_signal(signal.SIGTERM)
         scripts.processes["one"].wait(60)
         assert (tmp_path / "one.1.json").exists(), scripts.log("one")
+
+
+def test_a_node_goes_on_with_more_ranks_and_says_what_begins_afresh(tmp_path: Path) -> None:
+    with scripts_in(tmp_path) as scripts:
+        scripts.start("one", RANKS, how="ddp")
+        scripts.wait_rounds("one", 1)
+        scripts.processes["one"].send_signal(signal.SIGTERM)
+        scripts.processes["one"].wait(60)
+        assert "no inner optimizer's state is kept" not in scripts.log("one"), "there is none yet"
+        before = json.loads((tmp_path / "one.1.json").read_text())["metrics"]
+        scripts.start("one", RANKS + 1, how="ddp")
+        scripts.wait_rounds("one", 1)
+        (tmp_path / "stop").touch()
+        results = scripts.results("one", RANKS + 1)
+        assert len({result["digest"] for result in results}) == 1
+        assert all(result["metrics"]["steps"] > before["steps"] for result in results)
+        assert all(result["metrics"]["round"] > before["round"] for result in results)
+        assert "of several ranks no inner optimizer's state is kept" in scripts.log("one")
 
 
 def test_what_is_wrong_on_the_first_rank_is_said_on_all(tmp_path: Path) -> None:
