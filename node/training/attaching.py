@@ -81,7 +81,8 @@ def attach(
         )
     _check_not_imported_by_a_worker()
     _do_without_threads_that_a_fork_lost()
-    reshard(model)
+    if isinstance(model, nn.Module):  # else `parameters_of` says what it is
+        reshard(model)
     tensors = parameters_of(model)
     optimizers = checked_optimizers(optimizer, tensors)
     _check_not_attached(tensors)

@@ -64,6 +64,14 @@ def test_nothing_says_which_swarm() -> None:
         attach()
 
 
+@pytest.mark.parametrize("given", [None, [build_model()], "model"])
+def test_what_is_no_model(manifest: Manifest, given: Any) -> None:
+    import torch.distributed.fsdp
+
+    with pytest.raises(ConfigError, match=r"give a torch\.nn\.Module"):
+        Peer.attach(given, torch.optim.SGD(build_model().parameters(), lr=0.1), manifest=manifest)
+
+
 def test_what_to_give_instead_is_said_in_arguments(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"join=\[ADDRESS\] \(or invite=\)"):
         attach(folder=tmp_path / "empty")
