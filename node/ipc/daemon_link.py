@@ -5,6 +5,7 @@ thread for each would cost several times as much. If the daemon dies, training g
 reconnects, and a delta that was not acknowledged is handed over again.
 """
 
+import errno
 import logging
 import os
 import socket
@@ -209,9 +210,13 @@ class DaemonLink:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(None)  # whatever the script has made the default: a daemon may be silent
             connection.connect(self._path)
-            prefix, fds, _, _ = socket.recv_fds(connection, control.LENGTH_BYTES, 1)
+            prefix, fds, flags, _ = socket.recv_fds(connection, control.LENGTH_BYTES, 1)
             with connection.makefile("rb") as stream:
                 try:
+                    if not prefix:  # it has no memory or files left for us just now, or has died
+                        raise ConnectionError("the daemon closed the connection")
+                    if flags & socket.MSG_CTRUNC:  # the descriptor came, and we may have no more of them
+                        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
                     body = control.receive_exactly(stream, control.frame_length(prefix))
                     welcome = control.decode(body)
                     if not isinstance(welcome, control.Welcome) or not fds:

@@ -18,7 +18,7 @@ from gossamer.node.ipc import control
 from gossamer.node.ipc.pulse import Pulse
 from gossamer.node.ipc.shared import SharedMemory
 from gossamer.node.phi.merger import MergedState
-from gossamer.node.seldom import Trouble
+from gossamer.node.seldom import Seldom, Trouble
 from gossamer.node.storage.wholefile import cannot_write
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.fixedpoint import Ints
@@ -62,6 +62,7 @@ class TrainerPort:
         self._path = Path(path)
         self._manifest = manifest
         self._trouble = Trouble(log, "a trainer is understood again")
+        self._refusals = Seldom()
         self._shared: SharedMemory | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._taken: set[int] = set()
@@ -94,7 +95,7 @@ class TrainerPort:
                     try:
                         connection, _ = await loop.sock_accept(listener)
                     except OSError as error:  # too many files are open, for now
-                        log.warning("a trainer could not attach: %s", error.strerror)
+                        self._could_not_attach(error)
                         await asyncio.sleep(ACCEPT_RETRY_S)
                         continue
                     if attending is not None and not attending.done():
@@ -128,7 +129,7 @@ class TrainerPort:
         try:
             self._shared = SharedMemory.create(self._manifest)
         except OSError as error:  # too many files are open, or there is no memory, for now
-            log.warning("a trainer could not attach: %s", error.strerror)
+            self._could_not_attach(error)
             connection.close()
             await asyncio.sleep(ACCEPT_RETRY_S)
             return
@@ -137,7 +138,7 @@ class TrainerPort:
             socket.send_fds(connection, [welcome[: control.LENGTH_BYTES]], [self._shared.fd])
             reader, writer = await asyncio.open_unix_connection(sock=connection, limit=BUFFER_BYTES_MAX)
         except OSError as error:
-            log.warning("a trainer could not attach: %s", error)
+            self._could_not_attach(error)
             connection.close()
             self._shared.close()
             return
@@ -164,6 +165,12 @@ class TrainerPort:
             writer.close()
             self._shared.close()
             self._comes_to_rest(attendant)
+
+    def _could_not_attach(self, error: OSError) -> None:
+        """Said once in minutes: a trainer that waits for its daemon tries again every moment."""
+        problem = error.strerror or str(error)
+        if self._refusals.is_due(problem, time.monotonic()):
+            log.warning("a trainer could not attach: %s", problem)
 
     async def _prefix(self, reader: asyncio.StreamReader, attendant: Attendant) -> bytes:
         """The first bytes of what the trainer says next. Raises IncompleteReadError at its end."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -161,6 +162,49 @@ async def test_a_daemon_of_another_release_is_said_and_costs_no_files(
     finally:
         await asyncio.to_thread(link.close)
         listener.close()
+
+
+async def test_a_daemon_that_hangs_up_without_a_word_is_of_no_other_release(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one does that has no memory or files left for us just now: a script would end for nothing."""
+    monkeypatch.setattr(trainer_port, "ACCEPT_RETRY_S", 0.01)
+    create, refused = SharedMemory.create, 0
+
+    def refuse(manifest: Manifest) -> SharedMemory:
+        nonlocal refused
+        refused += 1
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    async with link_to(daemon) as link:
+        monkeypatch.setattr(SharedMemory, "create", refuse)
+        await daemon.die()
+        daemon.start()
+        await until(lambda: refused > 2)
+        assert not link.is_outdated and not link.stop_asked.is_set()
+        assert caplog.text.count("a trainer could not attach: Cannot allocate memory") == 1
+        monkeypatch.setattr(SharedMemory, "create", create)
+        await until(lambda: link.is_attached)
+
+
+async def test_who_may_open_no_more_files_takes_its_daemon_for_no_other_release(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel then leaves out the descriptor that comes with the welcome, and says so."""
+    receive, cut_off = socket.recv_fds, iter(range(2))
+
+    def receive_none(*arguments: Any) -> tuple[bytes, list[int], int, Any]:
+        data, fds, flags, address = receive(*arguments)
+        if next(cut_off, None) is None:
+            return data, fds, flags, address
+        for fd in fds:
+            os.close(fd)
+        return data, [], flags | socket.MSG_CTRUNC, address
+
+    monkeypatch.setattr(socket, "recv_fds", receive_none)
+    async with link_to(daemon) as link:
+        assert next(cut_off, None) is None
+        assert not link.is_outdated and not link.stop_asked.is_set()
 
 
 async def test_a_daemon_that_is_away_for_long_is_said_once(
