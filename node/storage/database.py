@@ -6,12 +6,13 @@ Blocking, and used from several threads: changes wait for each other.
 import os
 import shutil
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gossamer.node.storage.wholefile import cannot_write, disk_full
+from gossamer.node.storage.wholefile import FULL, cannot_write, disk_full
 from gossamer.protocol.errors import StorageError
 
 BESIDE_BYTES = 32 * 1024
@@ -121,9 +122,19 @@ class Database:
         return self.damaged(str(error))
 
     def _lacks_room(self) -> bool:
-        """Whether there is none for the file that SQLite maps beside a database, which fails like a disk."""
+        """Whether there is none for the file that SQLite maps beside a database, which fails like a disk.
+
+        Or for this user, who has a quota: the disk does not show that, and SQLite does not say it.
+        """
+        folder = self._path.parent
         with suppress(OSError):
-            return shutil.disk_usage(self._path.parent).free < BESIDE_BYTES
+            if shutil.disk_usage(folder).free < BESIDE_BYTES:
+                return True
+        try:
+            with tempfile.TemporaryFile(dir=folder) as probe:
+                probe.write(bytes(BESIDE_BYTES))
+        except OSError as error:
+            return error.errno in FULL
         return False
 
     def damaged(self, problem: str) -> StorageError:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import sqlite3
+import tempfile
 import threading
 from pathlib import Path
 
@@ -145,6 +147,25 @@ def test_a_disk_that_fails_does_not_make_a_database_damaged(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=4096))
     with pytest.raises(DiskFullError), store._db.explained():
         raise error  # as SQLite says it of a file that it maps
+    store.close()
+
+
+def test_a_quota_that_is_used_up_is_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which SQLite says that the disk failed: a daemon would end for good, instead of waiting for room."""
+    store = RecordStore(path, SMALL.swarm_id)
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
+    before = set(path.parent.iterdir())
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with pytest.raises(StorageError, match="look after its disk"), store._db.explained():
+        raise error
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(DiskFullError), store._db.explained():
+        raise error
+    assert set(path.parent.iterdir()) == before
     store.close()
 
 
