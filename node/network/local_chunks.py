@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from gossamer.node.network.keeping import Keeping
 from gossamer.node.network.link import PeerLink
 from gossamer.node.phi.snapshots import SnapshotShelf
+from gossamer.node.seldom import Seldom
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.protocol import effects as fx
 from gossamer.protocol.chunks import payload_chunk_sizes
@@ -35,6 +37,7 @@ class LocalChunks:
         self._shelf = shelf
         self._core = core
         self._dispatch = dispatch
+        self._seldom = Seldom()
         self.keeping = Keeping(chunks, core.fetcher.wants.keys_of, self._arrived)
         self.on_snapshot_lost: Callable[[bytes], None] = lambda blob: None
         """Called with the hash of a chunk of a kept snapshot that turned out damaged on disk."""
@@ -44,8 +47,11 @@ class LocalChunks:
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
             if self._chunks.has_mislaid:
-                for blob in await asyncio.to_thread(self._chunks.find_again):
-                    log.info("chunk %s can be read again", short(blob))
+                found = await asyncio.to_thread(self._chunks.find_again)
+                if found and self._seldom.is_due("found", time.monotonic()):
+                    others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+                    log.info("chunk %s%s can be read again", short(found[0]), others)
+                for blob in found:
                     self._dispatch(fx.ChunkArrived(blob))
 
     def holds(self, blob: bytes) -> bool:
@@ -93,7 +99,10 @@ class LocalChunks:
         the archive's to mend."""
         deltas = [d for d in (*self._core.ledger, *self._core.holdings.revoked) if blob in d.body.chunks]
         if deltas:
-            log.warning("chunk %s was damaged on disk; fetching it again", short(blob))
+            # Each is of use to who looks for the damage; a disk that fails damages hundreds in a minute.
+            is_due = self._seldom.is_due("damaged", time.monotonic())
+            level = logging.WARNING if is_due else logging.DEBUG
+            log.log(level, "chunk %s was damaged on disk; fetching it again", short(blob))
         for delta in deltas:
             sizes = payload_chunk_sizes(delta.body.payload_bytes)
             self._dispatch(fx.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))

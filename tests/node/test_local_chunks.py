@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
+import os
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,3 +89,30 @@ async def test_what_can_be_read_again_has_arrived(
     assert await setup.local.read_chunk(blob) == Chunk(b"data", None)
     looking.cancel()
     await asyncio.wait([looking])
+
+
+async def test_a_disk_that_fails_is_said_once_and_not_for_each_chunk(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(local_chunks, "LOOK_AGAIN_S", 0.01)
+    pieces = [bytes([number]) * 9 for number in range(20)]
+    blobs = [sha256(piece).digest() for piece in pieces]
+    for blob, piece in zip(blobs, pieces, strict=True):
+        setup.chunks.put(blob, piece)
+    body = SimpleNamespace(chunks=tuple(blobs), payload_bytes=20 * PAYLOAD_CHUNK_BYTES_MIN)
+    setup.core.ledger.append(SimpleNamespace(record_id=b"r", body=body))
+    with monkeypatch.context() as failing:
+
+        def fail(_: Path) -> bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        failing.setattr(Path, "read_bytes", fail)
+        assert [await setup.local.read_chunk(blob) for blob in blobs] == [None] * 20
+    assert sum(isinstance(event, fx.Need) for event in setup.events) == 20
+    assert caplog.text.count("was damaged on disk; fetching it again") == 1
+    looking = asyncio.create_task(setup.local.run())
+    await until(lambda: sum(isinstance(event, fx.ChunkArrived) for event in setup.events) == 20)
+    looking.cancel()
+    await asyncio.wait([looking])
+    assert caplog.text.count("and 19 more can be read again") == 1
