@@ -432,6 +432,11 @@ def main() -> int:
         log.error("%s", error, exc_info=error if options.debug else None)
         waits = isinstance(error, DiskFullError | FolderGoneError)  # as while a node runs
         return 1 if waits else 2
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        log.error("the system starts no more threads: free some, or raise the limit (ulimit -u)")
+        return 1
     return 0
 
 

@@ -66,7 +66,10 @@ class _Aside(logging.Handler):
         # Of all queues the one that a line may come to while another is put into it: garbage is collected
         # anywhere, and what it ends with may log.
         self._waiting: queue.SimpleQueue[logging.LogRecord | threading.Event] = queue.SimpleQueue()
-        threading.Thread(target=self._write, name="log", daemon=True).start()
+        try:
+            threading.Thread(target=self._write, name="log", daemon=True).start()
+        except RuntimeError:  # the system has no thread left: lines are written where they are said
+            self._pid = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         if os.getpid() != self._pid:  # a forked process has no such thread

@@ -7,6 +7,7 @@ name that could be left behind. Each part has one owner at any time, and message
 * the payload area is the trainer's until it says ``Publish``, then the daemon's until ``Published``.
 """
 
+import errno
 import mmap
 import os
 import sys
@@ -16,15 +17,30 @@ import numpy as np
 
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.layout import Fragment, Layout
+from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payload import payload_length
 
+_NOT_ALLOWED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
+"""What a sandbox says, or a system with vm.memfd_noexec = 2."""
 
-def _anonymous_file() -> int:
+
+def _bytes_shared(manifest: Manifest) -> tuple[int, int]:
+    """How many Phi has, and the largest payload."""
+    layout, codec = manifest.plan(), CODECS[manifest.outer.codec]
+    return layout.snapshot_bytes, max(payload_length(codec, fragment) for fragment in layout.fragments)
+
+
+def _anonymous_file(size: int) -> int:
     if sys.platform == "linux" and hasattr(os, "memfd_create"):  # not in Pythons for old systems
-        return os.memfd_create("gossamer")
+        try:
+            return os.memfd_create("gossamer")
+        except OSError as error:
+            if error.errno not in _NOT_ALLOWED:
+                raise
     with tempfile.TemporaryFile() as file:
+        if hasattr(os, "posix_fallocate"):  # else a full disk would kill whoever writes to the mapping
+            os.posix_fallocate(file.fileno(), 0, size)
         return os.dup(file.fileno())
 
 
@@ -33,11 +49,8 @@ class SharedMemory:
 
     def __init__(self, manifest: Manifest, fd: int) -> None:
         """`fd` is this mapping's from now on. Raises OSError, with it closed, if there is no memory."""
-        self._layout: Layout = manifest.plan()
-        codec = CODECS[manifest.outer.codec]
-        self._phi_bytes = self._layout.snapshot_bytes
-        payload = max(payload_length(codec, fragment) for fragment in self._layout.fragments)
-        size = self._phi_bytes + payload
+        self._phi_bytes, payload_bytes = _bytes_shared(manifest)
+        size = self._phi_bytes + payload_bytes
         self.fd = fd
         try:
             if os.fstat(fd).st_size < size:
@@ -49,8 +62,8 @@ class SharedMemory:
 
     @classmethod
     def create(cls, manifest: Manifest) -> "SharedMemory":
-        """Make the file and map it (the daemon's side)."""
-        return cls(manifest, _anonymous_file())
+        """Make the file and map it (the daemon's side). Raises OSError if there is no room for it."""
+        return cls(manifest, _anonymous_file(sum(_bytes_shared(manifest))))
 
     def phi(self, fragment: Fragment) -> Ints:
         """The area of one fragment: int32[fragment.numel], a view."""

@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import aiohttp
 import numpy as np
@@ -487,18 +488,18 @@ async def test_one_that_knows_of_others_says_that_it_waits_for_them(
         assert not daemon.core.caught_up
 
 
-async def test_a_daemon_that_finds_the_disk_full_is_started_again(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "trouble", [DiskFullError("the disk is full"), RuntimeError("can't start new thread")]
+)
+async def test_a_daemon_that_lacks_something_is_started_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch, trouble: Exception
 ) -> None:
     """Status 2 would end the whole node."""
     monkeypatch.setattr("sys.argv", ["daemon", DaemonOptions(folder=home.root, plaintext=True).to_json()])
     for name in ("logs.configure", "lifeline.reset_signals", "ask_for_open_files"):
         monkeypatch.setattr(f"gossamer.node.daemon.{name}", lambda **_: None)
 
-    def full(*_: object) -> None:
-        raise DiskFullError("the disk is full")
-
-    monkeypatch.setattr("gossamer.node.daemon.RecordStore", full)
+    monkeypatch.setattr("gossamer.node.daemon.RecordStore", Mock(side_effect=trouble))
     assert main() == 1
 
 

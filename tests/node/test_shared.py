@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -55,11 +56,26 @@ def test_nothing_is_left_open_where_there_is_no_memory(monkeypatch: pytest.Monke
     assert psutil.Process().num_fds() <= before
 
 
-def test_a_platform_without_anonymous_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "memfd_create")
+@pytest.mark.parametrize("sandboxed", [False, True])
+def test_a_platform_without_anonymous_files(monkeypatch: pytest.MonkeyPatch, sandboxed: bool) -> None:
+    if sandboxed:
+        monkeypatch.setattr(os, "memfd_create", Mock(side_effect=PermissionError(errno.EPERM, "no")))
+    else:
+        monkeypatch.delattr(os, "memfd_create")
     daemon = SharedMemory.create(SMALL)
     trainer = SharedMemory(SMALL, os.dup(daemon.fd))
     trainer.payload[:3] = b"abc"
     assert bytes(daemon.payload[:3]) == b"abc"
     daemon.close()
     trainer.close()
+
+
+def test_a_file_has_all_its_room_before_it_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, met in the middle of a mapping, is a SIGBUS."""
+    monkeypatch.delattr(os, "memfd_create")
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    before = psutil.Process().num_fds()
+    with pytest.raises(OSError, match="No space left"):
+        SharedMemory.create(SMALL)
+    assert psutil.Process().num_fds() <= before
