@@ -14,6 +14,9 @@ from gossamer.models.task import Batch, DataStream, Task, named_tensors
 
 _STREAM = DataStream(seed=0, node_id=b"trial")
 
+_ROUNDING = (1e-3, 1e-6)
+"""Relative and absolute: so far an evaluation may change parameters that it swaps for averages, and back."""
+
 
 def build_again(task: Task, seed: int, model: nn.Module) -> nn.Module:
     """A second model from the same seed.
@@ -55,6 +58,7 @@ def try_step(task: Task, model: nn.Module, batch: Batch) -> None:
     """
     tensors = named_tensors(model)
     optimizer = InnerOptimizer(task.build_optimizer(model))
+    _check_same("build_optimizer", model, tensors)
     task.tokens(batch)
     loss = task.loss(model, batch)
     if not torch.isfinite(loss):
@@ -69,27 +73,21 @@ def try_step(task: Task, model: nn.Module, batch: Batch) -> None:
         optimizer.step()
     _check_finite("value after one step", tensors)
     task.lr_scale(0)
-    sums = [_sum_of_bytes(parameter) for _, parameter in tensors]
+    before = [parameter.detach().clone() for _, parameter in tensors]
     held_out = task.evaluate(model)
     _check_same("evaluate", model, tensors)
-    for (name, parameter), before in zip(tensors, sums, strict=True):
-        if _sum_of_bytes(parameter) != before:
+    for (name, parameter), was in zip(tensors, before, strict=True):
+        if not torch.allclose(parameter, was, *_ROUNDING):
             raise TaskError(f"evaluate changes {name!r}: a node would publish that as what it has learnt")
     if not math.isfinite(held_out):
         raise TaskError(f"the held-out loss after one step is {held_out}: it should be finite")
 
 
 def _check_same(method: str, model: nn.Module, tensors: list[tuple[str, nn.Parameter]]) -> None:
-    now = dict(named_tensors(model))
+    now = dict(named_tensors(model, frozen=True))  # what is trained may be frozen for a while
     for name, parameter in tensors:
         if now.get(name) is not parameter:
             raise TaskError(f"{method} replaces {name!r}: change the values of a parameter, and keep it")
-
-
-def _sum_of_bytes(parameter: nn.Parameter) -> int:
-    """Tells values that have changed from those that have not, as good as always, without a copy kept."""
-    flat = parameter.detach().contiguous().flatten()
-    return int(flat.view(torch.uint8).sum(dtype=torch.int64))
 
 
 def _check_finite(

@@ -12,9 +12,10 @@ _ONE = {
 _SEVERAL = {"join": "join", "trust": "trust", "advertise": "advertise"}
 _SWITCHES = {"insecure-plaintext": "plaintext=True", "debug": "debug=True"}
 
-# A command to be typed (`gossamer id --dir D`) is left as it is. Of values only PLACEHOLDERS go along.
+# A command to be typed (`gossamer id --dir D`) is left as it is. Of values PLACEHOLDERS and paths go along.
 _FLAG = re.compile(
-    r"(?P<command>gossamer [a-z]+ (?:[A-Z_]+ )?)?--(?P<flag>[a-z-]+)(?: (?P<value>[A-Z_:]{2,}))?"
+    r"(?P<command>gossamer [a-z]+(?: [A-Z_]+| --[a-z-]+(?: (?!--)[^\s;,]+)?)+)"
+    r"|--(?P<flag>[a-z-]+)(?: (?P<value>[A-Z_:]{2,}|[/~]\S+))?"
 )
 
 

@@ -39,9 +39,19 @@ def _anonymous_file(size: int) -> int:
             if error.errno not in _NOT_ALLOWED:
                 raise
     with tempfile.TemporaryFile() as file:
-        if hasattr(os, "posix_fallocate"):  # else a full disk would kill whoever writes to the mapping
-            os.posix_fallocate(file.fileno(), 0, size)
+        _take_room(file.fileno(), size)
         return os.dup(file.fileno())
+
+
+def _take_room(fd: int, size: int) -> None:
+    """Have all room of a file before it is mapped: else a full disk kills whoever writes to it later."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV):
+            raise
 
 
 class SharedMemory:

@@ -152,14 +152,15 @@ class Vitals:
                 f"this node was busy for {look.late_s:.1f} s and answered nobody meanwhile: too little CPU"
                 " (fewer threads for training leave it some), or a disk that hangs",
             )
+        key = self._key(look)  # to be said whatever else is wrong
         self.problem = (
             self._folder(look)
             or self._disk(look)
             or self._model(look)
             or self._clock(look)
-            or self._key(look)
             or self._merging(look)
             or self._trainer(look)
+            or key
         )
 
     def _look_at_links(self, look: Look) -> None:
@@ -293,7 +294,9 @@ class Vitals:
         self._void, self._outdone = look.void, look.outdone
         if look.now - self._signed_elsewhere > KEY_S:
             return None
-        return "another node has its key, or had it within minutes: what both sign for a round is void"
+        return (
+            "its key signs elsewhere, too, or did before its folder was put back: what it publishes is void"
+        )
 
     def _merging(self, look: Look) -> str | None:
         if not look.behind or look.version != self._merged[0]:

@@ -115,6 +115,18 @@ SPARSE = """class Rows(nn.Module):
         return Rows()"""
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (LOSS, f"model[0].weight.requires_grad_(False); {LOSS}"),
+        ("torch.optim.SGD(", "model[0].requires_grad_(False) and torch.optim.SGD("),
+        (EVALUATE, f"model[0].weight.data.mul_(1.3).mul_(1 / 1.3); {EVALUATE}"),
+    ],
+)
+def test_layers_may_be_frozen_and_averages_swapped_in_and_out(task_folder: Path, old: str, new: str) -> None:
+    try_out(task_folder, old, new)
+
+
 def test_gradients_may_be_sparse(task_folder: Path) -> None:
     model, tried = try_out(task_folder, MODEL, SPARSE)
     assert not torch.equal(model.rows.weight, tried.rows.weight)

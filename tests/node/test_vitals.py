@@ -82,15 +82,22 @@ def test_a_node_whose_key_is_used_elsewhere_is_told_while_it_lasts(shown: Shown)
     assert shown.for_s(10, links=1) == []
     (said,) = shown.for_s(20, links=1, void=2)
     assert "its key signs other deltas" in said
-    assert shown.for_s(400, links=1, void=2) == [] and "another node has its key" in str(shown.vitals.problem)
+    assert shown.for_s(400, links=1, void=2) == [] and "its key signs elsewhere" in str(shown.vitals.problem)
     assert shown.for_s(v.KEY_S, links=1, void=2) == [] and shown.vitals.problem is None, "that is over"
     assert len(shown.for_s(1, links=1, void=4)) == 1
+
+
+def test_whose_key_is_used_elsewhere_is_told_so_whatever_else_is_wrong(shown: Shown) -> None:
+    said = shown.for_s(20, links=1, disk_free=0, void=2)
+    assert any("its key signs other deltas" in line for line in said)
+    said = shown.for_s(200, links=1, void=2, overdue_s=v.STANDSTILL_S + 1)
+    assert any("has done no step" in line for line in said)
 
 
 def test_a_node_whose_key_another_one_uses_is_told_though_it_publishes_nothing(shown: Shown) -> None:
     assert shown.for_s(10, links=1, outdone=v.OUTDONE_MAX) == [], "a clock was set back"
     (said,) = shown.for_s(20, links=1, outdone=v.OUTDONE_MAX + 1)
-    assert "another node runs with this one's key" in said and "another node has its key" in str(
+    assert "another node runs with this one's key" in said and "its key signs elsewhere" in str(
         shown.vitals.problem
     )
     assert shown.for_s(400, links=1, outdone=v.OUTDONE_MAX + 1) == [], "that is over"
