@@ -332,7 +332,11 @@ class World:
             node.trainer.go_on()
 
     def set_clock(self, node: Node, error_s: float) -> None:
-        """Somebody, or a machine without a battery, sets its clock for people wrong."""
+        """Somebody, or a machine without a battery, sets its clock for people wrong.
+
+        Forward, that looks like a sleep to it: it gives its links up, and rows take longer to get around.
+        """
+        self.fine_since = inf
         self.say(f"{node.name}: its clock is off by {error_s:.0f} s")
         node.set_clock(error_s)
 
