@@ -84,6 +84,7 @@ def try_step(task: Task, model: nn.Module, batch: Batch) -> None:
 
 
 def _check_same(method: str, model: nn.Module, tensors: list[tuple[str, nn.Parameter]]) -> None:
+    """Raise TaskError if a model has other parameters since a method of its task was called."""
     now = dict(named_tensors(model, frozen=True))  # what is trained may be frozen for a while
     for name, parameter in tensors:
         if now.get(name) is not parameter:

@@ -82,7 +82,8 @@ def _by_shape(parameters: Iterator[Tensor]) -> list[list[Tensor]]:
 def orthogonalized(matrices: Tensor) -> Tensor:
     """Matrices with the same singular vectors, and singular values of 0.7 to 1.2; zeros stay zeros.
 
-    [count, rows, columns], the dtype as found."""
+    [count, rows, columns], the dtype as found.
+    """
     rows, columns = matrices.shape[1:]
     x = matrices.to(_quick_dtype(matrices.device))
     if rows > columns:

@@ -418,7 +418,7 @@ def main() -> int:
         level=options.log_level,
         debug=options.debug,
         as_json=options.log_json,
-        wording=for_a_script if options.is_a_scripts else str,
+        wording=for_a_script if options.is_beside_a_script else str,
     )
     lifeline.reset_signals()
     os.umask(0o077)  # SQLite makes files of its own

@@ -52,7 +52,7 @@ class DaemonOptions(_Options):
     log_level: str = "info"
 
     @property
-    def is_a_scripts(self) -> bool:
+    def is_beside_a_script(self) -> bool:
         """Whether the daemon runs beside a script, whose words its log has."""
         return bool(self.socket)
 

@@ -39,21 +39,23 @@ def test_two_nodes_of_two_ranks_end_with_the_same_bits(tmp_path: Path, how: str)
             assert metrics["tokens"] == RANKS * 16 * metrics["steps"], "tokens of all ranks count"
 
 
+def train_and_stop(scripts: Scripts) -> None:
+    """A node of several ranks publishes, and all of them are sent SIGTERM."""
+    scripts.start("one", RANKS, how="ddp")
+    scripts.wait_rounds("one", 1)
+    scripts.processes["one"].send_signal(signal.SIGTERM)
+    scripts.processes["one"].wait(60)
+
+
 def test_sigterm_to_all_ranks_ends_them_at_the_same_step(tmp_path: Path) -> None:
     with scripts_in(tmp_path) as scripts:
-        scripts.start("one", RANKS, how="ddp")
-        scripts.wait_rounds("one", 1)
-        scripts.processes["one"].send_signal(signal.SIGTERM)
-        scripts.processes["one"].wait(60)
+        train_and_stop(scripts)
         assert (tmp_path / "one.1.json").exists(), scripts.log("one")
 
 
 def test_a_node_goes_on_with_more_ranks_and_says_what_begins_afresh(tmp_path: Path) -> None:
     with scripts_in(tmp_path) as scripts:
-        scripts.start("one", RANKS, how="ddp")
-        scripts.wait_rounds("one", 1)
-        scripts.processes["one"].send_signal(signal.SIGTERM)
-        scripts.processes["one"].wait(60)
+        train_and_stop(scripts)
         assert "no inner optimizer's state is kept" not in scripts.log("one"), "there is none yet"
         before = json.loads((tmp_path / "one.1.json").read_text())["metrics"]
         scripts.start("one", RANKS + 1, how="ddp")

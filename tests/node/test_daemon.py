@@ -455,6 +455,12 @@ async def test_a_folder_that_became_read_only_is_no_reason_not_to_start_or_to_st
         readonly.append(home.root)
 
 
+def put_back(home: Home, tmp_path: Path) -> None:
+    """Replace a node's folder by a backup of it."""
+    shutil.copytree(home.root, tmp_path / "backup", ignore=shutil.ignore_patterns("*.sock"))
+    shutil.copytree(tmp_path / "backup", home.root, dirs_exist_ok=True)
+
+
 async def test_a_lone_node_goes_on_though_its_folder_was_put_back(
     home: Home, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -462,8 +468,7 @@ async def test_a_lone_node_goes_on_though_its_folder_was_put_back(
     async with running(home) as daemon, training(home) as link:
         await until(lambda: daemon.merging.ready)
         await publish(home, link, 1)
-    shutil.copytree(home.root, tmp_path / "backup", ignore=shutil.ignore_patterns("*.sock"))
-    shutil.copytree(tmp_path / "backup", home.root, dirs_exist_ok=True)
+    put_back(home, tmp_path)
     async with running(home) as daemon, training(home) as link:
         assert daemon.records.is_copy
         await until(lambda: daemon.merging.ready)
@@ -479,8 +484,7 @@ async def test_one_that_knows_of_others_says_that_it_waits_for_them(
     async with running(home) as daemon, training(home) as link:
         await until(lambda: daemon.merging.ready)
         await publish(home, link, 1)
-    shutil.copytree(home.root, tmp_path / "backup", ignore=shutil.ignore_patterns("*.sock"))
-    shutil.copytree(tmp_path / "backup", home.root, dirs_exist_ok=True)
+    put_back(home, tmp_path)
     home.write_peers(["127.0.0.1:1"])
     async with running(home) as daemon:
         assert daemon.records.is_copy
