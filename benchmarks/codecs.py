@@ -10,10 +10,10 @@ from benchmarks.goals import Goal
 from benchmarks.measure import best_of, copy_seconds, delta_like
 from benchmarks.tables import Table
 from gossamer.node.training.encoders import SectionWriter, encode_tensor, piece_numel
-from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.codecs.base import Codec
-from gossamer.protocol.packing import pack_chunk, unpack_chunk
+from gossamer.protocol.phi.chunks import split_payload
+from gossamer.protocol.phi.packing import pack_chunk, unpack_chunk
 from gossamer.protocol.rules.base import PART
 
 

@@ -13,12 +13,12 @@ from random import Random
 from benchmarks.access import Flow, Host, Line
 from gossamer.protocol import effects as fx
 from gossamer.protocol import limits
-from gossamer.protocol.chunks import payload_chunk_sizes
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import Manifest, from_values
+from gossamer.protocol.membership.presence import NodeInfo
 from gossamer.protocol.messages import Decline, encode
-from gossamer.protocol.presence import NodeInfo
+from gossamer.protocol.phi.chunks import payload_chunk_sizes
+from gossamer.protocol.phi.layout import TensorSpec
 from gossamer.protocol.records import NO_RECORD, DeltaBody
 from gossamer.protocol.replica import Replica
 from tests.sim.loop import Loop

@@ -57,7 +57,7 @@ app.add_typer(config.app, name="config", rich_help_panel="Configure")
 
 def _tell_version(asked: bool) -> None:
     if asked:
-        from gossamer.protocol.handshake import PROTOCOL_VERSION
+        from gossamer.protocol.admission.handshake import PROTOCOL_VERSION
 
         typer.echo(f"gossamer {__version__}, wire protocol {PROTOCOL_VERSION}")
         raise typer.Exit

@@ -15,10 +15,10 @@ from gossamer.node.phi import genesis, snapshots
 from gossamer.node.storage.placing import put
 from gossamer.node.tilde import expanded
 from gossamer.protocol.errors import ConfigError, StorageError
-from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.layout import TensorSpec, plan
 from gossamer.protocol.limits import TENSORS_MAX
 from gossamer.protocol.manifest import Manifest, from_values
+from gossamer.protocol.phi.fixedpoint import Ints
+from gossamer.protocol.phi.layout import TensorSpec, plan
 
 if TYPE_CHECKING:
     from torch import nn

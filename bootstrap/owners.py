@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gossamer.node.storage.wholefile import cannot_write, write_atomically
-from gossamer.protocol.admission import (
+from gossamer.protocol.admission.charter import (
     Grant,
     Role,
     grant_body,
@@ -19,10 +19,10 @@ from gossamer.protocol.admission import (
     parse_revocation,
     revocation_body,
 )
+from gossamer.protocol.admission.invitation import Invitation
 from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX, REASON_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
 

@@ -54,8 +54,8 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol.errors import DiskFullError, FolderGoneError, LocalError, StorageError
 from gossamer.protocol.identity import short
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.membership.presence import NodeInfo
 from gossamer.protocol.messages import Ask
-from gossamer.protocol.presence import NodeInfo
 from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
 

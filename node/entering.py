@@ -18,8 +18,8 @@ from gossamer.node.phi.restore import has_model
 from gossamer.node.renewal import keep_better
 from gossamer.node.seldom import Seldom
 from gossamer.node.storage.home import Home
+from gossamer.protocol.admission.invitation import Invitation
 from gossamer.protocol.errors import ConfigError, NobodyThereError, NotAnsweredError
-from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.manifest import Manifest
 
 ASK_AGAIN_S = 5.0

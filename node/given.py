@@ -6,8 +6,8 @@ from pathlib import Path
 from gossamer.node.address import WILDCARDS, parse_address, parse_contact, parse_node_id
 from gossamer.node.textfile import as_text, read_bytes
 from gossamer.node.tilde import expanded
+from gossamer.protocol.admission.invitation import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
 from gossamer.protocol.errors import ConfigError, MalformedError, UnsupportedError
-from gossamer.protocol.invitation import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
 from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX, MANIFEST_BYTES_MAX
 from gossamer.protocol.manifest import Manifest, from_canonical, from_toml, is_canonical
 

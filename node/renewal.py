@@ -8,9 +8,9 @@ import time
 from contextlib import suppress
 
 from gossamer.node.storage.home import Home
-from gossamer.protocol.admission import Charter, Grant
+from gossamer.protocol.admission.charter import Charter, Grant
+from gossamer.protocol.admission.invitation import Invitation
 from gossamer.protocol.errors import PeerError, StorageError
-from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.unix_time import span
 

@@ -270,7 +270,7 @@ others have them too."""
 FETCH_WINDOW_BYTES_AT_FIRST = 6 * CHUNK_BYTES_MAX
 FETCH_WINDOW_BYTES_MIN = 64 * 1024
 FETCH_WINDOW_BYTES_MAX = FETCHES_MAX * CHUNK_BYTES_MAX
-"""While less is under way another chunk is asked for, see `fetch_window`: one of the largest from each of as
+"""While less is under way another chunk is asked for, see `window`: one of the largest from each of as
 many links as are wanted until our line has shown that it brings more in time, and one where it is slow."""
 
 FETCH_SHARE_GOOD = 1 / 2

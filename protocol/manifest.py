@@ -27,7 +27,6 @@ from pydantic import (
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, MalformedError, UnsupportedError
 from gossamer.protocol.identity import has_small_order
-from gossamer.protocol.layout import Layout, TensorSpec, plan
 from gossamer.protocol.limits import (
     CHUNK_BYTES_MAX,
     FRAGMENTS_MAX,
@@ -41,6 +40,7 @@ from gossamer.protocol.limits import (
     TENSOR_DIMS_MAX,
     TENSORS_MAX,
 )
+from gossamer.protocol.phi.layout import Layout, TensorSpec, plan
 from gossamer.protocol.rules import RULES
 from gossamer.protocol.wire import at_most
 
@@ -234,7 +234,7 @@ class Genesis(_Section):
 
 
 class AdmissionSection(_Section):
-    """Who may take part: everybody, or only those whom an owner has invited (see `admission`)."""
+    """Who may take part: everybody, or only those whom an owner has invited (see `charter`)."""
 
     mode: Literal["open", "invited"] = "open"
     owners: Annotated[tuple[PublicKey, ...], Field(max_length=OWNERS_MAX)] = ()

@@ -4,15 +4,16 @@
 means adding a class here and a handler in `replica`.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
 from gossamer.protocol import limits
-from gossamer.protocol.chunks import HASH_BYTES
 from gossamer.protocol.envelope import HEADER_BYTES
 from gossamer.protocol.errors import MalformedError, UnsupportedError
+from gossamer.protocol.gossip.ranges import FANOUT, LEVEL_MAX
 from gossamer.protocol.identity import NODE_ID_BYTES
-from gossamer.protocol.ranges import FANOUT, LEVEL_MAX
+from gossamer.protocol.phi.chunks import HASH_BYTES
 from gossamer.protocol.wire import Fields, pack, unpack
 
 _COMPARED_MAX = limits.COMPARED_PARENTS_MAX * FANOUT
@@ -49,6 +50,12 @@ class Records:
 
     code: ClassVar[int] = 1
     entries: tuple[tuple[bytes, bool], ...]
+
+    @classmethod
+    def batches(cls, entries: Sequence[tuple[bytes, bool]]) -> Iterator[Self]:
+        """Cut envelopes into messages that fit."""
+        for start in range(0, len(entries), limits.RECORDS_PER_MESSAGE_MAX):
+            yield cls(tuple(entries[start : start + limits.RECORDS_PER_MESSAGE_MAX]))
 
     def fields(self) -> list[Any]:
         return [self.entries]
@@ -260,7 +267,7 @@ class Decline:
 
 @dataclass(frozen=True, slots=True)
 class Charter:
-    """Digest of the sender's charter (see `admission`), and where it differed, the ids of all in it."""
+    """Digest of the sender's charter (see `charter`), and where it differed, the ids of all in it."""
 
     code: ClassVar[int] = 13
     digest: bytes

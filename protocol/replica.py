@@ -12,35 +12,36 @@ from contextlib import suppress
 from gossamer.protocol import effects as fx
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
-from gossamer.protocol.absence import ROUNDS_UNDER_WAY
-from gossamer.protocol.admission import Charter
-from gossamer.protocol.author import Author
-from gossamer.protocol.catchup import CatchUp
-from gossamer.protocol.clock import SwarmClock
-from gossamer.protocol.credentials import Credentials
-from gossamer.protocol.dealing import Dealing
+from gossamer.protocol.admission.charter import Charter
+from gossamer.protocol.admission.credentials import Credentials
+from gossamer.protocol.admission.greylist import Offence
+from gossamer.protocol.admission.vetting import Vetting
 from gossamer.protocol.effects import Effect, Event, RandomSource
 from gossamer.protocol.errors import PeerError, UnsupportedError
-from gossamer.protocol.fetch import Fetcher
-from gossamer.protocol.gossip import Gossip
-from gossamer.protocol.greylist import Offence
-from gossamer.protocol.history import Claims
-from gossamer.protocol.holdings import Holdings
+from gossamer.protocol.fetching.fetch import Fetcher
+from gossamer.protocol.gossip.anti_entropy import AntiEntropy
+from gossamer.protocol.gossip.author import Author
+from gossamer.protocol.gossip.dealing import Dealing
+from gossamer.protocol.gossip.holdings import Holdings
+from gossamer.protocol.gossip.intake import Intake
+from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.gossip.offers import Offers
+from gossamer.protocol.gossip.push import Push
+from gossamer.protocol.history.absence import ROUNDS_UNDER_WAY
+from gossamer.protocol.history.catchup import CatchUp
+from gossamer.protocol.history.claims import Claims
+from gossamer.protocol.history.clock import SwarmClock
+from gossamer.protocol.history.sealing import Sealing
+from gossamer.protocol.history.snapshots import Snapshots
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.intake import Intake
-from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.links import Links
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.membership import Membership
-from gossamer.protocol.offers import Offers
-from gossamer.protocol.peering import Peering
-from gossamer.protocol.presence import NodeInfo, Presence
+from gossamer.protocol.membership.links import Links
+from gossamer.protocol.membership.peering import Peering
+from gossamer.protocol.membership.presence import NodeInfo, Presence
+from gossamer.protocol.membership.roster import Roster
+from gossamer.protocol.membership.swim import Membership
 from gossamer.protocol.records import Delta, PeerBody
-from gossamer.protocol.roster import Roster
-from gossamer.protocol.sealing import Sealing
-from gossamer.protocol.snapshots import Snapshots
 from gossamer.protocol.unix_time import UnixTime
-from gossamer.protocol.vetting import Vetting
 
 BEFORE_ALL_ROUNDS = -1
 """A clock at which a trainer publishes nothing, not even its first round."""
@@ -79,7 +80,8 @@ class Replica:
         self.fetcher = Fetcher(fits, rng)
         self.dealing = Dealing(rng)
         self.holdings = Holdings(self.ledger, self.roster, self.links, self.fetcher, self.offers, rng)
-        self.gossip = Gossip(self.ledger, self.holdings.holds, rng, self.offers.promise)
+        self.push = Push(self.ledger, self.holdings.holds, rng, self.offers.promise)
+        self.anti_entropy = AntiEntropy(self.ledger, self.push, rng)
         self.sealing = Sealing(
             manifest,
             is_first=not info.bootstrap,
@@ -112,7 +114,7 @@ class Replica:
         self._catch_up = CatchUp(
             self.ledger,
             self.links,
-            self.gossip,
+            self.anti_entropy,
             self.fetcher.wants,
             is_first=not info.bootstrap,
             signs=info.trains,
@@ -124,7 +126,8 @@ class Replica:
             self.vetting,
             self.membership,
             self.presence,
-            self.gossip,
+            self.push,
+            self.anti_entropy,
             self.fetcher,
             self.offers,
             self.dealing,
@@ -135,7 +138,7 @@ class Replica:
             self.vetting,
             self.roster,
             self.presence,
-            self.gossip,
+            self.anti_entropy,
             self.holdings,
             self._peering,
         )
@@ -148,7 +151,8 @@ class Replica:
             self.presence,
             self.ledger,
             self.holdings,
-            self.gossip,
+            self.push,
+            self.anti_entropy,
             self._clock,
             self._credentials,
         )
@@ -233,7 +237,7 @@ class Replica:
             self.fetcher.deadline(),
             self.offers.deadline(),
             self.dealing.deadline(),
-            self.gossip.relay_deadline(),
+            self.push.deadline(),
         )
 
     # -- what happens
@@ -356,7 +360,7 @@ class Replica:
         result = self.holdings.arrived(blob, now)
         for effect in list(result):
             if isinstance(effect, fx.Ready):
-                result += self.gossip.arrived(effect.delta.record_id)
+                result += self.push.arrived(effect.delta.record_id)
         return result
 
     def _wake(self, now: float) -> list[Effect]:
@@ -364,7 +368,7 @@ class Replica:
             *self._peering.wake(now),
             *self.offers.wake(now),
             *self.dealing.wake(now),
-            *self.gossip.relay_overdue(now),
+            *self.push.wake(now),
         ]
         return result + self._take_turns(now) if now >= self._next_turn else result
 
@@ -375,7 +379,7 @@ class Replica:
             *self.presence.wake(now),
             *self.links.wake(now),
             *self.vetting.wake(now),
-            *self.gossip.wake(now),
+            *self.anti_entropy.wake(now),
         ]
         self._next_turn = self.presence.deadline()
         if self._clock.listens(now):  # others may still take what we had not handed on
@@ -427,11 +431,11 @@ class Replica:
             case msg.Parts():
                 return self._parts(link, message, now)
             case msg.Compare():
-                return self.gossip.compare(link, message)
+                return self.anti_entropy.compare(link, message)
             case msg.Inventory():
-                return self.gossip.inventory(link, message)
+                return self.anti_entropy.inventory(link, message)
             case msg.Request():
-                return self.gossip.request(link, message.record_ids)
+                return self.push.give(link, message.record_ids)
             case msg.Roster():
                 return self.presence.exchange(link, message)
             case msg.Ping():
@@ -458,14 +462,14 @@ class Replica:
         result: list[Effect] = []
         for record_id in message.record_ids:
             self.holdings.hint(record_id, link)
-            self.gossip.known_to(record_id, link)
+            self.push.known_to(record_id, link)
             result += self.dealing.heard(record_id, link)
         return result
 
     def _parts(self, link: int, message: msg.Parts, now: float) -> list[Effect]:
         delta = self.ledger.get(message.record_id)
         if delta is None:
-            return self.gossip.heard_of(link, message.record_id, now)
+            return self.anti_entropy.heard_of(link, message.record_id, now)
         self.holdings.hint_parts(delta, message.places, link)
         return self.dealing.heard_parts(message.record_id, message.places, now)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gossamer.node.config.check_node import NodeCheck
     from gossamer.node.config.findings import Finding
     from gossamer.node.storage.home import Home
-    from gossamer.protocol.invitation import Invitation
+    from gossamer.protocol.admission.invitation import Invitation
     from gossamer.protocol.manifest import Manifest
 
 
@@ -119,7 +119,7 @@ def _let_in(home: "Home", manifest: "Manifest", path: Path, invitation: "Invitat
     """Keep an invitation, or make one where the owner's key is at hand. Raises ConfigError."""
     from gossamer.bootstrap import owners
     from gossamer.node.renewal import keep_better
-    from gossamer.protocol.admission import Role
+    from gossamer.protocol.admission.charter import Role
 
     if invitation is not None:
         keep_better(home, invitation)

@@ -60,7 +60,7 @@ def invite(
     from gossamer.bootstrap import owners
     from gossamer.node.given import checked_join
     from gossamer.node.network.client import deliver
-    from gossamer.protocol.admission import Role
+    from gossamer.protocol.admission.charter import Role
 
     manifest, owner = _owned(manifest_path, owner_key)
     invitation = owners.invite(

@@ -111,7 +111,7 @@ def node(
     from gossamer.node.options import DaemonOptions, TrainerOptions
     from gossamer.node.own_task import check_trainable, remember_task
     from gossamer.node.supervisor import Supervisor
-    from gossamer.protocol.admission import Role
+    from gossamer.protocol.admission.charter import Role
 
     logs.configure(level=log_level, debug=debug, as_json=log_json)
     addresses = checked_join(join)

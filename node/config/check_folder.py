@@ -9,9 +9,9 @@ from gossamer.node.config.findings import Finding, error, ok, told, warning
 from gossamer.node.phi.restore import has_model
 from gossamer.node.renewal import runs_out_soon
 from gossamer.node.storage.home import Home
+from gossamer.protocol.admission.invitation import Invitation
 from gossamer.protocol.errors import LocalError
 from gossamer.protocol.identity import short
-from gossamer.protocol.invitation import Invitation
 
 
 def check_folder(home: Home, joins: bool) -> Iterator[Finding]:

@@ -9,11 +9,11 @@ from gossamer.models.registry import build_task, resolve_options, task_names
 from gossamer.models.task_file import is_own_name
 from gossamer.node import own_task
 from gossamer.node.config.findings import Finding, error, ok, told, warning
-from gossamer.protocol.chunks import HASH_BYTES, chunk_sizes, payload_chunk_sizes
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payload import payload_length
+from gossamer.protocol.phi.chunks import HASH_BYTES, chunk_sizes, payload_chunk_sizes
+from gossamer.protocol.phi.payload import payload_length
 
 CLOCK_S = 120.0
 SNAPSHOTS = 5

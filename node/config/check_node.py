@@ -23,10 +23,10 @@ from gossamer.node.given import checked_advertise, checked_join, given_invitatio
 from gossamer.node.network.client import Asker, fetch_manifest
 from gossamer.node.renewal import better_invitation
 from gossamer.node.storage.home import Home
-from gossamer.protocol.admission import Role
+from gossamer.protocol.admission.charter import Role
+from gossamer.protocol.admission.invitation import Invitation
 from gossamer.protocol.errors import ConfigError, LocalError
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.manifest import Manifest
 
 MEMBERS_GUESS = 4

@@ -91,7 +91,7 @@ class NodeFile:
             return [self._absolute(parameter, item) for item in value]
         is_path = kind_of(parameter) is Path
         if parameter.name == "invite":  # an invitation, or a file that holds one
-            from gossamer.protocol.invitation import PREFIX
+            from gossamer.protocol.admission.invitation import PREFIX
 
             is_path = PREFIX not in value
         elif parameter.name == "task":  # FILE.py:CLASS, or a task that comes with Gossamer

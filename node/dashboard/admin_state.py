@@ -12,10 +12,10 @@ from gossamer.node.monitoring.replicas import Comparison, compare, summary
 from gossamer.node.monitoring.status import finite, loss_of
 from gossamer.node.monitoring.view import NodeView
 from gossamer.node.monitoring.watching import Watching
-from gossamer.protocol.admission import Role
-from gossamer.protocol.conduct import Summary
+from gossamer.protocol.admission.charter import Role
+from gossamer.protocol.membership.roster import Health, Member
+from gossamer.protocol.phi.conduct import Summary
 from gossamer.protocol.records import PeerBody
-from gossamer.protocol.roster import Health, Member
 
 
 def admin_state(view: NodeView, watching: Watching) -> dict[str, Any]:

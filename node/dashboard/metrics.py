@@ -20,7 +20,7 @@ from gossamer.node import __version__
 from gossamer.node.monitoring.status import describe, loss_of
 from gossamer.node.monitoring.view import NodeView
 from gossamer.node.monitoring.watching import Watching
-from gossamer.protocol.roster import Health
+from gossamer.protocol.membership.roster import Health
 
 STATES = ("joining", "starting", "training", "serving", "finished", "leaving")
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gossamer.node.commands.shown import harmless_line
-from gossamer.protocol.admission import UNIX_S_MAX
+from gossamer.protocol.admission.charter import UNIX_S_MAX
 from gossamer.protocol.unix_time import span
 
 FIGURES = ("health", "round", "tokens", "tokens/s", "judged", "agrees")

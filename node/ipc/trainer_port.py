@@ -21,9 +21,9 @@ from gossamer.node.phi.merger import MergedState
 from gossamer.node.seldom import Seldom, Trouble
 from gossamer.node.storage.wholefile import cannot_write
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.phi.fixedpoint import Ints
+from gossamer.protocol.phi.layout import Fragment
 
 BUFFER_BYTES_MAX = 1 << 20
 BACKLOG_BYTES_MAX = 1 << 17

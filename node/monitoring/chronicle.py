@@ -10,13 +10,13 @@ from itertools import groupby, islice
 from statistics import median
 from typing import Any, NamedTuple
 
-from gossamer.protocol.conduct import CLIPPED_MIN, Figures
-from gossamer.protocol.history import total
-from gossamer.protocol.layout import Layout
+from gossamer.protocol.history.claims import total
 from gossamer.protocol.limits import MEMBERS_MAX
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.phi.conduct import CLIPPED_MIN, Figures
+from gossamer.protocol.phi.layout import Layout
+from gossamer.protocol.phi.token_count import TokenCount
 from gossamer.protocol.records import Delta
-from gossamer.protocol.token_count import TokenCount
 
 ROUNDS_MAX = 10_000
 ENTRIES_MAX = 100_000

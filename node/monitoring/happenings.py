@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from gossamer.node.monitoring.known_links import LIVE
 from gossamer.node.monitoring.replicas import Likeness, compare
-from gossamer.protocol.history import Claim
-from gossamer.protocol.roster import Health, Member
+from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.membership.roster import Health, Member
 
 NAMES_MAX = 6
 """Of one sentence."""

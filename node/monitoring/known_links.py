@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from gossamer.protocol.limits import LINK_PREFIX_BYTES
-from gossamer.protocol.roster import Health, Member
+from gossamer.protocol.membership.roster import Health, Member
 
 LIVE = (Health.ALIVE, Health.SUSPECT)
 

@@ -10,9 +10,9 @@ from gossamer.protocol.identity import short
 if TYPE_CHECKING:  # who only asks for a status needs none of this, nor NumPy
     from gossamer.node.ipc.control import Report
     from gossamer.node.monitoring.view import NodeView
-    from gossamer.protocol.conduct import Summary
-    from gossamer.protocol.ledger import Ledger
-    from gossamer.protocol.roster import Member
+    from gossamer.protocol.gossip.ledger import Ledger
+    from gossamer.protocol.membership.roster import Member
+    from gossamer.protocol.phi.conduct import Summary
 
 
 async def status_of(view: "NodeView", query: Mapping[str, str]) -> dict[str, Any]:

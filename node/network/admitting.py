@@ -13,7 +13,7 @@ from gossamer.node.renewal import keep_grant
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import effects as fx
-from gossamer.protocol.admission import Role, parse_grant
+from gossamer.protocol.admission.charter import Role, parse_grant
 from gossamer.protocol.envelope import open_envelope
 from gossamer.protocol.errors import ConfigError, LocalError, PeerError, StorageError
 from gossamer.protocol.replica import Replica

@@ -20,7 +20,8 @@ from gossamer.node.network.questions import ASK_HEADER, NONCE_HEADER, PROOF_HEAD
 from gossamer.node.network.resolver import Resolver
 from gossamer.node.network.tls import client_context, fingerprint_of
 from gossamer.node.network.transport import PREFIX
-from gossamer.protocol.ask import ask, check_proof
+from gossamer.protocol.admission.ask import ask, check_proof
+from gossamer.protocol.admission.handshake import NONCE_BYTES
 from gossamer.protocol.errors import (
     ConfigError,
     MalformedError,
@@ -30,7 +31,6 @@ from gossamer.protocol.errors import (
     UnreachableError,
     UnsupportedError,
 )
-from gossamer.protocol.handshake import NONCE_BYTES
 from gossamer.protocol.identity import Identity, short
 from gossamer.protocol.limits import MANIFEST_BYTES_MAX, STRANGER_TIMEOUT_S, TEXT_BYTES_MAX
 

@@ -11,10 +11,10 @@ from gossamer.node.phi.snapshots import SnapshotShelf
 from gossamer.node.seldom import Seldom
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.protocol import effects as fx
-from gossamer.protocol.chunks import payload_chunk_sizes
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.identity import short
-from gossamer.protocol.packing import Chunk
+from gossamer.protocol.phi.chunks import payload_chunk_sizes
+from gossamer.protocol.phi.packing import Chunk
 from gossamer.protocol.replica import Replica
 
 LOOK_AGAIN_S = 10.0

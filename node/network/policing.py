@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from gossamer.node.network.link import PeerLink
 from gossamer.protocol import limits
-from gossamer.protocol.budget import PER_ADDRESS, PER_NODE, Budgets, Resource, cost_of_message
-from gossamer.protocol.greylist import Greylist, Offence
+from gossamer.protocol.admission.budget import PER_ADDRESS, PER_NODE, Budgets, Resource, cost_of_message
+from gossamer.protocol.admission.greylist import Greylist, Offence
 from gossamer.protocol.identity import short
 
 SWEEP_S = 5.0

@@ -12,9 +12,9 @@ from typing import Any
 from aiohttp import web
 
 from gossamer.node.network.receiver import Admission
-from gossamer.protocol.ask import check_question, prove
+from gossamer.protocol.admission.ask import check_question, prove
+from gossamer.protocol.admission.handshake import NONCE_BYTES
 from gossamer.protocol.errors import PeerError
-from gossamer.protocol.handshake import NONCE_BYTES
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CREDENTIAL_BYTES_MAX
 

@@ -37,14 +37,14 @@ from gossamer.node.network.questions import Questions
 from gossamer.node.network.receiver import Admission, Receiver
 from gossamer.node.network.resolver import Resolver
 from gossamer.node.network.tls import Certificate, client_context, fingerprint_of
-from gossamer.protocol.errors import ConfigError, PeerError, RefusedError
-from gossamer.protocol.handshake import (
+from gossamer.protocol.admission.handshake import (
     HELLO_BYTES_MAX,
     NONCE_BYTES,
     ClientHandshake,
     ServerHandshake,
     refusal,
 )
+from gossamer.protocol.errors import ConfigError, PeerError, RefusedError
 from gossamer.protocol.identity import Identity, short
 from gossamer.protocol.limits import FETCH_TIMEOUT_S, MESSAGE_BYTES_MAX
 

@@ -10,8 +10,8 @@ from itertools import count
 
 from gossamer.node.network.uplink import Uplink
 from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.protocol.admission.rations import Rations
 from gossamer.protocol.limits import UPLOAD_COUNTS_S, UPLOADS_MAX
-from gossamer.protocol.rations import Rations
 
 
 class Uploads:

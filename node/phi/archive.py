@@ -21,8 +21,8 @@ from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import effects as fx
 from gossamer.protocol.errors import StorageError
-from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.history import Claim
+from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.phi.fixedpoint import Ints
 from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
 

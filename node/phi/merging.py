@@ -19,10 +19,10 @@ from gossamer.node.phi.merger import MergedState, Merger, Prefix
 from gossamer.node.seldom import Trouble
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import MissingChunkError
-from gossamer.protocol.conduct import Conduct, RoundFigures
 from gossamer.protocol.errors import DivergedError, StorageError
-from gossamer.protocol.layout import Fragment
-from gossamer.protocol.merge_schedule import MergeSchedule
+from gossamer.protocol.phi.conduct import Conduct, RoundFigures
+from gossamer.protocol.phi.layout import Fragment
+from gossamer.protocol.phi.merge_schedule import MergeSchedule
 from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
 

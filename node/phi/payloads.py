@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.protocol.chunks import payload_chunk_bytes
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.layout import Fragment
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.merge import Contribution, Sample, measure
-from gossamer.protocol.payload import Payload, Section, section_of, section_starts
+from gossamer.protocol.phi.chunks import payload_chunk_bytes
+from gossamer.protocol.phi.layout import Fragment
+from gossamer.protocol.phi.merge import Contribution, Sample, measure
+from gossamer.protocol.phi.payload import Payload, Section, section_of, section_starts
 from gossamer.protocol.records import Delta
 
 KEPT_BYTES = 64 * 1024 * 1024

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gossamer.protocol.history import chain, total
+from gossamer.protocol.history.claims import chain, total
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.phi.token_count import TokenCount
 from gossamer.protocol.records import Delta
-from gossamer.protocol.token_count import TokenCount
 
 Rounds = Mapping[int, tuple[Delta, ...]]
 """Which records are merged, by round."""

@@ -43,6 +43,7 @@ from gossamer.node.storage.wholefile import (
     write_atomically,
     write_first,
 )
+from gossamer.protocol.admission.invitation import INVITATION_BYTES_MAX, Invitation, read_invitation
 from gossamer.protocol.errors import (
     ConfigError,
     FolderGoneError,
@@ -51,7 +52,6 @@ from gossamer.protocol.errors import (
     UnsupportedError,
 )
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.invitation import INVITATION_BYTES_MAX, Invitation, read_invitation
 
 if TYPE_CHECKING:
     from gossamer.protocol.manifest import Manifest

@@ -20,8 +20,8 @@ from gossamer.node.storage.database import Database
 from gossamer.node.storage.original import is_original, whereabouts
 from gossamer.protocol.envelope import open_envelope
 from gossamer.protocol.errors import MalformedError, PeerError, StorageError
-from gossamer.protocol.history import Claim
-from gossamer.protocol.layout import Layout
+from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.phi.layout import Layout
 from gossamer.protocol.records import Delta, parse_delta
 
 _SCHEMA = """

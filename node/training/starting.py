@@ -36,8 +36,8 @@ from gossamer.node.storage.home import Home
 from gossamer.node.tilde import expanded
 from gossamer.node.training.beside import Beside
 from gossamer.node.training.parameters import check_fits
+from gossamer.protocol.admission.invitation import Invitation
 from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
-from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.manifest import Manifest
 
 FREE_TIMEOUT_S = 8.0

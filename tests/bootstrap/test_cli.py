@@ -22,9 +22,9 @@ from gossamer.node.exports import generate
 from gossamer.node.monitoring import verify
 from gossamer.node.monitoring.verify import Verdict
 from gossamer.node.storage.home import Home
-from gossamer.protocol.admission import Role
+from gossamer.protocol.admission.charter import Role
+from gossamer.protocol.admission.handshake import PROTOCOL_VERSION
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.handshake import PROTOCOL_VERSION
 from gossamer.protocol.rules import RULES
 from tests.bootstrap.gossamer_command import Run, entries, in_process
 from tests.protocol import builders

@@ -14,9 +14,9 @@ from gossamer.node.phi import genesis, snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError
-from gossamer.protocol.fixedpoint import Ints, to_fixed
-from gossamer.protocol.layout import TensorSpec, plan
 from gossamer.protocol.manifest import Manifest, from_values
+from gossamer.protocol.phi.fixedpoint import Ints, to_fixed
+from gossamer.protocol.phi.layout import TensorSpec, plan
 
 TENSORS = (
     TensorSpec("a", (40, 50), "rda"),

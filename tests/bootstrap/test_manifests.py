@@ -14,8 +14,8 @@ from gossamer.node.phi import genesis, snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, StorageError
-from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.phi.fixedpoint import Ints
 from tests.models.own_tasks import write_task
 from tests.node.chunkfiles import file_of
 from tests.protocol.builders import identity

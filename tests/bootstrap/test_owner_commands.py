@@ -13,10 +13,10 @@ from gossamer.node import logs
 from gossamer.node.options import DaemonOptions
 from gossamer.node.renewal import keep_grant
 from gossamer.node.storage.home import Home
-from gossamer.protocol.admission import Charter, Revocation, Role
+from gossamer.protocol.admission.charter import Charter, Revocation, Role
+from gossamer.protocol.admission.invitation import read_invitation
 from gossamer.protocol.errors import NobodyThereError, NotAnsweredError
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.invitation import read_invitation
 from tests.bootstrap.gossamer_command import Run, entries, in_process
 
 NODE_ID = "ab" * 32

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from gossamer.bootstrap import owners
-from gossamer.protocol.admission import NEVER, Charter, Role
+from gossamer.protocol.admission.charter import NEVER, Charter, Role
+from gossamer.protocol.admission.invitation import Invitation, read_invitation
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.invitation import Invitation, read_invitation
 from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX, REASON_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
 from tests.protocol import builders

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from gossamer.node.address import parse_contact
 from gossamer.protocol import limits
-from gossamer.protocol.admission import (
+from gossamer.protocol.admission.ask import ask, check_proof, check_question, prove
+from gossamer.protocol.admission.charter import (
     Charter,
     Grant,
     Revocation,
@@ -15,10 +16,9 @@ from gossamer.protocol.admission import (
     parse_grant,
     revocation_body,
 )
-from gossamer.protocol.ask import ask, check_proof, check_question, prove
+from gossamer.protocol.admission.invitation import Invitation, read_invitation
 from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
 from gossamer.protocol.errors import ConfigError, RefusedError
-from gossamer.protocol.invitation import Invitation, read_invitation
 from tests.fuzz.mutate import mutate_bytes
 from tests.fuzz.target import Target
 from tests.protocol import builders

@@ -21,9 +21,9 @@ from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.envelope import Envelope, Kind, open_envelope, seal
 from gossamer.protocol.errors import PeerError
-from gossamer.protocol.history import Claim, genesis_claim
-from gossamer.protocol.presence import NodeInfo
-from gossamer.protocol.ranges import LEVEL_MAX
+from gossamer.protocol.gossip.ranges import LEVEL_MAX
+from gossamer.protocol.history.claims import Claim, genesis_claim
+from gossamer.protocol.membership.presence import NodeInfo
 from gossamer.protocol.records import NO_RECORD, DeltaBody, PeerBody
 from gossamer.protocol.replica import Replica
 from gossamer.protocol.wire import pack, unpack
@@ -59,9 +59,10 @@ BOUNDS: dict[str, Callable[[], int]] = {
     "roster._members": lambda: limits.MEMBERS_MAX,
     "links._links": lambda: limits.LINKS_MAX,
     "links._dialling": lambda: limits.DIALS_AT_ONCE_MAX,
-    "gossip._links": lambda: limits.LINKS_MAX,
-    "gossip._exchanges": lambda: limits.LINKS_MAX,
-    "gossip._relays": lambda: limits.IDS_PER_MESSAGE_MAX,
+    "push._links": lambda: limits.LINKS_MAX,
+    "anti_entropy._links": lambda: limits.LINKS_MAX,
+    "anti_entropy._exchanges": lambda: limits.LINKS_MAX,
+    "push._relays": lambda: limits.IDS_PER_MESSAGE_MAX,
     "membership._links": lambda: limits.LINKS_MAX,
     "membership._link_heard": lambda: limits.LINKS_MAX,
     "membership._vouching": lambda: limits.MEMBERS_MAX,
@@ -192,7 +193,7 @@ class Siege:
             # An event brings a bounded number of rows; with a bound of its own a table stops there.
             most = BOUNDS[name]() if name in BOUNDS else 64 + 40 * self.counts["events"]
             assert size <= most, f"{name} holds {size}, over {most}"
-        for exchange in core.gossip._exchanges.values():
+        for exchange in core.anti_entropy._exchanges.values():
             assert len(exchange.awaited) <= limits.IDS_PER_MESSAGE_MAX
             assert len(exchange.given) <= limits.IDS_PER_MESSAGE_MAX
         flights = core.fetcher._flights
@@ -203,7 +204,8 @@ class Siege:
         assert flights.load == {link: load[link] for link in core.fetcher._links}
         linked = {link.number for link in core.links.all()}
         assert linked <= set(self.links)
-        assert linked == core.gossip._links == set(core.fetcher._links) == set(core.membership._links)
+        assert linked == core.push._links == core.anti_entropy._links
+        assert linked == set(core.fetcher._links) == set(core.membership._links)
         # Whoever we are linked to is linked once, and nobody is ourselves.
         nodes = [link.node_id for link in core.links.all()]
         assert len(set(nodes)) == len(nodes)

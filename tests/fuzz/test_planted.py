@@ -16,16 +16,17 @@ import pytest
 
 from gossamer.node.ipc import control
 from gossamer.node.phi import snapshots
-from gossamer.protocol import intake, limits
-from gossamer.protocol.chunks import parse_index
+from gossamer.protocol import limits
 from gossamer.protocol.codecs import block
-from gossamer.protocol.gossip import Gossip
-from gossamer.protocol.links import Links
-from gossamer.protocol.membership import Membership
+from gossamer.protocol.fetching.sources import Sources
+from gossamer.protocol.gossip import intake
+from gossamer.protocol.gossip.anti_entropy import AntiEntropy
+from gossamer.protocol.membership.links import Links
+from gossamer.protocol.membership.presence import Presence
+from gossamer.protocol.membership.roster import Roster
+from gossamer.protocol.membership.swim import Membership
 from gossamer.protocol.messages import Inventory
-from gossamer.protocol.presence import Presence
-from gossamer.protocol.roster import Roster
-from gossamer.protocol.sources import Sources
+from gossamer.protocol.phi.chunks import parse_index
 from gossamer.protocol.wire import Fields
 from tests.fuzz.strategy import TARGETS
 from tests.fuzz.target import Target
@@ -57,7 +58,7 @@ def _blob_of_any_length(self: Fields, name: str, value: Any, low: int, high: int
     return value
 
 
-def _large_stock(self: Gossip, rounds: list[int]) -> Inventory:
+def _large_stock(self: AntiEntropy, rounds: list[int]) -> Inventory:
     return Inventory(tuple((round_, (bytes(31),)) for round_ in rounds))
 
 
@@ -111,7 +112,7 @@ PLANTED = {
         "replica", r"roster\._members holds \d+, over", Roster, "_make_room", lambda *_: True, members_max=16
     ),
     "a link that stays known": Planted(
-        "replica", r"assert linked == core\.gossip\._links", Gossip, "link_down", lambda *_: None
+        "replica", r"assert linked == core\.push\._links == core", AntiEntropy, "link_down", lambda *_: None
     ),
     "two links to one node": Planted(
         "replica", r"assert len\(set\(nodes\)\) == len\(nodes\)", Links, "to", lambda *_: None
@@ -122,7 +123,7 @@ PLANTED = {
     "what honest peers refuse": Planted(
         "replica",
         "MalformedError: rounds: field record_ids is not 32 to 32 bytes",
-        Gossip,
+        AntiEntropy,
         "_take_stock",
         _large_stock,
     ),

@@ -22,11 +22,11 @@ from gossamer.node.options import DaemonOptions
 from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
-from gossamer.protocol.admission import Role
+from gossamer.protocol.admission.charter import Role
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.layout import TensorSpec, plan
 from gossamer.protocol.manifest import Manifest, from_values
+from gossamer.protocol.phi.layout import TensorSpec, plan
 from tests.net.puppet import Puppet
 
 HEAL_S = 40.0

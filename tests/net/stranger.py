@@ -12,7 +12,7 @@ import aiohttp
 
 from gossamer.node.network.tls import client_context, fingerprint_of
 from gossamer.node.network.transport import PREFIX
-from gossamer.protocol.handshake import ClientHandshake
+from gossamer.protocol.admission.handshake import ClientHandshake
 from gossamer.protocol.identity import Identity
 from tests.protocol.builders import turns_nobody_away
 

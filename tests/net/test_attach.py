@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.bootstrap.owners import invite
-from gossamer.protocol.admission import Role
+from gossamer.protocol.admission.charter import Role
 from gossamer.protocol.identity import Identity
 from tests.net.processes import (
     BootstrapPeer,

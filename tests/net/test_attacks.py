@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 
 from gossamer.protocol import messages as msg
+from gossamer.protocol.admission.handshake import HELLO_BYTES_MAX, PROTOCOL_VERSION, ClientHandshake
 from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
-from gossamer.protocol.handshake import HELLO_BYTES_MAX, PROTOCOL_VERSION, ClientHandshake
 from gossamer.protocol.identity import PUBLIC_KEY_BYTES, Identity
 from gossamer.protocol.limits import MESSAGE_BYTES_MAX
 from gossamer.protocol.records import Delta

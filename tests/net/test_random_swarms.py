@@ -40,11 +40,11 @@ from gossamer.node.network.client import fetch_status
 from gossamer.node.phi.restore import replay
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
-from gossamer.protocol.admission import Role
+from gossamer.protocol.admission.charter import Role
 from gossamer.protocol.errors import UnreachableError
-from gossamer.protocol.fixedpoint import to_float
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest, from_values
+from gossamer.protocol.phi.fixedpoint import to_float
 from tests.net.processes import assert_all_gone, processes_naming, wait_for
 from tests.net.random_node import OPTIMIZERS, PARTS, Zoo, digest, run
 

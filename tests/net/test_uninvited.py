@@ -22,13 +22,13 @@ from gossamer.node.network.tls import client_context
 from gossamer.node.network.transport import PREFIX
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import messages as msg
-from gossamer.protocol.admission import Role
-from gossamer.protocol.ask import ask
+from gossamer.protocol.admission.ask import ask
+from gossamer.protocol.admission.charter import Role
+from gossamer.protocol.admission.handshake import HELLO_BYTES_MAX, ClientHandshake
 from gossamer.protocol.errors import NotAnsweredError
-from gossamer.protocol.fixedpoint import ONE
-from gossamer.protocol.handshake import HELLO_BYTES_MAX, ClientHandshake
-from gossamer.protocol.history import Claim
+from gossamer.protocol.history.claims import Claim
 from gossamer.protocol.identity import Identity
+from gossamer.protocol.phi.fixedpoint import ONE
 from gossamer.protocol.wire import unpack
 from tests.net.attacker import Member, knock, refused, where
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest

@@ -19,9 +19,9 @@ from gossamer.node.options import DaemonOptions
 from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
-from gossamer.protocol.layout import TensorSpec
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payload import encode_payload
+from gossamer.protocol.phi.layout import TensorSpec
+from gossamer.protocol.phi.payload import encode_payload
 from tests.node.trainer_side import until
 from tests.protocol.builders import manifest as build_manifest
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from gossamer.node.phi.merger import MergedState
 from gossamer.node.phi.merging import Merging
-from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.layout import Fragment
-from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.payload import encode_payload
+from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.membership.roster import Roster
+from gossamer.protocol.phi.fixedpoint import Ints
+from gossamer.protocol.phi.layout import Fragment
+from gossamer.protocol.phi.payload import encode_payload
 from gossamer.protocol.records import Delta
-from gossamer.protocol.roster import Roster
 from tests.node.trainer_side import until
 from tests.node.world import OWN, World
 from tests.protocol.builders import LAYOUT, body_of, identity, signed

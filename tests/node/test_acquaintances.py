@@ -11,7 +11,7 @@ from gossamer.node.address import Contact
 from gossamer.node.network.acquaintances import REMEMBERED_MAX, Acquaintances, whom_to_join
 from gossamer.node.storage.home import Home
 from gossamer.protocol import effects as fx
-from gossamer.protocol.roster import Health
+from gossamer.protocol.membership.roster import Health
 from tests.node.cores import new_core
 from tests.protocol import builders
 

@@ -24,7 +24,7 @@ from gossamer.node.monitoring import watching
 from gossamer.node.monitoring.chronicle import OWN
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
-from gossamer.protocol.merge_schedule import MergeSchedule
+from gossamer.protocol.phi.merge_schedule import MergeSchedule
 from tests.node.daemons import facts, founded, get, joining, publish, report, running, training
 from tests.node.recorded_swarm import Recorded
 from tests.node.trainer_side import until

@@ -23,8 +23,9 @@ from gossamer.node.network.tls import Certificate, client_context, cut
 from gossamer.node.network.transport import PREFIX
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
-from gossamer.protocol.admission import parse_grant
-from gossamer.protocol.ask import ask, check_proof
+from gossamer.protocol.admission.ask import ask, check_proof
+from gossamer.protocol.admission.charter import parse_grant
+from gossamer.protocol.admission.invitation import Invitation
 from gossamer.protocol.envelope import open_envelope
 from gossamer.protocol.errors import (
     ConfigError,
@@ -34,7 +35,6 @@ from gossamer.protocol.errors import (
     StorageError,
     UnreachableError,
 )
-from gossamer.protocol.invitation import Invitation
 from gossamer.protocol.limits import CREDENTIAL_BYTES_MAX
 from tests.node.trainer_side import until
 from tests.node.wires import End, linked, listening, put

@@ -10,7 +10,7 @@ import pytest
 from gossamer.bootstrap.owners import invite
 from gossamer.node.config.check_folder import check_folder
 from gossamer.node.storage.home import Home
-from gossamer.protocol.admission import Role
+from gossamer.protocol.admission.charter import Role
 from tests.node.findings import INVITED, found, invited_home, levels
 from tests.protocol.builders import OWNER
 

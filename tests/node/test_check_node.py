@@ -11,7 +11,7 @@ from gossamer.bootstrap.owners import invite
 from gossamer.node.config import check_node
 from gossamer.node.config.check_swarm import Answers
 from gossamer.node.storage.home import Home
-from gossamer.protocol.admission import Role
+from gossamer.protocol.admission.charter import Role
 from tests.node.findings import INVITED, errors, founding, invited_home, look
 from tests.protocol.builders import OWNER
 

@@ -17,11 +17,11 @@ from gossamer.node.monitoring import chroniclestore as stores
 from gossamer.node.monitoring.chronicle import CLIPPED, LATE, OWN, VOID, Chronicle, Entry, Round, as_json
 from gossamer.node.monitoring.chroniclestore import ChronicleStore
 from gossamer.node.monitoring.evaluations import Evaluations
-from gossamer.protocol.conduct import Figures
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.limits import ROUND_MAX
+from gossamer.protocol.phi.conduct import Figures
+from gossamer.protocol.phi.token_count import TokenCount
 from gossamer.protocol.records import Delta
-from gossamer.protocol.token_count import TokenCount
 from tests.node.daemons import report
 from tests.protocol.builders import LAYOUT, manifest, unsigned
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
+from gossamer.protocol.admission.rations import Stock
 from gossamer.protocol.errors import StorageError
-from gossamer.protocol.packing import Chunk, pack_chunk
-from gossamer.protocol.rations import Stock
+from gossamer.protocol.phi.packing import Chunk, pack_chunk
 from tests.node.chunkfiles import file_of
 from tests.node.synced import Synced
 

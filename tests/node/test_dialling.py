@@ -14,8 +14,8 @@ from gossamer.node.network.dialling import Dialler
 from gossamer.node.network.policing import Policing
 from gossamer.node.storage.home import Home
 from gossamer.protocol import effects as fx
-from gossamer.protocol.greylist import Offence
-from gossamer.protocol.presence import NodeInfo
+from gossamer.protocol.admission.greylist import Offence
+from gossamer.protocol.membership.presence import NodeInfo
 from gossamer.protocol.records import Peer
 from gossamer.protocol.replica import Replica
 from tests.node.cores import new_core

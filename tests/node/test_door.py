@@ -24,7 +24,7 @@ from gossamer.node.network.policing import Policing
 from gossamer.node.network.tls import client_context
 from gossamer.node.network.transport import PREFIX
 from gossamer.protocol import limits
-from gossamer.protocol.budget import PER_ADDRESS, PER_NODE, Allowance, Resource
+from gossamer.protocol.admission.budget import PER_ADDRESS, PER_NODE, Allowance, Resource
 from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, SMALL_CHUNK_BYTES
 from tests.net.stranger import linked as stranger_linked

@@ -12,9 +12,9 @@ from gossamer.node.entering import enter_invited, enter_swarm
 from gossamer.node.storage.base import GENESIS
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
-from gossamer.protocol.admission import Role
+from gossamer.protocol.admission.charter import Role
 from gossamer.protocol.errors import ConfigError, NobodyThereError
-from gossamer.protocol.history import Claim
+from gossamer.protocol.history.claims import Claim
 from gossamer.protocol.manifest import Manifest
 from tests.protocol import builders
 from tests.protocol.builders import OWNER

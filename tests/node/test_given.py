@@ -9,7 +9,7 @@ import pytest
 from gossamer.bootstrap import manifests
 from gossamer.bootstrap.owners import invite
 from gossamer.node.given import checked_advertise, given_invitation, read_manifest
-from gossamer.protocol.admission import Role
+from gossamer.protocol.admission.charter import Role
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.limits import MANIFEST_BYTES_MAX
 from tests.protocol import builders

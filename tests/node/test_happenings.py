@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from gossamer.node.monitoring.happenings import Happenings
-from gossamer.protocol.history import Claim
-from gossamer.protocol.roster import Health, Member
+from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.membership.roster import Health, Member
 from tests.protocol import builders
 
 

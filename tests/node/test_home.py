@@ -15,9 +15,9 @@ from gossamer.node.network.tls import Certificate
 from gossamer.node.storage import wholefile
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
-from gossamer.protocol.admission import Role
+from gossamer.protocol.admission.charter import Role
+from gossamer.protocol.admission.invitation import Invitation
 from gossamer.protocol.errors import ConfigError, DiskFullError, StorageError
-from gossamer.protocol.invitation import Invitation
 from tests.node.full_disk import full
 from tests.node.synced import Synced
 from tests.protocol.builders import OWNER, SMALL, manifest, newer

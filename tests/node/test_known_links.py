@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gossamer.node.monitoring.known_links import known_links
+from gossamer.protocol.membership.roster import Health, Member
 from gossamer.protocol.records import Peer
-from gossamer.protocol.roster import Health, Member
 from tests.protocol import builders
 
 

@@ -12,12 +12,12 @@ import pytest
 from gossamer.node.phi import merging as merging_module
 from gossamer.node.phi.merger import MergedState
 from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.protocol.conduct import ROUNDS_MIN
 from gossamer.protocol.errors import DivergedError, StorageError
-from gossamer.protocol.fixedpoint import ONE, Ints
 from gossamer.protocol.identity import short
-from gossamer.protocol.layout import Fragment
-from gossamer.protocol.payload import encode_payload
+from gossamer.protocol.phi.conduct import ROUNDS_MIN
+from gossamer.protocol.phi.fixedpoint import ONE, Ints
+from gossamer.protocol.phi.layout import Fragment
+from gossamer.protocol.phi.payload import encode_payload
 from tests.node.chunkfiles import file_of
 from tests.node.merging import Setup, arrive, delta_of, merging
 from tests.node.trainer_side import until

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gossamer.node.dashboard.metrics import STATES
 from gossamer.node.phi.merging import Merging
 from gossamer.node.storage.home import Home
-from gossamer.protocol.roster import Health
+from gossamer.protocol.membership.roster import Health
 from tests.node.daemons import founded, get, joining, publish, report, running, training
 from tests.node.trainer_side import until
 

@@ -11,12 +11,13 @@ import pytest
 from gossamer.node.phi import payloads
 from gossamer.node.phi.merger import Merger
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
-from gossamer.protocol import limits, merge
-from gossamer.protocol.chunks import split_payload
+from gossamer.protocol import limits
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.layout import TensorSpec
-from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.payload import section_starts
+from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.phi import merge
+from gossamer.protocol.phi.chunks import split_payload
+from gossamer.protocol.phi.layout import TensorSpec
+from gossamer.protocol.phi.payload import section_starts
 from gossamer.protocol.records import Delta
 from tests.node.chunkfiles import file_of
 from tests.node.world import OWN, World, arrive

@@ -20,12 +20,12 @@ from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.original import MARK_NAME
 from gossamer.node.storage.recordstore import RecordStore
-from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.errors import ConfigError, DivergedError, StorageError
-from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints
-from gossamer.protocol.history import Claim
+from gossamer.protocol.history.claims import Claim
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.merge import merge_round
+from gossamer.protocol.phi.chunks import split_payload
+from gossamer.protocol.phi.fixedpoint import VALUE_LIMIT, Ints
+from gossamer.protocol.phi.merge import merge_round
 from tests.node.folders import Folder, some_deltas
 from tests.protocol import builders
 from tests.protocol.builders import contribution, identity, random_delta

@@ -14,7 +14,7 @@ from gossamer.node.phi.snapshots import SnapshotReader, SnapshotShelf, SnapshotW
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.protocol.effects import Store
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.history import Claim
+from gossamer.protocol.history.claims import Claim
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, CLAIMS_MAX
 from tests.node.archives import delta
 from tests.node.chunkfiles import file_of

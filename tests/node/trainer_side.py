@@ -13,8 +13,8 @@ from gossamer.node.ipc import control
 from gossamer.node.ipc.daemon_link import DaemonLink, Offer
 from gossamer.node.ipc.trainer_port import TrainerPort
 from gossamer.node.phi.merger import MergedState
-from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.phi.fixedpoint import Ints
 from tests.protocol.builders import SMALL, identity
 
 NODE_ID = identity(0).node_id

@@ -8,11 +8,11 @@ import numpy as np
 
 from gossamer.node.phi.merger import Merger
 from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.protocol.chunks import split_payload
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.merge import merge_round
+from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.phi.chunks import split_payload
+from gossamer.protocol.phi.fixedpoint import Ints
+from gossamer.protocol.phi.merge import merge_round
 from gossamer.protocol.records import Delta
 from tests.protocol.builders import LAYOUT, SMALL, contribution, identity, random_delta
 

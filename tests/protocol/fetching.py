@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Fetched, Get, Send
-from gossamer.protocol.fetch import Fetcher
+from gossamer.protocol.fetching.fetch import Fetcher
 from gossamer.protocol.messages import Ask
 
 

@@ -1,8 +1,8 @@
 """Made-up histories: what members claim, and a node that looks at it."""
 
-from gossamer.protocol.history import Claim
-from gossamer.protocol.joining import Witness
-from gossamer.protocol.sealing import Sealing
+from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.history.joining import Witness
+from gossamer.protocol.history.sealing import Sealing
 from tests.protocol import builders
 
 MANIFEST = builders.manifest(history={"seal_after": 4, "snapshot_every": 8, "retain": 16})

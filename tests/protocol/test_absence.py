@@ -3,10 +3,10 @@
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.absence import RETURN_S
 from gossamer.protocol.effects import Adopt, Notice
-from gossamer.protocol.joining import Witness
-from gossamer.protocol.sealing import LOOK_INTERVAL_S, Sealing
+from gossamer.protocol.history.absence import RETURN_S
+from gossamer.protocol.history.joining import Witness
+from gossamer.protocol.history.sealing import LOOK_INTERVAL_S, Sealing
 from tests.protocol.histories import MANIFEST, claim, drive, joined, kinds
 
 

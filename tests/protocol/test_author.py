@@ -7,16 +7,16 @@ import random
 
 import pytest
 
-from gossamer.protocol.admission import Charter
-from gossamer.protocol.author import Author
+from gossamer.protocol.admission.charter import Charter
 from gossamer.protocol.effects import Notice, Ready, Store
-from gossamer.protocol.fetch import Fetcher
-from gossamer.protocol.holdings import Holdings
-from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.links import Links
-from gossamer.protocol.offers import Offers
+from gossamer.protocol.fetching.fetch import Fetcher
+from gossamer.protocol.gossip.author import Author
+from gossamer.protocol.gossip.holdings import Holdings
+from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.gossip.offers import Offers
+from gossamer.protocol.membership.links import Links
+from gossamer.protocol.membership.roster import Roster
 from gossamer.protocol.records import NO_RECORD, DeltaBody
-from gossamer.protocol.roster import Roster
 from tests.protocol import builders
 
 OWN = builders.identity(0)

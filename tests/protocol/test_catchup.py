@@ -7,13 +7,14 @@ import random
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.catchup import CatchUp
 from gossamer.protocol.effects import LinkUp
-from gossamer.protocol.fetch import Fetcher
-from gossamer.protocol.gossip import Gossip
-from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.links import Links
-from gossamer.protocol.roster import Roster
+from gossamer.protocol.fetching.fetch import Fetcher
+from gossamer.protocol.gossip.anti_entropy import AntiEntropy
+from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.gossip.push import Push
+from gossamer.protocol.history.catchup import CatchUp
+from gossamer.protocol.membership.links import Links
+from gossamer.protocol.membership.roster import Roster
 from tests.protocol import builders
 from tests.protocol.builders import identity
 
@@ -27,13 +28,13 @@ class Beginner:
         rng = random.Random(0)
         self.links = Links(OWN, Roster(OWN), (), rng)
         self.ledger = Ledger()
-        self.gossip = Gossip(self.ledger, lambda record_id: False, rng)
+        self.anti_entropy = AntiEntropy(self.ledger, Push(self.ledger, lambda record_id: False, rng), rng)
         self.fetcher = Fetcher(lambda blob, size: None, rng)
         self.clock_is_wrong = False
         self.catch_up = CatchUp(
             self.ledger,
             self.links,
-            self.gossip,
+            self.anti_entropy,
             self.fetcher.wants,
             is_first=is_first,
             signs=signs,
@@ -75,7 +76,7 @@ def test_a_joiner_waits_for_a_ledger_and_its_payloads_but_not_for_later_ones():
     node.fetcher.link_up(1, True)
     node.fetcher.want(b"early", ((b"chunk", 5),), 11.0)
     node.fetcher.hint(1, b"early")
-    node.gossip.synced_once = True
+    node.anti_entropy.synced_once = True
     assert not node.is_done(12.0)
     node.fetcher.want(b"late", ((b"other", 5),), 13.0)
     node.fetcher.hint(1, b"late")
@@ -90,7 +91,7 @@ def test_those_who_dribble_their_payloads_are_waited_for_only_where_they_are_mos
     node.fetcher.link_up(1, True)
     dribbled = [node.hears_of(author, 40, 1.0) for author in (1, 2)]
     served = [node.hears_of(author, 3, 1.0) for author in range(3, 3 + honest)]
-    node.gossip.synced_once = True
+    node.anti_entropy.synced_once = True
     assert not node.is_done(2.0)
     for blobs in served:
         for blob in blobs:
@@ -120,7 +121,7 @@ def test_a_snapshot_under_way_is_nobodys_payload_and_waited_for():
     chunks = [f"s{place}".encode() for place in range(9)]
     node.fetcher.want(b"root", tuple((chunk, 5) for chunk in chunks), 1.0)
     node.fetcher.hint(1, b"root")
-    node.gossip.synced_once = True
+    node.anti_entropy.synced_once = True
     now = 2.0
     for chunk in chunks:
         node.insists(now)
@@ -141,7 +142,7 @@ def test_who_has_signed_waits_for_a_ledger_or_for_a_while():
     assert not node.is_done(50.0 + limits.RESUME_PATIENCE_S, has_signed=True)
     assert node.is_done(50.1 + limits.RESUME_PATIENCE_S, has_signed=True)
     node = Beginner()
-    node.gossip.synced_once = True
+    node.anti_entropy.synced_once = True
     node.fetcher.want(b"early", ((b"chunk", 5),), 50.0)
     assert node.is_done(51.0, has_signed=True), "payloads can come later"
 
@@ -162,21 +163,21 @@ def test_what_was_refused_for_a_wrong_clock_is_asked_for_again_once_it_is_right(
     node = Beginner()
     node.clock_is_wrong = True
     assert not node.is_done(10.0)
-    node.gossip.synced_once = True  # an exchange in which all was refused
+    node.anti_entropy.synced_once = True  # an exchange in which all was refused
     assert not node.is_done(11.0)
     node.clock_is_wrong = False
     assert not node.is_done(12.0)
-    assert not node.gossip.synced_once
-    node.gossip.synced_once = True
+    assert not node.anti_entropy.synced_once
+    node.anti_entropy.synced_once = True
     assert node.is_done(13.0)
 
 
 def test_a_clock_that_stays_wrong_is_not_waited_for_for_ever():
     node = Beginner()
-    node.gossip.synced_once = node.clock_is_wrong = True
+    node.anti_entropy.synced_once = node.clock_is_wrong = True
     now = 10.0
     assert not node.is_done(now)
     assert not node.is_done(now + limits.CLOCK_PATIENCE_S)
     node.is_done(now + limits.CLOCK_PATIENCE_S + 1.0)
-    node.gossip.synced_once = True
+    node.anti_entropy.synced_once = True
     assert node.is_done(now + limits.CLOCK_PATIENCE_S + 2.0)

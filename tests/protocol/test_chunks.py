@@ -6,7 +6,9 @@ from hashlib import sha256
 
 import pytest
 
-from gossamer.protocol.chunks import (
+from gossamer.protocol.errors import PayloadError
+from gossamer.protocol.limits import CHUNK_BYTES_MAX, PAYLOAD_CHUNKS_MAX
+from gossamer.protocol.phi.chunks import (
     chunk_hashes,
     chunk_sizes,
     parse_index,
@@ -15,8 +17,6 @@ from gossamer.protocol.chunks import (
     root_of,
     split,
 )
-from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.limits import CHUNK_BYTES_MAX, PAYLOAD_CHUNKS_MAX
 
 MIB = CHUNK_BYTES_MAX
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
-from gossamer.protocol.activity import Activity
-from gossamer.protocol.admission import Role
-from gossamer.protocol.clock import SwarmClock
+from gossamer.protocol.admission.charter import Role
+from gossamer.protocol.history.clock import SwarmClock
+from gossamer.protocol.membership.activity import Activity
 from gossamer.protocol.unix_time import UnixTime
 from tests.protocol import builders
 

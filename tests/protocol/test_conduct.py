@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
-from gossamer.protocol.conduct import (
+from gossamer.protocol.manifest import Outer
+from gossamer.protocol.phi.conduct import (
     CLIPPED_MIN,
     ROUNDS_KEPT,
     ROUNDS_MIN,
@@ -19,9 +20,8 @@ from gossamer.protocol.conduct import (
     agreement,
     figures,
 )
-from gossamer.protocol.manifest import Outer
-from gossamer.protocol.merge import SAMPLE_MAX, Contribution, RoundMerge, measure
-from gossamer.protocol.payload import Payload, encode_payload
+from gossamer.protocol.phi.merge import SAMPLE_MAX, Contribution, RoundMerge, measure
+from gossamer.protocol.phi.payload import Payload, encode_payload
 from tests.protocol import builders
 
 GOOD = Figures(agreement=0.4)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gossamer.protocol import limits
-from gossamer.protocol.dealing import Dealing
 from gossamer.protocol.effects import Effect, Send
+from gossamer.protocol.gossip.dealing import Dealing
 from gossamer.protocol.messages import Holding, Parts, Records
 from gossamer.protocol.records import Delta
 from tests.protocol import builders

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gossamer.protocol import limits
+from gossamer.protocol.admission.greylist import Greylist, Offence, offence_in_record
 from gossamer.protocol.errors import ImplausibleError, MalformedError, SignatureError, UnsupportedError
-from gossamer.protocol.greylist import Greylist, Offence, offence_in_record
 
 PEER = bytes(32)
 

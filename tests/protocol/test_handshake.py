@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.protocol.errors import MalformedError, PeerError, RefusedError, SignatureError
-from gossamer.protocol.handshake import (
+from gossamer.protocol.admission.handshake import (
     HELLO_BYTES_MAX,
     PROTOCOL_VERSION,
     ClientHandshake,
     ServerHandshake,
     refusal,
 )
+from gossamer.protocol.errors import MalformedError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.wire import pack, unpack
 from tests.protocol import builders
 

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Get, Notice, Ready, Send
-from gossamer.protocol.fetch import Fetcher
-from gossamer.protocol.holdings import Holdings
-from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.fetching.fetch import Fetcher
+from gossamer.protocol.gossip.holdings import Holdings
+from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.gossip.offers import Offers
+from gossamer.protocol.membership.roster import Roster
 from gossamer.protocol.messages import Holding, Parts
-from gossamer.protocol.offers import Offers
-from gossamer.protocol.roster import Roster
 from tests.protocol import builders
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.protocol.admission import Role, parse_grant
+from gossamer.protocol.admission.charter import Role, parse_grant
+from gossamer.protocol.admission.invitation import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
 from gossamer.protocol.envelope import open_envelope
 from gossamer.protocol.errors import ConfigError
-from gossamer.protocol.invitation import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
 from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX
 from gossamer.protocol.wire import pack
 from tests.protocol import builders

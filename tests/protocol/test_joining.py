@@ -6,8 +6,8 @@ import pytest
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Notice
-from gossamer.protocol.history import Claim
-from gossamer.protocol.joining import REMIND_S, Joining, Witness, believable
+from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.history.joining import REMIND_S, Joining, Witness, believable
 
 
 def claim(round_: int, mark: int = 1) -> Claim:

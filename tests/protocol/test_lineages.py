@@ -6,9 +6,9 @@ import pytest
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Adopt, Notice, Seal
-from gossamer.protocol.joining import Witness
-from gossamer.protocol.lineages import DIFFERENCE_KEPT_S, SILENCE_S
-from gossamer.protocol.sealing import Sealing
+from gossamer.protocol.history.joining import Witness
+from gossamer.protocol.history.lineages import DIFFERENCE_KEPT_S, SILENCE_S
+from gossamer.protocol.history.sealing import Sealing
 from tests.protocol.histories import MANIFEST, claim, drive, joined, kinds
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Dial, Hangup, Leave, LinkUp
-from gossamer.protocol.links import Links
+from gossamer.protocol.membership.links import Links
+from gossamer.protocol.membership.roster import Health, Roster
 from gossamer.protocol.records import Peer
-from gossamer.protocol.roster import Health, Roster
 from tests.protocol import builders
 from tests.protocol.wiring import World
 

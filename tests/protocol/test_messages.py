@@ -10,7 +10,7 @@ from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.envelope import HEADER_BYTES
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.ranges import FANOUT, LEVEL_MAX
+from gossamer.protocol.gossip.ranges import FANOUT, LEVEL_MAX
 from gossamer.protocol.wire import pack
 from tests.protocol import builders
 
@@ -148,7 +148,7 @@ LARGEST = [
     msg.Request((b"\xff" * 32,) * limits.IDS_PER_MESSAGE_MAX),
     msg.Parts(b"\xff" * 32, (limits.PAYLOAD_CHUNKS_MAX - 1,) * limits.PAYLOAD_CHUNKS_MAX),
     msg.Roster(((b"\xff" * 32, *NUMBERS),) * limits.MEMBERS_MAX, answer=True),
-    # What Gossip puts into an Inventory at most: it stops at the round that fills it.
+    # What anti-entropy puts into an Inventory at most: it stops at the round that fills it.
     msg.Inventory(
         (
             *((limits.ROUND_MAX, ()) for _ in range(limits.COMPARED_PARENTS_MAX * FANOUT - 2)),

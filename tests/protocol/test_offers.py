@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Send
+from gossamer.protocol.gossip.offers import Offers
 from gossamer.protocol.messages import Holding, Parts
-from gossamer.protocol.offers import Offers
 
 A, B = b"a" * 32, b"b" * 32
 

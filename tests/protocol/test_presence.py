@@ -9,13 +9,13 @@ import pytest
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, LinkUp, Send
-from gossamer.protocol.history import Claim, Claims
-from gossamer.protocol.links import Links
+from gossamer.protocol.history.claims import Claim, Claims
+from gossamer.protocol.membership.links import Links
+from gossamer.protocol.membership.presence import NodeInfo, Presence
+from gossamer.protocol.membership.roster import Health, Roster
 from gossamer.protocol.messages import Records, Suspect
 from gossamer.protocol.messages import Roster as RosterMessage
-from gossamer.protocol.presence import NodeInfo, Presence
 from gossamer.protocol.records import Peer
-from gossamer.protocol.roster import Health, Roster
 from tests.protocol import builders
 
 OWN = builders.identity(0)

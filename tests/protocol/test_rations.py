@@ -1,8 +1,8 @@
 """Rations: honest members never meet theirs, and who downloads all day does."""
 
 from gossamer.protocol import limits
+from gossamer.protocol.admission.rations import Rations, Stock
 from gossamer.protocol.limits import RATION_BYTES_MIN, RATION_COPIES, RATION_PERIOD_S
-from gossamer.protocol.rations import Rations, Stock
 
 MIB = 1 << 20
 HELD = 4 * RATION_BYTES_MIN

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
-from gossamer.protocol.chunks import chunk_sizes
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.history import Claim
-from gossamer.protocol.layout import TensorSpec, plan
-from gossamer.protocol.payload import payload_length
+from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.phi.chunks import chunk_sizes
+from gossamer.protocol.phi.layout import TensorSpec, plan
+from gossamer.protocol.phi.payload import payload_length
 from gossamer.protocol.records import NO_RECORD, DeltaBody, PeerBody, parse_delta, parse_peer
 from gossamer.protocol.wire import pack, unpack
 from tests.protocol import builders

@@ -20,9 +20,9 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import ConfigError
-from gossamer.protocol.history import Claim
-from gossamer.protocol.payload import encode_payload
-from gossamer.protocol.presence import NodeInfo
+from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.membership.presence import NodeInfo
+from gossamer.protocol.phi.payload import encode_payload
 from gossamer.protocol.replica import Replica
 from tests.protocol import builders
 from tests.protocol.cores import BRISK, STORM, check, one_that_went_on, publish_effects, swarm

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gossamer.protocol import effects as fx
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
-from gossamer.protocol.admission import Role
+from gossamer.protocol.admission.charter import Role
 from gossamer.protocol.effects import LinkUp
 from gossamer.protocol.errors import PeerError, SignatureError
 from gossamer.protocol.identity import short
@@ -388,7 +388,7 @@ def test_who_shows_its_own_revocation_leaves_nothing_behind(seed):
     up = LinkUp(900, identity(5).node_id, False, None, revocation(identity(5), OPEN))
     effects = node.core.handle(up, world.now)
     assert fx.Hangup(900, "revoked") in effects
-    assert node.core.gossip._links == set() and len(node.core.links) == 0
+    assert node.core.push._links == node.core.anti_entropy._links == set() and len(node.core.links) == 0
 
 
 def test_nothing_after_a_peers_revocation_is_listened_to(seed):
@@ -403,7 +403,7 @@ def test_nothing_after_a_peers_revocation_is_listened_to(seed):
     effects = _give(world, node, before.data, revocation(peer, INVITED), after.data, unknown.data)
     assert fx.Hangup(link, "revoked") in effects
     assert len(node.core.ledger) == 0
-    assert others and node.core.gossip.synced_once
+    assert others and node.core.anti_entropy.synced_once
     sent = [e.message for e in effects if isinstance(e, fx.Send) and isinstance(e.message, msg.Records)]
     assert all(data != before.data for message in sent for data, _ in message.entries), "not relayed"
     assert node.core.vetting.met_strangers() == []

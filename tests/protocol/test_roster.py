@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
+from gossamer.protocol.membership.roster import Health, Roster
 from gossamer.protocol.records import Peer
-from gossamer.protocol.roster import Health, Roster
 from tests.protocol import builders
 
 ROW = builders.row(builders.identity(1))

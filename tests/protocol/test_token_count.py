@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from gossamer.node.storage.base import GENESIS, Base, Rounds
 from gossamer.protocol.limits import TOKENS_MAX
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.phi.token_count import TokenCount
 from gossamer.protocol.records import Delta
-from gossamer.protocol.token_count import TokenCount
 from tests.protocol.builders import manifest, unsigned
 
 EVERY = 4

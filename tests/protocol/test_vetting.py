@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
-from gossamer.protocol.admission import NEVER, Charter
+from gossamer.protocol.admission.charter import NEVER, Charter
+from gossamer.protocol.admission.vetting import STRANGER_INTERVAL_S, Vetting
 from gossamer.protocol.effects import Hangup, LinkUp, Send
-from gossamer.protocol.links import Links
-from gossamer.protocol.roster import Roster
+from gossamer.protocol.membership.links import Links
+from gossamer.protocol.membership.roster import Roster
 from gossamer.protocol.unix_time import UnixTime
-from gossamer.protocol.vetting import STRANGER_INTERVAL_S, Vetting
 from tests.protocol import builders
 from tests.protocol.builders import grant, identity, revocation
 

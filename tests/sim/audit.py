@@ -16,12 +16,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gossamer.protocol import intake, limits
+from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
+from gossamer.protocol.admission.greylist import Offence
 from gossamer.protocol.effects import Blame
 from gossamer.protocol.errors import PeerError
-from gossamer.protocol.greylist import Offence
-from gossamer.protocol.history import Claim
+from gossamer.protocol.gossip import intake
+from gossamer.protocol.history.claims import Claim
 from gossamer.protocol.identity import short
 from gossamer.protocol.records import Delta
 from tests.sim.fold import Fold, Rounds, count
@@ -226,18 +227,23 @@ class Audit:
             ("probes", len(core.membership._probes), limits.LINKS_MAX + len(core.roster.members())),
             (
                 "awaited records",
-                max((len(exchange.awaited) for exchange in core.gossip._exchanges.values()), default=0),
+                max((len(exchange.awaited) for exchange in core.anti_entropy._exchanges.values()), default=0),
                 limits.IDS_PER_MESSAGE_MAX,
             ),
         )
         for what, value, most in bounds:
             if value > most:
                 self.fail(node, f"has {value} {what}, over the limit of {most}")
-        of_links = (core.gossip._links, core.fetcher._links.keys(), core.membership._links.keys())
+        of_links = (
+            core.push._links,
+            core.anti_entropy._links,
+            core.fetcher._links.keys(),
+            core.membership._links.keys(),
+        )
         if any(known != links for known in of_links):
             self.fail(node, "does not agree with itself about its links")
         dealt = {link for deal in core.dealing._deals.values() for link in deal.links}
         promised = {link for waiting in core.offers._waiting.values() for link in waiting}
-        leftovers = (set(core.gossip._exchanges) | set(load) | dealt | promised) - links
+        leftovers = (set(core.anti_entropy._exchanges) | set(load) | dealt | promised) - links
         if leftovers:
             self.fail(node, f"keeps state of links that are gone: {sorted(leftovers)}")

@@ -14,32 +14,22 @@ from math import inf
 from types import ModuleType
 from typing import Any
 
-from gossamer.protocol import (
-    absence,
-    author,
-    clock,
-    envelope,
-    flights,
-    gossip,
-    ledger,
-    lineages,
-    links,
-    membership,
-    merge,
-    presence,
-    replica,
-    sealing,
-)
-from gossamer.protocol.dealing import Dealing
+from gossamer.protocol import envelope, replica
 from gossamer.protocol.effects import Effect, Event, Publish, Send, Store
-from gossamer.protocol.fetch import Fetcher
-from gossamer.protocol.history import Claim
+from gossamer.protocol.fetching import flights
+from gossamer.protocol.fetching.fetch import Fetcher
+from gossamer.protocol.fetching.wants import Wants
+from gossamer.protocol.gossip import anti_entropy, author, ledger
+from gossamer.protocol.gossip.dealing import Dealing
+from gossamer.protocol.gossip.offers import Offers
+from gossamer.protocol.history import absence, clock, lineages, sealing
+from gossamer.protocol.history.claims import Claim
 from gossamer.protocol.manifest import HistorySection
+from gossamer.protocol.membership import links, presence, swim
+from gossamer.protocol.membership.roster import Health
 from gossamer.protocol.messages import Parts
-from gossamer.protocol.offers import Offers
+from gossamer.protocol.phi import merge
 from gossamer.protocol.records import Delta
-from gossamer.protocol.roster import Health
-from gossamer.protocol.wants import Wants
 
 Patch = tuple[type | ModuleType, str, Any]
 
@@ -206,12 +196,12 @@ def _sleep_unnoticed() -> list[Patch]:
 
 def _no_anti_entropy() -> list[Patch]:
     """Whoever has caught up once, as it must before it trains, opens no comparison of ledgers again."""
-    original = gossip.Gossip.open_exchange
+    original = anti_entropy.AntiEntropy.open_exchange
 
-    def open_exchange(self: gossip.Gossip, link: int, above: int = 0) -> list[Effect]:
+    def open_exchange(self: anti_entropy.AntiEntropy, link: int, above: int = 0) -> list[Effect]:
         return [] if self.synced_once else original(self, link, above)
 
-    return [(gossip.Gossip, "open_exchange", open_exchange)]
+    return [(anti_entropy.AntiEntropy, "open_exchange", open_exchange)]
 
 
 def _never_give_up_a_fetch() -> list[Patch]:
@@ -273,24 +263,24 @@ def _keep_parts_to_oneself() -> list[Patch]:
 def _nobody_is_ever_down() -> list[Patch]:
     """The silent hold the clock back for ever, and their links are kept."""
 
-    def judge(self: membership.Membership, now: float) -> list[Effect]:
+    def judge(self: swim.Membership, now: float) -> list[Effect]:
         return []
 
-    return [(membership.Membership, "_judge_silence", judge)]
+    return [(swim.Membership, "_judge_silence", judge)]
 
 
 def _suspect_hastily() -> list[Patch]:
     """A suspicion need not last, and a few seconds of silence are one."""
 
-    def patience(self: membership.Membership, seconds: float) -> float:
+    def patience(self: swim.Membership, seconds: float) -> float:
         return 0.2 * seconds
 
-    return [(membership.Membership, "_patience", patience)]
+    return [(swim.Membership, "_patience", patience)]
 
 
 def _keep_silent_links() -> list[Patch]:
     """A link to a member that others vouch for is kept though nothing comes through it."""
-    return [(membership.Membership, "silent_links", lambda self, now: set())]
+    return [(swim.Membership, "silent_links", lambda self, now: set())]
 
 
 def _the_dead_stay_dead() -> list[Patch]:

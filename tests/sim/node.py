@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from hashlib import sha256
 
 from gossamer.protocol import effects as fx
-from gossamer.protocol.chunks import payload_chunk_sizes, split_payload
 from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_MAX
-from gossamer.protocol.merge_schedule import MergeSchedule
-from gossamer.protocol.presence import NodeInfo
+from gossamer.protocol.membership.presence import NodeInfo
+from gossamer.protocol.phi.chunks import payload_chunk_sizes, split_payload
+from gossamer.protocol.phi.merge_schedule import MergeSchedule
 from gossamer.protocol.records import Delta, DeltaBody
 from gossamer.protocol.replica import Replica
 from tests.sim.archive import Archive

@@ -1,0 +1,1 @@
+"""Who may speak to us, and how much: keys, grants, invitations, budgets, blame."""

@@ -1,0 +1,188 @@
+"""The hello: two nodes prove their keys to each other before a link carries anything else.
+
+::
+
+    server -> Challenge(version, server public key, nonce)
+    client -> Hello(version, swarm id, client public key, nonce, signature, credential)
+    server -> Welcome(signature, session, credential)          or Refused(reason)
+
+Both sign the same transcript under different roles: swarm id, both keys, both nonces, and the *channel
+binding* (the TLS certificate's fingerprint, empty on plain loopback), so a hello can be neither replayed
+nor relayed to another channel. The session token, which the server signs too, authenticates the HTTP
+requests that belong to the link. A credential is a grant (see `charter`), or empty; each side judges the
+other with `Vet` before anything else is said.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gossamer.protocol.errors import MalformedError, RefusedError, SignatureError
+from gossamer.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, node_id_of, verify
+from gossamer.protocol.limits import CREDENTIAL_BYTES_MAX
+from gossamer.protocol.wire import Fields, pack, unpack
+
+PROTOCOL_VERSION = 2
+NONCE_BYTES = 32
+SESSION_BYTES = 32
+HELLO_BYTES_MAX = 4096
+
+_CLIENT, _SERVER = b"client", b"server"
+
+Vet = Callable[[bytes, bytes], None]
+"""Called with the peer's proven node id and its credential; raises RefusedError to turn it away."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Transcript:
+    swarm_id: bytes
+    server_key: bytes
+    client_key: bytes
+    server_nonce: bytes
+    client_nonce: bytes
+    binding: bytes
+
+    def signed_by(self, role: bytes) -> bytes:
+        fields = [
+            PROTOCOL_VERSION,
+            self.swarm_id,
+            self.server_key,
+            self.client_key,
+            self.server_nonce,
+            self.client_nonce,
+            self.binding,
+        ]
+        return b"gossamer/1 hello " + role + pack(fields)
+
+
+class ServerHandshake:
+    """The accepting side. `nonce` and `session` are fresh random bytes from the caller."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        swarm_id: bytes,
+        binding: bytes,
+        nonce: bytes,
+        session: bytes,
+        *,
+        credential: bytes = b"",
+        vet: Vet,
+    ) -> None:
+        self._identity = identity
+        self._swarm_id = swarm_id
+        self._binding = binding
+        self._nonce = nonce
+        self._session = session
+        self._credential = credential
+        self._vet = vet
+        self.peer_credential = b""
+        """What the peer showed; set by `answer`."""
+
+    def challenge(self) -> bytes:
+        return pack([PROTOCOL_VERSION, self._identity.public_key, self._nonce])
+
+    def answer(self, hello: bytes) -> tuple[bytes, bytes]:
+        """Check a Hello; returns the peer's node id and the Welcome to send.
+
+        Raises RefusedError (its message may be sent with `refusal`), MalformedError or SignatureError.
+        """
+        fields = Fields(unpack(hello, HELLO_BYTES_MAX), "hello")
+        version = fields.integer("version", 0, 2**31)
+        if version != PROTOCOL_VERSION:
+            raise RefusedError(f"protocol version {version}, this node speaks {PROTOCOL_VERSION}")
+        swarm_id = fields.blob("swarm_id", 32)
+        if swarm_id != self._swarm_id:
+            raise RefusedError(
+                f"this node belongs to swarm {self._swarm_id.hex()[:12]}, not {swarm_id.hex()[:12]}"
+            )
+        client_key = fields.blob("public_key", PUBLIC_KEY_BYTES)
+        nonce = fields.blob("nonce", NONCE_BYTES)
+        signature = fields.blob("signature", SIGNATURE_BYTES)
+        self.peer_credential = fields.blob("credential", 0, CREDENTIAL_BYTES_MAX)
+        fields.end()
+        transcript = _Transcript(
+            swarm_id, self._identity.public_key, client_key, self._nonce, nonce, self._binding
+        )
+        verify(client_key, signature, transcript.signed_by(_CLIENT))
+        node_id = node_id_of(client_key)
+        self._vet(node_id, self.peer_credential)
+        own = self._identity.sign(transcript.signed_by(_SERVER) + self._session)
+        return node_id, pack([True, own, self._session, self._credential])
+
+
+def refusal(reason: str) -> bytes:
+    """The last message of a handshake that we turn down."""
+    return pack([False, reason])
+
+
+class ClientHandshake:
+    """The dialling side. `expected` pins the node id that must answer, where it is known."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        swarm_id: bytes,
+        binding: bytes,
+        nonce: bytes,
+        expected: bytes | None,
+        *,
+        credential: bytes = b"",
+        vet: Vet,
+    ) -> None:
+        self._identity = identity
+        self._swarm_id = swarm_id
+        self._binding = binding
+        self._nonce = nonce
+        self._expected = expected
+        self._credential = credential
+        self._vet = vet
+        self.peer_credential = b""
+        """What the peer showed; set by `finish`."""
+        self._transcript: _Transcript | None = None
+
+    def hello(self, challenge: bytes) -> bytes:
+        """Answer the server's Challenge. Raises MalformedError, RefusedError or SignatureError."""
+        fields = Fields(unpack(challenge, HELLO_BYTES_MAX), "challenge")
+        if fields.refuses():
+            raise RefusedError(fields.text("reason"))
+        version = fields.integer("version", 0, 2**31)
+        if version != PROTOCOL_VERSION:
+            raise RefusedError(f"the peer speaks protocol version {version}, this node {PROTOCOL_VERSION}")
+        server_key = fields.blob("public_key", PUBLIC_KEY_BYTES)
+        server_nonce = fields.blob("nonce", NONCE_BYTES)
+        fields.end()
+        if self._expected is not None and node_id_of(server_key) != self._expected:
+            raise SignatureError("another node answers at this address than the one we dialled")
+        self._transcript = _Transcript(
+            self._swarm_id, server_key, self._identity.public_key, server_nonce, self._nonce, self._binding
+        )
+        signature = self._identity.sign(self._transcript.signed_by(_CLIENT))
+        return pack(
+            [
+                PROTOCOL_VERSION,
+                self._swarm_id,
+                self._identity.public_key,
+                self._nonce,
+                signature,
+                self._credential,
+            ]
+        )
+
+    def finish(self, welcome: bytes) -> tuple[bytes, bytes]:
+        """Check the Welcome; returns the peer's node id and our session token.
+
+        Raises RefusedError with the peer's reason or ours, MalformedError or SignatureError.
+        """
+        if self._transcript is None:
+            raise MalformedError("welcome before challenge")
+        fields = Fields(unpack(welcome, HELLO_BYTES_MAX), "welcome")
+        if not fields.boolean("accepted"):
+            raise RefusedError(fields.text("reason"))
+        signature = fields.blob("signature", SIGNATURE_BYTES)
+        session = fields.blob("session", SESSION_BYTES)
+        self.peer_credential = fields.blob("credential", 0, CREDENTIAL_BYTES_MAX)
+        fields.end()
+        verify(self._transcript.server_key, signature, self._transcript.signed_by(_SERVER) + session)
+        node_id = node_id_of(self._transcript.server_key)
+        self._vet(node_id, self.peer_credential)
+        return node_id, session

@@ -1,0 +1,80 @@
+"""Which links did not bring which chunk, and from when on each may be asked again: later each time.
+
+Others are tried first. Whoever fails a chunk for more than a moment is not believed any more that it holds
+it; and of what nobody is known to hold each is asked most seldom.
+"""
+
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from math import inf
+
+from gossamer.protocol import limits
+from gossamer.protocol.backoff import Backoff
+from gossamer.protocol.fetching.flights import Flight
+from gossamer.protocol.fetching.wants import Wants
+
+
+class Failures:
+    """What links were asked for in vain, until that is forgotten."""
+
+    def __init__(self, wants: Wants) -> None:
+        self._wants = wants
+        # With the size, since a liar may have listed an honest chunk's hash with one that it is longer than.
+        self._failed: dict[tuple[int, bytes, int], Backoff] = {}
+        self._retries: list[float] = []
+        """A heap of when those that we go on believing may be asked again for what they failed."""
+        self._swept_at = 0.0
+
+    # -- what happens
+
+    def note(self, flight: Flight, now: float, wait: float) -> float:
+        """A transfer brought nothing. Returns until when that link rests from the chunk: `wait` s or more."""
+        which = (flight.link, flight.blob, flight.size)
+        longest, kept = self._longest(flight.blob, now), limits.FETCH_RETRY_MAX_S
+        failure = Backoff.after(self._failed.get(which), now, wait, longest, kept)
+        self._failed[which] = failure  # it counts until all others have had their turns
+        if not flight.is_guess and failure.wait < limits.FETCH_RETRY_S:
+            heappush(self._retries, failure.until)
+        return failure.until
+
+    def held_after_all(self, link: int, blob: bytes, size: int, now: float) -> None:
+        """Whoever says that it holds what it failed is asked at once. Should it fail again that counts on."""
+        failure = self._failed.get((link, blob, size))
+        if failure is not None and failure.forgotten_at > now:
+            self._failed[link, blob, size] = failure.ended(now)
+
+    def link_down(self, link: int) -> None:
+        self._failed = {which: failure for which, failure in self._failed.items() if which[0] != link}
+
+    def sweep(self, now: float) -> None:
+        """Forget old failures, now and then: payloads that nobody has make thousands."""
+        if now < self._swept_at + limits.FETCH_RETRY_MAX_S:
+            return
+        self._swept_at = now
+        self._failed = {which: f for which, f in self._failed.items() if f.forgotten_at > now}
+        self._retries = sorted(at for at in self._retries if at > now)
+
+    def _longest(self, blob: bytes, now: float) -> float:
+        is_orphan = all(want.is_orphan(now) for want in self._wants.of(blob))
+        return limits.ORPHAN_RETRY_MAX_S if is_orphan else limits.FETCH_RETRY_MAX_S
+
+    # -- what others ask
+
+    def rests_until(self, link: int, blob: bytes, size: int) -> float:
+        """From when on a link may be asked for a chunk."""
+        failure = self._failed.get((link, blob, size))
+        return failure.until if failure is not None else -inf
+
+    def resting(self, links: Iterable[int], blob: bytes, size: int, now: float) -> set[int]:
+        """Those of the `links` that may not be asked for a chunk now."""
+        return {link for link in links if self.rests_until(link, blob, size) > now}
+
+    def doubted(self, resting: Iterable[int], blob: bytes, size: int) -> set[int]:
+        """Those of the resting links that are not believed any more."""
+        return {link for link in resting if self._failed[link, blob, size].wait >= limits.FETCH_RETRY_S}
+
+    def next_retry(self, now: float) -> float:
+        """When the next of those that are believed may be asked again."""
+        while self._retries and self._retries[0] <= now:
+            heappop(self._retries)
+        return self._retries[0] if self._retries else inf

@@ -1,0 +1,167 @@
+"""Whom to ask for what nobody is known to hold: each link in its turn, for one such chunk after another.
+
+Such chunks stand in a line that every link goes down by itself; what a link failed comes again when it has
+rested. So each is asked of everybody, however many payloads nobody has, and the next one is found without a
+look at all the others. A link that failed a chunk is spared guesses for a while.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from math import inf
+
+from gossamer.protocol import limits
+from gossamer.protocol.fetching.failures import Failures
+from gossamer.protocol.fetching.flights import Flights
+from gossamer.protocol.fetching.wants import Want, Wants
+
+LINE_MIN = 1_024
+"""So long a line is never tidied."""
+
+Turn = tuple[float, bytes]
+"""From when on a chunk may be asked for, and the chunk."""
+
+
+class Guesses:
+    """What each link may be asked for without having said that it holds it."""
+
+    def __init__(self, wants: Wants, flights: Flights, failures: Failures) -> None:
+        """When a transfer is over this is told: by `failed` if it was in vain, else by `ended`."""
+        self._wants = wants
+        self._flights = flights
+        self._failures = failures
+        self._young: list[Turn] = []
+        """A heap of what others may still say that they hold."""
+        self._line: list[Turn] = []
+        """Some stand in it again, are held or have come by now."""
+        self._longest = LINE_MIN
+        self._places: dict[int, int] = {}
+        """How far down the line each link is."""
+        self._again: dict[int, list[Turn]] = {}
+        """Of each link a heap of what it was asked for before, or passed by."""
+        self._passed_by: dict[bytes, set[int]] = {}
+        """Links that came by chunks that were under way."""
+        self._spared: dict[int, float] = {}
+        """Until when links that failed a chunk are."""
+
+    # -- what happens
+
+    def link_up(self, link: int) -> None:
+        """A link goes down the line from its beginning."""
+        self._places[link] = 0
+        self._again[link] = []
+
+    def link_down(self, link: int) -> None:
+        self._places.pop(link, None)
+        self._again.pop(link, None)
+        self._spared.pop(link, None)
+
+    def failed(self, link: int, blob: bytes, until: float, now: float) -> None:
+        """A link did not bring a chunk and rests from it until then."""
+        self._spared[link] = now + limits.FETCH_RETRY_S
+        heappush(self._again[link], (until, blob))
+        self.ended(blob)
+
+    def ended(self, blob: bytes) -> None:
+        """A chunk is not under way any more: who passed it by meanwhile comes back to it."""
+        for link in sorted(self._passed_by.pop(blob, ())):
+            if link in self._again:
+                heappush(self._again[link], (-inf, blob))
+
+    # -- what to do
+
+    def spares(self, link: int, now: float) -> bool:
+        """Whether a link is not to be asked for anything that it has not said that it holds."""
+        return self._spared.get(link, -inf) > now
+
+    def are_any(self, now: float) -> bool:
+        """Whether there may be something to ask anybody for: seldom, and found out soon."""
+        self._enter(now)
+        return bool(self._line) or any(self._again.values())
+
+    def open_to(self, links: Iterable[int], now: float) -> list[int]:
+        """Those of the `links` that there may be something to ask for now."""
+        return [link for link in links if self.next_turn(link, now) <= now]
+
+    def take(self, link: int, now: float) -> tuple[bytes, bytes] | None:
+        """The next key and chunk to ask a link for: what has waited longest of what it may be asked for."""
+        while (blob := self._next(link, now)) is not None:
+            for key, want in self._unheld(blob):
+                free_at = max(self._free_at(link, want, blob), want.may_be_guessed_at)
+                if free_at <= now:
+                    return key, blob
+                if free_at == inf:
+                    self._passed_by.setdefault(blob, set()).add(link)
+                elif free_at == want.may_be_guessed_at:
+                    heappush(self._again[link], (free_at, blob))
+        return None
+
+    def next_turn(self, link: int, now: float) -> float:
+        """When there may be something to ask a link for, if there is nothing now: not later than that."""
+        at, again = max(now, self._spared.get(link, now)), self._again[link]
+        if self._places[link] < len(self._line):
+            return at
+        return max(at, again[0][0]) if again else inf
+
+    def next_entry(self) -> float:
+        """When there may be more to ask all of them for."""
+        while self._young and not any(self._unheld(self._young[0][1])):
+            heappop(self._young)
+        return self._young[0][0] if self._young else inf
+
+    def _next(self, link: int, now: float) -> bytes | None:
+        """What a link comes to now, in the line or to be asked for again."""
+        again, place = self._again[link], self._places[link]
+        is_again = bool(again) and again[0][0] <= now
+        if place < len(self._line) and not (is_again and again[0] < self._line[place]):
+            self._places[link] += 1
+            return self._line[place][1]
+        return heappop(again)[1] if is_again else None
+
+    def _free_at(self, link: int, want: Want, blob: bytes) -> float:
+        """From when on a link may be asked for a chunk, which may be under way, or failed not long ago."""
+        if blob in self._flights:
+            return inf
+        return self._failures.rests_until(link, blob, self._wants.size_of(blob))
+
+    def _unheld(self, blob: bytes) -> Iterator[tuple[bytes, Want]]:
+        """The keys that a chunk is still missing of, but for those that somebody is known to hold some of."""
+        for key in self._wants.keys_of(blob):
+            want = self._wants.of_key(key)
+            if not want.is_held:
+                yield key, want
+
+    def _enter(self, now: float) -> None:
+        """What nobody has been known to hold for a moment goes to the end of the line."""
+        if not len(self._wants):
+            self._forget()
+        for blob in self._wants.take_unheld():
+            heappush(self._young, (self._may_be_guessed_at(blob), blob))
+        while self._young and self._young[0][0] <= now:
+            _, blob = heappop(self._young)
+            at = self._may_be_guessed_at(blob)
+            if at <= now:
+                self._line.append((at, blob))
+            elif at < inf:
+                heappush(self._young, (at, blob))
+        if len(self._line) > self._longest:
+            self._tidy()
+
+    def _forget(self) -> None:
+        """Nothing is looked for. Else what has come is forgotten when its turn comes.
+
+        As is what a link rests from: it may be looked for anew before then.
+        """
+        self._young, self._line = [], []
+        self._places = dict.fromkeys(self._places, 0)
+
+    def _may_be_guessed_at(self, blob: bytes) -> float:
+        return min((want.may_be_guessed_at for _, want in self._unheld(blob)), default=inf)
+
+    def _tidy(self) -> None:
+        """Keep of each that is still looked for the last place, which no link is past that has to come by."""
+        last = {blob: place for place, (_, blob) in enumerate(self._line) if any(self._unheld(blob))}
+        places = sorted(last.values())
+        self._line = [self._line[place] for place in places]
+        self._places = {link: bisect_left(places, place) for link, place in self._places.items()}
+        self._longest = max(LINE_MIN, 2 * len(self._line))

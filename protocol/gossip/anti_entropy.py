@@ -1,0 +1,220 @@
+"""Anti-entropy: ledgers are compared by ranges of rounds, and what is missing flows both ways.
+
+When a link comes up, and every 10 s with one random link. Push may lose anything; this finds it. Digests of
+ranges that differ are followed down to rounds, newest first; then the record ids of those rounds are
+exchanged, and the records themselves. An exchange has bounds, and what it has no room for the next one finds.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from gossamer.protocol import limits
+from gossamer.protocol.effects import Effect, RandomSource, Send
+from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.gossip.push import Push
+from gossamer.protocol.gossip.ranges import can_be
+from gossamer.protocol.messages import Compare, Inventory, Request
+from gossamer.protocol.sampling import sample
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """How comparing ledgers with one link stands."""
+
+    awaited: set[bytes] = field(default_factory=set)
+    """Records that we have requested of it, and that have not come."""
+    size_before: int | None = None
+    """How many records we had when we requested those, where more differs than one exchange has room for."""
+    given: list[bytes] = field(default_factory=list)
+    """What it lacked when we last looked for more that it lacks."""
+
+
+def _is_full(inventory: Inventory) -> bool:
+    """Whether more may differ than an exchange has room for: of each parent compared some round does."""
+    counts = [len(ids) for _, ids in inventory.rounds]
+    return (
+        len(counts) >= limits.COMPARED_PARENTS_MAX
+        or sum(counts) >= limits.IDS_PER_MESSAGE_MAX
+        or max(counts, default=0) >= limits.IDS_PER_ROUND_MAX
+    )
+
+
+class AntiEntropy:
+    """Makes our ledger and those of the links' peers equal."""
+
+    def __init__(self, ledger: Ledger, push: Push, rng: RandomSource) -> None:
+        """`push` hands out the records that a peer turns out to lack."""
+        self._ledger = ledger
+        self._push = push
+        self._rng = rng
+        self._links: set[int] = set()
+        self._exchanges: dict[int, _Exchange] = {}
+        """By link, once it has told us what it has."""
+        self._sought: dict[bytes, float] = {}
+        """Records that we were told of and have asked for, oldest first."""
+        self._next_exchange = 0.0
+        self._last_exchange = -math.inf
+        self.synced_once = False
+        """Whether some peer's ledger has been found equal to ours, or all it had beyond ours arrived."""
+
+    def link_up(self, link: int) -> list[Effect]:
+        self._links.add(link)
+        return self.open_exchange(link)
+
+    def link_down(self, link: int) -> None:
+        """What was pushed to it last may be lost, and where a network splits each link left is needed for it:
+        the next exchange is due soon, which with links that come and go stays seldom."""
+        soon = self._last_exchange + limits.EXCHANGES_APART_S
+        self._next_exchange = min(self._next_exchange, soon)
+        self._links.discard(link)
+        self._exchanges.pop(link, None)
+
+    def wake(self, now: float) -> list[Effect]:
+        """Start the periodic exchange with one random link.
+
+        Who has just started does at each look, until it is answered: new records can make an exchange end
+        with neither side any the wiser, which to everybody else is as good.
+        """
+        has_to_know = not self.synced_once and not any(
+            exchange.awaited for exchange in self._exchanges.values()
+        )
+        if now < self._next_exchange and not has_to_know:
+            return []
+        self._last_exchange = now
+        self._next_exchange = now + limits.ANTI_ENTROPY_INTERVAL_S * (0.75 + 0.5 * self._rng.random())
+        return [effect for link in sample(self._links, 1, self._rng) for effect in self.open_exchange(link)]
+
+    def open_exchange(self, link: int, above: int = 0) -> list[Effect]:
+        """Begin to compare ledgers with a link."""
+        if (exchange := self._exchanges.get(link)) is not None:
+            exchange.awaited.clear()  # what did not come by now is found missing again
+            exchange.size_before = None
+        digests = self._ledger.digests
+        above = max(above, self._ledger.floor)
+        return [Send(link, Compare(digests.top, tuple(digests.summary(above)), whole=True, above=above))]
+
+    def compare(self, link: int, message: Compare) -> list[Effect]:
+        """Answer a Compare: descend into the newest ranges that differ, or say that none does."""
+        digests = self._ledger.digests
+        if not message.ranges:
+            self.synced_once = True
+            return []
+        ours_reaches_further = message.level < digests.top or message.above < self._ledger.floor
+        if message.whole and ours_reaches_further:  # start from our top and floor
+            return self.open_exchange(link, message.above)
+        above = max(message.above, self._ledger.floor)
+        differing = [
+            i
+            for i, digest in message.ranges
+            if can_be(message.level, i) and digests.digest_above(message.level, i, above) != digest
+        ]
+        if not differing and message.whole:
+            return self._conclude(link)
+        if not differing:
+            # What did when this was sent has come since; a node that has just started asks for the rest.
+            return [] if self.synced_once else self.open_exchange(link, above)
+        ordered = sorted(set(differing))
+        if message.level == 0:
+            return [Send(link, self._take_stock(ordered))]
+        newest = ordered[-limits.COMPARED_PARENTS_MAX :]
+        ranges = [child for index in newest for child in digests.children(message.level, index, above)]
+        return [Send(link, Compare(message.level - 1, tuple(ranges), above=above))]
+
+    def _take_stock(self, rounds: list[int]) -> Inventory:
+        """What we have of the newest of these rounds: as much as can be asked for at once."""
+        stock: list[tuple[int, tuple[bytes, ...]]] = []
+        count = 0
+        for round_ in reversed(rounds):
+            ids = self._some(self._ledger.ids(round_))
+            stock.append((round_, ids))
+            count += len(ids)
+            if count >= limits.IDS_PER_MESSAGE_MAX:
+                break
+        return Inventory(tuple(reversed(stock)))
+
+    def _some(self, ids: list[bytes]) -> tuple[bytes, ...]:
+        """All ids of a round; if they are too many, those of a stretch that is another one each time."""
+        too_many = max(0, len(ids) - limits.IDS_PER_ROUND_MAX)
+        start = int(self._rng.random() * (too_many + 1))
+        return tuple(ids[start : start + limits.IDS_PER_ROUND_MAX])
+
+    def inventory(self, link: int, message: Inventory) -> list[Effect]:
+        """Send what the other lacks of these rounds, and request what we lack."""
+        theirs = {record_id for _, ids in message.rounds for record_id in ids}
+        ours = [i for r, ids in sorted(dict(message.rounds).items()) for i in self._comparable(r, ids)]
+        it_lacks = [record_id for record_id in ours if record_id not in theirs]
+        given = it_lacks[-limits.IDS_PER_MESSAGE_MAX :]
+        may_lack_more = _is_full(message) or len(given) < len(it_lacks)
+        effects = self._push.give(link, given)
+        exchange = self._exchanges.setdefault(link, _Exchange())
+        open_ = {i for round_, ids in message.rounds if round_ > self._ledger.floor for i in ids}
+        we_lack = sorted(i for i in open_ if i not in self._ledger and i not in exchange.awaited)
+        requested = we_lack[: limits.IDS_PER_MESSAGE_MAX - len(exchange.awaited)]
+        if requested:
+            exchange.awaited.update(requested)
+            if may_lack_more or len(requested) < len(we_lack):
+                exchange.size_before = len(self._ledger)
+            effects.append(Send(link, Request(tuple(requested))))
+        elif not exchange.awaited:
+            effects += self._look_for_more(link, given) if may_lack_more else self._conclude(link)
+        return effects
+
+    def _comparable(self, round_: int, theirs: tuple[bytes, ...]) -> list[bytes]:
+        """Our ids of a round, as far as an Inventory speaks of it: a full one may be a stretch."""
+        ours = self._ledger.ids(round_)
+        if len(theirs) < limits.IDS_PER_ROUND_MAX:
+            return ours
+        first, last = min(theirs), max(theirs)
+        return [record_id for record_id in ours if first <= record_id <= last]
+
+    def _look_for_more(self, link: int, given: list[bytes]) -> list[Effect]:
+        """Compare anew with a peer that has all it was `given` and may lack more.
+
+        It had nothing that we lack, so no answer of its tells us when to. Only once for the same records: it
+        may have reasons to refuse them.
+        """
+        self.synced_once = True
+        exchange = self._exchanges[link]
+        if not given or given == exchange.given:
+            return []
+        exchange.given = given
+        return self.open_exchange(link)
+
+    def received(self, link: int, record_ids: list[bytes]) -> list[Effect]:
+        """Note which awaited records a link delivered; when all have, ask for the rest if there was more.
+
+        Only if something was new: a record that we refuse (our clocks differ, say) would otherwise go round
+        and round between two honest nodes. What is new since then is pushed, or found by the next exchange:
+        where deltas come all the time they always differ in some.
+        """
+        exchange = self._exchanges.get(link)
+        if exchange is None or not exchange.awaited:
+            return []
+        exchange.awaited.difference_update(record_ids)
+        if exchange.awaited:
+            return []
+        if exchange.size_before is None:
+            return self._conclude(link)
+        if len(self._ledger) > exchange.size_before:
+            return self.open_exchange(link)
+        exchange.size_before = None
+        self.synced_once = True
+        return []
+
+    def _conclude(self, link: int) -> list[Effect]:
+        """Nothing differs any more of what did as an exchange began; the other has what we gave it."""
+        self.synced_once = True
+        return [Send(link, Compare(0, ()))]
+
+    def heard_of(self, link: int, record_id: bytes, now: float) -> list[Effect]:
+        """A link's peer speaks of a record that we have not: a push of it did not reach us, or will soon.
+
+        It is asked for once a while, since it may be one that we refuse.
+        """
+        if record_id in self._sought and now < self._sought[record_id] + limits.ANTI_ENTROPY_INTERVAL_S:
+            return []
+        self._sought.pop(record_id, None)
+        self._sought[record_id] = now
+        if len(self._sought) > limits.IDS_PER_MESSAGE_MAX:
+            del self._sought[next(iter(self._sought))]
+        return [Send(link, Request((record_id,)))]

@@ -1,0 +1,215 @@
+"""What is here of the deltas in the ledger: their records at once, their payloads when they have come.
+
+A delta goes through `add` (its payload is wanted), `arrived` (its payload is here: `Ready`) and `close` (the
+round is history). An equivocation or a revocation can void it at any point between; `Ready` then says that it
+has to be merged anew.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from gossamer.protocol import limits
+from gossamer.protocol.effects import Close, Effect, Fetched, Notice, RandomSource, Ready, Store
+from gossamer.protocol.fetching.fetch import Fetcher
+from gossamer.protocol.gossip.ledger import Added, Ledger
+from gossamer.protocol.gossip.offers import Offers
+from gossamer.protocol.membership.links import Links
+from gossamer.protocol.membership.roster import Roster
+from gossamer.protocol.phi.chunks import payload_chunk_sizes
+from gossamer.protocol.records import Delta
+from gossamer.protocol.sampling import sample
+
+
+class Holdings:
+    """Keeps the ledger, the fetching of payloads and the offers of them in step."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        roster: Roster,
+        links: Links,
+        fetcher: Fetcher,
+        offers: Offers,
+        rng: RandomSource,
+    ) -> None:
+        self._ledger = ledger
+        self._roster = roster
+        self._links = links
+        self._fetcher = fetcher
+        self._wants = fetcher.wants
+        self._offers = offers
+        self._rng = rng
+        self._held: set[bytes] = set()
+        self._revoked: list[Delta] = []
+        """What revocations took out of the ledger. It stays on disk until its round closes: Phi may hold it
+        still, and can only be rid of it with its payload."""
+
+    def holds(self, record_id: bytes) -> bool:
+        """Whether a delta's payload is here, all of it."""
+        return record_id in self._held
+
+    def share_lacking(self, round_: int, now: float) -> float:
+        """Of the authors in the ledger, how many wrote what is still to come of the rounds up to `round_`.
+
+        That is payloads that somebody may hold.
+        """
+        deltas = [self._ledger.get(key) for key in self._wants.lacking(now, now)]
+        lacking = {delta.author for delta in deltas if delta is not None and delta.round <= round_}
+        return len(lacking) / len({delta.author for delta in self._ledger}) if lacking else 0.0
+
+    # -- deltas
+
+    def restore(
+        self, deltas: Iterable[Delta], revoked: Iterable[Delta], held: Iterable[bytes], now: float
+    ) -> list[Effect]:
+        """Take over what a previous run stored: deltas that count, deltas that do not (any more), and the
+        ids of those whose payloads are here."""
+        self._held.update(held)
+        self._revoked += revoked
+        for delta in deltas:
+            self._ledger.add(delta)
+        result: list[Effect] = [Ready(delta) for delta in self._revoked]
+        for delta in self._ledger:  # of a void round Phi may hold the first, as the snapshot does
+            is_done = self._ledger.is_void(delta) or self.holds(delta.record_id)
+            result += [Ready(delta)] if is_done else self._want(delta, now)
+        return result
+
+    def add(self, delta: Delta, source: int, now: float) -> list[Effect]:
+        """Take in a verified delta of another node from a link; nothing comes of one that is known."""
+        match self._ledger.add(delta):
+            case Added.NEW:
+                if self._is_author(delta, source):
+                    self._offers.promise(delta.record_id, source)  # it wants to know that its last is safe
+                return [Store(delta, own=False), *self._want(delta, now)]
+            case Added.VOIDED:
+                return [Store(delta, own=False), *self._void(delta)]
+            case Added.KNOWN | Added.CLOSED:
+                return []
+
+    def add_own(self, delta: Delta) -> list[Effect]:
+        """Take in our own delta, whose payload is here from the start."""
+        self._ledger.add(delta)
+        self._held.add(delta.record_id)
+        return [Ready(delta)]
+
+    def revoke(self, author: bytes, after: int) -> list[Effect]:
+        """Void an author's deltas of rounds after `after`; `Ready` for each."""
+        dropped = self._ledger.drop(author, after)
+        for delta in dropped:
+            self._forget(delta.record_id)
+        self._revoked += dropped
+        return [Ready(delta) for delta in dropped]
+
+    @property
+    def revoked(self) -> Sequence[Delta]:
+        """Deltas that count no more, in which Phi may still be."""
+        return self._revoked
+
+    def close(self, floor: int) -> Close:
+        """Forget everything up to round `floor`, for good."""
+        dropped = [*self._ledger.close(floor), *(delta for delta in self._revoked if delta.round <= floor)]
+        self._revoked = [delta for delta in self._revoked if delta.round > floor]
+        for delta in dropped:
+            self._forget(delta.record_id)
+        return Close(floor, tuple(dropped))
+
+    def _forget(self, record_id: bytes) -> None:
+        """A delta counts no more: its payload is neither kept, nor looked for, nor offered."""
+        self._held.discard(record_id)
+        self._wants.forget(record_id)
+        self._offers.forget(record_id)
+
+    def _void(self, delta: Delta) -> list[Effect]:
+        """Nobody needs the payloads of the two deltas that an equivocator signed.
+
+        It is said of its first round: a key in two places equivocates all the time.
+        """
+        for record_id in self._ledger.ids(delta.round):
+            other = self._ledger.get(record_id)
+            if other is not None and other.author == delta.author:
+                self._wants.forget(record_id)
+                self._offers.forget(record_id)
+        others = [other for other in self._ledger.by(delta.author) if other.round != delta.round]
+        if any(self._ledger.is_void(other) for other in others):
+            return [Ready(delta)]
+        text = f"{self._roster.label(delta.author)} signed two deltas for round {delta.round}: both are void"
+        return [Ready(delta), Notice(text)]
+
+    # -- payloads
+
+    def hint(self, record_id: bytes, link: int) -> None:
+        """Note that a link's peer holds a delta's payload."""
+        self._fetcher.hint(link, record_id)
+        delta = self._ledger.get(record_id)
+        if delta is None or not self._is_author(delta, link):
+            self._offers.heard(record_id, link)
+
+    def hint_parts(self, delta: Delta, places: Iterable[int], link: int) -> None:
+        """Note that a link's peer holds some chunks of a delta's payload."""
+        for place in places:
+            if place < len(delta.body.chunks):
+                self._fetcher.hint_part(link, delta.record_id, delta.body.chunks[place])
+                self._offers.heard_part(delta.record_id, place, link)
+
+    def lacks(self, record_id: bytes, link: int, now: float) -> None:
+        """Note that a link's peer knows a delta and has not its payload: it is told what is here of it."""
+        delta = self._ledger.get(record_id)
+        if delta is not None and record_id in self._wants:
+            self._offers.promise(record_id, link)
+            missing = self._wants.missing(record_id)
+            for place, blob in enumerate(delta.body.chunks):
+                if blob not in missing:
+                    self._offers.part(record_id, place, {link}, now)
+
+    def arrived(self, blob: bytes, now: float) -> list[Effect]:
+        """Note a stored chunk. Of a payload that has several, each is offered as it comes.
+
+        Of one that was long looked for all are told: they may not have asked for a while.
+        """
+        self._wants.rule_out(blob)
+        for key in self._wants.keys_of(blob):
+            delta = self._ledger.get(key)
+            if delta is None:
+                continue
+            others = self._links.numbers - self._wants.holders_of(key, blob)
+            if self._wants.is_sought(key, now):
+                for link in others:
+                    self._offers.promise(key, link)
+            if len(delta.body.chunks) > 1:
+                chosen = set(sample(others, limits.PART_FANOUT, self._rng))
+                for place, other in enumerate(delta.body.chunks):
+                    if other == blob:  # zeros, say, may come more than once in a payload
+                        self._offers.part(key, place, chosen, now)
+        return self._complete(self._fetcher.arrived(blob, now), now)
+
+    def need(self, key: bytes, chunks: tuple[tuple[bytes, int], ...], now: float) -> list[Effect]:
+        """Fetch chunks (hash, size) under a delta's id or another key.
+
+        A delta that we held and must fetch again does not count as held meanwhile.
+        """
+        self._held.discard(key)
+        return self._complete(self._fetcher.want(key, chunks, now), now)
+
+    def _want(self, delta: Delta, now: float) -> list[Effect]:
+        sizes = payload_chunk_sizes(delta.body.payload_bytes)
+        chunks = tuple(zip(delta.body.chunks, sizes, strict=True))
+        return self._complete(self._fetcher.want(delta.record_id, chunks, now), now)
+
+    def _complete(self, fetched: list[Effect], now: float) -> list[Effect]:
+        """Deltas whose payload is complete are merged, and offered to those of our links that lack it."""
+        result: list[Effect] = []
+        for effect in fetched:
+            delta = self._ledger.get(effect.key) if isinstance(effect, Fetched) else None
+            if delta is None:
+                result.append(effect)
+                if isinstance(effect, Fetched):  # of a revoked delta: it is taken out with its payload
+                    result += [Ready(delta) for delta in self._revoked if delta.record_id == effect.key]
+                continue
+            self._held.add(delta.record_id)
+            result.append(Ready(delta))
+            self._offers.complete(delta.record_id, now)
+        return result
+
+    def _is_author(self, delta: Delta, link: int) -> bool:
+        """Whether a link leads to a delta's author."""
+        peer = self._links.get(link)
+        return peer is not None and peer.node_id == delta.author

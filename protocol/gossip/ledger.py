@@ -1,0 +1,202 @@
+"""The ledger: a node's copy of S, the grow-only set of delta records.
+
+Two different records by one author for one round prove equivocation: both are void, on every node and for
+ever. The proof is the two records themselves; a third adds nothing and is not kept. Digests therefore
+cover what the set *means* (a record, or "void"), so that nodes holding different pairs of proof agree.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from enum import Enum, auto
+from hashlib import sha256
+
+from gossamer.protocol import limits
+from gossamer.protocol.gossip.ranges import EMPTY, RangeDigests
+from gossamer.protocol.history.pace import round_clock
+from gossamer.protocol.records import NO_RECORD, Delta
+
+
+class Added(Enum):
+    """What adding a record did."""
+
+    NEW = auto()
+    VOIDED = auto()
+    """The delta is the second of its author and round: both are void from now on."""
+    KNOWN = auto()
+    """Held already, or one more by an author who is void in this round already."""
+    CLOSED = auto()
+    """The delta's round is closed."""
+
+
+class Ledger:
+    """Delta records by round and author."""
+
+    def __init__(self, is_member: Callable[[bytes], bool] = lambda author: False) -> None:
+        """`is_member` tells whose last round is remembered in any case."""
+        self._is_member = is_member
+        self._digests = RangeDigests()
+        self._undigested: set[int] = set()
+        """Rounds that have changed since: a digest costs as much as its round is long."""
+        self._rounds: dict[int, dict[bytes, tuple[Delta, ...]]] = {}
+        self._by_id: dict[bytes, Delta] = {}
+        self._by_data: dict[bytes, bytes] = {}
+        self.last_rounds: dict[bytes, int] = {}
+        """The highest round that each author has a record in, be it closed: of members, and some others."""
+        self._authors_max = limits.AUTHORS_KEPT
+        self._last_records: dict[bytes, bytes] = {}
+        """The ids of these records."""
+        self.floor = 0
+        """Rounds up to this one are closed: their records are gone, and no more are taken."""
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    @property
+    def digests(self) -> RangeDigests:
+        """Of all rounds, as they are now."""
+        for round_ in self._undigested:
+            self._digests.update(round_, self._digest_of(round_))
+        self._undigested.clear()
+        return self._digests
+
+    def __contains__(self, record_id: bytes) -> bool:
+        return record_id in self._by_id
+
+    def add(self, delta: Delta) -> Added:
+        """Union one verified record into the set."""
+        if delta.round <= self.floor:
+            return Added.CLOSED
+        authors = self._rounds.setdefault(delta.round, {})
+        held = authors.get(delta.author, ())
+        if len(held) > 1 or delta.record_id in self._by_id:
+            return Added.KNOWN
+        authors[delta.author] = (*held, delta)
+        self._by_id[delta.record_id] = delta
+        self._by_data[delta.data] = delta.record_id
+        self.note_last(delta.author, delta.round, delta.record_id)
+        self._undigested.add(delta.round)
+        return Added.VOIDED if held else Added.NEW
+
+    def note_last(self, author: bytes, round_: int, record_id: bytes) -> None:
+        """Remember an author's latest delta beyond the closing of its round."""
+        if round_ > self.last_round(author):
+            self.last_rounds[author] = round_
+            self._last_records[author] = record_id
+            if len(self.last_rounds) > self._authors_max:
+                self._forget_the_gone()
+
+    def _forget_the_gone(self) -> None:
+        """Keep no author who is no member and whose rounds are closed: anybody can make up any number, where
+        anybody may take part. As often as they have doubled, since it takes a look at each."""
+        for author, round_ in list(self.last_rounds.items()):
+            if round_ <= self.floor and not self._is_member(author):
+                del self.last_rounds[author], self._last_records[author]
+        self._authors_max = max(limits.AUTHORS_KEPT, 2 * len(self.last_rounds))
+
+    def close(self, floor: int) -> list[Delta]:
+        """Drop everything up to round `floor`, for good in this history; returns the records dropped."""
+        dropped: list[Delta] = []
+        for round_ in [r for r in self._rounds if r <= floor]:
+            for held in self._rounds.pop(round_).values():
+                dropped.extend(held)
+            self._undigested.add(round_)
+        for delta in dropped:
+            del self._by_id[delta.record_id]
+            del self._by_data[delta.data]
+        self.floor = max(self.floor, floor)
+        if len(self.last_rounds) > limits.AUTHORS_KEPT:
+            self._forget_the_gone()
+        return dropped
+
+    def reopen(self, floor: int) -> None:
+        """Take records of rounds after `floor` again: they are open in the history that we begin from."""
+        self.floor = min(self.floor, floor)
+
+    def drop(self, author: bytes, after: int) -> list[Delta]:
+        """Take out an author's records of rounds after `after`, as if they had never come; returns them."""
+        dropped: list[Delta] = []
+        for round_ in [r for r, authors in self._rounds.items() if r > after and author in authors]:
+            authors = self._rounds[round_]
+            dropped.extend(authors.pop(author))
+            self._undigested.add(round_)
+            if not authors:
+                del self._rounds[round_]
+        for delta in dropped:
+            del self._by_id[delta.record_id]
+            del self._by_data[delta.data]
+        if self.last_round(author) > max(after, self.floor):
+            del self.last_rounds[author], self._last_records[author]
+            for delta in self.by(author):
+                self.note_last(author, delta.round, delta.record_id)
+        return dropped
+
+    def get(self, record_id: bytes) -> Delta | None:
+        return self._by_id.get(record_id)
+
+    def id_of(self, data: bytes) -> bytes | None:
+        """Id of the record whose envelope has exactly these bytes, None if it is not here."""
+        return self._by_data.get(data)
+
+    def valid(self, round_: int) -> list[Delta]:
+        """The round's records that count, in order of author."""
+        authors = self._rounds.get(round_, {})
+        return [authors[author][0] for author in sorted(authors) if len(authors[author]) == 1]
+
+    def by(self, author: bytes) -> Iterator[Delta]:
+        """An author's records, void ones included."""
+        for authors in self._rounds.values():
+            yield from authors.get(author, ())
+
+    def is_void(self, delta: Delta) -> bool:
+        """Whether its author equivocated in its round."""
+        return len(self._rounds.get(delta.round, {}).get(delta.author, ())) > 1
+
+    def ids(self, round_: int) -> list[bytes]:
+        """All record ids of a round, void ones included: what another node needs to agree."""
+        return sorted(d.record_id for held in self._rounds.get(round_, {}).values() for d in held)
+
+    def voided(self) -> Iterator[tuple[bytes, int]]:
+        """Author and round of every equivocation."""
+        for round_, authors in self._rounds.items():
+            yield from ((author, round_) for author, held in authors.items() if len(held) > 1)
+
+    def void_in(self, round_: int) -> list[bytes]:
+        """Authors who equivocated in a round."""
+        return [author for author, held in self._rounds.get(round_, {}).items() if len(held) > 1]
+
+    def last_round(self, author: bytes) -> int:
+        """The highest round an author has a record in; 0 if none."""
+        return self.last_rounds.get(author, 0)
+
+    def reached(self, but: bytes = b"") -> int:
+        """The round that the authors of open rounds have reached, those who are gone too, all `but` one."""
+        last = (round_ for author, round_ in self.last_rounds.items() if author != but)
+        return max(self.floor, round_clock(round_ for round_ in last if round_ > self.floor))
+
+    @property
+    def horizon(self) -> int:
+        """The newest round that its authors can have reached: honest ones open none past their clock plus
+        one."""
+        return 1 + self.reached()
+
+    def last_record(self, author: bytes) -> bytes:
+        """Record id of an author's latest delta, or NO_RECORD."""
+        return self._last_records.get(author, NO_RECORD)
+
+    def tells_of(self, round_: int, but: Collection[bytes]) -> bool:
+        """Whether there is a record of a round by another author than some."""
+        return any(author not in but for author in self._rounds.get(round_, ()))
+
+    def rounds(self) -> list[int]:
+        """All rounds with a record, ascending."""
+        return sorted(self._rounds)
+
+    def __iter__(self) -> Iterator[Delta]:
+        return iter(self._by_id.values())
+
+    def _digest_of(self, round_: int) -> bytes:
+        authors = self._rounds.get(round_, {})
+        parts = [
+            authors[author][0].record_id if len(authors[author]) == 1 else sha256(b"void" + author).digest()
+            for author in sorted(authors)
+        ]
+        return sha256(b"".join(parts)).digest() if parts else EMPTY

@@ -1,0 +1,115 @@
+"""What a node has missed that was away, stopped or asleep: whether the swarm has outlived what it holds.
+
+Rounds that were closed meanwhile nobody has any more. Without them what came after makes another model than
+the swarm's, and those who came back together could be most of it. So who finds that out begins anew, from
+the snapshot of those who went on; from its own, if those are gone.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from math import inf
+
+from gossamer.protocol import limits
+from gossamer.protocol.history.claims import Claim, closable_round
+from gossamer.protocol.history.joining import Witness
+from gossamer.protocol.manifest import HistorySection
+
+RETURN_S = 30.0
+"""So long after its start a node looks whether the swarm has outlived what its folder holds."""
+
+ROUNDS_UNDER_WAY = 2
+"""A member that is behind by one round skips the next at most; what is older has been published for."""
+
+
+class Absence:
+    """The last time that we were away, until it is known what we have missed and that is made good."""
+
+    def __init__(self, section: HistorySection, tells_of: Callable[[int, Collection[bytes]], bool]) -> None:
+        """`tells_of`: see `Sealing`."""
+        self._section = section
+        self._tells_of = tells_of
+        self.extent = 0
+        """The newest round of which we knew anything when we went away, and of all those since."""
+        self._company: frozenset[bytes] | None = None
+        """Who was there then, None if that is not known."""
+        self.looks_until = 0.0
+        """So long it may turn out what we have missed: for ever until we have looked, 0 once that is over."""
+        self._outlived_since: float | None = None
+        """Since when those who are heard say so."""
+        self.given_up: Claim | None = None
+        """The newest snapshot that we held, while we begin anew from the swarm's."""
+        self._ahead_at = 0.0
+        """When somebody was last there, since then, who went on."""
+
+    # -- what happens
+
+    def came_back(self, extent: int, company: frozenset[bytes] | None, has_history: bool) -> None:
+        """We are back, and knew of rounds up to `extent` when we went. `company`: who was there then.
+
+        If we have not looked since we came back the last time, for want of a network, that was no return.
+        """
+        if self.looks_until == inf or self.given_up is not None:
+            return
+        self.extent = extent
+        self._company = company
+        self._outlived_since = None
+        self.looks_until = inf if has_history else 0.0
+
+    def give_up(self, claim: Claim, now: float) -> None:
+        """We begin anew. `claim`: the newest of what we held."""
+        self.given_up, self._ahead_at = claim, now
+        self.looks_until = 0.0
+
+    def over(self) -> None:
+        """Our history begins at a snapshot that we have adopted."""
+        self.given_up, self.looks_until, self._outlived_since = None, 0.0, None
+
+    # -- what is heard of the others
+
+    @property
+    def may_be_outlived(self) -> bool:
+        """Whether those who are heard say that the swarm went on without us, and it is not settled yet."""
+        return self._outlived_since is not None
+
+    def is_outlived(self, clock: int, members: Sequence[Witness], now: float) -> bool:
+        """Whether those whom we left have closed rounds, while we were away, that we never heard of."""
+        if now >= self.looks_until:
+            self.looks_until, self._outlived_since = 0.0, None
+            return False
+        self.looks_until = min(self.looks_until, now + RETURN_S)
+        self._extend(members)
+        if not self._is_ahead(clock, members):
+            self._outlived_since = None
+            return False
+        if self._outlived_since is None:
+            self._outlived_since = now
+        return now - self._outlived_since >= limits.ROSTER_PATIENCE_S  # the first to be heard may be a liar
+
+    def who_went_on(self, members: Sequence[Witness]) -> list[Witness]:
+        """Whose word about the past is newer than all that we knew."""
+        return [member for member in members if member.claims and member.claims[0].round > self.extent]
+
+    def are_gone(self, ahead: Sequence[Witness], now: float) -> bool:
+        """Whether nobody who went on has been there for long. `ahead`: those who are there now."""
+        if ahead:
+            self._ahead_at = now
+        return now - self._ahead_at > limits.OUTLIVED_PATIENCE_S
+
+    def _extend(self, members: Sequence[Witness]) -> None:
+        """We know of more rounds as our ledger tells of them: we take part, or had not been gone for long.
+
+        What others who were away publish now, late, tells nothing of those rounds.
+        """
+        away = {member.node_id for member in members}
+        away.difference_update(member.node_id for member in self.who_went_on(members))
+        while all(self._tells_of(self.extent + 1 + after, away) for after in (0, ROUNDS_UNDER_WAY)):
+            self.extent += 1
+
+    def _is_ahead(self, clock: int, members: Sequence[Witness]) -> bool:
+        """Whether somebody went on whom we left, to where all that we know of is closed.
+
+        Who was not there then had been cut off from us, or we from it: then neither history is the one that
+        went on.
+        """
+        ahead = self.who_went_on(members)
+        known = any(self._company is None or member.node_id in self._company for member in ahead)
+        return known and closable_round(clock, clock, self._section) > self.extent

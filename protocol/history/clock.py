@@ -1,0 +1,190 @@
+"""The swarm's round clock as one node reads it, and which rounds it takes for possible by now."""
+
+from collections.abc import Iterator
+from math import inf
+
+from gossamer.protocol import limits
+from gossamer.protocol.admission.charter import Charter, Role
+from gossamer.protocol.gossip.author import Author
+from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.history.pace import is_plausible, round_clock
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.membership.activity import Activity
+from gossamer.protocol.membership.roster import Roster
+from gossamer.protocol.unix_time import UnixTime
+
+
+class SwarmClock:
+    """Reads the round clock off the rows and deltas of the live members."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        charter: Charter,
+        roster: Roster,
+        ledger: Ledger,
+        *,
+        author: Author,
+        trains: bool,
+        unix_time: UnixTime,
+    ) -> None:
+        """`author`: of our own deltas. `trains`: whether we are a member of the clock."""
+        self._manifest = manifest
+        self._charter = charter
+        self._roster = roster
+        self._ledger = ledger
+        self._author = author
+        self.published_round = 0
+        """The last round that we have published since we came or came back, 0 before the first."""
+        self._activity: Activity | None = None
+        self._inner_steps = 0
+        self._listens_until = -inf
+        self._trains = trains
+        self._unix_time = unix_time
+        history = manifest.history
+        self._ahead = limits.ROUND_SLACK + max(history.retain, history.seal_after + history.snapshot_every)
+        self._near = 0
+        self._reading = 0
+        self._read_as: tuple[int, int, int] | None = None
+        """Of what we had published, and what was closed, when it was read."""
+        self._reads_until = -inf
+        self.is_contradicted = False
+        """Whether most of the others that have published were, as the clock was last read, where by our time
+        the swarm cannot be yet: ours is wrong, or was that of whoever began the swarm. We refuse what they
+        publish."""
+
+    def allows(self, round_: int, now: float) -> bool:
+        """Whether the swarm is old enough for this round."""
+        return is_plausible(round_, self._manifest, self._unix_time.latest(now))
+
+    def is_near(self, round_: int, now: float) -> bool:
+        """Whether a round is no further ahead of the swarm than one side of a partition can have got.
+
+        A key could sign for every round that the swarm is old enough for, and have us keep them all. What is
+        refused for this is offered again by whoever has it, and taken when the swarm has come near.
+        """
+        if round_ > self._near:
+            self._near = self._ahead + self.read(now)
+        return round_ <= self._near
+
+    def read(self, now: float) -> int:
+        """The round that the swarm is at; in a large one, as it was a moment ago.
+
+        It is asked for with every event, and to find out takes a look at every member.
+        """
+        members = len(self._roster.live())
+        if members <= limits.CLOCK_READ_ANEW_MEMBERS:
+            return self._find(now)
+        read_as = self._own_standing
+        if read_as == self._read_as and now < self._reads_until:
+            return self._reading
+        self._reading, self._read_as = self._find(now), read_as
+        self._reads_until = now + members * limits.CLOCK_KEPT_PER_MEMBER_S
+        return self._reading
+
+    @property
+    def _own_standing(self) -> tuple[int, int, int]:
+        return self._author.last_round, self.published_round, self._ledger.floor
+
+    def _find(self, now: float) -> int:
+        """The round that the members are at.
+
+        A member *has a say* if it trains now, and has published since it started, woke up or began to train
+        again. Those without a say still count as members: of three nodes the one that goes on, while the
+        other two are away or hang, neither waits for them nor has to be caught up with round by round.
+
+        * The clock is not before that of all that members are known to have published: else the few with a
+          say could take the swarm back to where they are, and those ahead, who then publish nothing, would
+          never have a say again.
+        * Rounds for which the swarm is too young are left out: to follow them would be to sign what all
+          others refuse.
+        * Where nobody has a say, we have just come back, and go on where those who are gone left off.
+        """
+        own = self._author.last_round
+        known, said = self._rounds_of_others(now)
+        members, newest = len(known) + self._trains, max(known, default=0)
+        is_possible = self.allows(newest, now)
+        self.is_contradicted = not is_possible and self._are_impossible(known, now)
+        if self.published_round and not self._own(now).is_idle(now):
+            said.append(own)
+        if self._trains:
+            known.append(own)
+        if said and not (is_possible and (own <= newest or self.allows(own, now))):
+            said = [round_ for round_ in said if self.allows(round_, now)]
+            known = [round_ for round_ in known if self.allows(round_, now)]
+        if not said:
+            return max(own, self._ledger.reached(but=self._author.node_id))
+        clock = max(self._ledger.floor, round_clock(said, members))
+        return clock if len(said) == len(known) else max(clock, round_clock(known, members))
+
+    def _are_impossible(self, rounds: list[int], now: float) -> bool:
+        """Whether most of the rounds that were published cannot be yet."""
+        return 2 * sum(not self.allows(round_, now) for round_ in rounds) > sum(map(bool, rounds))
+
+    def somebody_trains(self, now: float) -> bool:
+        """Whether a live member, or we, went on while we looked, and not long ago."""
+        return any(one.has_moved and not one.is_idle(now) for one in self._activities(now))
+
+    def rests(self, now: float) -> bool:
+        """Whether nobody trains any more, so that the clock will stay where it is."""
+        return not self.listens(now) and all(one.is_idle(now) for one in self._activities(now))
+
+    def progress(self, inner_steps: int, now: float) -> None:
+        """Our own trainer has told how far it is."""
+        if self._own(now).is_idle(now) and self.read(now) > self._author.last_round + 1:
+            self.published_round = 0  # the swarm has gone on without us
+        self._inner_steps = inner_steps
+        self._own(now).note(inner_steps, self._author.last_round, now)
+
+    def published(self, round_: int, now: float) -> None:
+        """A delta of ours is out. One that was on its way when we fell asleep is of the round of then."""
+        if not self.listens(now):
+            self.published_round = round_
+        self._own(now).note(self._inner_steps, round_, now)
+
+    def paused(self) -> None:
+        """We cannot publish: the others need not wait until we can, even if most of them could not."""
+        self.published_round = 0
+
+    def woke(self, now: float) -> None:
+        """This machine slept: we do not know what the others have done meanwhile."""
+        self._listens_until = now + limits.WAKE_PATIENCE_S
+        self.published_round = 0
+        for activity in self._activities(now):
+            activity.forget()
+
+    def linked(self, now: float) -> None:
+        """There is somebody to hear."""
+        self._listens_until = min(self._listens_until, now + limits.RESUME_PATIENCE_S)
+
+    def listens(self, now: float) -> bool:
+        """Whether we slept until just now, and have still to hear where the swarm is.
+
+        The first to be heard may have slept too, and the first rows may be from before.
+        """
+        return now < self._listens_until
+
+    def _own(self, now: float) -> Activity:
+        if self._activity is None:
+            self._activity = Activity(now)
+        return self._activity
+
+    def _activities(self, now: float) -> Iterator[Activity]:
+        yield self._own(now)
+        for member in self._roster.live():
+            yield member.activity
+
+    def _rounds_of_others(self, now: float) -> tuple[list[int], list[int]]:
+        """The latest round of every live member that may train, and of those that have a say."""
+        last_rounds, role_of, train = self._ledger.last_rounds, self._charter.role_of, Role.TRAIN
+        known, said = [], []
+        for member in self._roster.live():
+            row, node_id = member.peer.body, member.peer.node_id
+            if not row.trains or role_of(node_id) is not train:
+                continue
+            told, signed = row.round, last_rounds.get(node_id, 0)
+            round_ = told if told > signed else signed  # sooner than by `max`, and there may be many members
+            known.append(round_)
+            if told and not member.activity.is_idle(now):
+                said.append(round_)
+        return known, said

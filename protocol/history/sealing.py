@@ -1,0 +1,260 @@
+"""The state machine of `claims`: when to seal, what to forget, and from which snapshot to start.
+
+It sees its own claims and those of the live members, and asks its adapter for work: `Seal`, `Close`,
+`Adopt`. A node that has not joined yet has no claims; its first one is what it adopted. Which one that is
+`joining` says; when to give up what it holds for another one, `absence` and `lineages`.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+
+from gossamer.protocol import limits
+from gossamer.protocol.effects import Adopt, Close, Effect, Notice, Seal
+from gossamer.protocol.history.absence import Absence
+from gossamer.protocol.history.claims import (
+    Claim,
+    Claims,
+    agreed,
+    closable_round,
+    genesis_claim,
+    roundest,
+    sealed_round,
+)
+from gossamer.protocol.history.joining import Joining, Witness
+from gossamer.protocol.history.lineages import Defeat, Lineages
+from gossamer.protocol.manifest import Manifest
+
+LOOK_INTERVAL_S = 2.5
+"""At every second of the turns that a node takes (see `replica`)."""
+
+JOINING_LOOK_S = 0.05
+RETURN_LOOK_S = 0.25
+"""A node that looks for a snapshot to start from is in more of a hurry, as is one that has just come back."""
+
+CLAIMED_MAX = 32
+"""Where rounds are fast the members' newest snapshots are seldom of the same round at the same time."""
+
+GONE_AFTER_S = 10.0
+"""A snapshot that nobody has claimed for this long is not worth waiting for."""
+
+
+class Sealing:
+    """Decides about the sealed past of one node."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        is_first: bool,
+        trusted: Collection[bytes] = (),
+        tells_of: Callable[[int, Collection[bytes]], bool] = lambda round_, but: False,
+        own_last: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`is_first`: there is nobody to join, so history begins here, with genesis. `trusted`: see
+        `Joining`. `tells_of`: whether our ledger has a record of a round by anybody but ourselves and
+        some others. `own_last`: the last round that we have signed, 0 if none."""
+        self._section = manifest.history
+        self.genesis = genesis_claim(manifest.genesis.root)
+        self._is_first = is_first
+        self._trusted = trusted
+        self._joining = Joining(trusted)
+        self._absence = Absence(manifest.history, tells_of)
+        self._lineages = Lineages(own_last)
+        self.claims: Claims = ()
+        """The snapshots that we hold, newest first; empty until we have joined."""
+        self._claimed: dict[int, Claim] = {}
+        """What we claimed lately, by round, and would claim again: others may still be there."""
+        self.adopting: Claim | None = None
+        self.floor = 0
+        self._asked_to_seal = 0
+        self._clocks: deque[tuple[float, int]] = deque()
+        self._claimed_at = 0.0
+        self._next_look = 0.0
+
+    @property
+    def joined(self) -> bool:
+        return bool(self.claims)
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether what we hold is given up, and the swarm's snapshot not here yet."""
+        return self._absence.given_up is not None
+
+    @property
+    def may_be_outlived(self) -> bool:
+        """Whether those who are heard say that the swarm went on without us, and it is not settled yet."""
+        return self._absence.may_be_outlived
+
+    @property
+    def is_in_a_hurry(self) -> bool:
+        """Whether `deadline` is sooner than others' and is to be kept."""
+        return not self.joined or self._absence.looks_until > 0.0
+
+    def restore(self, claims: Claims, floor: int, extent: int = 0) -> None:
+        """Take over what a previous run held; it knew of rounds up to `extent`."""
+        self.claims = claims
+        self._claimed = {claim.round: claim for claim in claims[:1]}
+        self.floor = floor
+        self.came_back(extent)
+
+    def came_back(self, extent: int, company: frozenset[bytes] | None = None) -> None:
+        """We were away, stopped or asleep, and know of rounds up to `extent`. `company`: see `Absence`."""
+        known = max(extent, self.floor, *(claim.round for claim in self.claims))
+        self._absence.came_back(known, company, has_history=self.joined)
+
+    def sealed(self, claims: Claims) -> None:
+        """Our snapshots have changed."""
+        if self.begins_anew:
+            return  # one that was being written is of what is given up
+        if self.claims and claims[0].round <= self.claims[0].round:
+            self._claimed.clear()  # a late record: what we said of the rounds before may not hold any more
+        self.claims = claims
+        self._claimed |= {claim.round: claim for claim in claims[:1]}
+        for round_ in sorted(self._claimed)[:-CLAIMED_MAX]:
+            del self._claimed[round_]
+
+    def adopted(self, claim: Claim) -> None:
+        """Phi is now that snapshot: our history begins there."""
+        self.claims = (claim,)
+        self._absence.over()
+        self._lineages.adopted()
+        self._claimed = {claim.round: claim}
+        self.floor = claim.round
+        self.adopting = None
+        self._asked_to_seal = claim.round
+        self._clocks.clear()  # what the clock said may have been of the history before
+
+    def unusable(self, claim: Claim) -> None:
+        """That snapshot cannot be adopted by anybody: our own history goes on, or another one is chosen."""
+        if self.adopting is not None and self.adopting.root == claim.root:
+            self.adopting = None
+            self._lineages.unusable()
+
+    def deadline(self) -> float:
+        return self._next_look
+
+    def wake(
+        self,
+        now: float,
+        clock: int,
+        members: Sequence[Witness],
+        share_lacking: Callable[[int], float] = lambda round_: 0.0,
+        contributors: Callable[[], Sequence[Claims]] | None = None,
+        is_stalled: Callable[[Claim], bool] = lambda claim: False,
+        authors: Callable[[], int] = lambda: 0,
+    ) -> list[Effect]:
+        """Look at the members' claims.
+
+        `share_lacking` tells of how many of the authors, from 0 to 1, payloads up to a round are missing here
+        that somebody holds. `contributors` gives the claims of those whose deltas are here; without it, all
+        count as such. `is_stalled` tells whether a snapshot is being fetched and nothing of it comes.
+        `authors` counts the members, live or not, of whom we know deltas.
+        """
+        if now < self._next_look:
+            return []
+        self._next_look = now + self._look_interval(now)
+        others = [member.claims for member in members]
+        if self.adopting is not None:
+            if self._is_gone(self.adopting, others, now) or (
+                is_stalled(self.adopting) and self._joining.prefers_another(self.adopting, members)
+            ):  # one liar can claim for ever what it does not serve
+                self.adopting = None
+            return []
+        if not self.joined:
+            return self._join(members, now)
+        if self._absence.is_outlived(clock, members, now):
+            return self._begin_anew(members, now)
+        if self.may_be_outlived:
+            return []
+        defeat = self._lineages.left_behind(self.floor, members, authors, now)
+        if defeat is not None:
+            return self._yield(defeat, now)
+        settled = self._settled(clock, now)
+        result = [*self._seal(settled), *self._close(settled, others)]
+        voices = contributors or (lambda: others)
+        defeat = self._lineages.outweighed(self.claims[0], members, voices, share_lacking, now)
+        return result if defeat is None else [*result, *self._yield(defeat, now)]
+
+    def _look_interval(self, now: float) -> float:
+        if not self.joined and self.adopting is None:
+            return JOINING_LOOK_S
+        return RETURN_LOOK_S if now < self._absence.looks_until else LOOK_INTERVAL_S
+
+    # -- where our history begins
+
+    def _join(self, members: Sequence[Witness], now: float) -> list[Effect]:
+        if self._is_first:
+            return self._adopt(self.genesis, now)
+        given_up = self._absence.given_up
+        if given_up is not None:
+            members = self._absence.who_went_on(members)
+            if self._absence.are_gone(members, now):
+                return self._go_on_without(given_up, now)
+        best, said = self._joining.choose(members, now)
+        return said if best is None else self._adopt(best, now)
+
+    def _begin_anew(self, members: Sequence[Witness], now: float) -> list[Effect]:
+        text = (
+            f"we were away since round {self._absence.extent}, and the swarm has closed rounds since:"
+            " starting again from its snapshot"
+        )
+        self._absence.give_up(self.claims[0], now)
+        self.claims, self._is_first = (), False
+        self._claimed.clear()
+        self._joining = Joining(self._trusted)
+        return [Notice(text), *self._join(members, now)]
+
+    def _go_on_without(self, given_up: Claim, now: float) -> list[Effect]:
+        """Those that went on are gone with what they had: better to lose their history than to have none."""
+        text = f"whoever went on is gone: going on from our own snapshot of round {given_up.round}"
+        return [Notice(text), *self._adopt(given_up, now)]
+
+    def _yield(self, defeat: Defeat, now: float) -> list[Effect]:
+        return [Notice(defeat.text), *self._adopt(defeat.winner, now)]
+
+    def _adopt(self, claim: Claim, now: float) -> list[Effect]:
+        self.adopting = claim
+        self._claimed_at = now
+        return [Adopt(claim)]
+
+    def _is_gone(self, claim: Claim, others: Sequence[Claims], now: float) -> bool:
+        if self._is_first or claim == self._absence.given_up or any(claim in claims for claims in others):
+            self._claimed_at = now
+        return now - self._claimed_at > GONE_AFTER_S
+
+    # -- where it ends
+
+    def _settled(self, clock: int, now: float) -> int:
+        """Where the clock stood some seconds ago, and still does.
+
+        Alone it reads our own last round, which may lie far beyond what the others have reached: so in the
+        first moment after a start, if we had gone back to where they are.
+        """
+        self._clocks.append((now, clock))
+        settled = 0
+        while self._clocks and self._clocks[0][0] <= now - limits.SEAL_SETTLE_S:
+            settled = self._clocks.popleft()[1]
+        return min(settled, clock)
+
+    def _seal(self, settled: int) -> list[Effect]:
+        """A snapshot is due by a clock that has settled."""
+        last = max(self._asked_to_seal, self.claims[0].round)
+        target = roundest(last, sealed_round(settled, self._section), self._section.snapshot_every)
+        if target is None:
+            return []
+        self._asked_to_seal = target
+        return [Seal(target)]
+
+    def _close(self, settled: int, others: Sequence[Claims]) -> list[Effect]:
+        # Costs little and is most often the end of it: others can only agree on less than what we claim.
+        if closable_round(self.claims[0].round, settled, self._section) <= self.floor:
+            return []
+        everyone = [self.claims, *(claims for claims in others if claims)]
+        ours = (claim for claims in everyone for claim in claims if self._claimed.get(claim.round) == claim)
+        newest = agreed(ours, len(everyone))
+        if newest is None:
+            return []
+        floor = closable_round(newest.round, settled, self._section)
+        if floor <= self.floor:
+            return []
+        self.floor = floor
+        return [Close(floor)]

@@ -1,0 +1,1 @@
+"""Who is there: rows of everybody, links, suspicion."""

@@ -1,0 +1,317 @@
+"""Which links to keep: enough for gossip to reach everybody, few enough for a home router.
+
+A node wants six links, dials members it is not linked to until it has them, retries members that are down
+now and then for a day, and turns to its bootstrap addresses again when links run short; so the halves of
+a healed partition find each other whatever happened in between (memberlist calls the lack of this
+"partition amnesia").
+
+Whoever wants to cut a node off from the others must hold all its links. So it keeps at least two that it
+dialled itself, no more than two of those in one *network group* (the adapter's word for a /24 or /48 of the
+internet; nodes of one LAN have none), never gives up a link of its own choice for one of a stranger's, and
+remembers its oldest ones over restarts (the *anchors*). And a full node is no wall: a newcomer is let in now
+and then, and one of the inbound links that came last gives way, of the group that has most.
+"""
+
+from collections import Counter
+from collections.abc import Collection, KeysView, Mapping
+from dataclasses import dataclass
+from math import inf
+
+from gossamer.protocol import limits
+from gossamer.protocol.effects import Dial, Effect, Hangup, LinkUp, RandomSource
+from gossamer.protocol.membership.roster import Health, Member, Roster
+from gossamer.protocol.sampling import shuffle
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """An authenticated connection to a peer."""
+
+    number: int
+    node_id: bytes
+    outbound: bool
+    address: str | None
+    """Where we dialled it; None where the peer dialled us."""
+    group: str | None
+    """Its network group, if it is in any."""
+
+
+Target = tuple[str, bytes | None]
+"""An address to dial, and which node must answer there, where that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Dialling:
+    """A dial under way."""
+
+    until: float
+    """When it is given up."""
+    is_to_gone: bool
+    """Whether nobody is expected to answer."""
+
+
+class Links:
+    """Keeps the set of links near its wanted size. `bootstrap` addresses are never forgotten."""
+
+    def __init__(
+        self,
+        own_id: bytes,
+        roster: Roster,
+        bootstrap: tuple[str, ...],
+        rng: RandomSource,
+        *,
+        pins: Mapping[str, bytes] | None = None,
+        remembered: Collection[str] = (),
+    ) -> None:
+        """`pins` are the node ids that must answer at bootstrap addresses, where they are known; `remembered`
+        those of the addresses that we were not told, but knew in our last life."""
+        self._own_id = own_id
+        self._roster = roster
+        self._bootstrap = bootstrap
+        self._pins = pins or {}
+        self._contacts: list[Target] = [(address, self._pins.get(address)) for address in bootstrap]
+        self._remembered = frozenset(remembered)
+        self._rng = rng
+        self._links: dict[int, Link] = {}
+        self._dialling: dict[str, _Dialling] = {}
+        self._tried: dict[Target, float] = {}
+        """When somebody was last dialled: members for a while, bootstrap addresses for ever."""
+        self._leads_to: dict[str, bytes] = {}
+        self._group_of: dict[str, str] = {}
+        """Network groups of addresses that were dialled."""
+        self._next_yield = 0.0
+        self._next_look = 0.0
+        self._known_at_look = 0
+        """Members known when we last looked whom to dial."""
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def get(self, number: int) -> Link | None:
+        return self._links.get(number)
+
+    def all(self) -> list[Link]:
+        return list(self._links.values())
+
+    @property
+    def numbers(self) -> KeysView[int]:
+        """The numbers of all links."""
+        return self._links.keys()
+
+    def to(self, node_id: bytes) -> Link | None:
+        """Our link to a node, if there is one."""
+        return next((link for link in self._links.values() if link.node_id == node_id), None)
+
+    def outbound(self) -> list[Link]:
+        """The links that we dialled, oldest first."""
+        outbound = [link for link in self._links.values() if link.outbound]
+        return sorted(outbound, key=lambda link: link.number)
+
+    def anchors(self) -> list[tuple[str, bytes]]:
+        """Address and node id of our oldest outbound links: whom to dial first in our next life."""
+        anchors = [(link.address, link.node_id) for link in self.outbound() if link.address is not None]
+        return anchors[: limits.LINKS_OUTBOUND_MIN]
+
+    def told_of(self) -> set[bytes]:
+        """Node ids of those who answer, or must, at the bootstrap addresses that are not just remembered."""
+        found = {**self._leads_to, **self._pins}
+        return {node_id for address, node_id in found.items() if address not in self._remembered}
+
+    def up(self, event: LinkUp, now: float) -> tuple[bool, list[Effect]]:
+        """Take in a new link, or turn it away. Returns whether it stays."""
+        self._note_dialled(event)
+        link = Link(event.link, event.node_id, event.outbound, event.address, event.group)
+        if event.node_id == self._own_id:
+            return False, [Hangup(event.link, "that is ourselves")]
+        old = self.to(event.node_id)
+        if old is not None:
+            if not self._replaces(event, old):
+                return False, [Hangup(event.link, "already linked")]
+            self._links[event.link] = link
+            return True, [Hangup(old.number, "replaced by a newer link")]
+        stays, result = self._take_ours(link) if event.outbound else self._take_in(link, now)
+        if stays:
+            self._links[event.link] = link
+        return stays, result
+
+    def _note_dialled(self, event: LinkUp) -> None:
+        if event.address is None:
+            return
+        self._dialling.pop(event.address, None)
+        if event.address in self._bootstrap:
+            self._leads_to[event.address] = event.node_id
+        if event.group is not None:
+            self._group_of.pop(event.address, None)
+            self._group_of[event.address] = event.group
+            if len(self._group_of) > limits.MEMBERS_MAX:
+                del self._group_of[next(iter(self._group_of))]
+
+    def _take_ours(self, link: Link) -> tuple[bool, list[Effect]]:
+        """A link that we dialled stays, unless it is one too many of its network group.
+
+        Whom we thought dead may be the first of the other half of a healed partition: it takes the place of
+        another of its group.
+        """
+        group = self._outbound_in(link.group)
+        if len(group) >= limits.LINKS_PER_GROUP_MAX and len(self._links) >= limits.LINKS_MIN:
+            member = self._roster.get(link.node_id)
+            if member is not None and member.health is Health.ALIVE:
+                return False, [Hangup(link.number, "enough links into that network")]
+            return True, [Hangup(group[-1].number, "making room for a new link into that network")]
+        if len(self._links) < limits.LINKS_MAX:
+            return True, []
+        yields = self._who_yields() or self._any(self.all())
+        return True, [Hangup(yields.number, "making room for a new link")]
+
+    def _take_in(self, link: Link, now: float) -> tuple[bool, list[Effect]]:
+        """A link that a newcomer dialled stays if there is room, or if it is time that somebody makes it."""
+        if len(self._links) < limits.LINKS_MAX:
+            return True, []
+        yields = self._who_yields() if now >= self._next_yield else None
+        if yields is None:
+            return False, [Hangup(link.number, "no room for more links")]
+        self._next_yield = now + limits.YIELD_INTERVAL_S
+        return True, [Hangup(yields.number, "making room for a newcomer")]
+
+    def _who_yields(self) -> Link | None:
+        """One of the later half of the inbound links, of the network group that most links are of."""
+        inbound = sorted((link for link in self.all() if not link.outbound), key=lambda link: link.number)
+        recent = inbound[len(inbound) // 2 :]
+        if not recent:
+            return None
+        sizes = Counter(link.group for link in self.all())
+        sizes[None] = 0
+        most = max(sizes[link.group] for link in recent)
+        return self._any([link for link in recent if sizes[link.group] == most])
+
+    def _any(self, links: list[Link]) -> Link:
+        return links[self._rng.randrange(len(links))]
+
+    def _outbound_in(self, group: str | None) -> list[Link]:
+        """Our outbound links into a network group, oldest first; None is no group."""
+        if group is None:  # as of nearly all addresses that are looked at for whom to dial
+            return []
+        return [link for link in self.outbound() if link.group == group]
+
+    def _replaces(self, event: LinkUp, old: Link) -> bool:
+        """Of two links between a pair both ends keep the one that the smaller node id dialled.
+
+        Two links in the same direction mean that the dialler lost the first one: the newer counts.
+        """
+        if event.outbound == old.outbound:
+            return True
+        return event.outbound == (self._own_id < event.node_id)
+
+    def down(self, number: int) -> Link | None:
+        return self._links.pop(number, None)
+
+    def dial_failed(self, address: str, now: float) -> None:
+        self._dialling.pop(address, None)
+
+    def wake(self, now: float) -> list[Effect]:
+        """Dial somebody if links are short, and now and then somebody who is down even if they are not.
+
+        Links may all be to our own half of a partition, so that those who are down are the other half. But
+        where nobody answers a dial may take long, and somebody may have made them up: they never take the
+        places of those who live.
+        """
+        if now < self._next_look and not self._is_told_of_more:
+            return []
+        self._next_look = now + limits.LINKS_LOOK_INTERVAL_S
+        self._known_at_look = len(self._roster.members())
+        self._dialling = {address: dial for address, dial in self._dialling.items() if dial.until > now}
+        outbound = sum([link.outbound for link in self._links.values()])
+        wanted = max(limits.LINKS_WANTED - len(self._links), limits.LINKS_OUTBOUND_MIN - outbound)
+        missing = max(0, wanted - (len(self._dialling) - self._dials_to_gone))
+        if not missing and not any(map(self._is_missed, self._roster.doubted())):
+            return []
+        alive, gone = self._candidates(now)
+        chosen = [(target, False) for target in alive[:missing]]
+        room = limits.DIALS_TO_GONE_MAX - self._dials_to_gone
+        chosen += [(target, True) for target in gone[: min(room, max(1, missing - len(chosen)))]]
+        effects: list[Effect] = []
+        for (address, node_id), is_to_gone in chosen:
+            if len(self._dialling) >= limits.DIALS_AT_ONCE_MAX:
+                break
+            if address in self._dialling:
+                continue
+            self._dialling[address] = _Dialling(now + limits.REDIAL_INTERVAL_S * 2, is_to_gone)
+            self._tried[address, node_id] = now
+            effects.append(Dial(address, node_id, self._fingerprint_of(node_id)))
+        self._forget_old_tries(now)
+        return effects
+
+    def _forget_old_tries(self, now: float) -> None:
+        kept = {contact: self._tried[contact] for contact in self._contacts if contact in self._tried}
+        recent = {to: at for to, at in self._tried.items() if now - at < limits.REDIAL_DOWN_INTERVAL_S}
+        self._tried = kept | recent
+
+    @property
+    def _dials_to_gone(self) -> int:
+        return sum([dial.is_to_gone for dial in self._dialling.values()])
+
+    @property
+    def _is_told_of_more(self) -> bool:
+        """Whether links are short and we know of more to dial: a newcomer is told of all at once."""
+        hoped_for = len(self._dialling) - self._dials_to_gone
+        is_short = len(self._links) + hoped_for < limits.LINKS_MIN
+        return is_short and len(self._roster.members()) > self._known_at_look
+
+    def _fingerprint_of(self, node_id: bytes | None) -> bytes:
+        member = self._roster.get(node_id) if node_id is not None else None
+        return member.peer.body.fingerprint if member is not None else b""
+
+    def _candidates(self, now: float) -> tuple[list[Target], list[Target]]:
+        """Whom to dial: a bootstrap address, the living, the other bootstrap addresses; and those who do not
+        answer. None of the living may be where their rows say, and somebody may have made them up."""
+        linked = {self._own_id, *(link.node_id for link in self._links.values())}
+        alive: list[Target] = []
+        gone: list[Target] = []
+        for member in self._roster.members():
+            addresses = member.peer.body.addresses
+            is_alive = member.health is Health.ALIVE
+            if member.peer.node_id in linked or not (is_alive or self._is_missed(member)):
+                continue
+            if any(address in self._dialling for address in addresses):
+                continue  # two dials to one member would give two links that get in each other's way
+            wait = limits.REDIAL_INTERVAL_S if is_alive else limits.REDIAL_DOWN_INTERVAL_S
+            due = [
+                address
+                for address in addresses
+                if self._is_due(address, member.peer.node_id, wait, now)
+                and not (is_alive and self._is_crowded(address))
+            ]
+            if due:
+                address = due[self._rng.randrange(len(due))]
+                (alive if is_alive else gone).append((address, member.peer.node_id))
+        shuffle(alive, self._rng)
+        shuffle(gone, self._rng)
+        contacts = self._due_contacts(now, linked)
+        return [*contacts[:1], *alive, *contacts[1:]], gone
+
+    def _is_crowded(self, address: str) -> bool:
+        """Whether an address is known to lead where we have links enough."""
+        full = len(self._outbound_in(self._group_of.get(address))) >= limits.LINKS_PER_GROUP_MAX
+        return full and len(self._links) >= limits.LINKS_MIN
+
+    def _is_missed(self, member: Member) -> bool:
+        """A founder that left and came back was told of nobody: those who joined through it dial it."""
+        if member.health is not Health.LEFT:
+            return member.health is not Health.ALIVE
+        return any(address in self._bootstrap for address in member.peer.body.addresses)
+
+    def _is_due(self, address: str, node_id: bytes | None, wait: float, now: float) -> bool:
+        return address not in self._dialling and now - self._tried.get((address, node_id), -inf) >= wait
+
+    def _due_contacts(self, now: float, linked: set[bytes]) -> list[Target]:
+        """Bootstrap addresses that lead to nobody we are linked to, whatever name they go by: those that were
+        not tried, or not for the longest, come first."""
+        if len(self._links) >= limits.LINKS_MIN:
+            return []
+        due = [
+            (address, node_id)
+            for address, node_id in self._contacts
+            if self._leads_to.get(address) not in linked
+            and self._is_due(address, node_id, limits.REDIAL_INTERVAL_S, now)
+        ]
+        return sorted(due, key=lambda contact: self._tried.get(contact, -inf))

@@ -1,0 +1,316 @@
+"""Our own peer row, and the exchange of everybody's.
+
+A row is signed anew every few seconds. New rows, ours and others', are gathered for a moment and told to a
+few links in turn, each of which does the same; nobody is told what it is known to have. Rows that cannot
+wait (somebody leaves, or was suspected and lives) are relayed at once. What all this loses, rosters bring:
+now and then a link is told which rows we have and how new they are, and what either side lacks flows.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from gossamer.protocol import limits
+from gossamer.protocol.effects import Effect, Progress, RandomSource, Send
+from gossamer.protocol.envelope import Kind, seal
+from gossamer.protocol.errors import ConfigError, MalformedError
+from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.membership.links import Links
+from gossamer.protocol.membership.roster import Health, Member, Roster
+from gossamer.protocol.messages import Records, Suspect
+from gossamer.protocol.messages import Roster as RosterMessage
+from gossamer.protocol.records import Peer, PeerBody, parse_peer
+from gossamer.protocol.sampling import sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeInfo:
+    """What a node says of itself and was told at its start."""
+
+    name: str
+    trains: bool
+    incarnation: int
+    bootstrap: tuple[str, ...] = ()
+    pins: Mapping[str, bytes] = field(default_factory=dict)
+    """Node ids that must answer at bootstrap addresses, where they are known."""
+    remembered: frozenset[str] = frozenset()
+    """Bootstrap addresses that nobody told us in this life: members met in an earlier one."""
+    trusted: frozenset[bytes] = frozenset()
+    """Node ids whose word about the past is enough to start from it, if the user has named any."""
+    fingerprint: bytes = b""
+    """SHA-256 of our TLS certificate, empty without TLS."""
+    version: str = ""
+
+
+@dataclass(slots=True)
+class _News:
+    """A row to be told, and the links that need not hear it from us any more."""
+
+    entry: tuple[bytes, bool]
+    known_to: set[int] = field(default_factory=set)
+    tellings: int = limits.ROWS_TELLINGS
+
+
+def _within(value: float, bound: float) -> float:
+    """A number that others accept: a diverged loss shows as the bound."""
+    return max(-bound, min(bound, value)) if math.isfinite(value) else bound
+
+
+def _is_worth_telling(member: Member, *, is_known: bool) -> bool:
+    """A row of somebody who is missing passes for a sign of life with those who know that member.
+
+    Others may need it: it may be in the other half of a partition. They have it from those who knew that
+    member themselves, else it would be told for ever, by those who are about to forget it to those who came.
+    """
+    if is_known:
+        return not member.is_missing
+    return not (member.health is Health.LEFT or (member.is_missing and member.is_hearsay))
+
+
+class Presence:
+    """Makes us known. `standing` tells our last round and the snapshots that we claim."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        swarm_id: bytes,
+        info: NodeInfo,
+        roster: Roster,
+        links: Links,
+        rng: RandomSource,
+        standing: Callable[[], tuple[int, tuple[Claim, ...]]],
+    ) -> None:
+        self._identity = identity
+        self._swarm_id = swarm_id
+        self._info = info
+        self._roster = roster
+        self._links = links
+        self._rng = rng
+        self._standing = standing
+        self._addresses: tuple[str, ...] = ()
+        self._progress = Progress(0, 0, 0.0, 0.0, "")
+        self._incarnation = info.incarnation
+        self._heartbeat = 0
+        self.outdone = 0
+        """How often a row of ours came that is newer than any that this run has signed."""
+        self._leaving = False
+        self._has_changed = False
+        self._is_doubtful = True
+        """Whether our row says something new that others might refuse."""
+        self._news: dict[bytes, _News] = {}
+        self._told: list[int] = []
+        """Our links, in the order in which their turns come."""
+        self._next_heartbeat = 0.0
+        self._next_rows = 0.0
+        self._next_refutation = 0.0
+        self._next_roster = 0.0
+        self.row, self.data = self._sign()
+
+    # -- what changes
+
+    def announce(self, addresses: tuple[str, ...]) -> list[Effect]:
+        """Tell where we can be dialled."""
+        self._addresses = addresses
+        self._is_doubtful = True
+        return self.beat()
+
+    def progress(self, progress: Progress) -> None:
+        """Take over what our trainer reports; the next heartbeat tells it."""
+        self._progress = replace(
+            progress,
+            tokens_per_s=_within(progress.tokens_per_s, limits.TOKENS_PER_S_MAX),
+            loss=_within(progress.loss, limits.LOSS_MAX),
+        )
+        self._is_doubtful = True
+
+    def leave(self) -> list[Effect]:
+        """Tell everybody whom we are linked to that we go: else all they see is a dead link."""
+        self._leaving = True
+        self._renew()
+        return [Send(link.number, Records(((self.data, False),))) for link in self._links.all()]
+
+    def changed(self) -> None:
+        """Something in our row is worth telling soon, though not at once."""
+        self._has_changed = True
+
+    def beat(self) -> list[Effect]:
+        """Sign a newer row of ourselves and push it at once."""
+        self._renew()
+        self.forget(self._identity.node_id)
+        return self._push(self.data, set())
+
+    # -- time
+
+    def deadline(self) -> float:
+        return self._next_rows
+
+    def wake(self, now: float) -> list[Effect]:
+        """Tell rows, our own beat among them, and compare rosters with a random link; each in its time."""
+        if now < self._next_rows:
+            return []
+        self._next_rows = now + limits.ROWS_INTERVAL_S
+        soon = now + limits.ROWS_INTERVAL_S / 2
+        if self._has_changed or soon > self._next_heartbeat:
+            self._next_heartbeat = now + limits.HEARTBEAT_INTERVAL_S
+            self._renew()
+            self._news[self._identity.node_id] = _News((self.data, False))
+        result = self._tell()
+        if soon > self._next_roster:
+            self._next_roster = now + limits.ANTI_ENTROPY_INTERVAL_S
+            some = sample(self._links.numbers, 1, self._rng)
+            result += [Send(number, self.summary(answer=False)) for number in some]
+        return result
+
+    # -- messages
+
+    def received(self, peer: Peer, link: int, now: float) -> list[Effect]:
+        """Take over a row and have it relayed, if it is news."""
+        if peer.node_id == self._identity.node_id:
+            self._outdo(peer)
+            return []
+        known = self._roster.get(peer.node_id)
+        was_doubted = known is not None and known.health is not Health.ALIVE
+        if not self._roster.update(peer, now):
+            return []
+        news = self._news[peer.node_id] = _News((peer.data, False), {link})
+        is_urgent = was_doubted or peer.body.leaving
+        return self._push(peer.data, news.known_to) if is_urgent else []
+
+    def is_known(self, row: bytes, link: int) -> bool:
+        """Whether a row from a link is one that we have, byte for byte; then it need not be told there."""
+        node_id = self._roster.whose(row)
+        if node_id is None:
+            return row == self.data
+        if node_id in self._news:
+            self._news[node_id].known_to.add(link)
+        return True
+
+    def forget(self, node_id: bytes) -> None:
+        """Tell nobody of somebody who is no member any more."""
+        self._news.pop(node_id, None)
+
+    def refute(self, link: int, message: Suspect, now: float) -> list[Effect]:
+        """Somebody suspects us: a newer row than it has seen clears it up. We may have one already.
+
+        One that has seen a row that we never signed lies, and so may one that does it all the time.
+        """
+        is_newest = (message.incarnation, message.heartbeat) == self.row.age
+        if not is_newest or now < self._next_refutation:
+            return [Send(link, Records(((self.data, False),)))]
+        self._next_refutation = now + limits.ROWS_INTERVAL_S
+        return self.beat()
+
+    def summary(self, *, answer: bool) -> RosterMessage:
+        """Which rows we have, ours among them."""
+        ages = [(m.peer.node_id, *m.peer.body.age) for m in self._roster.members()]
+        own = (self._identity.node_id, *self.row.age)
+        return RosterMessage((own, *ages[: limits.MEMBERS_MAX - 1]), answer)
+
+    def exchange(self, link: int, message: RosterMessage) -> list[Effect]:
+        """Send the rows that the other lacks or has older, our doubt with them, and let it do the same."""
+        theirs = {node_id: (incarnation, heartbeat) for node_id, incarnation, heartbeat in message.rows}
+        told = [
+            member
+            for member in self._roster.members()
+            if theirs.get(member.peer.node_id, (-1, -1)) < member.peer.body.age
+            and _is_worth_telling(member, is_known=member.peer.node_id in theirs)
+        ]
+        rows = [(member.peer.data, False) for member in told]
+        if theirs.get(self._identity.node_id, (-1, -1)) < self.row.age:
+            rows.append((self.data, False))
+        result: list[Effect] = [Send(link, records) for records in Records.batches(rows)]
+        missing = [member.peer for member in told if member.is_missing]
+        result += [Send(link, Suspect(peer.node_id, *peer.body.age)) for peer in missing]
+        if not message.answer:
+            result.append(Send(link, self.summary(answer=True)))
+        return result
+
+    def all_rows(self, link: int) -> list[Effect]:
+        """Tell a link of everybody who is there."""
+        known = [m.peer.data for m in self._roster.members() if m.health is Health.ALIVE]
+        return [
+            Send(link, records) for records in Records.batches([(row, False) for row in (self.data, *known)])
+        ]
+
+    # -- inside
+
+    def _tell(self) -> list[Effect]:
+        """Tell the links whose turn it is what is news to them: rows of who is missing by now are none."""
+        for member in self._roster.doubted():
+            if member.is_missing:
+                self.forget(member.peer.node_id)
+        if not self._news:
+            return []
+        result: list[Effect] = []
+        links = self._take_turns()
+        for link in links:
+            rows = [news.entry for news in self._news.values() if link not in news.known_to]
+            result += [Send(link, records) for records in Records.batches(rows)]
+        for node_id, news in list(self._news.items()):
+            news.known_to.update(links)
+            news.tellings -= 1
+            if not news.tellings:
+                del self._news[node_id]
+        return result
+
+    def _take_turns(self) -> list[int]:
+        """Every link in turn, so that none is silent for long; a new one comes first."""
+        numbers, told = self._links.numbers, set(self._told)
+        count = max(limits.ROWS_LINKS, -(-len(numbers) // limits.ROWS_TURN_INTERVALS))
+        untold = [link for link in numbers if link not in told]
+        order = untold + [link for link in self._told if link in numbers]
+        self._told = order[count:] + order[:count]
+        return order[:count]
+
+    def _push(self, row: bytes, known_to: set[int]) -> list[Effect]:
+        """Tell a row at once to a few links other than those that know it; they know it then."""
+        others = self._links.numbers - known_to
+        targets = sample(others, limits.PUSH_FANOUT, self._rng)
+        known_to.update(targets)
+        return [Send(link, Records(((row, False),))) for link in targets]
+
+    def _outdo(self, peer: Peer) -> None:
+        """A row of an earlier life of ours is newer, as after a clock was set back: go beyond it.
+
+        The next heartbeat tells. Said at once, a copy of our folder that runs elsewhere would answer at once,
+        and the two of us would flood the swarm.
+        """
+        if peer.body.age > self.row.age and peer.body.incarnation >= self._incarnation:
+            self._incarnation = peer.body.incarnation + 1
+            self.outdone += 1
+
+    def _renew(self) -> None:
+        self._has_changed = False
+        self._heartbeat += 1
+        self.row, self.data = self._sign()
+
+    def _sign(self) -> tuple[PeerBody, bytes]:
+        own_last, claims = self._standing()
+        dialled = [link.node_id[: limits.LINK_PREFIX_BYTES] for link in self._links.outbound()]
+        body = PeerBody(
+            incarnation=self._incarnation,
+            heartbeat=self._heartbeat,
+            leaving=self._leaving,
+            trains=self._info.trains,
+            addresses=self._addresses,
+            fingerprint=self._info.fingerprint,
+            name=self._info.name,
+            device=self._progress.device,
+            version=self._info.version,
+            round=own_last,
+            inner_steps=self._progress.inner_steps,
+            tokens=self._progress.tokens,
+            tokens_per_s=self._progress.tokens_per_s,
+            loss=self._progress.loss,
+            claims=tuple(dict.fromkeys(claims))[: limits.CLAIMS_MAX],
+            dialled=tuple(dialled[: limits.LINKS_TOLD_MAX]),
+        )
+        try:
+            envelope = seal(self._identity, Kind.PEER, self._swarm_id, body.pack())
+            if self._is_doubtful:
+                parse_peer(envelope)
+                self._is_doubtful = False
+        except (MalformedError, UnicodeEncodeError) as error:  # the latter of a name in no encoding
+            raise ConfigError(f"this node cannot present itself to others: {error}") from None
+        return body, envelope.data

@@ -1,0 +1,194 @@
+"""The roster: everybody's newest peer row, and what we believe of their health.
+
+A row is written by its author only and the newest (incarnation, heartbeat) wins, so the roster is a set
+that gossip can union like the ledger. Health is each node's own judgement (see `swim`).
+"""
+
+import math
+from bisect import insort
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gossamer.protocol import limits
+from gossamer.protocol.identity import short
+from gossamer.protocol.membership.activity import Activity
+from gossamer.protocol.records import Peer
+
+
+class Health(StrEnum):
+    """What we believe of a member."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    DOWN = "down"
+    LEFT = "left"
+
+
+_EVERY = frozenset(Health)
+_LIVE = frozenset({Health.ALIVE, Health.SUSPECT})
+_DOUBTED = _EVERY - {Health.ALIVE}
+_MISSING = frozenset({Health.SUSPECT, Health.DOWN})
+
+
+@dataclass(slots=True)
+class Member:
+    """A row and our judgement of it; times are the local clock's, seconds."""
+
+    peer: Peer
+    health: Health
+    since: float
+    """When its health last changed."""
+    heard: float
+    """When there was last a sign of life: a newer row, or an answer on a link."""
+    answered: float = -math.inf
+    """When it last spoke on a link to us: unlike a row, that has not been on its way for seconds."""
+    told: float = -math.inf
+    """When its newest row came."""
+    activity: Activity = field(default_factory=lambda: Activity(-math.inf))
+    is_hearsay: bool = True
+    """Whether all that we know of it is one row, which somebody told us: it may have been gone by then."""
+
+    @property
+    def label(self) -> str:
+        """What people are told of it by: its name, if it has one, and the beginning of its id."""
+        name, node_id = self.peer.body.name, short(self.peer.node_id)
+        return f"{name} ({node_id})" if name else node_id
+
+    @property
+    def tokens_per_s(self) -> float:
+        """How fast it trains, as it says; 0 if it is gone."""
+        return self.peer.body.tokens_per_s if self.health in _LIVE else 0.0
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether it is gone, or seems to be, without having said so."""
+        return self.health in _MISSING
+
+
+def _may_be_late(known: Member, peer: Peer, now: float) -> bool:
+    """Whether a row may be from before its author went down: whoever lives has signed more of them since.
+
+    Somebody has held it back, as a node does that was stopped. Of a node that was stopped itself, the row
+    after this one tells.
+    """
+    before, body = known.peer.body, peer.body
+    beats = body.heartbeat - before.heartbeat
+    usual = beats * limits.HEARTBEAT_INTERVAL_S + limits.ROWS_INTERVAL_S + limits.ROW_LAG_S
+    return body.incarnation == before.incarnation and not body.leaving and now - known.heard > usual
+
+
+class Roster:
+    """All members known, ourselves left out."""
+
+    def __init__(self, own_id: bytes) -> None:
+        self._own_id = own_id
+        self._members: dict[bytes, Member] = {}
+        self._order: list[bytes] = []
+        self._views: dict[frozenset[Health], list[Member]] = {}
+        """Members in order of node id by health, until one comes, goes or changes."""
+        self._rows: dict[bytes, bytes] = {}
+        """Whose row the bytes of an envelope are, for those that are the newest of their author."""
+
+    def update(self, peer: Peer, now: float) -> bool:
+        """Take over a row if it is newer than ours. Returns whether it was."""
+        if peer.node_id == self._own_id:
+            return False
+        known = self._members.get(peer.node_id)
+        if known is not None and peer.body.age <= known.peer.body.age:
+            return False
+        if known is None:
+            if len(self._members) >= limits.MEMBERS_MAX and not self._make_room():
+                return False
+            self._members[peer.node_id] = known = Member(peer, Health.ALIVE, now, now, activity=Activity(now))
+            insort(self._order, peer.node_id)
+            self._views.clear()
+        else:
+            known.is_hearsay = False
+        self._rows.pop(known.peer.data, None)
+        self._rows[peer.data] = peer.node_id
+        may_be_late = known.health is Health.DOWN and _may_be_late(known, peer, now)
+        was_away = now - known.told > limits.IDLE_MIN_S
+        known.peer = peer
+        known.heard = known.told = now
+        known.activity.note(peer.body.inner_steps, peer.body.round, now, was_away=was_away)
+        if may_be_late:
+            return True
+        health = Health.LEFT if peer.body.leaving else Health.ALIVE
+        if known.health is not health:
+            self.judge(peer.node_id, health, now)
+        return True
+
+    def judge(self, node_id: bytes, health: Health, now: float) -> None:
+        """Change what we believe of a member."""
+        member = self._members[node_id]
+        if member.health is not health:
+            member.health = health
+            member.since = now
+            self._views.clear()
+
+    def heard_from(self, node_id: bytes, at: float) -> None:
+        """Note a sign of life other than a row; it lifts a suspicion that is not younger."""
+        member = self._members.get(node_id)
+        if member is not None and member.health is not Health.LEFT:
+            member.is_hearsay = False
+            member.heard = max(member.heard, at)
+            member.answered = max(member.answered, at)
+            if at >= member.since:
+                self.judge(node_id, Health.ALIVE, at)
+
+    def forget_old(self, now: float) -> None:
+        """Drop members that have been gone for a day."""
+        for member in self.doubted():
+            gone = member.health in (Health.DOWN, Health.LEFT)
+            if gone and now - member.since > limits.FORGET_DOWN_AFTER_S:
+                self._forget(member.peer.node_id)
+
+    def remove(self, node_id: bytes) -> None:
+        """Drop a member at once, whatever its health: it is one no longer."""
+        if node_id in self._members:
+            self._forget(node_id)
+
+    def _make_room(self) -> bool:
+        gone = [m for m in self._members.values() if m.health in (Health.DOWN, Health.LEFT)]
+        if not gone:
+            return False
+        oldest = min(gone, key=lambda m: (m.since, m.peer.node_id))
+        self._forget(oldest.peer.node_id)
+        return True
+
+    def _forget(self, node_id: bytes) -> None:
+        self._rows.pop(self._members.pop(node_id).peer.data, None)
+        self._order.remove(node_id)
+        self._views.clear()
+
+    def whose(self, row: bytes) -> bytes | None:
+        """Whose newest row these bytes are, None if nobody's: what is here already needs no second look."""
+        return self._rows.get(row)
+
+    def get(self, node_id: bytes) -> Member | None:
+        return self._members.get(node_id)
+
+    def label(self, node_id: bytes) -> str:
+        """What people are told of a node by, member or not."""
+        member = self._members.get(node_id)
+        return short(node_id) if member is None else member.label
+
+    def members(self) -> list[Member]:
+        """All members in order of node id."""
+        return self._view(_EVERY)
+
+    def live(self) -> list[Member]:
+        """Members not known to be gone; a mere suspicion changes nothing for training."""
+        return self._view(_LIVE)
+
+    def doubted(self) -> list[Member]:
+        """Members that are not believed alive."""
+        return self._view(_DOUBTED)
+
+    def _view(self, healths: frozenset[Health]) -> list[Member]:
+        """Looked at far more often than it changes. A change makes a new list, and leaves the old one."""
+        view = self._views.get(healths)
+        if view is None:
+            ordered = (self._members[node_id] for node_id in self._order)
+            view = self._views[healths] = [member for member in ordered if member.health in healths]
+        return view

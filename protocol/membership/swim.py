@@ -1,0 +1,327 @@
+"""Who is alive: SWIM with Lifeguard's local health, over the links there are.
+
+Links carry rows and records all the time; one that has been silent for 6.5 s is pinged. Nothing within the
+time-out: three other links are asked to vouch for the peer; still nothing: it is *suspect*, which is
+gossiped, and any newer row of its refutes it; unrefuted it is *down*. Members without a link to us are judged
+by their gossiped heartbeat. A node that notices that it is itself slow (its own wake-ups come late) becomes
+more patient with the others instead of blaming them.
+
+Sources: Das et al., "SWIM" (2002); Dadgar et al., "Lifeguard" (arXiv 1707.00788). Membership steers
+gossip, dialling and displays, and never gates training.
+"""
+
+from dataclasses import dataclass
+
+from gossamer.protocol import limits
+from gossamer.protocol.effects import Effect, Notice, RandomSource, Send
+from gossamer.protocol.membership.roster import Health, Member, Roster
+from gossamer.protocol.messages import Ack, Ping, PingFor, Records, Suspect
+from gossamer.protocol.sampling import sample
+
+LATE_WAKE_S = 0.5
+"""A wake-up this late means that our own event loop is slow."""
+
+
+@dataclass(slots=True)
+class _Probe:
+    node_id: bytes
+    began: float
+    deadline: float
+    indirect: bool = False
+
+
+@dataclass(slots=True)
+class _Vouch:
+    """A ping that we made for somebody: who asked, under which number last, and whom we pinged."""
+
+    asker: int
+    number: int
+    target: int
+    deadline: float
+    is_answered: bool = False
+    """An answered one counts until its deadline all the same: so few are made for one asker."""
+
+
+class Membership:
+    """Judges the health of the roster's members."""
+
+    def __init__(self, roster: Roster, rng: RandomSource) -> None:
+        self._roster = roster
+        self._rng = rng
+        self._links: dict[int, bytes] = {}
+        self._link_heard: dict[int, float] = {}
+        self._probes: dict[int, _Probe] = {}
+        self._vouching: dict[int, _Vouch] = {}
+        self._suspected: dict[bytes, float] = {}
+        """Since when; those in doubt now, and those of whom a row has come since the last look."""
+        self._asked_again: dict[bytes, float] = {}
+        """When others were last asked about members whom a row had cleared of a suspicion."""
+        self._numbers = 0
+        self._looked = 0.0
+        """When we last looked whose silence has lasted."""
+        self._next_probe = 0.0
+        self.local_health = 0
+        """0 when we are on time; grows to LOCAL_HEALTH_MAX - 1 as we find ourselves slow."""
+
+    def link_up(self, link: int, node_id: bytes, now: float) -> None:
+        self._links[link] = node_id
+        self._link_heard[link] = now
+        self._roster.heard_from(node_id, now)
+
+    def heard_on(self, link: int, now: float) -> None:
+        """Any message on a link shows that it works."""
+        self._link_heard[link] = now
+
+    def silent_links(self, now: float) -> set[int]:
+        """Links that are dead though their peers may live: others reach them, we do not (yet)."""
+        since = now - self._patience(limits.LINK_SILENCE_S)
+        return {link for link, heard in self._link_heard.items() if heard < since}
+
+    def link_down(self, link: int, now: float) -> list[Effect]:
+        """A broken link is a reason to ask others at once, not yet a verdict."""
+        node_id = self._links.pop(link, None)
+        if node_id is not None:
+            self._roster.heard_from(node_id, self._link_heard.pop(link))
+        self._vouching = {n: v for n, v in self._vouching.items() if link not in (v.asker, v.target)}
+        member = self._roster.get(node_id) if node_id is not None else None
+        if (
+            node_id is None
+            or node_id in self._links.values()
+            or member is None
+            or member.health is not Health.ALIVE
+        ):
+            return []
+        return self._ask_others(node_id, now)
+
+    def deadline(self) -> float:
+        due = self._next_probe
+        for probe in self._probes.values():
+            due = min(due, probe.deadline)
+        return due
+
+    def wake(self, now: float) -> list[Effect]:
+        """Probe the next link, follow up on silence, and let suspicions run out."""
+        late = now - self.deadline()
+        if late > LATE_WAKE_S and self._next_probe:
+            self._be_patient(late)
+        elif now >= self._next_probe:
+            self.local_health = max(0, self.local_health - 1)
+        effects: list[Effect] = []
+        for number in [n for n, probe in self._probes.items() if now >= probe.deadline]:
+            if (probe := self._probes.pop(number, None)) is not None:  # else another question replaced it
+                effects += self._follow_up(probe, now)
+        if now >= self._next_probe:
+            self._vouching = {n: v for n, v in self._vouching.items() if now < v.deadline}
+            self._next_probe = now + limits.PROBE_INTERVAL_S
+            self._believe_the_doubted()
+            effects += self._probe_the_silent(now)
+            effects += self._judge_silence(now)
+            effects += self._ask_about_the_recovered(now)
+            self._roster.forget_old(now)
+        return effects
+
+    # -- messages
+
+    def ping(self, link: int, message: Ping) -> list[Effect]:
+        return [Send(link, Ack(message.number))]
+
+    def ack(self, link: int, message: Ack, now: float) -> list[Effect]:
+        """An answer to our own probe, or to one we made for somebody, who is then told."""
+        if link in self._links:
+            self._roster.heard_from(self._links[link], now)
+        probe = self._probes.get(message.number)
+        # Numbers can be guessed: a direct probe is answered by its target only.
+        if probe is not None and (probe.indirect or self._links.get(link) == probe.node_id):
+            del self._probes[message.number]
+            self._roster.heard_from(probe.node_id, now)
+        vouch = self._vouching.get(message.number)
+        if vouch is None or vouch.target != link or vouch.is_answered:
+            return []
+        vouch.is_answered = True
+        return [Send(vouch.asker, Ack(vouch.number))]
+
+    def ping_for(self, link: int, message: PingFor, now: float) -> list[Effect]:
+        """Vouch for a node by pinging it over our link to it.
+
+        Not by its last heartbeat: that may be from just before it died, and the asker hears the next one as
+        soon as we do.
+        Nor more than a few times for one asker, or once at a time of the same node: whoever asks all the time
+        would have us flood it.
+        """
+        target = next((other for other, node_id in self._links.items() if node_id == message.node_id), None)
+        if target is None:
+            return []
+        made = [vouch for vouch in self._vouching.values() if vouch.asker == link and now < vouch.deadline]
+        for vouch in made:
+            if vouch.target == target and not vouch.is_answered:
+                vouch.number = message.number  # what was asked before counts no more
+                return []
+        if len(made) >= limits.VOUCHES_PER_LINK_MAX or len(self._vouching) >= limits.MEMBERS_MAX:
+            return []
+        self._numbers += 1
+        deadline = now + limits.INDIRECT_PROBE_TIMEOUT_S
+        self._vouching[self._numbers] = _Vouch(link, message.number, target, deadline)
+        return [Send(target, Ping(self._numbers))]
+
+    def suspicion(self, link: int, message: Suspect, now: float) -> list[Effect]:
+        """Somebody suspects a member; believe it unless we know better: a late row of it is no better.
+
+        Gossip may have missed whoever suspects it: a newer row shows that, if it is not the last one either.
+        Or it has missed us, where the rumour is of a newer row than ours. A member that has just spoken to us
+        hears of the rumour: it can refute it, and those who believe it have no link to tell it over, maybe.
+        """
+        member = self._roster.get(message.node_id)
+        if member is None or member.health is not Health.ALIVE:
+            return []
+        seen = (message.incarnation, message.heartbeat)
+        if seen < member.peer.body.age and now - member.told < limits.HEARTBEAT_INTERVAL_S:
+            return [Send(link, Records(((member.peer.data, False),)))]
+        is_cleared = not member.is_hearsay and now - member.since < limits.RUMOUR_PAUSE_S
+        if seen < member.peer.body.age or is_cleared:
+            return []
+        if now - self._answered(member) < limits.PROBE_TIMEOUT_S:
+            return [Send(to, message) for to, peer in self._links.items() if peer == message.node_id]
+        return self._suspect(message.node_id, now, source=link)
+
+    # -- judgement
+
+    def _patience(self, seconds: float) -> float:
+        return seconds * (1 + self.local_health)
+
+    def _be_patient(self, late: float) -> None:
+        self.local_health = min(limits.LOCAL_HEALTH_MAX - 1, self.local_health + 1)
+        for probe in self._probes.values():
+            probe.began += late
+            probe.deadline += late
+        for link in self._link_heard:
+            self._link_heard[link] += late
+        for member in self._roster.live():
+            member.heard += late
+            member.answered += late
+            member.since += late if member.health is Health.SUSPECT else 0.0
+
+    def _follow_up(self, probe: _Probe, now: float) -> list[Effect]:
+        """A probe has run out: ask others, then suspect, unless the peer has been heard meanwhile."""
+        member = self._roster.get(probe.node_id)
+        if member is None or self._lived(member, probe.began):
+            return []
+        ask = self._suspect if probe.indirect else self._ask_others
+        return ask(probe.node_id, now)
+
+    def _probe_the_silent(self, now: float) -> list[Effect]:
+        """Ping the links on which nothing has come for a while, less those whose peers are being probed."""
+        since = now - limits.PROBE_AFTER_S
+        silent = [link for link, heard in self._link_heard.items() if heard <= since]
+        if not silent:
+            return []
+        probed = {probe.node_id for probe in self._probes.values()}
+        effects: list[Effect] = []
+        for link in silent:
+            if self._links[link] not in probed:
+                self._numbers += 1
+                deadline = now + self._patience(limits.PROBE_TIMEOUT_S)
+                self._probes[self._numbers] = _Probe(self._links[link], now, deadline)
+                effects.append(Send(link, Ping(self._numbers)))
+        return effects
+
+    def _answered(self, member: Member) -> float:
+        """When a member last spoke to us: the roster is told of it only when that matters."""
+        node_id = member.peer.node_id
+        heard = [self._link_heard[link] for link, peer in self._links.items() if peer == node_id]
+        return max(heard, default=member.answered)
+
+    def _lived(self, member: Member, at: float) -> bool:
+        """Whether a member was alive at a time, by what has been heard since; its last row may come late."""
+        return self._answered(member) > at or member.heard > at + limits.ROW_LAG_S
+
+    def _ask_others(self, node_id: bytes, now: float) -> list[Effect]:
+        """Ask some of the others whether they reach a node; what was asked of it before counts no more.
+
+        Those linked to it come first: the others can tell only if their rows are behind.
+        """
+        before = [n for n, probe in self._probes.items() if probe.indirect and probe.node_id == node_id]
+        for number in before:
+            del self._probes[number]
+        linked = self._linked_to(node_id)
+        others = [link for link, peer in self._links.items() if peer != node_id and link not in linked]
+        self._numbers += 1
+        deadline = now + self._patience(limits.INDIRECT_PROBE_TIMEOUT_S)
+        self._probes[self._numbers] = _Probe(node_id, now, deadline, indirect=True)
+        asked = [
+            link for some in (linked, others) for link in sample(some, limits.INDIRECT_PROBES, self._rng)
+        ]
+        return [Send(link, PingFor(self._numbers, node_id)) for link in asked[: limits.INDIRECT_PROBES]]
+
+    def _linked_to(self, node_id: bytes) -> list[int]:
+        """The links whose peers are linked to a node, as their rows say or its own does."""
+        member = self._roster.get(node_id)
+        return [link for link, peer in self._links.items() if _are_linked(self._roster.get(peer), member)]
+
+    def _suspect(self, node_id: bytes, now: float, source: int | None = None) -> list[Effect]:
+        member = self._roster.get(node_id)
+        if member is None or member.health is not Health.ALIVE:
+            return []
+        self._roster.judge(node_id, Health.SUSPECT, now)
+        self._suspected[node_id] = now
+        rumour = Suspect(node_id, *member.peer.body.age)
+        targets = sample(set(self._links) - {source}, limits.PUSH_FANOUT, self._rng)
+        return [Send(link, rumour) for link in targets]
+
+    def _ask_about_the_recovered(self, now: float) -> list[Effect]:
+        """A row has lifted a suspicion. It may have been the last: better to ask than to wait for silence.
+
+        Only where somebody can tell, who is linked to it. Of many members few are, and no answer from those
+        who are not would pass for a sign of death: all would suspect it anew, and tell each other, for ever.
+
+        Asked once in a while: whoever is far away in a torn swarm would be suspected and cleared with each of
+        its rows, by everybody.
+        """
+        effects: list[Effect] = []
+        since_when = now - limits.RECOVERY_TRUST_S
+        self._asked_again = {node: asked for node, asked in self._asked_again.items() if asked > since_when}
+        for node_id, since in list(self._suspected.items()):
+            member = self._roster.get(node_id)
+            if member is not None and member.is_missing:
+                continue
+            del self._suspected[node_id]
+            if member is None or member.health is not Health.ALIVE or node_id in self._asked_again:
+                continue
+            if not self._lived(member, since) and self._linked_to(node_id):
+                self._asked_again[node_id] = now
+                effects += self._ask_others(node_id, now)
+        return effects
+
+    def _believe_the_doubted(self) -> None:
+        """Whoever has spoken to us since it was suspected lives."""
+        for member in self._roster.doubted():
+            answered = self._answered(member)
+            if answered >= member.since:
+                self._roster.heard_from(member.peer.node_id, answered)
+
+    def _judge_silence(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        silent_since = now - self._patience(limits.SILENCE_SUSPECT_S)
+        suspected_since = now - self._patience(limits.SUSPICION_TIMEOUT_S)
+        told_before, tell_before = self._looked - limits.PROBE_TIMEOUT_S, now - limits.PROBE_TIMEOUT_S
+        self._looked = now
+        for member in self._roster.live():
+            if member.health is Health.ALIVE:
+                if member.heard < silent_since and self._answered(member) < silent_since:
+                    effects += self._suspect(member.peer.node_id, now)
+            elif member.since < suspected_since:
+                self._roster.judge(member.peer.node_id, Health.DOWN, now)
+                self._suspected[member.peer.node_id] = now
+                effects.append(Notice(f"{member.label} is down"))
+            elif told_before <= member.since < tell_before:  # the first answers have not cleared it up
+                effects.append(Notice(f"{member.label} does not answer"))
+        return effects
+
+
+def _are_linked(one: Member | None, other: Member | None) -> bool:
+    """Whether the row of either of two members names a link to the other."""
+    if one is None or other is None:
+        return False
+    return any(
+        here.peer.node_id[: limits.LINK_PREFIX_BYTES] in there.peer.body.dialled
+        for here, there in ((one, other), (other, one))
+    )

@@ -1,0 +1,135 @@
+"""Which rounds that changed are merged now, which wait, and when Phi has all that the swarm had when we came.
+
+Phi is the same whatever the order in which rounds are merged, and however late. When to merge one is each
+node's own matter, and this is what it goes by: a round that the swarm cannot have reached is not merged
+before the swarm has, since whoever signs for it has it to itself; nor is an outlier that nothing beside it
+shows for one, see `held_back`.
+"""
+
+from collections.abc import Sequence
+from math import inf
+
+from gossamer.protocol.history.claims import WITNESSES
+from gossamer.protocol.phi.held_back import HeldBack
+from gossamer.protocol.records import Delta
+from gossamer.protocol.replica import Replica
+
+
+class MergeSchedule:
+    """The rounds of one node that wait to be merged, and what for. `now` is its clock, in seconds."""
+
+    def __init__(self, core: Replica) -> None:
+        self._core = core
+        self._dirty: set[int] = set()
+        """Rounds whose set of complete, valid records is not what is merged of them."""
+        self._held_back = HeldBack()
+        self.reach = 0
+        """The newest round merged, by an earlier run maybe."""
+        self.ready = False
+        """Whether Phi holds all that the swarm had when we joined: the trainer may begin."""
+        self._catch_up_to: int | None = None
+        self._found_up_to: float = inf
+        """The newest round that the swarm had when we came; not known before we have caught up."""
+
+    def begin(self, floor: int, reach: int) -> None:
+        """Phi is what all rounds up to `floor` make of it; newer ones are to be merged into it.
+
+        `reach` is the newest round that was merged into what it goes on from.
+        """
+        self.reach = reach
+        self._dirty = {round_ for round_ in self._core.ledger.rounds() if round_ > floor}
+
+    def mark(self, round_: int) -> None:
+        """A round's set of complete, valid records has changed."""
+        self._dirty.add(round_)
+        self._held_back.release(round_)
+
+    def close(self, floor: int) -> None:
+        """What is closed stays as it is merged."""
+        self._dirty = {round_ for round_ in self._dirty if round_ > floor}
+        self._held_back.keep(self._dirty)
+
+    @property
+    def unmerged(self) -> int:
+        """Rounds that are not merged, whatever they wait for."""
+        return len(self._dirty)
+
+    def waiting(self, upto: int) -> list[int]:
+        """The rounds up to `upto` that are not merged, in order."""
+        return sorted(round_ for round_ in self._dirty if round_ <= upto)
+
+    def look(self, now: float) -> list[int]:
+        """Note how far the swarm has come; returns the rounds to merge, in order."""
+        clock = self._core.clock
+        self._held_back.note_clock(clock, now)
+        self.close(self._core.ledger.floor)
+        return self._reached(clock, now)
+
+    def reached(self, now: float) -> list[int]:
+        """The rounds to merge, in order: none that the swarm cannot have reached, unless it rests, or that is
+        held back."""
+        return self._reached(self._core.clock, now)
+
+    def _reached(self, clock: int, now: float) -> list[int]:
+        if not self._dirty:
+            return []
+        reachable = self.reachable
+        return [
+            round_
+            for round_ in sorted(self._dirty)
+            if round_ <= reachable and not self._held_back.waits(round_, clock, now)
+        ]
+
+    def take(self, round_: int) -> bool:
+        """A round is being merged; returns whether it had been held back."""
+        self._dirty.discard(round_)
+        return self._held_back.release(round_)
+
+    def put_back(self, round_: int) -> None:
+        """A round could not be merged after all."""
+        self._dirty.add(round_)
+
+    def hold_back(self, round_: int, now: float) -> None:
+        """A round waits for others' deltas."""
+        self._dirty.add(round_)
+        self._held_back.hold(round_, now)
+
+    def merged(self, round_: int) -> None:
+        """A round has been merged."""
+        self.reach = max(self.reach, round_)
+
+    def held_back_until(self, round_: int) -> float | None:
+        """When a round that is held back will have waited for long enough; None if it is not."""
+        return self._held_back.until(round_)
+
+    def stand_alone(self, round_: int, deltas: Sequence[Delta]) -> bool:
+        """Whether nothing in a round that is still under way shows what is usual in it: too few have
+        published for it, and we are not among them.
+
+        What the swarm had when we came is not under way, and training is not to begin without it.
+        """
+        own_id = self._core.identity.node_id
+        few = 0 < len(deltas) < WITNESSES and all(delta.author != own_id for delta in deltas)
+        return few and round_ >= self._core.clock and round_ > self._found_up_to
+
+    def look_whether_ready(self, now: float) -> None:
+        """We may train once all that the swarm had, when we first had seen all of it, is merged."""
+        if self.ready or not (self._core.caught_up and self._core.sealing.joined):
+            return
+        if max(self._dirty, default=0) > self.horizon and not self._core.somebody_trains:
+            return  # what lies beyond may be all that there is of others' work
+        reached = self.reached(now)
+        if self._catch_up_to is None:
+            self._catch_up_to = max(reached, default=0)
+            self._found_up_to = max(self._core.ledger.rounds(), default=0)
+        self.ready = all(round_ > self._catch_up_to for round_ in reached)
+
+    @property
+    def horizon(self) -> int:
+        """The newest round that the swarm can have reached. What it had once reached, it has."""
+        return max(self._core.horizon, self.reach)
+
+    @property
+    def reachable(self) -> float:
+        """Up to which round all is merged: a swarm that rests gets no further than it is."""
+        return inf if self._core.caught_up and self._core.rests else self.horizon

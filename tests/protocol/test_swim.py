@@ -1,0 +1,616 @@
+"""Who is alive: crashes are seen, slowness is forgiven, and nobody can speak for another.
+
+The first half drives one machine by hand; the second half several whole cores in virtual time.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gossamer.protocol import limits
+from gossamer.protocol.effects import Effect, Leave, Notice, Send
+from gossamer.protocol.membership.roster import Health, Roster
+from gossamer.protocol.membership.swim import Membership
+from gossamer.protocol.messages import Ack, Ping, PingFor, Records, Suspect, encode
+from tests.protocol import builders
+from tests.protocol.wiring import Node, World
+
+IDS = {number: builders.identity(number).node_id for number in range(10)}
+
+
+class Bench:
+    """A membership machine with links 1..n to the nodes of the same numbers, all of them linked to each other
+    unless it is told otherwise."""
+
+    def __init__(self, links: int, seed: int = 0, *, are_linked: bool = True) -> None:
+        self.dialled = tuple(IDS[n][: limits.LINK_PREFIX_BYTES] for n in range(links + 1) if are_linked)
+        self.roster = Roster(IDS[0])
+        self.machine = Membership(self.roster, random.Random(seed))
+        self.now = 100.0
+        for number in range(1, links + 1):
+            self.row(number, 1, self.now)
+            self.machine.link_up(number, IDS[number], self.now)
+
+    def row(self, number: int, heartbeat: int, at: float) -> None:
+        """A row of a node comes."""
+        row = builders.row(builders.identity(number), heartbeat=heartbeat, dialled=self.dialled)
+        self.roster.update(row, at)
+
+    def wake(self, seconds: float = 0.0) -> list[Effect]:
+        self.now += seconds
+        return self.machine.wake(self.now)
+
+    def health(self, number: int) -> Health:
+        member = self.roster.get(IDS[number])
+        assert member is not None
+        return member.health
+
+    def pass_time(self, seconds: float, silent: tuple[int, ...] = (), beats: bool = True) -> list[Effect]:
+        """Let time pass, every wake on time; all but the silent answer and send heartbeats."""
+        effects = []
+        end = self.now + seconds
+        while self.machine.deadline() <= end:
+            self.now = self.machine.deadline()
+            effects += self.machine.wake(self.now)
+            for link, number in _pings(effects):
+                if link not in silent:
+                    self.machine.ack(link, Ack(number), self.now)
+                    if beats:
+                        self.roster.heard_from(self.machine._links[link], self.now)
+        self.now = end
+        return effects
+
+    def until_ping(self, target: int) -> int:
+        """Let time pass, everybody else answering, until `target` is pinged; returns the ping's number."""
+        for _ in range(20):
+            self.now = max(self.now, self.machine.deadline())
+            found = None
+            for link, number in _pings(self.machine.wake(self.now)):
+                if link == target:
+                    found = number
+                else:
+                    self.machine.ack(link, Ack(number), self.now)
+            if found is not None:
+                return found
+        raise AssertionError("never pinged")
+
+
+def _pings(effects: list[Effect]) -> list[tuple[int, int]]:
+    return [
+        (e.link, e.message.number) for e in effects if isinstance(e, Send) and isinstance(e.message, Ping)
+    ]
+
+
+def _sent(effects: list[Effect], kind: type) -> list[Send]:
+    return [e for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
+
+
+def _lines(effects: list[Effect]) -> list[str]:
+    return [effect.text for effect in effects if isinstance(effect, Notice)]
+
+
+def test_a_silent_link_is_pinged_and_one_that_carries_something_is_not():
+    bench = Bench(6)
+    pinged = []
+    for _ in range(20):
+        bench.now += limits.PROBE_INTERVAL_S
+        for link in (1, 2, 3):
+            bench.machine.heard_on(link, bench.now)
+        pinged += [(link, bench.now) for link, _ in _pings(bench.machine.wake(bench.now))]
+    assert {link for link, _ in pinged} == {4, 5, 6}
+    first = min(at for _, at in pinged) - 100.0
+    assert limits.PROBE_AFTER_S <= first < limits.PROBE_AFTER_S + limits.PROBE_INTERVAL_S
+
+
+def test_whatever_comes_on_a_link_answers_a_ping_and_lifts_a_suspicion():
+    bench = Bench(6)
+    bench.until_ping(1)
+    bench.machine.heard_on(1, bench.now + 0.1)
+    assert _sent(bench.pass_time(limits.PROBE_TIMEOUT_S, silent=(1,)), PingFor) == []
+    bench.until_ping(1)
+    bench.pass_time(limits.PROBE_TIMEOUT_S + limits.INDIRECT_PROBE_TIMEOUT_S, silent=(1,))
+    assert bench.health(1) is Health.SUSPECT
+    bench.machine.heard_on(1, bench.now)
+    bench.pass_time(limits.PROBE_INTERVAL_S, silent=(1,))
+    assert bench.health(1) is Health.ALIVE
+
+
+def test_silence_leads_to_indirect_probes_then_suspicion_then_down():
+    bench = Bench(6)
+    bench.until_ping(1)
+    asked = _sent(bench.pass_time(limits.PROBE_TIMEOUT_S, silent=(1,)), PingFor)
+    assert len({e.link for e in asked}) == limits.INDIRECT_PROBES
+    assert 1 not in {e.link for e in asked}
+    assert all(e.message.node_id == IDS[1] for e in asked)
+    assert bench.health(1) is Health.ALIVE
+    rumours = _sent(bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S, silent=(1,)), Suspect)
+    assert bench.health(1) is Health.SUSPECT
+    assert len(rumours) == limits.PUSH_FANOUT
+    assert rumours[0].message.node_id == IDS[1]
+    seconds = 0.0
+    while bench.health(1) is not Health.DOWN:
+        bench.pass_time(0.5, silent=(1,))
+        seconds += 0.5
+        assert seconds < limits.SUSPICION_TIMEOUT_S + 2 * limits.PROBE_INTERVAL_S
+    assert seconds > limits.SUSPICION_TIMEOUT_S
+
+
+def test_one_voucher_is_enough():
+    bench = Bench(6)
+    bench.until_ping(1)
+    (asked, *_) = _sent(bench.pass_time(limits.PROBE_TIMEOUT_S, silent=(1,)), PingFor)
+    bench.pass_time(1.0, silent=(1,))
+    bench.machine.ack(asked.link, Ack(asked.message.number), bench.now)
+    bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S, silent=(1,))
+    assert bench.health(1) is Health.ALIVE
+
+
+def test_a_late_answer_lifts_the_suspicion():
+    bench = Bench(3)
+    number = bench.until_ping(1)
+    bench.pass_time(limits.PROBE_TIMEOUT_S + limits.INDIRECT_PROBE_TIMEOUT_S, silent=(1,))
+    assert bench.health(1) is Health.SUSPECT
+    bench.machine.ack(1, Ack(number), bench.now)
+    assert bench.health(1) is Health.ALIVE
+
+
+def test_news_of_a_member_during_a_probe_is_answer_enough():
+    """Its heartbeat came by another way, or its link was replaced by a new one: no reason to suspect it."""
+    bench = Bench(1)
+    bench.until_ping(1)
+    bench.pass_time(1.0, silent=(1,))
+    bench.row(1, 2, bench.now)
+    assert _sent(bench.pass_time(limits.PROBE_TIMEOUT_S - 1.1, silent=(1,)), PingFor) == []
+    bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S, silent=(1,))
+    assert bench.health(1) is Health.ALIVE
+
+
+def test_nobody_answers_a_direct_probe_for_another():
+    """Numbers can be guessed. A liar that acknowledges everything keeps nobody but itself alive."""
+    bench = Bench(2)
+    number = bench.until_ping(1)
+    for _ in range(20):
+        for guess in range(number + 20):
+            if guess not in bench.machine._probes or not bench.machine._probes[guess].indirect:
+                bench.machine.ack(2, Ack(guess), bench.now)
+        bench.pass_time(0.5, silent=(1, 2))
+        if bench.health(1) is not Health.ALIVE:
+            break
+    assert bench.health(1) is Health.SUSPECT
+    assert bench.health(2) is Health.ALIVE
+
+
+def test_vouching_by_ping():
+    bench = Bench(3)
+    bench.now += 10.0  # no fresh heartbeat
+    (ping,) = _sent(bench.machine.ping_for(2, PingFor(77, IDS[1]), bench.now), Ping)
+    assert ping.link == 1
+    assert bench.machine.ack(3, Ack(ping.message.number), bench.now) == [], "not from the one we pinged"
+    (told,) = bench.machine.ack(1, Ack(ping.message.number), bench.now)
+    assert (told.link, told.message) == (2, Ack(77))
+    assert bench.machine.ack(1, Ack(ping.message.number), bench.now) == [], "told once"
+
+
+def test_vouching_takes_a_link():
+    """A heartbeat from just before the crash would keep a dead node alive."""
+    bench = Bench(3)
+    assert bench.machine.ping_for(2, PingFor(77, IDS[9]), bench.now) == []
+    bench.machine.link_down(1, bench.now)
+    assert bench.machine.ping_for(2, PingFor(77, IDS[1]), bench.now) == []
+
+
+def test_vouching_is_bounded_and_recovers():
+    """Pings that are never answered must not use up the table for good."""
+    bench = Bench(2)
+    bench.now += 10.0
+    for link in range(2, 302):  # more than there can be
+        bench.machine.link_up(link, IDS[2], bench.now)
+        for number in range(3, 10):
+            bench.machine.link_up(1000 + number, IDS[number], bench.now)
+            bench.machine.ping_for(link, PingFor(number, IDS[number]), bench.now)
+    assert len(bench.machine._vouching) == limits.MEMBERS_MAX
+    bench.wake(limits.INDIRECT_PROBE_TIMEOUT_S + 0.1)
+    assert len(bench.machine.ping_for(2, PingFor(1, IDS[1]), bench.now)) == 1
+
+
+def test_one_node_is_pinged_once_at_a_time_for_one_that_asks_for_it_all_the_time():
+    """And the last question is answered: the asker has forgotten those before."""
+    bench = Bench(3)
+    (ping,) = _sent(bench.machine.ping_for(2, PingFor(1, IDS[1]), bench.now), Ping)
+    assert [bench.machine.ping_for(2, PingFor(n, IDS[1]), bench.now) for n in range(2, 500)] == [[]] * 498
+    assert len(bench.machine.ping_for(3, PingFor(1, IDS[1]), bench.now)) == 1, "somebody else asks"
+    (told,) = bench.machine.ack(1, Ack(ping.message.number), bench.now)
+    assert (told.link, told.message) == (2, Ack(499))
+
+
+def test_pings_for_one_asker_are_few_however_soon_they_are_answered():
+    bench = Bench(3)
+    pings = 0
+    for number in range(500):
+        for ping in _sent(bench.machine.ping_for(2, PingFor(number, IDS[1]), bench.now), Ping):
+            pings += 1
+            bench.machine.ack(1, Ack(ping.message.number), bench.now)
+    assert pings == limits.VOUCHES_PER_LINK_MAX
+    bench.now += limits.INDIRECT_PROBE_TIMEOUT_S
+    assert len(bench.machine.ping_for(2, PingFor(1, IDS[1]), bench.now)) == 1
+
+
+def test_links_that_end_take_what_belongs_to_them_along():
+    bench = Bench(3)
+    bench.now += 10.0
+    (ping,) = bench.machine.ping_for(2, PingFor(5, IDS[1]), bench.now)
+    bench.machine.link_down(2, bench.now)
+    assert bench.machine.ack(1, Ack(ping.message.number), bench.now) == []
+    assert bench.machine.link_down(99, bench.now) == []
+
+
+def test_a_broken_link_is_a_reason_to_ask_at_once():
+    bench = Bench(5)
+    asked = _sent(bench.machine.link_down(1, bench.now), PingFor)
+    assert len(asked) == limits.INDIRECT_PROBES
+    bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S)
+    assert bench.health(1) is Health.SUSPECT
+
+
+def test_who_is_asked_about_anew_has_the_whole_time_again():
+    """Its link breaks while others are asked already, since it was silent."""
+    bench = Bench(5)
+    bench.until_ping(1)
+    bench.row(1, 2, bench.now)  # the silence is not what it is suspected for
+    assert _sent(bench.pass_time(limits.PROBE_TIMEOUT_S, silent=(1,)), PingFor)
+    bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S / 2, silent=(1,))
+    assert _sent(bench.machine.link_down(1, bench.now), PingFor)
+    bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S - 0.1)
+    assert bench.health(1) is Health.ALIVE
+    bench.pass_time(0.2)
+    assert bench.health(1) is Health.SUSPECT
+
+
+def test_the_last_row_of_a_dead_member_does_not_answer_for_it():
+    """Rows travel for seconds: one that arrives after the link broke may be from before."""
+    bench = Bench(5)
+    bench.machine.link_down(1, bench.now)
+    bench.row(1, 2, bench.now + 1.0)
+    bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S)
+    assert bench.health(1) is Health.SUSPECT
+
+
+def test_a_suspicion_lifted_by_a_row_alone_is_looked_into():
+    bench = Bench(5)
+    bench.machine.link_down(1, bench.now)
+    bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S)
+    assert bench.health(1) is Health.SUSPECT
+    bench.row(1, 2, bench.now + 0.5)
+    assert bench.health(1) is Health.ALIVE
+    asked = _sent(bench.pass_time(limits.PROBE_INTERVAL_S), PingFor)
+    assert len(asked) == limits.INDIRECT_PROBES
+    bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S)
+    assert bench.health(1) is Health.SUSPECT
+    bench.now += 0.1
+    bench.machine.link_up(9, IDS[1], bench.now)
+    assert bench.health(1) is Health.ALIVE
+    assert not _sent(bench.pass_time(limits.PROBE_INTERVAL_S), PingFor), "it has answered"
+
+
+def test_who_is_called_down_and_comes_back_by_a_row_alone_is_asked_about():
+    bench = Bench(5)
+    bench.machine.link_down(1, bench.now)
+    while bench.health(1) is not Health.DOWN:
+        bench.pass_time(limits.PROBE_INTERVAL_S)
+    bench.row(1, 9, bench.now + 0.5)
+    assert bench.health(1) is Health.ALIVE
+    assert len(_sent(bench.pass_time(limits.PROBE_INTERVAL_S), PingFor)) == limits.INDIRECT_PROBES
+
+
+def test_who_is_cleared_by_its_rows_again_and_again_is_not_asked_about_each_time():
+    """As everybody who is far away in a torn swarm: its rows come by way of others, and nobody reaches it."""
+    bench = Bench(5)
+    bench.machine.link_down(1, bench.now)
+    asked = []
+    end = bench.now + limits.RECOVERY_TRUST_S
+    for heartbeat in range(2, 20):
+        asked += [effect.link for effect in _sent(bench.pass_time(3.0), PingFor)]
+        bench.row(1, heartbeat, bench.now)
+        assert bench.health(1) is Health.ALIVE
+        if bench.now > end:
+            break
+    assert 0 < len(asked) <= 2 * limits.INDIRECT_PROBES
+
+
+def test_those_linked_to_a_member_are_the_first_to_be_asked_about_it():
+    """As its own row says, or theirs."""
+    bench = Bench(8, are_linked=False)
+    prefixes = {number: id_[: limits.LINK_PREFIX_BYTES] for number, id_ in IDS.items()}
+    its, theirs = builders.identity(1), builders.identity(4)
+    bench.roster.update(builders.row(its, heartbeat=2, dialled=(prefixes[6],)), bench.now)
+    bench.roster.update(builders.row(theirs, heartbeat=2, dialled=(prefixes[1],)), bench.now)
+    asked = {effect.link for effect in _sent(bench.machine.link_down(1, bench.now), PingFor)}
+    assert {4, 6} < asked, "and a third, whose row may be behind"
+    assert len(asked) == limits.INDIRECT_PROBES
+
+
+def test_nobody_asks_about_the_recovered_whom_none_could_have_an_answer_from():
+    """In a large swarm most links lead to nobody who is linked to it: a rumour would never end."""
+    for are_linked in (False, True):
+        bench = Bench(5, are_linked=are_linked)
+        bench.row(7, 1, bench.now)
+        bench.pass_time(limits.RUMOUR_PAUSE_S)
+        bench.machine.suspicion(2, Suspect(IDS[7], 1, 1), bench.now)
+        bench.row(7, 2, bench.now + 0.5)
+        assert bench.health(7) is Health.ALIVE
+        is_asked = bool(_sent(bench.pass_time(limits.PROBE_INTERVAL_S), PingFor))
+        bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S + limits.PROBE_INTERVAL_S)
+        assert is_asked is are_linked
+        assert bench.health(7) is (Health.SUSPECT if are_linked else Health.ALIVE)
+
+
+def test_one_of_two_links_breaking_is_no_reason():
+    bench = Bench(2)
+    bench.machine.link_up(11, IDS[1], bench.now)
+    assert bench.machine.link_down(1, bench.now) == []
+    bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S + 0.1)
+    assert bench.health(1) is Health.ALIVE
+
+
+def test_rumours_are_believed_unless_we_know_better():
+    bench = Bench(3)
+    age = bench.roster.get(IDS[1]).peer.body.age
+    assert bench.machine.suspicion(2, Suspect(IDS[1], *age), bench.now + 1.0) == []  # fresh
+    relayed = bench.machine.suspicion(2, Suspect(IDS[1], *age), bench.now + limits.PROBE_TIMEOUT_S)
+    assert relayed == []  # it has just come
+    stale = Suspect(IDS[1], age[0], age[1] - 1)
+    newer = Records(((bench.roster.get(IDS[1]).peer.data, False),))
+    assert bench.machine.suspicion(2, stale, bench.now) == [Send(2, newer)]  # refuted already
+    bench.now += limits.RUMOUR_PAUSE_S
+    assert bench.machine.suspicion(2, Suspect(IDS[9], 1, 1), bench.now) == []  # a stranger
+    relayed = _sent(bench.machine.suspicion(2, Suspect(IDS[1], *age), bench.now), Suspect)
+    assert bench.health(1) is Health.SUSPECT
+    assert 2 not in {e.link for e in relayed}
+    assert bench.machine.suspicion(3, Suspect(IDS[1], *age), bench.now) == []  # relayed once
+
+
+def test_who_has_just_spoken_to_us_hears_of_the_rumour_about_it():
+    """Those who believe it may have no link to tell it over; it clears that up with a newer row."""
+    bench = Bench(3)
+    bench.now += limits.RUMOUR_PAUSE_S
+    bench.machine.heard_on(1, bench.now)
+    rumour = Suspect(IDS[1], *bench.roster.get(IDS[1]).peer.body.age)
+    assert bench.machine.suspicion(2, rumour, bench.now) == [Send(1, rumour)]
+    assert bench.health(1) is Health.ALIVE
+    bench.now += limits.PROBE_TIMEOUT_S
+    assert _sent(bench.machine.suspicion(2, rumour, bench.now), Suspect) and bench.health(1) is Health.SUSPECT
+
+
+def test_a_doubt_that_comes_with_the_first_row_of_somebody_is_believed():
+    """A newcomer is told of the missing so that it may dial them, and must not take them for alive."""
+    bench = Bench(3)
+    bench.roster.update(builders.row(builders.identity(7)), bench.now)
+    bench.machine.suspicion(2, Suspect(IDS[7], 1, 1), bench.now)
+    assert bench.health(7) is Health.SUSPECT
+
+
+def test_a_row_that_may_be_the_last_clears_nobody_of_a_suspicion():
+    bench = Bench(3)
+    bench.now += limits.HEARTBEAT_INTERVAL_S + 0.1
+    assert bench.machine.suspicion(2, Suspect(IDS[1], 1, 0), bench.now) == []
+    assert bench.health(1) is Health.ALIVE
+
+
+def test_a_suspicion_that_the_first_answers_clear_up_is_not_worth_a_line():
+    bench = Bench(3)
+    bench.pass_time(10.0)
+    bench.machine.suspicion(2, Suspect(IDS[1], 1, 1), bench.now)
+    assert bench.health(1) is Health.SUSPECT
+    bench.machine.heard_on(1, bench.now + 0.1)
+    assert not _lines(bench.pass_time(20.0))
+    bench.machine.suspicion(2, Suspect(IDS[1], 1, 1), bench.now)
+    lines = _lines(bench.pass_time(20.0, silent=(1,)))
+    assert [line.split(" ", 1)[1] for line in lines] == ["does not answer", "is down"], "each of them once"
+
+
+def test_a_row_that_has_just_come_is_no_reason_to_doubt_a_rumour():
+    """It may be the last one of the dead, and the rumour is told once."""
+    bench = Bench(3)
+    bench.now += limits.RUMOUR_PAUSE_S
+    bench.row(1, 2, bench.now)
+    bench.machine.suspicion(2, Suspect(IDS[1], 1, 1), bench.now)
+    assert bench.health(1) is Health.ALIVE, "of an older row"
+    bench.machine.suspicion(2, Suspect(IDS[1], 1, 2), bench.now)
+    assert bench.health(1) is Health.SUSPECT
+
+
+def test_a_rumour_of_a_newer_row_than_ours_is_believed_until_a_newer_one_comes():
+    """The last row of the dead may not have reached us, and the rumour is told once."""
+    bench = Bench(3)
+    bench.now += limits.RUMOUR_PAUSE_S
+    relayed = _sent(bench.machine.suspicion(2, Suspect(IDS[1], 1, 2), bench.now), Suspect)
+    assert bench.health(1) is Health.SUSPECT
+    seen = (relayed[0].message.incarnation, relayed[0].message.heartbeat)
+    assert seen == bench.roster.get(IDS[1]).peer.body.age, "we vouch for no row that we have not seen"
+    bench.row(1, 2, bench.now)
+    assert bench.health(1) is Health.ALIVE
+    assert _sent(bench.pass_time(limits.PROBE_TIMEOUT_S, silent=(1,)), PingFor), "it may have been the last"
+
+
+def test_a_newer_row_refutes():
+    bench = Bench(3)
+    bench.now += limits.PROBE_TIMEOUT_S
+    bench.machine.suspicion(2, Suspect(IDS[1], *bench.roster.get(IDS[1]).peer.body.age), bench.now)
+    bench.row(1, 2, bench.now)
+    assert bench.health(1) is Health.ALIVE
+
+
+def test_a_member_without_a_link_is_judged_by_its_heartbeat():
+    bench = Bench(1)
+    bench.roster.update(builders.row(builders.identity(5)), bench.now)
+    bench.pass_time(limits.SILENCE_SUSPECT_S)
+    assert bench.health(5) is Health.ALIVE
+    bench.pass_time(2 * limits.PROBE_INTERVAL_S)
+    assert bench.health(5) is Health.SUSPECT
+    bench.pass_time(limits.SUSPICION_TIMEOUT_S + limits.PROBE_INTERVAL_S)
+    assert bench.health(5) is Health.DOWN
+    assert bench.health(1) is Health.ALIVE
+
+
+def test_being_slow_makes_patient_and_being_on_time_heals():
+    bench = Bench(1)
+    bench.wake()
+    for expected in range(1, 20):
+        for link, number in _pings(bench.wake(limits.PROBE_INTERVAL_S + 3.0)):
+            bench.machine.ack(link, Ack(number), bench.now)
+        assert bench.machine.local_health == min(expected, limits.LOCAL_HEALTH_MAX - 1)
+    assert bench.health(1) is Health.ALIVE
+    bench.pass_time(30 * limits.PROBE_INTERVAL_S)
+    assert bench.machine.local_health == 0
+
+
+def test_who_is_slow_itself_gives_silent_links_up_later():
+    bench = Bench(1)
+    bench.wake()
+    for late_s, patience_s in ((0.0, limits.LINK_SILENCE_S), (3.0, 2 * limits.LINK_SILENCE_S)):
+        bench.wake(limits.PROBE_INTERVAL_S + late_s)
+        bench.machine.heard_on(1, bench.now)
+        assert bench.machine.silent_links(bench.now + patience_s) == set()
+        assert bench.machine.silent_links(bench.now + patience_s + 0.1) == {1}
+
+
+def test_a_night_asleep_kills_nobody():
+    bench = Bench(4)
+    bench.wake(limits.PROBE_INTERVAL_S)
+    bench.wake(8 * 3600.0)
+    assert {bench.health(n) for n in range(1, 5)} == {Health.ALIVE}
+
+
+def test_deadline_lies_ahead_after_every_wake():
+    bench = Bench(4, seed=3)
+    dice = random.Random(3)
+    for _ in range(300):
+        for link, number in _pings(bench.wake()):
+            if dice.random() < 0.5:
+                bench.machine.ack(link, Ack(number), bench.now)
+        assert bench.machine.deadline() > bench.now
+        bench.now = bench.machine.deadline() + dice.choice([0.0, 0.0, 0.2, 2.0])
+
+
+# --- whole cores ------------------------------------------------------------------------------------
+
+
+def _world(seed: int, count: int) -> World:
+    """`count` nodes that know each other, their timers out of step."""
+    world = World(seed)
+    for number in range(count):
+        world.add(number, [0] if number else [])
+        world.run(world.rng.uniform(0.0, 2.0))
+    world.run(20.0 + world.rng.uniform(0.0, 3.0))
+    for node in world.running():
+        assert len(node.core.roster.live()) == count - 1
+        node.judged.clear()
+    return world
+
+
+def _verdicts(node: Node, about: int) -> list[Health]:
+    return [health for _, number, health in node.judged if number == about]
+
+
+@pytest.mark.parametrize("silently", [True, False], ids=["power cut", "process killed"])
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_a_crash_is_detected_within_20_seconds_by_all(seed, count, silently):
+    world = _world(seed, count)
+    victim = world.nodes[count - 1]
+    world.crash(victim, silently=silently)
+    world.run(20.0)
+    for node in world.running():
+        assert node.core.roster.get(victim.identity.node_id).health is Health.DOWN
+        assert node.core.links.to(victim.identity.node_id) is None, "a dead link is not kept"
+        assert not [n for _, n, health in node.judged if n != victim.number and health is Health.DOWN]
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_a_node_frozen_for_3_seconds_is_not_called_down_nor_calls_others_down(seed, count):
+    world = _world(seed, count)
+    for _ in range(10):
+        world.freeze(world.nodes[count - 1], 3.0)
+        world.run(3.0 + world.rng.uniform(0.5, 4.0))
+    world.run(30.0)
+    for node in world.running():
+        assert Health.DOWN not in [health for _, _, health in node.judged]
+        assert {m.health for m in node.core.roster.members()} == {Health.ALIVE}
+
+
+def test_a_peer_that_answers_3_seconds_late_is_not_called_down(seed):
+    world = _world(seed, 4)
+    world.weather.delay = (2.9, 3.1)
+    world.run(60.0)
+    for node in world.running():
+        assert Health.DOWN not in [health for _, _, health in node.judged]
+
+
+def test_a_false_rumour_is_refuted(seed):
+    world = _world(seed, 5)
+    liar, victim = world.nodes[1], world.nodes[4]
+    for _ in range(5):
+        age = victim.core.own_row.age
+        for link in list(liar.links):
+            world._send(liar, link, encode(Suspect(victim.identity.node_id, *age)))
+        world.run(5.0)
+    world.run(10.0)
+    for node in world.running():
+        if node is not victim:
+            assert Health.DOWN not in _verdicts(node, victim.number)
+            assert node.core.roster.get(victim.identity.node_id).health is Health.ALIVE
+
+
+def test_rumours_about_us_cannot_make_us_flood_the_swarm(seed):
+    """An old rumour is answered to the one who spreads it; only a current one takes a new heartbeat."""
+    world = _world(seed, 5)
+    victim = world.nodes[0]
+    incarnation, heartbeat = victim.core.own_row.age
+    link = next(iter(victim.links))
+    rumour = encode(Suspect(victim.identity.node_id, incarnation, heartbeat))
+    sent = [e for _ in range(100) for e in world.inject(victim, link, rumour) if isinstance(e, Send)]
+    assert victim.core.own_row.age == (incarnation, heartbeat + 1)
+    assert len(sent) <= 100 + limits.PUSH_FANOUT
+
+
+def test_the_last_row_of_the_dead_revives_nobody_however_late_it_comes(seed):
+    """One node has it and another has missed it; rosters bring what gossip lost."""
+    world = _world(seed, 3)
+    one, other, victim = (world.nodes[number] for number in range(3))
+    world.crash(victim)
+    world.run(20.0)
+    incarnation, heartbeat = victim.core.own_row.age
+    last = builders.row(victim.identity, incarnation=incarnation, heartbeat=heartbeat + 1)
+    one.core.roster.update(last, world.now)
+    one.core.roster.judge(victim.identity.node_id, Health.DOWN, world.now)
+    world.run(3 * limits.ANTI_ENTROPY_INTERVAL_S)
+    assert _verdicts(other, victim.number) == [Health.SUSPECT, Health.DOWN]
+
+
+def test_leaving_is_seen_at_once(seed):
+    """By those whom the leaver is linked to; the others hear of it from them."""
+    world = _world(seed, 8)
+    leaver = world.nodes[3]
+    linked = [world.nodes[number] for number, _ in leaver.links.values()]
+    assert len(linked) >= limits.PUSH_FANOUT
+    world.handle(leaver, Leave())
+    world.after(0.5, lambda: world.crash(leaver))
+    world.run(1.0)
+    for node in linked:
+        assert node.core.roster.get(leaver.identity.node_id).health is Health.LEFT
+    world.run(30.0)
+    for node in world.running():
+        assert _verdicts(node, leaver.number) == [Health.LEFT]
+
+
+def test_one_link_cut_is_vouched_for_by_others(seed):
+    """Two nodes cannot hear each other directly any more; everybody else can."""
+    world = _world(seed, 5)
+    a, b = world.nodes[1], world.nodes[2]
+    real = world.reachable
+    world.reachable = lambda x, y: {x.number, y.number} != {1, 2} and real(x, y)
+    world.run(60.0)
+    assert Health.DOWN not in _verdicts(a, 2)
+    assert Health.DOWN not in _verdicts(b, 1)
+    assert a.core.roster.get(b.identity.node_id).health is Health.ALIVE
