@@ -12,8 +12,8 @@ from benchmarks.tables import Table
 from gossamer.node.training.encoders import SectionWriter, encode_tensor, piece_numel
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.codecs.base import Codec
-from gossamer.protocol.phi.chunks import split_payload
-from gossamer.protocol.phi.packing import pack_chunk, unpack_chunk
+from gossamer.protocol.payloads.chunks import split_payload
+from gossamer.protocol.payloads.packing import pack_chunk, unpack_chunk
 from gossamer.protocol.rules.base import PART
 
 

@@ -18,7 +18,7 @@ from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.manifest import Manifest, from_values
-from gossamer.protocol.phi.layout import TensorSpec
+from gossamer.protocol.payloads.layout import TensorSpec
 from tests.net.puppet import Puppet
 
 WAIT_S = 120.0

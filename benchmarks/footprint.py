@@ -36,12 +36,12 @@ from gossamer.node.storage.base import GENESIS
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import UnreachableError
-from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest, from_values
-from gossamer.protocol.phi.chunks import split_payload
-from gossamer.protocol.phi.fixedpoint import Ints
-from gossamer.protocol.phi.layout import TensorSpec
+from gossamer.protocol.payloads.chunks import split_payload
+from gossamer.protocol.payloads.layout import TensorSpec
 from tests.net.puppet import Puppet
 from tests.protocol.builders import identity, random_delta
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gossamer.protocol.phi.fixedpoint import Ints
+from gossamer.protocol.fixedpoint import Ints
 
 
 def best_of(call: Callable[[], object], repeats: int, clock: Callable[[], float] = time.thread_time) -> float:

@@ -26,11 +26,11 @@ from gossamer.models.task import named_tensors
 from gossamer.node.phi import snapshots
 from gossamer.node.training.outer import OuterLoop
 from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Outer
-from gossamer.protocol.phi.fixedpoint import Ints
-from gossamer.protocol.phi.layout import Fragment
-from gossamer.protocol.phi.merge import Contribution, RoundMerge, measure
-from gossamer.protocol.phi.payload import Payload, payload_length
+from gossamer.protocol.merging.merge import Contribution, RoundMerge, measure
+from gossamer.protocol.payloads.layout import Fragment
+from gossamer.protocol.payloads.payload import Payload, payload_length
 
 SIZES, QUICK = (10**6, 10**7, 10**8, 10**9), (10**5,)
 FRAGMENTS = 16

@@ -19,10 +19,10 @@ from gossamer.models.text import ByteTextTask, TextOptions
 from gossamer.node.training.outer import OuterLoop
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import DivergedError
+from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints, is_healthy
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.fixedpoint import VALUE_LIMIT, Ints, is_healthy
-from gossamer.protocol.phi.merge import Contribution, RoundMerge, measure
-from gossamer.protocol.phi.payload import Payload, encode_payload, payload_length
+from gossamer.protocol.merging.merge import Contribution, RoundMerge, measure
+from gossamer.protocol.payloads.payload import Payload, encode_payload, payload_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

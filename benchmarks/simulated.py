@@ -1,7 +1,7 @@
 """A swarm of real protocol cores in virtual time, on hosts with lines of their own (see `access`).
 
-Every decision is `gossamer.protocol.replica`'s, as in the daemon and in tests/sim. What is left out is what
-does not travel: payloads are sizes without bytes, nothing is merged, and a disk takes no time.
+Every decision is that of `gossamer.protocol.core.replica`, as in the daemon and in tests/sim. What does not
+travel is left out: payloads are sizes without bytes, nothing is merged, and a disk takes no time.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,14 +13,14 @@ from random import Random
 from benchmarks.access import Flow, Host, Line
 from gossamer.protocol import effects as fx
 from gossamer.protocol import limits
+from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest, from_values
 from gossamer.protocol.membership.presence import NodeInfo
 from gossamer.protocol.messages import Decline, encode
-from gossamer.protocol.phi.chunks import payload_chunk_sizes
-from gossamer.protocol.phi.layout import TensorSpec
+from gossamer.protocol.payloads.chunks import payload_chunk_sizes
+from gossamer.protocol.payloads.layout import TensorSpec
 from gossamer.protocol.records import NO_RECORD, DeltaBody
-from gossamer.protocol.replica import Replica
 from tests.sim.loop import Loop
 from tests.sim.memo import Encoder
 from tests.sim.trace import Trace

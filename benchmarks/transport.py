@@ -26,7 +26,7 @@ from gossamer.node.network.transport import Transport
 from gossamer.node.network.uploads import Uploads
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
-from gossamer.protocol.phi.packing import Chunk
+from gossamer.protocol.payloads.packing import Chunk
 
 SWARM = sha256(b"a swarm for a benchmark").digest()
 HANDSHAKES = 15

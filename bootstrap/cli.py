@@ -21,10 +21,10 @@ from gossamer.bootstrap.commands.swarm import swarm
 from gossamer.node import __version__
 from gossamer.node.commands import config
 from gossamer.node.commands.node import node, show_id
-from gossamer.node.commands.shown import harmless
 from gossamer.node.commands.use import export, generate
 from gossamer.node.commands.watch import peers, status, top, verify
 from gossamer.node.config.command import App, Command
+from gossamer.node.dashboard.shown import harmless
 from gossamer.protocol.errors import ConfigError, DiskFullError, LocalError
 
 USER_ERROR = 2

@@ -18,7 +18,7 @@ from rich.text import Text
 from gossamer.bootstrap.chaos import Happening, Storm
 from gossamer.bootstrap.processes import NodeProcess
 from gossamer.bootstrap.summary import SwarmSummary, amount
-from gossamer.node.commands.shown import harmless
+from gossamer.node.dashboard.shown import harmless
 
 PLAIN_INTERVAL_S = 5.0
 NOTES_SHOWN = 5

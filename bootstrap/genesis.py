@@ -7,10 +7,10 @@ from gossamer.bootstrap import genesis_file
 from gossamer.models.registry import task_names
 from gossamer.models.task_file import is_own_name
 from gossamer.node.lifeline import Child
-from gossamer.node.phi import genesis
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
+from gossamer.node.training import genesis
 from gossamer.protocol.errors import ConfigError, DiskFullError
 from gossamer.protocol.manifest import Manifest
 
@@ -79,7 +79,7 @@ def _rebuild(home: Home) -> None:
     """In a process that may import torch, and ends with this one. Raises ConfigError with that process's own
     explanation, or DiskFullError."""
     child = Child(
-        "gossamer.node.phi.genesis", [str(home.root)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        "gossamer.node.training.genesis", [str(home.root)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     assert child.process.stderr is not None
     try:

@@ -17,8 +17,8 @@ from safetensors.numpy import save
 from gossamer.node.phi import snapshots
 from gossamer.node.storage.placing import placed, written
 from gossamer.protocol.errors import ConfigError, DivergedError, StorageError
+from gossamer.protocol.fixedpoint import Ints, to_fixed, to_float
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.fixedpoint import Ints, to_fixed, to_float
 
 SUFFIX = ".genesis.safetensors"
 

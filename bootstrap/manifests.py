@@ -11,14 +11,15 @@ from gossamer.models.errors import TaskError
 from gossamer.models.registry import OptionValue
 from gossamer.models.task_file import kind_of
 from gossamer.node.given import read_manifest
-from gossamer.node.phi import genesis, snapshots
+from gossamer.node.phi import snapshots
 from gossamer.node.storage.placing import put
 from gossamer.node.tilde import expanded
+from gossamer.node.training import genesis
 from gossamer.protocol.errors import ConfigError, StorageError
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.limits import TENSORS_MAX
 from gossamer.protocol.manifest import Manifest, from_values
-from gossamer.protocol.phi.fixedpoint import Ints
-from gossamer.protocol.phi.layout import TensorSpec, plan
+from gossamer.protocol.payloads.layout import TensorSpec, plan
 
 if TYPE_CHECKING:
     from torch import nn

@@ -20,8 +20,8 @@ from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError, LocalError, StorageError
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.fixedpoint import Ints
 
 FAILURE = 1
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gossamer.models.task import named_tensors
 from gossamer.protocol.errors import ConfigError, DivergedError
-from gossamer.protocol.phi.fixedpoint import to_fixed
+from gossamer.protocol.fixedpoint import to_fixed
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

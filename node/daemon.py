@@ -16,10 +16,10 @@ from typing import Any
 
 from gossamer.node import __version__, lifeline, logs
 from gossamer.node.address import WILDCARDS, format_address, parse_address, parse_contact, port_of
+from gossamer.node.briefing import Briefing
 from gossamer.node.dashboard.admin import AdminServer, token_here
 from gossamer.node.dashboard.bulletin import Bulletin
 from gossamer.node.ipc import control
-from gossamer.node.ipc.briefing import Briefing
 from gossamer.node.ipc.publisher import Publisher
 from gossamer.node.ipc.trainer_port import TrainerPort
 from gossamer.node.monitoring.status import status_of
@@ -51,13 +51,13 @@ from gossamer.node.storage.recordwriter import RecordWriter
 from gossamer.node.timekeeping import Timekeeper, unix_offset_s
 from gossamer.node.wording import for_a_script
 from gossamer.protocol import effects as fx
+from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.errors import DiskFullError, FolderGoneError, LocalError, StorageError
 from gossamer.protocol.identity import short
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.presence import NodeInfo
 from gossamer.protocol.messages import Ask
 from gossamer.protocol.records import Delta
-from gossamer.protocol.replica import Replica
 
 STOP_GRACE_S = 2.5
 """Time for the trainer to hand in its open window, and for a peer to fetch it, when the node stops."""

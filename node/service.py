@@ -93,7 +93,7 @@ def trainer_service(options: TrainerOptions) -> Service:
 
     def start() -> Child:
         told = replace(options, restarted=service.failures > 0)
-        return Child("gossamer.node.training.trainer", [told.to_json()], env=threads)
+        return Child("gossamer.node.trainer", [told.to_json()], env=threads)
 
     service = Service("trainer", start)
     return service

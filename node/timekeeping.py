@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from gossamer.protocol import effects as fx
-from gossamer.protocol.replica import Replica
+from gossamer.protocol.core.replica import Replica
 
 CLOCK_MOVED_S = 2.0
 """What time servers correct by and by is none of our business."""

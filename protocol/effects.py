@@ -8,9 +8,9 @@ known by a number that its adapter never uses twice.
 from dataclasses import dataclass
 from typing import Protocol
 
-from gossamer.protocol.admission.greylist import Offence
-from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.messages import Message
+from gossamer.protocol.offence import Offence
 from gossamer.protocol.records import Delta, DeltaBody
 
 

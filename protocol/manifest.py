@@ -40,7 +40,7 @@ from gossamer.protocol.limits import (
     TENSOR_DIMS_MAX,
     TENSORS_MAX,
 )
-from gossamer.protocol.phi.layout import Layout, TensorSpec, plan
+from gossamer.protocol.payloads.layout import Layout, TensorSpec, plan
 from gossamer.protocol.rules import RULES
 from gossamer.protocol.wire import at_most
 

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Protocol, Self
 from gossamer.protocol import limits
 from gossamer.protocol.envelope import HEADER_BYTES
 from gossamer.protocol.errors import MalformedError, UnsupportedError
-from gossamer.protocol.gossip.ranges import FANOUT, LEVEL_MAX
 from gossamer.protocol.identity import NODE_ID_BYTES
-from gossamer.protocol.phi.chunks import HASH_BYTES
+from gossamer.protocol.payloads.chunks import HASH_BYTES
+from gossamer.protocol.ranges import FANOUT, LEVEL_MAX
 from gossamer.protocol.wire import Fields, pack, unpack
 
 _COMPARED_MAX = limits.COMPARED_PARENTS_MAX * FANOUT

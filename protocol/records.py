@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.protocol import limits
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.envelope import Envelope, Kind
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.history.claims import Claim
-from gossamer.protocol.phi.chunks import HASH_BYTES, payload_chunk_sizes
-from gossamer.protocol.phi.layout import Layout
-from gossamer.protocol.phi.payload import payload_length
+from gossamer.protocol.payloads.chunks import HASH_BYTES, payload_chunk_sizes
+from gossamer.protocol.payloads.layout import Layout
+from gossamer.protocol.payloads.payload import payload_length
 from gossamer.protocol.wire import Fields, pack, unpack
 
 NO_RECORD = bytes(32)

@@ -19,13 +19,13 @@ from gossamer.models.task import named_tensors
 from gossamer.node.training.outer import OuterLoop
 from gossamer.node.training.standing import WARM_UP_STEPS
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.history.pace import Pace, round_clock
+from gossamer.protocol.fixedpoint import ONE, Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.chunks import split_payload
-from gossamer.protocol.phi.fixedpoint import ONE, Ints
-from gossamer.protocol.phi.merge import Contribution, measure
-from gossamer.protocol.phi.packing import pack_chunk
-from gossamer.protocol.phi.payload import Payload, payload_length
+from gossamer.protocol.merging.merge import Contribution, measure
+from gossamer.protocol.pace import Pace, round_clock
+from gossamer.protocol.payloads.chunks import split_payload
+from gossamer.protocol.payloads.packing import pack_chunk
+from gossamer.protocol.payloads.payload import Payload, payload_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

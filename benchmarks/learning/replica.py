@@ -4,9 +4,9 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from gossamer.protocol.errors import DivergedError
+from gossamer.protocol.fixedpoint import Ints, is_healthy
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.fixedpoint import Ints, is_healthy
-from gossamer.protocol.phi.merge import Contribution, merge_round
+from gossamer.protocol.merging.merge import Contribution, merge_round
 
 Authors = frozenset[int]
 

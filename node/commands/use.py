@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from gossamer.node.commands.flags import OwnTask, Used
-from gossamer.node.commands.shown import harmless
 from gossamer.node.config import option_values
+from gossamer.node.dashboard.shown import harmless
 from gossamer.protocol.errors import StorageError
 
 

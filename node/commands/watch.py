@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from gossamer.node.commands.flags import Address, Member, Plaintext
-from gossamer.node.commands.shown import WRONG_SHAPE, harmless
 from gossamer.node.config import option_values
+from gossamer.node.dashboard.shown import WRONG_SHAPE, harmless
 from gossamer.protocol.errors import ConfigError, UnreachableError
 
 

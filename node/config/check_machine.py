@@ -106,7 +106,7 @@ def check_device(name: str, threads: int) -> Iterator[Finding]:
 
     def chosen() -> str:
         try:
-            from gossamer.node.training.trainer import choose_device
+            from gossamer.node.trainer import choose_device
         except (ImportError, OSError) as problem:
             raise LocalError(f"torch cannot be used: {problem}; install it for this machine") from None
         return f"{choose_device(name)} can be trained on"

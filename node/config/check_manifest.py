@@ -12,8 +12,8 @@ from gossamer.node.config.findings import Finding, error, ok, told, warning
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.chunks import HASH_BYTES, chunk_sizes, payload_chunk_sizes
-from gossamer.protocol.phi.payload import payload_length
+from gossamer.protocol.payloads.chunks import HASH_BYTES, chunk_sizes, payload_chunk_sizes
+from gossamer.protocol.payloads.payload import payload_length
 
 CLOCK_S = 120.0
 SNAPSHOTS = 5

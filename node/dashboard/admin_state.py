@@ -14,7 +14,7 @@ from gossamer.node.monitoring.view import NodeView
 from gossamer.node.monitoring.watching import Watching
 from gossamer.protocol.admission.charter import Role
 from gossamer.protocol.membership.roster import Health, Member
-from gossamer.protocol.phi.conduct import Summary
+from gossamer.protocol.merging.conduct import Summary
 from gossamer.protocol.records import PeerBody
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.node.commands.shown import harmless_line
+from gossamer.node.dashboard.shown import harmless_line
 from gossamer.protocol.admission.charter import UNIX_S_MAX
 from gossamer.protocol.unix_time import span
 

@@ -12,8 +12,8 @@ from contextlib import suppress
 from rich.console import Console
 from rich.live import Live
 
-from gossamer.node.commands.shown import WRONG_SHAPE, harmless_line
 from gossamer.node.dashboard.admin_client import AdminClient
+from gossamer.node.dashboard.shown import WRONG_SHAPE, harmless_line
 from gossamer.node.dashboard.top_view import ROUNDS_SHOWN, SORTS, Board, Choices, screen
 from gossamer.protocol.errors import ConfigError, UnreachableError
 

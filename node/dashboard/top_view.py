@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.node.commands.shown import harmless_line
+from gossamer.node.dashboard.shown import harmless_line
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 CHART_ROWS_MAX = 16

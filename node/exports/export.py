@@ -17,8 +17,8 @@ from gossamer.node.phi.restore import manifest_of, replay
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.placing import is_mount_point, is_of_mount, placed, written
 from gossamer.protocol.errors import ConfigError, StorageError
-from gossamer.protocol.phi.fixedpoint import Ints
-from gossamer.protocol.phi.layout import Layout
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.payloads.layout import Layout
 
 SUFFIX = ".safetensors"
 WEIGHTS = "model.safetensors"

@@ -14,8 +14,8 @@ from gossamer.node.phi.restore import manifest_of, replay
 from gossamer.node.storage.home import Home
 from gossamer.node.training.parameters import check_fits
 from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.fixedpoint import Ints, to_float
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.fixedpoint import Ints, to_float
 
 
 def load_into(model: nn.Module, manifest: Manifest, phi: Ints) -> None:

@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from gossamer.protocol.phi.fixedpoint import Ints, to_float
-from gossamer.protocol.phi.layout import Layout
+from gossamer.protocol.fixedpoint import Ints, to_float
+from gossamer.protocol.payloads.layout import Layout
 
 _ALIGNMENT = 8
 

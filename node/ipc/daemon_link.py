@@ -18,9 +18,9 @@ from math import inf
 from gossamer.node.ipc import control
 from gossamer.node.ipc.shared import SharedMemory
 from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.fixedpoint import Ints
-from gossamer.protocol.phi.layout import Fragment
+from gossamer.protocol.payloads.layout import Fragment
 
 CONNECT_TIMEOUT_S = 60.0
 """How long a trainer waits for its daemon, which reads its model back before it listens to one."""

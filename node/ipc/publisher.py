@@ -10,7 +10,7 @@ from gossamer.node.seldom import Trouble
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.wholefile import writable_once
 from gossamer.protocol import effects as fx
-from gossamer.protocol.phi.chunks import split_payload
+from gossamer.protocol.payloads.chunks import split_payload
 from gossamer.protocol.records import NO_RECORD, DeltaBody
 
 DISK_RETRY_S = 5.0

@@ -16,10 +16,10 @@ import tempfile
 import numpy as np
 
 from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.fixedpoint import Ints
-from gossamer.protocol.phi.layout import Fragment
-from gossamer.protocol.phi.payload import payload_length
+from gossamer.protocol.payloads.layout import Fragment
+from gossamer.protocol.payloads.payload import payload_length
 
 _NOT_ALLOWED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 """What a sandbox says, or a system with vm.memfd_noexec = 2."""

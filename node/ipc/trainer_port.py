@@ -17,13 +17,12 @@ from typing import Protocol
 from gossamer.node.ipc import control
 from gossamer.node.ipc.pulse import Pulse
 from gossamer.node.ipc.shared import SharedMemory
-from gossamer.node.phi.merger import MergedState
 from gossamer.node.seldom import Seldom, Trouble
 from gossamer.node.storage.wholefile import cannot_write
 from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.fixedpoint import Ints
-from gossamer.protocol.phi.layout import Fragment
+from gossamer.protocol.payloads.layout import Fragment
 
 BUFFER_BYTES_MAX = 1 << 20
 BACKLOG_BYTES_MAX = 1 << 17
@@ -210,8 +209,9 @@ class TrainerPort:
         if writer.transport.get_write_buffer_size() > BACKLOG_BYTES_MAX:
             writer.transport.abort()
 
-    async def offer(self, fragment: Fragment, phi: Ints, state: MergedState) -> None:
-        """Hand a fragment of Phi to the trainer, if there is one and it has taken the last."""
+    async def offer(self, fragment: Fragment, phi: Ints, told: control.Phi) -> None:
+        """Hand a fragment of Phi, and what is `told` of it, to the trainer if there is one and it has taken
+        the last."""
         shared = self._shared
         if not self.attached or shared is None or fragment.index in self._taken:
             return
@@ -222,4 +222,4 @@ class TrainerPort:
         else:
             area[:] = phi
         if shared is self._shared:
-            self.send(control.Phi(fragment.index, state.merged_round, state.own_round, state.version))
+            self.send(told)

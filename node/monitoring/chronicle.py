@@ -10,12 +10,12 @@ from itertools import groupby, islice
 from statistics import median
 from typing import Any, NamedTuple
 
-from gossamer.protocol.history.claims import total
+from gossamer.protocol.claims import total
 from gossamer.protocol.limits import MEMBERS_MAX
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.conduct import CLIPPED_MIN, Figures
-from gossamer.protocol.phi.layout import Layout
-from gossamer.protocol.phi.token_count import TokenCount
+from gossamer.protocol.merging.conduct import CLIPPED_MIN, Figures
+from gossamer.protocol.merging.token_count import TokenCount
+from gossamer.protocol.payloads.layout import Layout
 from gossamer.protocol.records import Delta
 
 ROUNDS_MAX = 10_000

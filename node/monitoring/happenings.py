@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from gossamer.node.monitoring.known_links import LIVE
 from gossamer.node.monitoring.replicas import Likeness, compare
-from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.membership.roster import Health, Member
 
 NAMES_MAX = 6

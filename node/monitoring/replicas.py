@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.claims import Claim
 
 
 class Likeness(StrEnum):

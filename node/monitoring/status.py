@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # who only asks for a status needs none of this, nor NumPy
     from gossamer.node.monitoring.view import NodeView
     from gossamer.protocol.gossip.ledger import Ledger
     from gossamer.protocol.membership.roster import Member
-    from gossamer.protocol.phi.conduct import Summary
+    from gossamer.protocol.merging.conduct import Summary
 
 
 async def status_of(view: "NodeView", query: Mapping[str, str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from gossamer.node.network.transport import Transport
 from gossamer.node.phi.archive import Archive
 from gossamer.node.phi.merging import Merging
 from gossamer.node.storage.home import Home
-from gossamer.protocol.replica import Replica
+from gossamer.protocol.core.replica import Replica
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

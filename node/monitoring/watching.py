@@ -23,7 +23,7 @@ from gossamer.node.network.listening import is_gone
 from gossamer.node.renewal import runs_out_soon
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import RefusedError, StorageError
-from gossamer.protocol.phi.conduct import RoundFigures
+from gossamer.protocol.merging.conduct import RoundFigures
 from gossamer.protocol.records import Delta
 
 TICK_S = 1.0

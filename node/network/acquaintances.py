@@ -9,8 +9,8 @@ from contextlib import suppress
 from gossamer.node.address import Contact, parse_contact
 from gossamer.node.seldom import Seldom
 from gossamer.node.storage.home import Home
+from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.errors import ConfigError
-from gossamer.protocol.replica import Replica
 
 REMEMBER_FIRST_S = 1.0
 REMEMBER_INTERVAL_S = 30.0

@@ -14,9 +14,9 @@ from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import effects as fx
 from gossamer.protocol.admission.charter import Role, parse_grant
+from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.envelope import open_envelope
 from gossamer.protocol.errors import ConfigError, LocalError, PeerError, StorageError
-from gossamer.protocol.replica import Replica
 
 RENEWAL_PATIENCE_S = 30.0
 """Several dials to each address that we know, and time to be told."""

@@ -15,7 +15,7 @@ from gossamer.node.network.uplink import Turn
 from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.identity import short
 from gossamer.protocol.limits import FETCH_TIMEOUT_S, FETCHES_PER_LINK_MAX
-from gossamer.protocol.phi.packing import Chunk
+from gossamer.protocol.payloads.packing import Chunk
 
 GET_TIMEOUT = aiohttp.ClientTimeout(total=FETCHES_PER_LINK_MAX * FETCH_TIMEOUT_S)
 """A peer sends one chunk after another: the core knows how long each is worth waiting for, up to this."""

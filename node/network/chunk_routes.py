@@ -16,11 +16,11 @@ from gossamer.node.network.receiver import Chunks
 from gossamer.node.network.tls import cut
 from gossamer.node.network.uplink import BusyError, Turn
 from gossamer.node.network.uploads import Uploads
-from gossamer.protocol.admission.greylist import Offence
 from gossamer.protocol.errors import PayloadError, PeerError
 from gossamer.protocol.identity import short
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, FETCH_TIMEOUT_S, SMALL_CHUNK_BYTES
-from gossamer.protocol.phi.packing import Chunk
+from gossamer.protocol.offence import Offence
+from gossamer.protocol.payloads.packing import Chunk
 
 log = logging.getLogger("gossamer.transport")
 

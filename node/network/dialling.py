@@ -9,8 +9,8 @@ from gossamer.node.address import parse_address
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.transport import Transport
 from gossamer.protocol import effects as fx
+from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.errors import ConfigError, PeerError
-from gossamer.protocol.replica import Replica
 
 log = logging.getLogger("gossamer.node")
 

@@ -11,11 +11,11 @@ from gossamer.node.phi.snapshots import SnapshotShelf
 from gossamer.node.seldom import Seldom
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.protocol import effects as fx
+from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.identity import short
-from gossamer.protocol.phi.chunks import payload_chunk_sizes
-from gossamer.protocol.phi.packing import Chunk
-from gossamer.protocol.replica import Replica
+from gossamer.protocol.payloads.chunks import payload_chunk_sizes
+from gossamer.protocol.payloads.packing import Chunk
 
 LOOK_AGAIN_S = 10.0
 """So often chunks that could not be read are looked for."""

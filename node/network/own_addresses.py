@@ -7,8 +7,8 @@ from socket import AddressFamily
 from gossamer.node.address import format_address, is_loopback, is_of_one_interface
 from gossamer.node.network.link import PeerLink
 from gossamer.node.network.listening import family_of, is_gone, own_address
+from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.effects import Effect
-from gossamer.protocol.replica import Replica
 
 Hosts = dict[AddressFamily, str]
 """One of each kind of address, IPv4 and IPv6."""

@@ -11,7 +11,7 @@ from aiohttp import web
 from gossamer.node.network.link import PeerLink
 from gossamer.protocol.errors import PayloadError, RefusedError
 from gossamer.protocol.identity import short
-from gossamer.protocol.phi.packing import Chunk, packed_size, unpack_chunk
+from gossamer.protocol.payloads.packing import Chunk, packed_size, unpack_chunk
 
 ENCODING_HEADER = "Content-Encoding"
 ZSTD = "zstd"

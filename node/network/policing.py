@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from gossamer.node.network.link import PeerLink
 from gossamer.protocol import limits
 from gossamer.protocol.admission.budget import PER_ADDRESS, PER_NODE, Budgets, Resource, cost_of_message
-from gossamer.protocol.admission.greylist import Greylist, Offence
+from gossamer.protocol.admission.greylist import Greylist
 from gossamer.protocol.identity import short
+from gossamer.protocol.offence import Offence
 
 SWEEP_S = 5.0
 COMPLAINT_INTERVAL_S = 30.0

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from gossamer.node.network.link import PeerLink
-from gossamer.protocol.phi.packing import Chunk
+from gossamer.protocol.payloads.packing import Chunk
 
 
 class Receiver(Protocol):

@@ -15,11 +15,11 @@ from gossamer.node.network.uplink import BusyError
 from gossamer.node.network.uploads import Uploads
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.protocol import effects as fx
-from gossamer.protocol.admission.greylist import Offence
 from gossamer.protocol.errors import PayloadError, PeerError
 from gossamer.protocol.identity import short
 from gossamer.protocol.limits import ASKS_PER_LINK_MAX, PUTS_PER_LINK_MAX, SMALL_CHUNK_BYTES
 from gossamer.protocol.messages import Ask, Decline, encode
+from gossamer.protocol.offence import Offence
 
 _Asked = tuple[bytes, int]
 """A chunk's hash, and the number of its upload."""

@@ -20,11 +20,11 @@ from gossamer.node.storage.base import Base
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import effects as fx
+from gossamer.protocol.claims import Claim
+from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.errors import StorageError
-from gossamer.protocol.history.claims import Claim
-from gossamer.protocol.phi.fixedpoint import Ints
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.records import Delta
-from gossamer.protocol.replica import Replica
 
 LATE_SETTLE_S = 2.0
 """Late records come in bunches: a snapshot is written anew when none has come for this long."""

@@ -14,14 +14,14 @@ from gossamer.node.phi import snapshots
 from gossamer.node.phi.payloads import Payloads
 from gossamer.node.storage.base import GENESIS, Base, Digests, Rounds
 from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.protocol.claims import chain, round_digest, total
 from gossamer.protocol.errors import StorageError
-from gossamer.protocol.history.claims import chain, round_digest, total
+from gossamer.protocol.fixedpoint import Ints, is_healthy
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.conduct import RoundFigures, figures
-from gossamer.protocol.phi.fixedpoint import Ints, is_healthy
-from gossamer.protocol.phi.layout import Fragment
-from gossamer.protocol.phi.merge import Contribution, RoundMerge
-from gossamer.protocol.phi.token_count import TokenCount
+from gossamer.protocol.merging.conduct import RoundFigures, figures
+from gossamer.protocol.merging.merge import Contribution, RoundMerge
+from gossamer.protocol.merging.token_count import TokenCount
+from gossamer.protocol.payloads.layout import Fragment
 from gossamer.protocol.records import Delta
 from gossamer.protocol.rules.clipping import usual_rates
 

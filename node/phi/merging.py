@@ -12,19 +12,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
+from gossamer.node.ipc import control
 from gossamer.node.ipc.trainer_port import TrainerPort
-from gossamer.node.phi.merger import MergedState, Merger, Prefix
+from gossamer.node.phi.merger import Merger, Prefix
 from gossamer.node.seldom import Trouble
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import MissingChunkError
+from gossamer.protocol.core.merge_schedule import MergeSchedule
+from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.errors import DivergedError, StorageError
-from gossamer.protocol.phi.conduct import Conduct, RoundFigures
-from gossamer.protocol.phi.layout import Fragment
-from gossamer.protocol.phi.merge_schedule import MergeSchedule
+from gossamer.protocol.merging.conduct import Conduct, RoundFigures
+from gossamer.protocol.payloads.layout import Fragment
 from gossamer.protocol.records import Delta
-from gossamer.protocol.replica import Replica
 
 GATHER_S = 0.02
 """Arrivals within this time of each other are merged together."""
@@ -316,18 +316,18 @@ class Merging:
                 fragment = self._core.layout.fragments[index]
                 self._unoffered.discard(index)
                 self.on_offer()
-                await self._port.offer(fragment, self._merger.view(fragment), self._state(fragment))
+                await self._port.offer(fragment, self._merger.view(fragment), self._told_of(fragment))
 
-    def _state(self, fragment: Fragment) -> MergedState:
+    def _told_of(self, fragment: Fragment) -> control.Phi:
         """How far a fragment has been merged. If we began anew where the swarm is far behind our own last
         delta we need not wait for that one: until the swarm has reached it, it is not to come."""
         assert self._merger is not None
         state = self._merger.state(fragment)
         last = self._core.ledger.last_round(self._core.identity.node_id)
-        if last <= self.schedule.horizon:
-            return state
-        last -= (last - fragment.index) % len(self._core.layout.fragments)
-        return replace(state, own_round=max(state.own_round, last))
+        own_round = state.own_round
+        if last > self.schedule.horizon:
+            own_round = max(own_round, last - (last - fragment.index) % len(self._core.layout.fragments))
+        return control.Phi(fragment.index, state.merged_round, own_round, state.version)
 
     async def digest(self) -> tuple[bytes, bytes] | None:
         """Digest of the records merged, and of Phi; None before genesis is here."""

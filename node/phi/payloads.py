@@ -13,10 +13,10 @@ from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.chunks import payload_chunk_bytes
-from gossamer.protocol.phi.layout import Fragment
-from gossamer.protocol.phi.merge import Contribution, Sample, measure
-from gossamer.protocol.phi.payload import Payload, Section, section_of, section_starts
+from gossamer.protocol.merging.merge import Contribution, Sample, measure
+from gossamer.protocol.payloads.chunks import payload_chunk_bytes
+from gossamer.protocol.payloads.layout import Fragment
+from gossamer.protocol.payloads.payload import Payload, Section, section_of, section_starts
 from gossamer.protocol.records import Delta
 
 KEPT_BYTES = 64 * 1024 * 1024

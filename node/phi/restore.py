@@ -11,12 +11,12 @@ from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore, StoredHistory
 from gossamer.protocol.admission.charter import Charter
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import ConfigError, DivergedError, PayloadError, PeerError, StorageError
 from gossamer.protocol.gossip.ledger import Ledger
-from gossamer.protocol.history.claims import Claim
 from gossamer.protocol.identity import short
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.chunks import payload_chunk_sizes
+from gossamer.protocol.payloads.chunks import payload_chunk_sizes
 from gossamer.protocol.records import Delta
 
 log = logging.getLogger("gossamer.restore")

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.protocol import effects as fx
+from gossamer.protocol.claims import Claim
+from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.history.claims import Claim
-from gossamer.protocol.phi.chunks import chunk_sizes
-from gossamer.protocol.phi.fixedpoint import Ints
-from gossamer.protocol.replica import Replica
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.payloads.chunks import chunk_sizes
 
 PROGRESS_S = 2.0
 

@@ -13,11 +13,11 @@ from hashlib import sha256
 import numpy as np
 
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, CLAIMS_MAX
-from gossamer.protocol.phi.chunks import chunk_hashes, chunk_sizes, parse_index, root_of, split
-from gossamer.protocol.phi.fixedpoint import Ints
+from gossamer.protocol.payloads.chunks import chunk_hashes, chunk_sizes, parse_index, root_of, split
 from gossamer.protocol.records import Delta
 
 KEPT = 2

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gossamer.protocol.history.claims import chain, total
+from gossamer.protocol.claims import chain, total
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.token_count import TokenCount
+from gossamer.protocol.merging.token_count import TokenCount
 from gossamer.protocol.records import Delta
 
 Rounds = Mapping[int, tuple[Delta, ...]]

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from gossamer.node.storage.wholefile import cannot_write, remove_unfinished, sync_folder, write_atomically
 from gossamer.protocol.admission.rations import Stock
 from gossamer.protocol.errors import PayloadError, StorageError
-from gossamer.protocol.phi.packing import Chunk, unpack_chunk
+from gossamer.protocol.payloads.packing import Chunk, unpack_chunk
 
 _NAME = re.compile(r"([0-9a-f]{64})(?:\.([0-9]+)\.([0-9]+))?")
 """Of a chunk's file: its hash, and where it holds a frame, how long the chunk is and how long the frame."""

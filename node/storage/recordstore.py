@@ -18,10 +18,10 @@ from pathlib import Path
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.database import Database
 from gossamer.node.storage.original import is_original, whereabouts
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.envelope import open_envelope
 from gossamer.protocol.errors import MalformedError, PeerError, StorageError
-from gossamer.protocol.history.claims import Claim
-from gossamer.protocol.phi.layout import Layout
+from gossamer.protocol.payloads.layout import Layout
 from gossamer.protocol.records import Delta, parse_delta
 
 _SCHEMA = """

@@ -13,8 +13,8 @@ from torch import Tensor
 from gossamer.node.training.encoders import SectionWriter
 from gossamer.node.training.fragmentstate import FragmentState, Piece
 from gossamer.node.training.payloadwriter import BucketWriter
+from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT
 from gossamer.protocol.manifest import Outer
-from gossamer.protocol.phi.fixedpoint import ONE, VALUE_LIMIT
 
 FADED = 2.0**-60
 """Momentum that weighs nothing in fixed point. Where nothing trains any more, as in the rows of words that

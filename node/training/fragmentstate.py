@@ -13,7 +13,7 @@ from torch import Tensor
 from gossamer.node.training.buckets import Bucket, together
 from gossamer.node.training.encoders import SectionWriter, piece_numel
 from gossamer.node.training.payloadwriter import BucketWriter, PayloadWriter
-from gossamer.protocol.phi.layout import Fragment
+from gossamer.protocol.payloads.layout import Fragment
 
 
 @dataclass(slots=True)

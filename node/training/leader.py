@@ -30,9 +30,9 @@ from gossamer.node.training.role import Role
 from gossamer.node.training.staging import Staging
 from gossamer.node.training.stepwatch import StepWatch
 from gossamer.protocol.errors import DivergedError
-from gossamer.protocol.history.pace import Pace
 from gossamer.protocol.limits import LOSS_MAX, STEPS_MAX, TOKENS_MAX
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.pace import Pace
 
 POLL_S = 0.01
 

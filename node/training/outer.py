@@ -31,8 +31,8 @@ from gossamer.node.training.parameters import check_fits
 from gossamer.node.training.payloadwriter import BucketWriter, PayloadWriter
 from gossamer.node.training.reach import Seen, check_end, check_length, forget, largest, look, magnitude
 from gossamer.protocol.errors import DivergedError
+from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.fixedpoint import ONE, VALUE_LIMIT, Ints
 
 P = ParamSpec("P")
 T = TypeVar("T")

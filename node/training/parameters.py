@@ -13,7 +13,7 @@ from gossamer.models.task import named_tensors
 from gossamer.node.training.ranks import is_sharded
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.layout import TensorSpec
+from gossamer.protocol.payloads.layout import TensorSpec
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """What parameters may be. Progress is measured against a float32 image of Phi, so that nothing is lost

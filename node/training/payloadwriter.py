@@ -10,7 +10,7 @@ from torch import Tensor
 from gossamer.node.training.buckets import Bucket
 from gossamer.node.training.encoders import SectionWriter, check_codec
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.phi.layout import Fragment
+from gossamer.protocol.payloads.layout import Fragment
 
 
 class PayloadWriter:

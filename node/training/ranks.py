@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from gossamer.node.training.patience import Patience
 from gossamer.protocol.errors import ConfigError, DivergedError, UnreachableError
-from gossamer.protocol.phi.layout import Layout
+from gossamer.protocol.payloads.layout import Layout
 
 DONE, GAVE_UP = 1, 2
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gossamer.node.training.fragmentstate import FragmentState, Part
 from gossamer.protocol.errors import DivergedError
-from gossamer.protocol.phi.fixedpoint import ONE, VALUE_LIMIT
+from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT
 
 MOVED = "is not finite or moved by over 64: lower the learning rate"
 BEYOND = (

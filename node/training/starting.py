@@ -29,11 +29,11 @@ from gossamer.node.given import (
 )
 from gossamer.node.ipc.daemon_link import CONNECT_TIMEOUT_S, OUTDATED, DaemonLink
 from gossamer.node.options import DaemonOptions
-from gossamer.node.phi import genesis
 from gossamer.node.phi.restore import has_model
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.tilde import expanded
+from gossamer.node.training import genesis
 from gossamer.node.training.beside import Beside
 from gossamer.node.training.parameters import check_fits
 from gossamer.protocol.admission.invitation import Invitation

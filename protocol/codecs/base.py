@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.phi.fixedpoint import Ints, sum_of_squares
+from gossamer.protocol.fixedpoint import Ints, sum_of_squares
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from gossamer.protocol.codecs.base import Dense, bit_length, in_blocks, multipliers, values_in_blocks
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.phi.fixedpoint import Ints
+from gossamer.protocol.fixedpoint import Ints
 
 BLOCK = 256
 

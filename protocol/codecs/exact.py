@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from gossamer.protocol.codecs.base import Bytes, Dense
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.phi.fixedpoint import VALUE_LIMIT, Ints
+from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints
 
 BLOCK = 4096
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gossamer.protocol.codecs.base import Sums, Survey, bit_length, in_blocks, multipliers
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.phi.fixedpoint import Ints, sum_of_squares
+from gossamer.protocol.fixedpoint import Ints, sum_of_squares
 
 BLOCK = 4096
 RUN = 64

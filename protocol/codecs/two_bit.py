@@ -19,7 +19,7 @@ from gossamer.protocol.codecs.base import (
     values_in_blocks,
 )
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.phi.fixedpoint import Ints
+from gossamer.protocol.fixedpoint import Ints
 
 BLOCK = 256
 QUARTER = BLOCK // 4

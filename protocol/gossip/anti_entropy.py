@@ -12,8 +12,8 @@ from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, RandomSource, Send
 from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.gossip.push import Push
-from gossamer.protocol.gossip.ranges import can_be
 from gossamer.protocol.messages import Compare, Inventory, Request
+from gossamer.protocol.ranges import can_be
 from gossamer.protocol.sampling import sample
 
 

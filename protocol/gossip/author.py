@@ -10,7 +10,7 @@ from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.gossip.holdings import Holdings
 from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.phi.layout import Layout
+from gossamer.protocol.payloads.layout import Layout
 from gossamer.protocol.records import Delta, DeltaBody, parse_delta
 
 

@@ -14,7 +14,7 @@ from gossamer.protocol.gossip.ledger import Added, Ledger
 from gossamer.protocol.gossip.offers import Offers
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.roster import Roster
-from gossamer.protocol.phi.chunks import payload_chunk_sizes
+from gossamer.protocol.payloads.chunks import payload_chunk_sizes
 from gossamer.protocol.records import Delta
 from gossamer.protocol.sampling import sample
 

@@ -10,8 +10,8 @@ from enum import Enum, auto
 from hashlib import sha256
 
 from gossamer.protocol import limits
-from gossamer.protocol.gossip.ranges import EMPTY, RangeDigests
-from gossamer.protocol.history.pace import round_clock
+from gossamer.protocol.pace import round_clock
+from gossamer.protocol.ranges import EMPTY, RangeDigests
 from gossamer.protocol.records import NO_RECORD, Delta
 
 

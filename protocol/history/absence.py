@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from math import inf
 
 from gossamer.protocol import limits
-from gossamer.protocol.history.claims import Claim, closable_round
+from gossamer.protocol.claims import Claim, closable_round
 from gossamer.protocol.history.joining import Witness
 from gossamer.protocol.manifest import HistorySection
 

@@ -7,10 +7,10 @@ from gossamer.protocol import limits
 from gossamer.protocol.admission.charter import Charter, Role
 from gossamer.protocol.gossip.author import Author
 from gossamer.protocol.gossip.ledger import Ledger
-from gossamer.protocol.history.pace import is_plausible, round_clock
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.activity import Activity
 from gossamer.protocol.membership.roster import Roster
+from gossamer.protocol.pace import is_plausible, round_clock
 from gossamer.protocol.unix_time import UnixTime
 
 

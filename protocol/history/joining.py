@@ -11,8 +11,8 @@ from math import inf
 from typing import NamedTuple
 
 from gossamer.protocol import limits
+from gossamer.protocol.claims import WITNESSES, Claim, most_of
 from gossamer.protocol.effects import Effect, Notice, Prefetch
-from gossamer.protocol.history.claims import WITNESSES, Claim, most_of
 from gossamer.protocol.identity import short
 
 REMIND_S = 15.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gossamer.protocol import limits
-from gossamer.protocol.history.claims import Claim, Claims, contest
+from gossamer.protocol.claims import Claim, Claims, contest
 from gossamer.protocol.history.joining import Witness, believable
 
 SILENCE_S = 300.0

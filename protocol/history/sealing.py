@@ -9,9 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Adopt, Close, Effect, Notice, Seal
-from gossamer.protocol.history.absence import Absence
-from gossamer.protocol.history.claims import (
+from gossamer.protocol.claims import (
     Claim,
     Claims,
     agreed,
@@ -20,6 +18,8 @@ from gossamer.protocol.history.claims import (
     roundest,
     sealed_round,
 )
+from gossamer.protocol.effects import Adopt, Close, Effect, Notice, Seal
+from gossamer.protocol.history.absence import Absence
 from gossamer.protocol.history.joining import Joining, Witness
 from gossamer.protocol.history.lineages import Defeat, Lineages
 from gossamer.protocol.manifest import Manifest

@@ -6,11 +6,11 @@ claim it.
 """
 
 from gossamer.protocol import limits
+from gossamer.protocol.claims import Claim, Claims
 from gossamer.protocol.effects import Adopt, Close, Effect, Need, Prefetch
 from gossamer.protocol.fetching.fetch import Fetcher
 from gossamer.protocol.gossip.holdings import Holdings
 from gossamer.protocol.gossip.ledger import Ledger
-from gossamer.protocol.history.claims import Claim, Claims
 from gossamer.protocol.history.joining import Witness
 from gossamer.protocol.history.sealing import Sealing
 from gossamer.protocol.membership.links import Links

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gossamer.protocol import limits
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.effects import Effect, Progress, RandomSource, Send
 from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.errors import ConfigError, MalformedError
-from gossamer.protocol.history.claims import Claim
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.roster import Health, Member, Roster

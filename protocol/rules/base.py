@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gossamer.protocol.codecs.base import Sums
-from gossamer.protocol.phi.fixedpoint import VALUE_LIMIT, Ints, sum_of_squares
+from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints, sum_of_squares
 
 SPARSE = 4
 """A sum of which less than a fourth is not 0 is kept as positions and values."""

@@ -18,7 +18,7 @@ iterating changes scalars only, and each centre reaches integers in the one way 
 from collections.abc import Iterator, Sequence
 from math import fsum, sqrt
 
-from gossamer.protocol.phi.fixedpoint import Ints, sum_of_squares
+from gossamer.protocol.fixedpoint import Ints, sum_of_squares
 from gossamer.protocol.rules.base import UNIT, Deltas, Step, no_step, scaled, stretched, whole
 from gossamer.protocol.rules.clipping import median_low, shrink_to
 

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from gossamer.bootstrap.manifests import read
-from gossamer.node.phi import genesis
 from gossamer.node.storage import wholefile
 from gossamer.node.storage.home import Home
+from gossamer.node.training import genesis
 from gossamer.protocol.errors import DiskFullError, StorageError
 from tests.bootstrap.gossamer_command import Run, entries, in_process
 from tests.net.processes import COMMAND, wait_for
@@ -116,7 +116,7 @@ def test_so_may_one_whose_disk_has_no_room_for_a_manifest_or_a_model(
         """What runs in a process of its own, in this one."""
 
         def __init__(self, module: str, args: list[str], *, stdout: int, stderr: int) -> None:
-            assert module == "gossamer.node.phi.genesis" and stderr == subprocess.PIPE
+            assert module == "gossamer.node.training.genesis" and stderr == subprocess.PIPE
             with monkeypatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
                 patch.setattr("sys.argv", [module, *args])
                 patch.setattr(wholefile, "open_aside", full)
@@ -143,7 +143,7 @@ def test_what_builds_a_model_ends_with_the_command(run: Run, tmp_path: Path) -> 
     command = subprocess.Popen([*COMMAND, "bootstrap", "my.toml", "--dir", "d"], cwd=tmp_path)
     try:
         (child,) = wait_for(psutil.Process(command.pid).children, 60, "what builds the model")
-        wait_for(lambda: "gossamer.node.phi.genesis" in child.cmdline(), 10, "its module")
+        wait_for(lambda: "gossamer.node.training.genesis" in child.cmdline(), 10, "its module")
     finally:
         command.kill()
         command.wait(10)

@@ -10,13 +10,14 @@ from safetensors.numpy import load_file, save_file
 
 from gossamer.bootstrap import genesis_file
 from gossamer.bootstrap.genesis import ensure_genesis
-from gossamer.node.phi import genesis, snapshots
+from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
+from gossamer.node.training import genesis
 from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.fixedpoint import Ints, to_fixed
 from gossamer.protocol.manifest import Manifest, from_values
-from gossamer.protocol.phi.fixedpoint import Ints, to_fixed
-from gossamer.protocol.phi.layout import TensorSpec, plan
+from gossamer.protocol.payloads.layout import TensorSpec, plan
 
 TENSORS = (
     TensorSpec("a", (40, 50), "rda"),

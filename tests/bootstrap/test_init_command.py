@@ -14,7 +14,7 @@ from gossamer.bootstrap import genesis_file, manifests
 from gossamer.bootstrap.manifests import read
 from gossamer.models.registry import build_task
 from gossamer.models.task_file import parse_task_file
-from gossamer.node.phi import genesis
+from gossamer.node.training import genesis
 from gossamer.protocol.errors import StorageError
 from tests.bootstrap.gossamer_command import Run, entries, in_process
 from tests.models.own_tasks import write_task

@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from gossamer.bootstrap import manifests
-from gossamer.node.phi import genesis, snapshots
+from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.training import genesis
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, StorageError
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.fixedpoint import Ints
 from tests.models.own_tasks import write_task
 from tests.node.chunkfiles import file_of
 from tests.protocol.builders import identity

@@ -13,17 +13,17 @@ import numpy as np
 from gossamer.protocol import limits, records
 from gossamer.protocol import messages as msg
 from gossamer.protocol.admission.handshake import HELLO_BYTES_MAX, ClientHandshake, ServerHandshake, refusal
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.envelope import HEADER_BYTES, Kind, open_envelope, seal
 from gossamer.protocol.errors import ConfigError, MalformedError, PeerError, SignatureError
-from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.fixedpoint import VALUE_LIMIT
 from gossamer.protocol.manifest import from_canonical, from_toml
-from gossamer.protocol.phi.chunks import chunk_sizes, parse_index
-from gossamer.protocol.phi.fixedpoint import VALUE_LIMIT
-from gossamer.protocol.phi.layout import TensorSpec, plan
-from gossamer.protocol.phi.merge import RoundMerge
-from gossamer.protocol.phi.packing import pack_chunk, packed_size, unpack_chunk
-from gossamer.protocol.phi.payload import Payload, encode_payload
+from gossamer.protocol.merging.merge import RoundMerge
+from gossamer.protocol.payloads.chunks import chunk_sizes, parse_index
+from gossamer.protocol.payloads.layout import TensorSpec, plan
+from gossamer.protocol.payloads.packing import pack_chunk, packed_size, unpack_chunk
+from gossamer.protocol.payloads.payload import Payload, encode_payload
 from gossamer.protocol.wire import Fields, pack, unpack
 from tests.fuzz.forge import blobs_from, conforms, forge
 from tests.fuzz.mutate import mutate_bytes, mutate_packed

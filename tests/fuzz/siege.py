@@ -19,13 +19,13 @@ from unittest import mock
 from gossamer.protocol import effects as fx
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
+from gossamer.protocol.claims import Claim, genesis_claim
+from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.envelope import Envelope, Kind, open_envelope, seal
 from gossamer.protocol.errors import PeerError
-from gossamer.protocol.gossip.ranges import LEVEL_MAX
-from gossamer.protocol.history.claims import Claim, genesis_claim
 from gossamer.protocol.membership.presence import NodeInfo
+from gossamer.protocol.ranges import LEVEL_MAX
 from gossamer.protocol.records import NO_RECORD, DeltaBody, PeerBody
-from gossamer.protocol.replica import Replica
 from gossamer.protocol.wire import pack, unpack
 from tests.fuzz.decoders import mutate_record, record_seeds
 from tests.fuzz.forge import blobs_from, forge

@@ -34,9 +34,9 @@ from gossamer.node.storage.recordstore import RecordStore
 from gossamer.node.training import checkpoint, checkpointreader
 from gossamer.node.training.checkpointwriter import CheckpointWriter
 from gossamer.node.training.outer import OuterLoop
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import GossamerError, LocalError, StorageError
-from gossamer.protocol.history.claims import Claim
-from gossamer.protocol.phi.chunks import chunk_hashes, chunk_sizes
+from gossamer.protocol.payloads.chunks import chunk_hashes, chunk_sizes
 from tests.fuzz.decoders import SWARM
 from tests.fuzz.forge import blobs_from, forge
 from tests.fuzz.mutate import TEXTS, mutate_bytes, mutate_packed, mutate_value

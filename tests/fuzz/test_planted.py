@@ -18,15 +18,15 @@ from gossamer.node.ipc import control
 from gossamer.node.phi import snapshots
 from gossamer.protocol import limits
 from gossamer.protocol.codecs import block
+from gossamer.protocol.core import intake
 from gossamer.protocol.fetching.sources import Sources
-from gossamer.protocol.gossip import intake
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.presence import Presence
 from gossamer.protocol.membership.roster import Roster
 from gossamer.protocol.membership.swim import Membership
 from gossamer.protocol.messages import Inventory
-from gossamer.protocol.phi.chunks import parse_index
+from gossamer.protocol.payloads.chunks import parse_index
 from gossamer.protocol.wire import Fields
 from tests.fuzz.strategy import TARGETS
 from tests.fuzz.target import Target

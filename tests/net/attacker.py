@@ -25,11 +25,11 @@ from gossamer.protocol import messages as msg
 from gossamer.protocol.admission.handshake import HELLO_BYTES_MAX
 from gossamer.protocol.envelope import Kind, open_envelope
 from gossamer.protocol.errors import PeerError
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.chunks import split_payload
-from gossamer.protocol.phi.fixedpoint import Ints
-from gossamer.protocol.phi.payload import encode_payload
+from gossamer.protocol.payloads.chunks import split_payload
+from gossamer.protocol.payloads.payload import encode_payload
 from gossamer.protocol.records import Delta, parse_delta
 from gossamer.protocol.wire import unpack
 from tests.net.nodes import LocalNode

@@ -26,7 +26,7 @@ from gossamer.protocol.admission.charter import Role
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest, from_values
-from gossamer.protocol.phi.layout import TensorSpec, plan
+from gossamer.protocol.payloads.layout import TensorSpec, plan
 from tests.net.puppet import Puppet
 
 HEAL_S = 40.0

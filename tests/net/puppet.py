@@ -15,9 +15,9 @@ import numpy as np
 
 from gossamer.node.ipc import control
 from gossamer.node.ipc.daemon_link import DaemonLink
-from gossamer.protocol.history.pace import Pace
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.payload import encode_payload
+from gossamer.protocol.pace import Pace
+from gossamer.protocol.payloads.payload import encode_payload
 
 TOKENS_PER_STEP = 100
 NOISE = 1 << 10

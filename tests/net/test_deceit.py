@@ -15,10 +15,10 @@ from gossamer.node.address import Contact
 from gossamer.node.network.client import fetch_manifest, fetch_status
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import messages as msg
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import UnreachableError
-from gossamer.protocol.history.claims import Claim
 from gossamer.protocol.limits import LINEAGE_PATIENCE_S
-from gossamer.protocol.phi.chunks import payload_chunk_sizes
+from gossamer.protocol.payloads.chunks import payload_chunk_sizes
 from tests.net.attacker import Member, where
 from tests.net.middleman import Middleman, middleman
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest

@@ -18,9 +18,9 @@ from gossamer.node.phi.snapshots import digest
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import messages as msg
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.gossip.ledger import Ledger
-from gossamer.protocol.phi.fixedpoint import Ints
-from gossamer.protocol.phi.merge import merge_round
+from gossamer.protocol.merging.merge import merge_round
 from gossamer.protocol.records import Delta
 from tests.net.attacker import Member, where
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest

@@ -42,9 +42,9 @@ from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.admission.charter import Role
 from gossamer.protocol.errors import UnreachableError
+from gossamer.protocol.fixedpoint import to_float
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest, from_values
-from gossamer.protocol.phi.fixedpoint import to_float
 from tests.net.processes import assert_all_gone, processes_naming, wait_for
 from tests.net.random_node import OPTIMIZERS, PARTS, Zoo, digest, run
 
@@ -235,10 +235,13 @@ class Node:
 
     async def replica(self) -> tuple[Any, ...]:
         """What its daemon holds; empty if it does not answer."""
+        address = self.address()
+        if address is None:  # it starts, or has just ended
+            return ()
         asker = asker_of(self.home) if self._is_invited else None
         try:
             async with asyncio.timeout(10):
-                status = await fetch_status(self.address() or "", digest=True, asker=asker)
+                status = await fetch_status(address, digest=True, asker=asker)
         except (UnreachableError, TimeoutError):
             return ()
         kinds = ("merged_digest", "phi_digest", "rounds_behind", "payloads_missing")

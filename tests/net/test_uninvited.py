@@ -25,10 +25,10 @@ from gossamer.protocol import messages as msg
 from gossamer.protocol.admission.ask import ask
 from gossamer.protocol.admission.charter import Role
 from gossamer.protocol.admission.handshake import HELLO_BYTES_MAX, ClientHandshake
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import NotAnsweredError
-from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.fixedpoint import ONE
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.phi.fixedpoint import ONE
 from gossamer.protocol.wire import unpack
 from tests.net.attacker import Member, knock, refused, where
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest

@@ -21,8 +21,8 @@ from gossamer.node.exports.export import export
 from gossamer.node.phi import restore, snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
+from gossamer.protocol.fixedpoint import to_fixed
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.fixedpoint import to_fixed
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest
 from tests.net.processes import COMMAND, gossamer, wait_for
 from tests.node.folders import Folder

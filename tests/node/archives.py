@@ -15,14 +15,14 @@ from gossamer.node.phi.merger import Merger, Prefix
 from gossamer.node.phi.snapshots import SnapshotShelf
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.effects import Event
 from gossamer.protocol.gossip.ledger import Ledger
-from gossamer.protocol.history.claims import Claim
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.roster import Roster
-from gossamer.protocol.phi.chunks import root_of
-from gossamer.protocol.phi.layout import Fragment, TensorSpec
+from gossamer.protocol.payloads.chunks import root_of
+from gossamer.protocol.payloads.layout import Fragment, TensorSpec
 from tests.node.world import OWN
 from tests.protocol.builders import SMALL, manifest
 

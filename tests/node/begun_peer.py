@@ -17,7 +17,7 @@ from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.peer import Peer
 from gossamer.node.training.outer import Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.layout import TensorSpec
+from gossamer.protocol.payloads.layout import TensorSpec
 from tests.node.leading import leading
 from tests.node.trainer_side import FakeDaemon, daemon_at, link_to, until
 from tests.protocol.builders import manifest as build_manifest

@@ -20,8 +20,8 @@ from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.layout import TensorSpec
-from gossamer.protocol.phi.payload import encode_payload
+from gossamer.protocol.payloads.layout import TensorSpec
+from gossamer.protocol.payloads.payload import encode_payload
 from tests.node.trainer_side import until
 from tests.protocol.builders import manifest as build_manifest
 

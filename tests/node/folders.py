@@ -15,10 +15,10 @@ from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
-from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.claims import Claim
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.chunks import parse_index, split
-from gossamer.protocol.phi.fixedpoint import Ints
+from gossamer.protocol.payloads.chunks import parse_index, split
 from gossamer.protocol.records import Delta
 from tests.protocol.builders import identity, random_delta
 

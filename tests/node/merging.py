@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from gossamer.node.phi.merger import MergedState
+from gossamer.node.ipc import control
 from gossamer.node.phi.merging import Merging
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.membership.roster import Roster
-from gossamer.protocol.phi.fixedpoint import Ints
-from gossamer.protocol.phi.layout import Fragment
-from gossamer.protocol.phi.payload import encode_payload
+from gossamer.protocol.payloads.layout import Fragment
+from gossamer.protocol.payloads.payload import encode_payload
 from gossamer.protocol.records import Delta
 from tests.node.trainer_side import until
 from tests.node.world import OWN, World
@@ -29,7 +29,7 @@ class FakePort:
         self.attachments = 0
         self.attached = False
         self.untaken: set[int] = set()
-        self.offers: list[tuple[int, MergedState, Ints]] = []
+        self.offers: list[tuple[int, control.Phi, Ints]] = []
 
     def attach(self) -> None:
         self.attachments += 1
@@ -39,10 +39,10 @@ class FakePort:
     def is_free(self, fragment: int) -> bool:
         return fragment not in self.untaken
 
-    async def offer(self, fragment: Fragment, phi: Ints, state: MergedState) -> None:
+    async def offer(self, fragment: Fragment, phi: Ints, told: control.Phi) -> None:
         assert self.attached and fragment.index not in self.untaken
         self.untaken.add(fragment.index)
-        self.offers.append((fragment.index, state, phi.copy()))
+        self.offers.append((fragment.index, told, phi.copy()))
 
 
 class Setup:

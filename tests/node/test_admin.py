@@ -23,8 +23,8 @@ from gossamer.node.dashboard.admin_client import AdminClient, admin_of, find_adm
 from gossamer.node.monitoring import watching
 from gossamer.node.monitoring.chronicle import OWN
 from gossamer.node.storage.home import Home
+from gossamer.protocol.core.merge_schedule import MergeSchedule
 from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
-from gossamer.protocol.phi.merge_schedule import MergeSchedule
 from tests.node.daemons import facts, founded, get, joining, publish, report, running, training
 from tests.node.recorded_swarm import Recorded
 from tests.node.trainer_side import until

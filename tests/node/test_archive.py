@@ -25,11 +25,11 @@ from gossamer.node.phi.snapshots import SnapshotShelf
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.effects import Adopted, Close, Event, Sealed
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.gossip.ledger import Ledger
-from gossamer.protocol.history.claims import Claim
-from gossamer.protocol.phi.layout import Fragment, TensorSpec
+from gossamer.protocol.payloads.layout import Fragment, TensorSpec
 from tests.node.archives import LARGE, NOTHING_ELSE, Fetching, Sealing, core_with, delta, merge_all
 from tests.node.chunkfiles import file_of
 from tests.node.trainer_side import until

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from gossamer.node.briefing import Briefing
 from gossamer.node.ipc import control
-from gossamer.node.ipc.briefing import Briefing
-from gossamer.protocol.replica import BEFORE_ALL_ROUNDS
+from gossamer.protocol.core.replica import BEFORE_ALL_ROUNDS
 from tests.protocol.builders import SMALL, identity
 
 

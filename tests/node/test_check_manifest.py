@@ -10,7 +10,7 @@ import pytest
 from gossamer.bootstrap import manifests
 from gossamer.node.config.check_manifest import check_manifest, disk_needed
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.phi.payload import payload_length
+from gossamer.protocol.payloads.payload import payload_length
 from gossamer.protocol.rules import RULES
 from tests.node.findings import INVITED, levels, look
 from tests.protocol import builders

@@ -19,8 +19,8 @@ from gossamer.node.monitoring.chroniclestore import ChronicleStore
 from gossamer.node.monitoring.evaluations import Evaluations
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.limits import ROUND_MAX
-from gossamer.protocol.phi.conduct import Figures
-from gossamer.protocol.phi.token_count import TokenCount
+from gossamer.protocol.merging.conduct import Figures
+from gossamer.protocol.merging.token_count import TokenCount
 from gossamer.protocol.records import Delta
 from tests.node.daemons import report
 from tests.protocol.builders import LAYOUT, manifest, unsigned

@@ -13,7 +13,7 @@ import pytest
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.protocol.admission.rations import Stock
 from gossamer.protocol.errors import StorageError
-from gossamer.protocol.phi.packing import Chunk, pack_chunk
+from gossamer.protocol.payloads.packing import Chunk, pack_chunk
 from tests.node.chunkfiles import file_of
 from tests.node.synced import Synced
 

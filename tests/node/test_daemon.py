@@ -43,7 +43,7 @@ from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import ConfigError, DiskFullError, NobodyThereError, RefusedError, StorageError
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.phi.payload import encode_payload
+from gossamer.protocol.payloads.payload import encode_payload
 from gossamer.protocol.records import Delta
 from tests.net.processes import wait_for
 from tests.net.stranger import linked

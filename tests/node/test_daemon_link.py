@@ -25,7 +25,7 @@ from gossamer.node.ipc import control, daemon_link, trainer_port
 from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.ipc.shared import SharedMemory
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.layout import TensorSpec
+from gossamer.protocol.payloads.layout import TensorSpec
 from tests.node.trainer_side import NODE_ID, FakeDaemon, daemon_at, link_to, publish, until, values_of
 from tests.protocol import builders
 from tests.protocol.builders import LAYOUT

@@ -14,10 +14,10 @@ from gossamer.node.network.dialling import Dialler
 from gossamer.node.network.policing import Policing
 from gossamer.node.storage.home import Home
 from gossamer.protocol import effects as fx
-from gossamer.protocol.admission.greylist import Offence
+from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.membership.presence import NodeInfo
+from gossamer.protocol.offence import Offence
 from gossamer.protocol.records import Peer
-from gossamer.protocol.replica import Replica
 from tests.node.cores import new_core
 from tests.protocol import builders
 

@@ -15,9 +15,9 @@ from gossamer.node.training.encoders import ENCODERS, KERNELS, encode_tensor, pi
 from gossamer.node.training.payloadwriter import PayloadWriter
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError
-from gossamer.protocol.phi.fixedpoint import VALUE_LIMIT, Ints
-from gossamer.protocol.phi.layout import Fragment, TensorSpec, plan
-from gossamer.protocol.phi.payload import Payload, encode_payload, payload_length
+from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints
+from gossamer.protocol.payloads.layout import Fragment, TensorSpec, plan
+from gossamer.protocol.payloads.payload import Payload, encode_payload, payload_length
 
 PEAK = VALUE_LIMIT - 1
 SIZES = [1, 2, 3, 63, 64, 65, 255, 256, 257, 511, 1023, 4095, 4096, 4097, 8192, 12_345]

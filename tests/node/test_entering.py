@@ -13,8 +13,8 @@ from gossamer.node.storage.base import GENESIS
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.admission.charter import Role
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import ConfigError, NobodyThereError
-from gossamer.protocol.history.claims import Claim
 from gossamer.protocol.manifest import Manifest
 from tests.protocol import builders
 from tests.protocol.builders import OWNER

@@ -25,10 +25,10 @@ from gossamer.node.phi.restore import replay
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.placing import is_mount_point
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import ConfigError, StorageError
-from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.fixedpoint import Ints, to_float
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.fixedpoint import Ints, to_float
 from tests.models.own_tasks import write_task
 from tests.node.chunkfiles import file_of
 from tests.node.folders import Folder, some_deltas

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gossamer.node.monitoring.happenings import Happenings
-from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.membership.roster import Health, Member
 from tests.protocol import builders
 

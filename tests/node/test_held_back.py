@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.protocol.phi import held_back
-from gossamer.protocol.phi.payload import encode_payload
+from gossamer.protocol.core import held_back
+from gossamer.protocol.payloads.payload import encode_payload
 from gossamer.protocol.records import Delta
 from tests.node.merging import Setup, arrive, delta_of, merging
 from tests.node.trainer_side import until

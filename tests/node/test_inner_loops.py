@@ -16,11 +16,11 @@ from torch.optim import LBFGS, SGD, AdamW, Optimizer
 
 from gossamer.bootstrap.manifests import describe
 from gossamer.models.task import named_tensors
-from gossamer.node.phi.genesis import parameters
+from gossamer.node.training.genesis import parameters
 from gossamer.node.training.outer import OuterLoop
 from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.fixedpoint import ONE
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.fixedpoint import ONE
 from tests.node.leading import leading
 from tests.node.trainer_side import daemon_at, link_to, until
 

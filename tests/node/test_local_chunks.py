@@ -17,9 +17,9 @@ from gossamer.node.network import local_chunks
 from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol import effects as fx
-from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.limits import PAYLOAD_CHUNK_BYTES_MIN
-from gossamer.protocol.phi.packing import Chunk
+from gossamer.protocol.payloads.packing import Chunk
 from tests.node.chunkfiles import file_of
 from tests.node.trainer_side import until
 from tests.node.transferring import Line, Setup

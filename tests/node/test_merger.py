@@ -15,10 +15,10 @@ from gossamer.node.schedules import cosine
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
+from gossamer.protocol.claims import Claim, chain, round_digest
+from gossamer.protocol.fixedpoint import VALUE_LIMIT
 from gossamer.protocol.gossip.ledger import Ledger
-from gossamer.protocol.history.claims import Claim, chain, round_digest
 from gossamer.protocol.limits import TOKENS_MAX, TOKENS_TOTAL_MAX
-from gossamer.protocol.phi.fixedpoint import VALUE_LIMIT
 from gossamer.protocol.records import Delta
 from tests.node.chunkfiles import file_of
 from tests.node.world import OWN, ROUNDS, World, arrive

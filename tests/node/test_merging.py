@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gossamer.node.ipc import control
 from gossamer.node.phi import merging as merging_module
-from gossamer.node.phi.merger import MergedState
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.errors import DivergedError, StorageError
+from gossamer.protocol.fixedpoint import ONE, Ints
 from gossamer.protocol.identity import short
-from gossamer.protocol.phi.conduct import ROUNDS_MIN
-from gossamer.protocol.phi.fixedpoint import ONE, Ints
-from gossamer.protocol.phi.layout import Fragment
-from gossamer.protocol.phi.payload import encode_payload
+from gossamer.protocol.merging.conduct import ROUNDS_MIN
+from gossamer.protocol.payloads.layout import Fragment
+from gossamer.protocol.payloads.payload import encode_payload
 from tests.node.chunkfiles import file_of
 from tests.node.merging import Setup, arrive, delta_of, merging
 from tests.node.trainer_side import until
@@ -71,9 +71,9 @@ async def test_the_newest_round_does_not_wait_for_many_old_ones_nor_they_for_it(
     seen: list[int] = []  # what was merged when something was offered
     offer = setup.port.offer
 
-    async def note(fragment: Fragment, phi: Ints, state: MergedState) -> None:
+    async def note(fragment: Fragment, phi: Ints, told: control.Phi) -> None:
         seen.append(len(setup.merged))
-        await offer(fragment, phi, state)
+        await offer(fragment, phi, told)
 
     setup.port.offer = note  # type: ignore[method-assign]
     setup.port.untaken.clear()

@@ -16,10 +16,10 @@ from gossamer.node.training import buckets, encoders
 from gossamer.node.training.outer import OuterLoop
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, DivergedError
+from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints, to_fixed, to_float
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.fixedpoint import ONE, VALUE_LIMIT, Ints, to_fixed, to_float
-from gossamer.protocol.phi.layout import TensorSpec
-from gossamer.protocol.phi.payload import Payload, payload_length
+from gossamer.protocol.payloads.layout import TensorSpec
+from gossamer.protocol.payloads.payload import Payload, payload_length
 from tests.protocol.builders import manifest as build_manifest
 
 pytestmark = pytest.mark.usefixtures("also_like_a_gpu")

@@ -14,10 +14,10 @@ from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.protocol import limits
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.gossip.ledger import Ledger
-from gossamer.protocol.phi import merge
-from gossamer.protocol.phi.chunks import split_payload
-from gossamer.protocol.phi.layout import TensorSpec
-from gossamer.protocol.phi.payload import section_starts
+from gossamer.protocol.merging import merge
+from gossamer.protocol.payloads.chunks import split_payload
+from gossamer.protocol.payloads.layout import TensorSpec
+from gossamer.protocol.payloads.payload import section_starts
 from gossamer.protocol.records import Delta
 from tests.node.chunkfiles import file_of
 from tests.node.world import OWN, World, arrive

@@ -16,8 +16,8 @@ from torch import nn
 from gossamer.node.ipc import control
 from gossamer.node.training import checkpointwriter, leader
 from gossamer.protocol.errors import ConfigError, DivergedError
+from gossamer.protocol.fixedpoint import ONE
 from gossamer.protocol.limits import LOSS_MAX, TOKENS_MAX
-from gossamer.protocol.phi.fixedpoint import ONE
 from tests.node.begun_peer import EVERY, Setup, begun, manifest_for
 from tests.node.leading import leading
 from tests.node.trainer_side import daemon_at, link_to, until

@@ -16,7 +16,7 @@ import pytest
 
 from gossamer.node.peer import Peer
 from gossamer.node.training import outer
-from gossamer.protocol.phi.fixedpoint import ONE
+from gossamer.protocol.fixedpoint import ONE
 from tests.node.begun_peer import EVERY, begun
 from tests.node.trainer_side import until
 

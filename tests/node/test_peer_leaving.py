@@ -22,7 +22,7 @@ from gossamer.node.ipc import control
 from gossamer.node.training import leader, outer
 from gossamer.node.training.beside import Beside
 from gossamer.protocol.errors import DivergedError
-from gossamer.protocol.phi.fixedpoint import ONE
+from gossamer.protocol.fixedpoint import ONE
 from tests.node.begun_peer import EVERY, Setup, begun, metadata_of
 from tests.node.trainer_side import until
 

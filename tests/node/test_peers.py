@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from gossamer.node.dashboard.peers import GIVE_WAY, as_told, show_peers
-from gossamer.protocol.phi.conduct import Conduct, Figures, RoundFigures
+from gossamer.protocol.merging.conduct import Conduct, Figures, RoundFigures
 
 
 def shown(status: dict[str, Any], width: int = 250) -> str:

@@ -10,8 +10,8 @@ import pytest
 from gossamer.node.network import policing as conduct_module
 from gossamer.node.network.policing import Policing
 from gossamer.protocol import limits
-from gossamer.protocol.admission.greylist import Offence
 from gossamer.protocol.identity import short
+from gossamer.protocol.offence import Offence
 
 BAD, GOOD = b"\1" * 32, b"\2" * 32
 

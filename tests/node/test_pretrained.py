@@ -11,8 +11,8 @@ from gossamer.bootstrap import manifests
 from gossamer.models.registry import build_task
 from gossamer.node.exports.export import export
 from gossamer.node.exports.generate import load_into
-from gossamer.node.phi import genesis
 from gossamer.node.phi.restore import replay
+from gossamer.node.training import genesis
 from tests.node.folders import Folder
 
 transformers = pytest.importorskip("transformers")

@@ -16,7 +16,7 @@ from gossamer.node.ipc.publisher import Publisher
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol import effects as fx
 from gossamer.protocol.limits import PAYLOAD_CHUNK_BYTES_MIN
-from gossamer.protocol.phi.chunks import split_payload
+from gossamer.protocol.payloads.chunks import split_payload
 from tests.node.full_disk import FullDisk
 from tests.node.trainer_side import until
 

@@ -19,7 +19,7 @@ from gossamer.node.training import ranks
 from gossamer.node.training.parameters import check_fits, parameters_of
 from gossamer.node.training.ranks import Ranks, reshard
 from gossamer.protocol.errors import ConfigError
-from gossamer.protocol.phi.layout import Layout, TensorSpec, plan
+from gossamer.protocol.payloads.layout import Layout, TensorSpec, plan
 from tests.node.gloo import two_ranks
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from gossamer.node.storage.base import Base
 from gossamer.node.storage.recordstore import FORMAT, RecordStore, StoredHistory
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import StorageError
-from gossamer.protocol.history.claims import Claim
 from gossamer.protocol.records import Delta
 from tests.protocol.builders import LAYOUT, SMALL, identity, random_delta
 

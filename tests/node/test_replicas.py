@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gossamer.node.monitoring.replicas import Comparison, Likeness, compare, summary
-from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.claims import Claim
 
 GENESIS = Claim(0, 0, bytes(32), b"g" * 32)
 

@@ -13,19 +13,20 @@ from gossamer.bootstrap import manifests
 from gossamer.models.registry import build_task
 from gossamer.models.task import named_tensors
 from gossamer.node.exports.generate import generate, load_into
-from gossamer.node.phi import genesis, snapshots
+from gossamer.node.phi import snapshots
 from gossamer.node.phi.restore import has_model, replay
 from gossamer.node.storage.base import GENESIS
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.original import MARK_NAME
 from gossamer.node.storage.recordstore import RecordStore
+from gossamer.node.training import genesis
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import ConfigError, DivergedError, StorageError
-from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.chunks import split_payload
-from gossamer.protocol.phi.fixedpoint import VALUE_LIMIT, Ints
-from gossamer.protocol.phi.merge import merge_round
+from gossamer.protocol.merging.merge import merge_round
+from gossamer.protocol.payloads.chunks import split_payload
 from tests.node.folders import Folder, some_deltas
 from tests.protocol import builders
 from tests.protocol.builders import contribution, identity, random_delta

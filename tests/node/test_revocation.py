@@ -28,13 +28,13 @@ from gossamer.node.timekeeping import unix_offset_s
 from gossamer.protocol import effects as fx
 from gossamer.protocol.admission.charter import NEVER, Role, parse_grant
 from gossamer.protocol.admission.invitation import Invitation
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.envelope import open_envelope
 from gossamer.protocol.errors import ConfigError, NotAnsweredError, StorageError, UnreachableError
-from gossamer.protocol.history.claims import Claim
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.chunks import split_payload
-from gossamer.protocol.phi.layout import TensorSpec
+from gossamer.protocol.payloads.chunks import split_payload
+from gossamer.protocol.payloads.layout import TensorSpec
 from gossamer.protocol.records import Delta
 from tests.node.chunkfiles import file_of
 from tests.node.daemons import started

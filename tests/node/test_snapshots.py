@@ -12,9 +12,9 @@ from gossamer.node.ipc.publisher import Publisher
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.snapshots import SnapshotReader, SnapshotShelf, SnapshotWriter
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.effects import Store
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.history.claims import Claim
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, CLAIMS_MAX
 from tests.node.archives import delta
 from tests.node.chunkfiles import file_of

@@ -27,7 +27,7 @@ from gossamer.node.training.outer import OuterLoop
 from gossamer.node.training.staging import Staging
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.payload import payload_length
+from gossamer.protocol.payloads.payload import payload_length
 
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none")
 pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")

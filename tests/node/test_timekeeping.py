@@ -10,7 +10,7 @@ import pytest
 from gossamer.node import timekeeping
 from gossamer.node.timekeeping import CLOCK_MOVED_S, Timekeeper
 from gossamer.protocol import effects as fx
-from gossamer.protocol.replica import Replica
+from gossamer.protocol.core.replica import Replica
 
 
 def test_a_clock_that_moved_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
-from gossamer.node.commands.shown import harmless_line
+from gossamer.node.dashboard.shown import harmless_line
 from gossamer.node.dashboard.top import Top, keys_in, show_top
 from gossamer.node.dashboard.top_view import (
     SORTS,

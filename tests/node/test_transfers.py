@@ -16,9 +16,9 @@ from gossamer.node.network import transfers, uplink
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol import effects as fx
 from gossamer.protocol import messages as msg
-from gossamer.protocol.admission.greylist import Offence
 from gossamer.protocol.errors import PayloadError, RefusedError
 from gossamer.protocol.limits import ASKS_PER_LINK_MAX, SMALL_CHUNK_BYTES, UPLOADS_MAX
+from gossamer.protocol.offence import Offence
 from tests.node.trainer_side import until
 from tests.node.transferring import Line, Setup
 

@@ -27,10 +27,10 @@ from gossamer.node.network.parcel import READ_PIECE_BYTES
 from gossamer.node.network.resolver import Resolver
 from gossamer.node.network.tls import Certificate, client_context
 from gossamer.node.network.transport import PREFIX
-from gossamer.protocol.admission.greylist import Offence
 from gossamer.protocol.errors import ConfigError, PayloadError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
-from gossamer.protocol.phi.packing import pack_chunk
+from gossamer.protocol.offence import Offence
+from gossamer.protocol.payloads.packing import pack_chunk
 from tests.node.trainer_side import until
 from tests.node.wires import End, linked, listening, put
 

@@ -12,9 +12,8 @@ import numpy as np
 from gossamer.node.ipc import control
 from gossamer.node.ipc.daemon_link import DaemonLink, Offer
 from gossamer.node.ipc.trainer_port import TrainerPort
-from gossamer.node.phi.merger import MergedState
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.fixedpoint import Ints
 from tests.protocol.builders import SMALL, identity
 
 NODE_ID = identity(0).node_id
@@ -77,7 +76,7 @@ class FakeDaemon:
 
     async def offer(self, index: int, phi: Ints, merged: int = 1, own: int = 0, version: int = 1) -> None:
         fragment = self.manifest.plan().fragments[index]
-        await self.port.offer(fragment, phi, MergedState(version, merged, own))
+        await self.port.offer(fragment, phi, control.Phi(fragment.index, merged, own, version))
 
 
 async def until(condition: Callable[[], object], timeout: float = 5) -> None:

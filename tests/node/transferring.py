@@ -18,8 +18,8 @@ from gossamer.node.phi.snapshots import SnapshotShelf
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol import effects as fx
 from gossamer.protocol import messages as msg
-from gossamer.protocol.admission.greylist import Offence
-from gossamer.protocol.phi.packing import Chunk
+from gossamer.protocol.offence import Offence
+from gossamer.protocol.payloads.packing import Chunk
 
 
 class FakeLink:

@@ -18,7 +18,7 @@ from gossamer.node.network.transport import Transport
 from gossamer.node.network.uplink import Uplink
 from gossamer.node.network.uploads import Uploads
 from gossamer.protocol.errors import RefusedError, SignatureError
-from gossamer.protocol.phi.packing import Chunk
+from gossamer.protocol.payloads.packing import Chunk
 from tests.protocol.builders import SMALL, identity
 
 

@@ -15,13 +15,13 @@ from gossamer.protocol.admission.charter import NEVER, Role, grant_body, revocat
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.envelope import Kind, open_envelope, seal
 from gossamer.protocol.errors import PeerError
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.chunks import chunk_hashes, payload_chunk_bytes
-from gossamer.protocol.phi.fixedpoint import Ints
-from gossamer.protocol.phi.layout import Fragment, Layout, TensorSpec, plan
-from gossamer.protocol.phi.merge import Contribution, measure
-from gossamer.protocol.phi.payload import Payload, encode_payload
+from gossamer.protocol.merging.merge import Contribution, measure
+from gossamer.protocol.payloads.chunks import chunk_hashes, payload_chunk_bytes
+from gossamer.protocol.payloads.layout import Fragment, Layout, TensorSpec, plan
+from gossamer.protocol.payloads.payload import Payload, encode_payload
 from gossamer.protocol.records import NO_RECORD, Delta, DeltaBody, Peer, PeerBody, parse_delta, parse_peer
 
 CREATED = 1_700_000_000

@@ -1,6 +1,6 @@
 """Made-up histories: what members claim, and a node that looks at it."""
 
-from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.history.joining import Witness
 from gossamer.protocol.history.sealing import Sealing
 from tests.protocol import builders

@@ -17,7 +17,7 @@ from gossamer.protocol.effects import Effect, Send
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
 from gossamer.protocol.gossip.ledger import Added, Ledger
 from gossamer.protocol.gossip.push import Push
-from gossamer.protocol.gossip.ranges import FANOUT, LEVEL_MAX
+from gossamer.protocol.ranges import FANOUT, LEVEL_MAX
 from gossamer.protocol.records import Delta
 from tests.protocol import builders
 

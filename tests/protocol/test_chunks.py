@@ -8,7 +8,7 @@ import pytest
 
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, PAYLOAD_CHUNKS_MAX
-from gossamer.protocol.phi.chunks import (
+from gossamer.protocol.payloads.chunks import (
     chunk_hashes,
     chunk_sizes,
     parse_index,

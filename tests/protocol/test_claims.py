@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.protocol.history.claims import (
+from gossamer.protocol.claims import (
     Claim,
     agreed,
     chain,

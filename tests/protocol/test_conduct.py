@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gossamer.protocol import limits
 from gossamer.protocol.manifest import Outer
-from gossamer.protocol.phi.conduct import (
+from gossamer.protocol.merging.conduct import (
     CLIPPED_MIN,
     ROUNDS_KEPT,
     ROUNDS_MIN,
@@ -20,8 +20,8 @@ from gossamer.protocol.phi.conduct import (
     agreement,
     figures,
 )
-from gossamer.protocol.phi.merge import SAMPLE_MAX, Contribution, RoundMerge, measure
-from gossamer.protocol.phi.payload import Payload, encode_payload
+from gossamer.protocol.merging.merge import SAMPLE_MAX, Contribution, RoundMerge, measure
+from gossamer.protocol.payloads.payload import Payload, encode_payload
 from tests.protocol import builders
 
 GOOD = Figures(agreement=0.4)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gossamer.protocol.errors import DivergedError
-from gossamer.protocol.phi.fixedpoint import (
+from gossamer.protocol.fixedpoint import (
     ONE,
     VALUE_LIMIT,
     is_healthy,

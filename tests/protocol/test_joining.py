@@ -5,8 +5,8 @@ import random
 import pytest
 
 from gossamer.protocol import limits
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.effects import Notice
-from gossamer.protocol.history.claims import Claim
 from gossamer.protocol.history.joining import REMIND_S, Joining, Witness, believable
 
 

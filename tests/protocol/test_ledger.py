@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gossamer.protocol import limits
 from gossamer.protocol.gossip.ledger import Added, Ledger
-from gossamer.protocol.gossip.ranges import EMPTY
+from gossamer.protocol.ranges import EMPTY
 from gossamer.protocol.records import NO_RECORD
 from tests.protocol import builders
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ConfigError, MalformedError, UnsupportedError
 from gossamer.protocol.manifest import from_canonical, from_toml, from_values
-from gossamer.protocol.phi.layout import TensorSpec
+from gossamer.protocol.payloads.layout import TensorSpec
 from tests.protocol import builders
 
 TOML = """

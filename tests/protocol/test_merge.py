@@ -18,18 +18,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.protocol.errors import PayloadError
+from gossamer.protocol.fixedpoint import VALUE_LIMIT, norm
 from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.manifest import Outer
-from gossamer.protocol.phi.fixedpoint import VALUE_LIMIT, norm
-from gossamer.protocol.phi.layout import Fragment, TensorSpec, plan
-from gossamer.protocol.phi.merge import (
+from gossamer.protocol.merging.merge import (
     Contribution,
     RoundMerge,
     measure,
     merge_round,
     weight_of,
 )
-from gossamer.protocol.phi.payload import Payload, encode_payload
+from gossamer.protocol.payloads.layout import Fragment, TensorSpec, plan
+from gossamer.protocol.payloads.payload import Payload, encode_payload
 from gossamer.protocol.records import Delta
 from gossamer.protocol.rules import RULES
 from gossamer.protocol.rules.base import PART

@@ -10,7 +10,7 @@ from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.envelope import HEADER_BYTES
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.gossip.ranges import FANOUT, LEVEL_MAX
+from gossamer.protocol.ranges import FANOUT, LEVEL_MAX
 from gossamer.protocol.wire import pack
 from tests.protocol import builders
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.protocol.history.pace import Pace, is_plausible, round_clock
 from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_SLACK
 from gossamer.protocol.manifest import PaceSection
+from gossamer.protocol.pace import Pace, is_plausible, round_clock
 from tests.protocol import builders
 
 STEPS = Pace(PaceSection(every_steps=30, min_round_seconds=0.05), 1)

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from gossamer.protocol import limits
+from gossamer.protocol.claims import Claim, Claims
 from gossamer.protocol.effects import Effect, LinkUp, Send
-from gossamer.protocol.history.claims import Claim, Claims
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.presence import NodeInfo, Presence
 from gossamer.protocol.membership.roster import Health, Roster

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.history.claims import Claim
-from gossamer.protocol.phi.chunks import chunk_sizes
-from gossamer.protocol.phi.layout import TensorSpec, plan
-from gossamer.protocol.phi.payload import payload_length
+from gossamer.protocol.payloads.chunks import chunk_sizes
+from gossamer.protocol.payloads.layout import TensorSpec, plan
+from gossamer.protocol.payloads.payload import payload_length
 from gossamer.protocol.records import NO_RECORD, DeltaBody, PeerBody, parse_delta, parse_peer
 from gossamer.protocol.wire import pack, unpack
 from tests.protocol import builders

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from gossamer.protocol import effects as fx
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
+from gossamer.protocol.claims import Claim
+from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.errors import ConfigError
-from gossamer.protocol.history.claims import Claim
 from gossamer.protocol.membership.presence import NodeInfo
-from gossamer.protocol.phi.payload import encode_payload
-from gossamer.protocol.replica import Replica
+from gossamer.protocol.payloads.payload import encode_payload
 from tests.protocol import builders
 from tests.protocol.cores import BRISK, STORM, check, one_that_went_on, publish_effects, swarm
 from tests.protocol.wiring import Node, Weather, World

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from gossamer.protocol import effects as fx
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
-from gossamer.protocol.admission.greylist import Offence
 from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.identity import short
+from gossamer.protocol.offence import Offence
 from gossamer.protocol.unix_time import UnixTime
 from gossamer.protocol.wire import pack
 from tests.protocol import builders

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.protocol.phi.fixedpoint import VALUE_LIMIT, norm
-from gossamer.protocol.phi.payload import Payload, encode_payload
+from gossamer.protocol.fixedpoint import VALUE_LIMIT, norm
+from gossamer.protocol.payloads.payload import Payload, encode_payload
 from gossamer.protocol.rules import RULES, Deltas
 from gossamer.protocol.rules.base import Rule, whole
 from gossamer.protocol.rules.clipping import shrink_to, usual_rate, usual_rates

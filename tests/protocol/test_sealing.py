@@ -3,8 +3,8 @@
 import pytest
 
 from gossamer.protocol import limits
+from gossamer.protocol.claims import genesis_claim
 from gossamer.protocol.effects import Adopt, Close, Notice, Prefetch, Seal
-from gossamer.protocol.history.claims import genesis_claim
 from gossamer.protocol.history.joining import PREFETCHES_MAX, Witness
 from gossamer.protocol.history.sealing import CLAIMED_MAX, GONE_AFTER_S, LOOK_INTERVAL_S, Sealing
 from tests.protocol.histories import MANIFEST, claim, drive, joined, kinds

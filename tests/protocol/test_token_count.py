@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gossamer.node.storage.base import GENESIS, Base, Rounds
 from gossamer.protocol.limits import TOKENS_MAX
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.token_count import TokenCount
+from gossamer.protocol.merging.token_count import TokenCount
 from gossamer.protocol.records import Delta
 from tests.protocol.builders import manifest, unsigned
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gossamer.protocol import effects as fx
-from gossamer.protocol.history.claims import Claim
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.limits import CLAIMS_MAX
-from gossamer.protocol.phi.chunks import chunk_hashes, parse_index, root_of
+from gossamer.protocol.payloads.chunks import chunk_hashes, parse_index, root_of
 from gossamer.protocol.records import Delta
 from tests.sim.disk import DamagedChunkError
 from tests.sim.fold import Base, Fold, Rounds

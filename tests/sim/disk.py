@@ -10,8 +10,8 @@ import random
 from collections.abc import Iterable
 from hashlib import sha256
 
-from gossamer.protocol.history.claims import Claim
-from gossamer.protocol.phi.chunks import payload_chunk_sizes
+from gossamer.protocol.claims import Claim
+from gossamer.protocol.payloads.chunks import payload_chunk_sizes
 from gossamer.protocol.records import Delta
 from tests.sim.fold import GENESIS, Base
 

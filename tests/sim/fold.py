@@ -3,21 +3,21 @@
 ``Phi += Merge(old set) - Merge(new set)`` whenever a round's set changes, as the daemon does it; the
 simulator then compares with ``Phi_0 - sum of Merge(round)`` computed from nothing. Closed rounds become
 part of a base, as in the daemon; what they were is kept for the auditors. Written from
-`gossamer.protocol.phi.merge` alone, so that it is a second opinion on the daemon's merger.
+`gossamer.protocol.merging.merge` alone, so that it is a second opinion on the daemon's merger.
 """
 
 from collections.abc import Callable, Sequence
 from copy import copy as copy_of
 from typing import NamedTuple
 
+from gossamer.protocol.claims import chain, round_digest
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.history.claims import chain, round_digest
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi import merge
-from gossamer.protocol.phi.fixedpoint import Ints
-from gossamer.protocol.phi.layout import Fragment
-from gossamer.protocol.phi.payload import Payload
-from gossamer.protocol.phi.token_count import TokenCount
+from gossamer.protocol.merging import merge
+from gossamer.protocol.merging.token_count import TokenCount
+from gossamer.protocol.payloads.layout import Fragment
+from gossamer.protocol.payloads.payload import Payload
 from gossamer.protocol.records import Delta
 
 Rounds = dict[int, tuple[Delta, ...]]

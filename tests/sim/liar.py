@@ -13,15 +13,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gossamer.protocol import messages as msg
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
-from gossamer.protocol.history.claims import Claim
 from gossamer.protocol.limits import ROUND_MAX, TOKENS_MAX
 from gossamer.protocol.membership.presence import Presence
-from gossamer.protocol.phi.chunks import chunk_hashes, payload_chunk_sizes, root_of
-from gossamer.protocol.phi.payload import payload_length
+from gossamer.protocol.payloads.chunks import chunk_hashes, payload_chunk_sizes, root_of
+from gossamer.protocol.payloads.payload import payload_length
 from gossamer.protocol.records import Delta, DeltaBody, parse_delta
-from gossamer.protocol.replica import Replica
 from tests.sim.exchange import NoAnswerError
 from tests.sim.node import Node
 from tests.sim.trainer import Window

@@ -15,15 +15,16 @@ from types import ModuleType
 from typing import Any
 
 from gossamer.protocol import messages
+from gossamer.protocol.core import intake
 from gossamer.protocol.envelope import Envelope, Kind
 from gossamer.protocol.errors import PeerError
-from gossamer.protocol.gossip import author, intake
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.gossip import author
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership import presence
-from gossamer.protocol.phi.fixedpoint import Ints
-from gossamer.protocol.phi.layout import Fragment
-from gossamer.protocol.phi.merge import Contribution
+from gossamer.protocol.merging.merge import Contribution
+from gossamer.protocol.payloads.layout import Fragment
 from gossamer.protocol.records import Delta
 from tests.protocol import builders
 from tests.sim import fold

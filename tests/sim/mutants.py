@@ -14,7 +14,9 @@ from math import inf
 from types import ModuleType
 from typing import Any
 
-from gossamer.protocol import envelope, replica
+from gossamer.protocol import envelope
+from gossamer.protocol.claims import Claim
+from gossamer.protocol.core import replica
 from gossamer.protocol.effects import Effect, Event, Publish, Send, Store
 from gossamer.protocol.fetching import flights
 from gossamer.protocol.fetching.fetch import Fetcher
@@ -23,12 +25,11 @@ from gossamer.protocol.gossip import anti_entropy, author, ledger
 from gossamer.protocol.gossip.dealing import Dealing
 from gossamer.protocol.gossip.offers import Offers
 from gossamer.protocol.history import absence, clock, lineages, sealing
-from gossamer.protocol.history.claims import Claim
 from gossamer.protocol.manifest import HistorySection
 from gossamer.protocol.membership import links, presence, swim
 from gossamer.protocol.membership.roster import Health
+from gossamer.protocol.merging import merge
 from gossamer.protocol.messages import Parts
-from gossamer.protocol.phi import merge
 from gossamer.protocol.records import Delta
 
 Patch = tuple[type | ModuleType, str, Any]

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from hashlib import sha256
 
 from gossamer.protocol import effects as fx
+from gossamer.protocol.core.merge_schedule import MergeSchedule
+from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_MAX
 from gossamer.protocol.membership.presence import NodeInfo
-from gossamer.protocol.phi.chunks import payload_chunk_sizes, split_payload
-from gossamer.protocol.phi.merge_schedule import MergeSchedule
+from gossamer.protocol.payloads.chunks import payload_chunk_sizes, split_payload
 from gossamer.protocol.records import Delta, DeltaBody
-from gossamer.protocol.replica import Replica
 from tests.sim.archive import Archive
 from tests.sim.disk import DamagedChunkError, Disk
 from tests.sim.fold import Fold

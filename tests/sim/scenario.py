@@ -11,13 +11,13 @@ from hashlib import sha256
 import numpy as np
 
 from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import LINKS_MAX, LINKS_WANTED, PAYLOAD_CHUNK_BYTES_MIN
 from gossamer.protocol.manifest import Manifest, from_values
-from gossamer.protocol.phi.chunks import chunk_hashes, root_of
-from gossamer.protocol.phi.fixedpoint import Ints
-from gossamer.protocol.phi.layout import TensorSpec
-from gossamer.protocol.phi.payload import payload_length
+from gossamer.protocol.payloads.chunks import chunk_hashes, root_of
+from gossamer.protocol.payloads.layout import TensorSpec
+from gossamer.protocol.payloads.payload import payload_length
 from tests.sim.faults import STORMS, UNMIXED
 from tests.sim.network import Path
 from tests.sim.stage import Traits

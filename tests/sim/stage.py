@@ -4,12 +4,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.messages import Message
-from gossamer.protocol.phi.chunks import chunk_hashes, root_of
-from gossamer.protocol.phi.fixedpoint import Ints
-from gossamer.protocol.phi.layout import Layout
+from gossamer.protocol.payloads.chunks import chunk_hashes, root_of
+from gossamer.protocol.payloads.layout import Layout
 from tests.sim.audit import Audit
 from tests.sim.fold import MergeRound
 from tests.sim.loop import Loop

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gossamer.protocol.effects import Progress
-from gossamer.protocol.history.pace import Pace
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.chunks import chunk_hashes, payload_chunk_bytes
-from gossamer.protocol.phi.fixedpoint import Ints
-from gossamer.protocol.phi.payload import encode_payload
+from gossamer.protocol.pace import Pace
+from gossamer.protocol.payloads.chunks import chunk_hashes, payload_chunk_bytes
+from gossamer.protocol.payloads.payload import encode_payload
 from gossamer.protocol.records import NO_RECORD, DeltaBody
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gossamer.protocol.gossip.ledger import Ledger
-from gossamer.protocol.history.pace import round_clock
 from gossamer.protocol.identity import short
 from gossamer.protocol.limits import FETCH_PATIENCE_S, LINEAGE_PATIENCE_S, ROUND_MAX, STALL_PATIENCE_S
 from gossamer.protocol.membership.roster import Health
+from gossamer.protocol.pace import round_clock
 from gossamer.protocol.records import Delta
 from tests.sim.fold import Rounds, from_scratch
 from tests.sim.node import Node

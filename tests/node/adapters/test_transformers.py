@@ -24,8 +24,8 @@ from torch.optim import AdamW
 
 from gossamer.bootstrap.manifests import describe
 from gossamer.node.peer import Peer
-from gossamer.node.phi.genesis import parameters
 from gossamer.node.schedules import constant, linear
+from gossamer.node.training.genesis import parameters
 from gossamer.protocol.errors import ConfigError
 from tests.node.adapters.fake_peer import Fakes
 from tests.node.leading import leading

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Outer
-from gossamer.protocol.phi.fixedpoint import Ints
-from gossamer.protocol.phi.layout import Fragment
-from gossamer.protocol.phi.payload import Payload
+from gossamer.protocol.payloads.layout import Fragment
+from gossamer.protocol.payloads.payload import Payload
 from gossamer.protocol.rules import RULES, Deltas
 from gossamer.protocol.rules.base import PART, Step, Vector, combine, no_step, scaled, whole
 from gossamer.protocol.rules.clipping import ceiling, median_low, shrink_to, usual_rates

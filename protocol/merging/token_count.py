@@ -15,7 +15,7 @@ from heapq import nlargest
 from math import inf
 
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.merge import weight_of
+from gossamer.protocol.merging.merge import weight_of
 from gossamer.protocol.records import Delta
 from gossamer.protocol.rules.clipping import ceiling, median_low
 

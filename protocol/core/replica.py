@@ -13,9 +13,11 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.admission.charter import Charter
-from gossamer.protocol.admission.credentials import Credentials
-from gossamer.protocol.admission.greylist import Offence
 from gossamer.protocol.admission.vetting import Vetting
+from gossamer.protocol.claims import Claims
+from gossamer.protocol.core.credentials import Credentials
+from gossamer.protocol.core.intake import Intake
+from gossamer.protocol.core.peering import Peering
 from gossamer.protocol.effects import Effect, Event, RandomSource
 from gossamer.protocol.errors import PeerError, UnsupportedError
 from gossamer.protocol.fetching.fetch import Fetcher
@@ -23,23 +25,21 @@ from gossamer.protocol.gossip.anti_entropy import AntiEntropy
 from gossamer.protocol.gossip.author import Author
 from gossamer.protocol.gossip.dealing import Dealing
 from gossamer.protocol.gossip.holdings import Holdings
-from gossamer.protocol.gossip.intake import Intake
 from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.gossip.offers import Offers
 from gossamer.protocol.gossip.push import Push
 from gossamer.protocol.history.absence import ROUNDS_UNDER_WAY
 from gossamer.protocol.history.catchup import CatchUp
-from gossamer.protocol.history.claims import Claims
 from gossamer.protocol.history.clock import SwarmClock
 from gossamer.protocol.history.sealing import Sealing
 from gossamer.protocol.history.snapshots import Snapshots
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.links import Links
-from gossamer.protocol.membership.peering import Peering
 from gossamer.protocol.membership.presence import NodeInfo, Presence
 from gossamer.protocol.membership.roster import Roster
 from gossamer.protocol.membership.swim import Membership
+from gossamer.protocol.offence import Offence
 from gossamer.protocol.records import Delta, PeerBody
 from gossamer.protocol.unix_time import UnixTime
 

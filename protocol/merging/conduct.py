@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gossamer.protocol import limits
-from gossamer.protocol.phi.merge import RoundMerge, Sample
+from gossamer.protocol.merging.merge import RoundMerge, Sample
 
 ROUNDS_KEPT = 20
 """Rounds of a member that are looked at: enough for shares to mean something, few enough to be recent."""

@@ -9,9 +9,8 @@ of the same message are judged on their own.
 from dataclasses import dataclass, field
 
 from gossamer.protocol.admission.charter import Charter
-from gossamer.protocol.admission.credentials import Credentials
-from gossamer.protocol.admission.greylist import offence_in_record
 from gossamer.protocol.admission.vetting import Vetting
+from gossamer.protocol.core.credentials import Credentials
 from gossamer.protocol.effects import Blame, Effect
 from gossamer.protocol.envelope import Envelope, Kind, open_envelope
 from gossamer.protocol.errors import ImplausibleError, MalformedError, NoRoomError, PeerError
@@ -24,7 +23,8 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.presence import Presence
 from gossamer.protocol.messages import Records
-from gossamer.protocol.phi.layout import Layout
+from gossamer.protocol.offence import offence_in_record
+from gossamer.protocol.payloads.layout import Layout
 from gossamer.protocol.records import Delta, parse_delta, parse_peer
 
 _PEER = int(Kind.PEER)

@@ -2,10 +2,10 @@
 
 from gossamer.protocol.admission.charter import Charter, Grant, Revocation
 from gossamer.protocol.admission.vetting import Vetting
+from gossamer.protocol.core.peering import Peering
 from gossamer.protocol.effects import Effect, Expelled, Notice, Send, StoreCredential
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
 from gossamer.protocol.gossip.holdings import Holdings
-from gossamer.protocol.membership.peering import Peering
 from gossamer.protocol.membership.presence import Presence
 from gossamer.protocol.membership.roster import Roster
 

@@ -1,6 +1,6 @@
 """The built-in trainer: runs a task's inner loop as one peer of the swarm.
 
-Started beside its daemon as ``python -m gossamer.node.training.trainer``; a user's own script with a `Peer`
+Started beside its daemon as ``python -m gossamer.node.trainer``; a user's own script with a `Peer`
 takes the same place.
 
 A mistake in a task that shows before the first step is for a person to mend: exit status 2, and the node

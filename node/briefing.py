@@ -7,7 +7,7 @@ from gossamer.node.ipc.publisher import Publisher
 from gossamer.node.ipc.trainer_port import TrainerPort
 from gossamer.node.phi.merging import Merging
 from gossamer.protocol import effects as fx
-from gossamer.protocol.replica import BEFORE_ALL_ROUNDS, Replica
+from gossamer.protocol.core.replica import BEFORE_ALL_ROUNDS, Replica
 
 
 class Briefing:

@@ -2,7 +2,7 @@
 
 Run as a module it rebuilds them in a process of its own, so that a daemon never imports torch::
 
-    python -m gossamer.node.phi.genesis FOLDER
+    python -m gossamer.node.training.genesis FOLDER
 """
 
 import os
@@ -18,9 +18,9 @@ from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.wholefile import cannot_write
 from gossamer.protocol.errors import ConfigError, DiskFullError, DivergedError, LocalError
+from gossamer.protocol.fixedpoint import Ints, to_fixed
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.phi.fixedpoint import Ints, to_fixed
-from gossamer.protocol.phi.layout import Layout
+from gossamer.protocol.payloads.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,8 +10,8 @@ from itertools import accumulate
 from gossamer.protocol.codecs import CODECS, Codec
 from gossamer.protocol.codecs.base import Sums, Survey
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.phi.fixedpoint import Ints
-from gossamer.protocol.phi.layout import Fragment, Slot
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.payloads.layout import Fragment, Slot
 
 
 def section_starts(codec: Codec, fragment: Fragment) -> list[int]:

@@ -9,10 +9,10 @@ shows for one, see `held_back`.
 from collections.abc import Sequence
 from math import inf
 
-from gossamer.protocol.history.claims import WITNESSES
-from gossamer.protocol.phi.held_back import HeldBack
+from gossamer.protocol.claims import WITNESSES
+from gossamer.protocol.core.held_back import HeldBack
+from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.records import Delta
-from gossamer.protocol.replica import Replica
 
 
 class MergeSchedule:

@@ -1,0 +1,1 @@
+"""One node: all state machines behind one door, and what needs several of them."""

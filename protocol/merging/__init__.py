@@ -1,0 +1,1 @@
+"""What becomes of a round's records: one step of Phi, and what it says of their authors."""

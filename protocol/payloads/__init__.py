@@ -1,0 +1,1 @@
+"""What a delta is made of: where tensors lie, how values become bytes, chunks and hashes."""

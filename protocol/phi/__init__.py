@@ -1,1 +1,0 @@
-"""The model as a function of records: where a tensor lies, what a payload is, what a round becomes."""
