@@ -6,14 +6,14 @@ look at all the others. A link that failed a chunk is spared guesses for a while
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from math import inf
 
 from gossamer.protocol import limits
 from gossamer.protocol.fetching.failures import Failures
 from gossamer.protocol.fetching.flights import Flights
-from gossamer.protocol.fetching.wants import Want, Wants
+from gossamer.protocol.fetching.wants import Wants
 
 LINE_MIN = 1_024
 """So long a line is never tidied."""
@@ -32,6 +32,8 @@ class Guesses:
         self._failures = failures
         self._young: list[Turn] = []
         """A heap of what others may still say that they hold."""
+        self._enters: dict[bytes, float] = {}
+        """When each of these leaves it; what stands there for later as well is passed over then."""
         self._line: list[Turn] = []
         """Some stand in it again, are held or have come by now."""
         self._longest = LINE_MIN
@@ -86,14 +88,16 @@ class Guesses:
     def take(self, link: int, now: float) -> tuple[bytes, bytes] | None:
         """The next key and chunk to ask a link for: what has waited longest of what it may be asked for."""
         while (blob := self._next(link, now)) is not None:
-            for key, want in self._unheld(blob):
-                free_at = max(self._free_at(link, want, blob), want.may_be_guessed_at)
-                if free_at <= now:
-                    return key, blob
-                if free_at == inf:
-                    self._passed_by.setdefault(blob, set()).add(link)
-                elif free_at == want.may_be_guessed_at:
-                    heappush(self._again[link], (free_at, blob))
+            key, at = self._soonest(blob, now)
+            if key is None:
+                continue
+            free_at = max(self._free_at(link, blob), at)
+            if free_at <= now:
+                return key, blob
+            if free_at == inf:
+                self._passed_by.setdefault(blob, set()).add(link)
+            elif free_at == at:
+                heappush(self._again[link], (free_at, blob))
         return None
 
     def next_turn(self, link: int, now: float) -> float:
@@ -105,9 +109,15 @@ class Guesses:
 
     def next_entry(self) -> float:
         """When there may be more to ask all of them for."""
-        while self._young and not any(self._unheld(self._young[0][1])):
+        while self._young:
+            at, blob = self._young[0]
+            is_current = self._enters.get(blob) == at
+            if is_current and self._wants.unheld(blob):
+                return at
             heappop(self._young)
-        return self._young[0][0] if self._young else inf
+            if is_current:
+                del self._enters[blob]
+        return inf
 
     def _next(self, link: int, now: float) -> bytes | None:
         """What a link comes to now, in the line or to be asked for again."""
@@ -118,49 +128,58 @@ class Guesses:
             return self._line[place][1]
         return heappop(again)[1] if is_again else None
 
-    def _free_at(self, link: int, want: Want, blob: bytes) -> float:
+    def _free_at(self, link: int, blob: bytes) -> float:
         """From when on a link may be asked for a chunk, which may be under way, or failed not long ago."""
         if blob in self._flights:
             return inf
         return self._failures.rests_until(link, blob, self._wants.size_of(blob))
 
-    def _unheld(self, blob: bytes) -> Iterator[tuple[bytes, Want]]:
-        """The keys that a chunk is still missing of, but for those that somebody is known to hold some of."""
-        for key in self._wants.keys_of(blob):
-            want = self._wants.of_key(key)
-            if not want.is_held:
-                yield key, want
+    def _soonest(self, blob: bytes, now: float) -> tuple[bytes | None, float]:
+        """A key for which a chunk may be guessed at now, or else the next for which it may; and when."""
+        found, soonest = None, inf
+        for key, want in self._wants.unheld(blob).items():
+            if want.may_be_guessed_at < soonest:
+                found, soonest = key, want.may_be_guessed_at
+                if soonest <= now:
+                    break
+        return found, soonest
 
     def _enter(self, now: float) -> None:
         """What nobody has been known to hold for a moment goes to the end of the line."""
         if not len(self._wants):
             self._forget()
         for blob in self._wants.take_unheld():
-            heappush(self._young, (self._may_be_guessed_at(blob), blob))
+            self._enter_at(self._soonest(blob, now)[1], blob)
         while self._young and self._young[0][0] <= now:
-            _, blob = heappop(self._young)
-            at = self._may_be_guessed_at(blob)
+            entered, blob = heappop(self._young)
+            if self._enters.get(blob) != entered:
+                continue
+            del self._enters[blob]
+            at = self._soonest(blob, now)[1]
             if at <= now:
                 self._line.append((at, blob))
             elif at < inf:
-                heappush(self._young, (at, blob))
+                self._enter_at(at, blob)
         if len(self._line) > self._longest:
             self._tidy()
+
+    def _enter_at(self, at: float, blob: bytes) -> None:
+        """A chunk goes to the end of the line then, or when it would have already."""
+        if at < self._enters.get(blob, inf):
+            self._enters[blob] = at
+            heappush(self._young, (at, blob))
 
     def _forget(self) -> None:
         """Nothing is looked for. Else what has come is forgotten when its turn comes.
 
         As is what a link rests from: it may be looked for anew before then.
         """
-        self._young, self._line = [], []
+        self._young, self._enters, self._line = [], {}, []
         self._places = dict.fromkeys(self._places, 0)
-
-    def _may_be_guessed_at(self, blob: bytes) -> float:
-        return min((want.may_be_guessed_at for _, want in self._unheld(blob)), default=inf)
 
     def _tidy(self) -> None:
         """Keep of each that is still looked for the last place, which no link is past that has to come by."""
-        last = {blob: place for place, (_, blob) in enumerate(self._line) if any(self._unheld(blob))}
+        last = {blob: place for place, (_, blob) in enumerate(self._line) if self._wants.unheld(blob)}
         places = sorted(last.values())
         self._line = [self._line[place] for place in places]
         self._places = {link: bisect_left(places, place) for link, place in self._places.items()}

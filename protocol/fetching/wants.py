@@ -6,6 +6,7 @@ a hint may be missing or wrong.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 
 from gossamer.protocol import limits
@@ -45,6 +46,22 @@ class Want:
         return self.holders | part if part else self.holders
 
 
+@dataclass(slots=True)
+class _Chunk:
+    """A missing chunk, and what it is missing of.
+
+    Anybody may list one chunk in thousands of payloads: nothing that is done for each of those looks at all
+    the others.
+    """
+
+    held: dict[bytes, Want] = field(default_factory=dict)
+    """Wants that somebody is known to hold some of, by key."""
+    unheld: dict[bytes, Want] = field(default_factory=dict)
+    """The others."""
+    size: int = 0
+    """The most bytes that anybody has stated for it."""
+
+
 class Wants:
     """Everything that is wanted, oldest first."""
 
@@ -52,12 +69,11 @@ class Wants:
         """`fits` tells whether a chunk that is here has a size; None if it is not here."""
         self._fits = fits
         self._wants: dict[bytes, Want] = {}
-        self._keys: dict[bytes, set[bytes]] = {}
-        """Of each missing chunk, the keys that it is wanted under."""
+        self._chunks: dict[bytes, _Chunk] = {}
         self._held: dict[bytes, Want] = {}
         """The wants that somebody is known to hold some of."""
         self._unheld: list[bytes] = []
-        """Chunks of the others, until they are taken."""
+        """Chunks that nobody was known to hold any more, or that may be longer, until they are taken."""
 
     # -- what is wanted
 
@@ -78,31 +94,45 @@ class Wants:
                 return None
             if fits is None:
                 missing[blob] = size
-        if missing:
-            self._wants.setdefault(key, Want({}, now)).missing |= missing
-        for blob in missing:
-            self._keys.setdefault(blob, set()).add(key)
-        if key not in self._held:
-            self._unheld += missing
+        for blob, size in missing.items():
+            self._add(key, self._wants.setdefault(key, Want({}, now)), blob, size)
         return bool(missing)
+
+    def _add(self, key: bytes, want: Want, blob: bytes, size: int) -> None:
+        want.missing[blob] = size
+        chunk = self._chunks.setdefault(blob, _Chunk())
+        if key in self._held:
+            chunk.held[key] = want
+        else:
+            self._not_held(blob, key, want)
+        if 0 < chunk.size < size:
+            self._unheld.append(blob)  # who failed it may have been cut short
+        chunk.size = max(chunk.size, size)
+
+    def _not_held(self, blob: bytes, key: bytes, want: Want) -> None:
+        unheld = self._chunks[blob].unheld
+        if not unheld:
+            self._unheld.append(blob)
+        unheld[key] = want
 
     def forget(self, key: bytes) -> None:
         """Stop wanting a key (its record became void, or describes what cannot be)."""
         want = self._wants.pop(key, None)
-        self._held.pop(key, None)
+        is_held = self._held.pop(key, None) is not None
         for blob in want.missing if want else ():
-            keys = self._keys[blob]
-            keys.discard(key)
-            if not keys:
-                del self._keys[blob]
+            chunk = self._chunks[blob]
+            del (chunk.held if is_held else chunk.unheld)[key]
+            if not chunk.held and not chunk.unheld:
+                del self._chunks[blob]
 
     def size_of(self, blob: bytes) -> int:
-        """The most bytes that a missing chunk can have, 0 if it is not wanted.
+        """The most bytes that a missing chunk can have, as far as was stated; 0 if it is not wanted.
 
         Of those who state different sizes for one hash all lie but one, and its bytes show which: so nobody's
         word keeps us from asking for it.
         """
-        return max((want.missing[blob] for want in self.of(blob)), default=0)
+        chunk = self._chunks.get(blob)
+        return chunk.size if chunk is not None else 0
 
     def rule_out(self, blob: bytes) -> None:
         """A chunk is here: stop wanting what states another size for it, see `add`."""
@@ -116,7 +146,9 @@ class Wants:
         `guessed` is the link that brought it without having said that it holds it: it may well have the rest.
         """
         done: list[bytes] = []
-        for key in sorted(self._keys.pop(blob, ())):
+        keys = self.keys_of(blob)
+        self._chunks.pop(blob, None)
+        for key in keys:
             want = self._wants[key]
             want.got_at = now
             if guessed is not None:
@@ -156,7 +188,12 @@ class Wants:
     def take_unheld(self) -> list[bytes]:
         """Chunks that have come to be looked for, since the last call, where nobody is known to hold any."""
         taken, self._unheld = self._unheld, []
-        return [blob for blob in taken if not all(want.is_held for want in self.of(blob))]
+        return [blob for blob in taken if self.unheld(blob)]
+
+    def unheld(self, blob: bytes) -> Mapping[bytes, Want]:
+        """What a chunk is missing of, by key, but for what somebody is known to hold some of."""
+        chunk = self._chunks.get(blob)
+        return chunk.unheld if chunk is not None else {}
 
     def put_last(self, keys: Iterable[bytes]) -> None:
         """Of what somebody is known to hold these come last from now on."""
@@ -165,10 +202,16 @@ class Wants:
                 self._held[key] = self._held.pop(key)
 
     def _file(self, key: bytes, want: Want) -> None:
-        if want.is_held:
+        was_held = key in self._held
+        if want.is_held and not was_held:
             self._held[key] = want
-        elif self._held.pop(key, None):
-            self._unheld += want.missing
+            for chunk in map(self._chunks.__getitem__, want.missing):
+                chunk.held[key] = chunk.unheld.pop(key)
+        elif was_held and not want.is_held:
+            del self._held[key]
+            for blob in want.missing:
+                del self._chunks[blob].held[key]
+                self._not_held(blob, key, want)
 
     # -- what others ask
 
@@ -195,11 +238,13 @@ class Wants:
 
     def keys_of(self, blob: bytes) -> tuple[bytes, ...]:
         """The keys that a missing chunk is wanted under."""
-        return tuple(sorted(self._keys.get(blob, ())))
+        chunk = self._chunks.get(blob)
+        return tuple(sorted(chain(chunk.held, chunk.unheld))) if chunk is not None else ()
 
-    def of(self, blob: bytes) -> list[Want]:
+    def of(self, blob: bytes) -> Iterable[Want]:
         """The wants that a chunk is missing of."""
-        return [self._wants[key] for key in self._keys.get(blob, ())]
+        chunk = self._chunks.get(blob)
+        return chain(chunk.held.values(), chunk.unheld.values()) if chunk is not None else ()
 
     def holders_of(self, key: bytes, blob: bytes) -> set[int]:
         """Links whose peers said that they hold a chunk of `key` that is missing here."""

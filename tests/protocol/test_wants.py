@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gossamer.protocol import limits
-from tests.protocol.fetching import Net, blob_of, key_of
+from tests.protocol.fetching import Net, blob_of, calls, key_of
 
 
 def test_what_nobody_holds_is_not_on_its_way():
@@ -130,3 +130,40 @@ def test_what_is_lacking_of_what_was_wanted_by_a_time():
     assert (len(wants), len(wants.lacking(0.5, net.now)), len(wants.lacking(1.0, net.now))) == (3, 1, 2)
     net.arrive(blob_of(2))
     assert (len(wants), wants.lacking(0.5, net.now)) == (2, [])
+
+
+def test_a_chunk_of_many_payloads_costs_each_of_them_no_more():
+    """A liar may list the same chunks in all its deltas, and say that it holds them: that took minutes."""
+
+    def cost(payloads: int) -> int:
+        net = Net(links={1: True, 2: True})
+
+        def learn() -> None:
+            for key in range(payloads):
+                net.want(key, *range(8))
+                net.fetcher.plan(net.now)
+            net.pass_time()
+            net.fetcher.plan(net.now)
+            for key in range(payloads):
+                net.fetcher.hint(1, key_of(key))
+            net.fetcher.plan(net.now)
+            net.pass_time()
+            net.fetcher.plan(net.now)
+
+        return calls(learn)
+
+    assert cost(400) < 5 * cost(100)
+
+
+def test_a_chunk_that_may_be_longer_is_asked_for_again_at_once():
+    """Who was asked for it at the length that a liar states could not bring it."""
+    net = Net(links={1: True})
+    net.want(1, 1, size=7)
+    for _ in range(8):
+        while not net.plan():
+            net.pass_time()
+        net.fail(blob_of(1))  # it rests from it for seconds in the end
+    net.want(2, 1, size=100)
+    net.pass_time()
+    assert net.plan() == [(1, blob_of(1))]
+    assert net.sizes[blob_of(1)] == 100
