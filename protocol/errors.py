@@ -6,7 +6,8 @@ The first split is whose mistake it is, because the reaction differs::
     ├── LocalError              ours or our operator's: one clear line, exit status 2
     │   ├── ConfigError         a manifest, a flag, an address or a task is wrong
     │   ├── StorageError        a database, blob, key file or disk is unusable
-    │   │   └── DiskFullError       there is no room left: that is waited for
+    │   │   ├── DiskFullError       there is no room left: that is waited for
+    │   │   └── FolderGoneError     a node's folder is not where it was, or cannot be written to
     │   ├── DivergedError       training blew up: a parameter left the representable range
     │   └── UnreachableError    nobody useful answered where we were told to look
     │       ├── NobodyThereError    nobody did at all: who should may not run yet
@@ -16,6 +17,7 @@ The first split is whose mistake it is, because the reaction differs::
         │   ├── ImplausibleError    a value that only a wrong clock makes: the peer's, or ours
         │   └── UnsupportedError    a message, record or manifest of a kind that this release does not know
         ├── SignatureError      a signature or a key that does not hold
+        ├── NoRoomError         a sound record for which we have no room: nobody is blamed
         ├── RefusedError        a handshake that one side turned down
         └── PayloadError        a payload or chunk that is not what its record promised
 

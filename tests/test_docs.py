@@ -19,6 +19,7 @@ from tests.command_lines import parse, unknown_flags
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").glob("*.md")])
 TEST = re.compile(r"`(?:tests/(?:\w+/)*)?(test_\w+)(?:\.py)?`")
+FILE = re.compile(r"`((?:protocol|node|models|bootstrap|tests|examples|deploy)/[\w/.-]+\.\w+)`")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 
 
@@ -30,6 +31,8 @@ def test_what_a_document_names_is_there(document: Path) -> None:
     for unknown in set(TEST.findall(text)) - named:
         assert any(f"def {unknown}(" in path.read_text("utf-8") for path in files), unknown
     assert [link for link in LINK.findall(text) if not (document.parent / link).exists()] == []
+    if document.name != "CHANGELOG.md":  # which tells of what was there, too
+        assert [file for file in FILE.findall(text) if not (ROOT / file).exists()] == []
 
 
 def test_the_patterns_find_something() -> None:

@@ -108,9 +108,8 @@ class Intake:
             return []
         if is_push and delivery.is_held:
             return self._push.relay(fresh[0], delivery.link, delivery.now)
-        if (
-            is_push or self._anti_entropy.synced_once
-        ):  # a node that has just started is told what all others know
+        # A node that has just started is told what all others know.
+        if is_push or self._anti_entropy.synced_once:
             return self._push.tell(fresh, {delivery.link})
         return []
 

@@ -75,9 +75,8 @@ class AntiEntropy:
         Who has just started does at each look, until it is answered: new records can make an exchange end
         with neither side any the wiser, which to everybody else is as good.
         """
-        has_to_know = not self.synced_once and not any(
-            exchange.awaited for exchange in self._exchanges.values()
-        )
+        is_awaiting = any(exchange.awaited for exchange in self._exchanges.values())
+        has_to_know = not self.synced_once and not is_awaiting
         if now < self._next_exchange and not has_to_know:
             return []
         self._last_exchange = now

@@ -61,9 +61,8 @@ class CatchUp:
         self._next_look = now + LOOK_INTERVAL_S
         if self._is_misled():
             self._synced_at, self._refuses = None, True
-        elif self._refuses:
-            self._refuses = False
-            self._anti_entropy.synced_once = False  # what was refused is asked for again
+        elif self._refuses:  # what was refused is asked for again
+            self._refuses = self._anti_entropy.synced_once = False
         elif self._synced_at is None:
             self._synced_at = now if self._anti_entropy.synced_once else None
         else:

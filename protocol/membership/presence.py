@@ -229,9 +229,8 @@ class Presence:
     def all_rows(self, link: int) -> list[Effect]:
         """Tell a link of everybody who is there."""
         known = [m.peer.data for m in self._roster.members() if m.health is Health.ALIVE]
-        return [
-            Send(link, records) for records in Records.batches([(row, False) for row in (self.data, *known)])
-        ]
+        rows = [(row, False) for row in (self.data, *known)]
+        return [Send(link, records) for records in Records.batches(rows)]
 
     # -- inside
 

@@ -6,7 +6,7 @@ member for no more than as many times what is usual.
 
 What is usual shows in a *stretch* of rounds, from one at which a snapshot is due to the next: in a single
 round a liar may be alone. Members are compared by their tokens per delta there, one vote each however often
-they published. A stretch is closed as a whole (see `history.closable_round`), and whoever joins begins with
+they published. A stretch is closed as a whole (see `claims.closable_round`), and whoever joins begins with
 one: so the count of a set is the same whatever part of it is closed, and what is closed is just added.
 """
 
