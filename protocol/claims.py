@@ -69,7 +69,7 @@ def roundest(last: int, newest: int, every: int) -> int | None:
 
 
 def most_of(members: int) -> int:
-    """How many of them must say a thing: more than half, and three of any number."""
+    """How many of them must say a thing: more than half, or three if that is fewer."""
     return min(WITNESSES, members // 2 + 1)
 
 

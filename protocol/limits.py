@@ -285,8 +285,8 @@ WANTS_LOOKED_AT_MAX = 512
 peer that claims to hold thousands, and sends none, costs others no time."""
 
 FETCH_TIMEOUT_S = 60.0
-"""A megabyte within a minute: about 140 kbit/s, the slowest holder worth waiting for: twice that if two
-are sent one."""
+"""A megabyte within a minute: about 140 kbit/s from the slowest holder worth waiting for, or twice that where
+two ask it."""
 
 FETCH_PATIENCE_S = 12.0
 """The part of it that does not depend on the size: a request that was lost costs a small chunk no more."""

@@ -216,7 +216,7 @@ class PingFor:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A node seems dead since this row of its; a newer row refutes it."""
+    """A node seems to have been dead since this row of its own; a newer one refutes that."""
 
     code: ClassVar[int] = 10
     node_id: bytes

@@ -7,7 +7,7 @@ from gossamer.protocol.effects import RandomSource
 
 
 def sample(items: Iterable[int], count: int, rng: RandomSource) -> list[int]:
-    """Up to `count` different items, in a random order. That in which they are given makes no difference."""
+    """Up to `count` different items, in a random order, whatever the order in which they are given."""
     pool = sorted(items)
     for i in range(min(count, len(pool))):
         j = i + rng.randrange(len(pool) - i)

@@ -277,7 +277,7 @@ class Charter:
             )
 
     def check_of_use(self, data: bytes) -> None:
-        """Whether a record that an owner hands over would change anything: no grant undoes a revocation.
+        """Turn down a grant that an owner hands over for a node that was revoked: no grant undoes that.
 
         The set takes it all the same, from members: in what order they hear of both must not matter. Raises
         RefusedError, MalformedError or SignatureError.

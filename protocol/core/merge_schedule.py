@@ -2,8 +2,8 @@
 
 Phi is the same whatever the order in which rounds are merged, and however late. When to merge one is each
 node's own matter, and this is what it goes by: a round that the swarm cannot have reached is not merged
-before the swarm has, since whoever signs for it has it to itself; nor is an outlier that nothing beside it
-shows for one, see `held_back`.
+before the swarm has, since whoever signs for it has it to itself; nor is an outlier, while nothing beside it
+shows what is usual, see `held_back`.
 """
 
 from collections.abc import Sequence

@@ -345,7 +345,7 @@ class Replica:
     def _woke(self, now: float) -> list[Effect]:
         """This machine slept, or its clock was set, which looks the same and costs a moment of silence.
 
-        Of the last rounds that we know we need not know all: those that went on published for them too.
+        Of the last rounds that we know of we may lack some deltas: those who went on published for them too.
         """
         if not self.roster.members():
             return []

@@ -49,8 +49,8 @@ class EndGame:
         return is_late and len(self._flights.late) < self._most(flight)
 
     def _most(self, flight: Flight) -> int:
-        """How many chunks may be under way from two holders, for this one to be another: few where somebody
-        has outrun it, else one to find out whether anybody does."""
+        """How many chunks may be under way from two holders, this one included: a few where somebody has
+        outrun it, else one, to find out whether anybody does."""
         return limits.FETCHES_TWICE_MAX if flight.began < self._promptness.brought_at else 1
 
     def _choose(self, flight: Flight, now: float) -> tuple[int, bytes] | None:

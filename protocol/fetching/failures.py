@@ -19,7 +19,7 @@ class Failures:
 
     def __init__(self, wants: Wants) -> None:
         self._wants = wants
-        # With the size, since a liar may have listed an honest chunk's hash with one that it is longer than.
+        # By size too, since a liar may have listed an honest chunk with a size that is too small for it.
         self._failed: dict[tuple[int, bytes, int], Backoff] = {}
         self._retries: list[float] = []
         """A heap of when those that we go on believing may be asked again for what they failed."""

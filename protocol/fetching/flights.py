@@ -43,7 +43,7 @@ class Flights:
         self.load: dict[int, int] = {}
         """How many are under way from each link."""
         self.came = 0
-        """Bytes of all chunks that were under way and came, as long as was thought that they might be."""
+        """Bytes of all chunks that were under way and came, each counted as long as it might have been."""
         self.lost = 0
         """Bytes of those that were given up, of which our own line may be the cause: see `window`."""
 

@@ -170,9 +170,9 @@ class Guesses:
             heappush(self._young, (at, blob))
 
     def _forget(self) -> None:
-        """Nothing is looked for. Else what has come is forgotten when its turn comes.
+        """Nothing is looked for any more, so nothing stands in line.
 
-        As is what a link rests from: it may be looked for anew before then.
+        What a link rests from is kept until its turn comes: it may be looked for anew before then.
         """
         self._young, self._enters, self._line = [], {}, []
         self._places = dict.fromkeys(self._places, 0)

@@ -1,9 +1,9 @@
 """How soon transfers bring what was asked for: when one lasts too long, and who is asked last after that.
 
 Silence looks like slowness. What tells them apart is how long other transfers take here: each is measured as
-a share of the patience with it, whatever its size and the queue before it. So on a slow line little is taken
-for silence that only takes its time, less the longer it is slow, and on a fast one nobody is waited for whom
-others outrun many times.
+a share of the patience with it, whatever its size and the queue before it. So on a slow line what only
+takes its time is seldom taken for silence, and ever more seldom; on a fast one nobody is waited for whom
+others outrun many times over.
 """
 
 from math import inf

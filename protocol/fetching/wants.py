@@ -73,7 +73,7 @@ class Wants:
         self._held: dict[bytes, Want] = {}
         """The wants that somebody is known to hold some of."""
         self._unheld: list[bytes] = []
-        """Chunks that nobody was known to hold any more, or that may be longer, until they are taken."""
+        """Chunks that have come to be looked for, or may be longer than was thought, until they are taken."""
 
     # -- what is wanted
 

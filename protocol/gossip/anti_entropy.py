@@ -30,7 +30,7 @@ class _Exchange:
 
 
 def _is_full(inventory: Inventory) -> bool:
-    """Whether more may differ than an exchange has room for: of each parent compared some round does."""
+    """Whether more may differ than an exchange has room for; in each parent compared a round or more does."""
     counts = [len(ids) for _, ids in inventory.rounds]
     return (
         len(counts) >= limits.COMPARED_PARENTS_MAX
@@ -72,8 +72,8 @@ class AntiEntropy:
     def wake(self, now: float) -> list[Effect]:
         """Start the periodic exchange with one random link.
 
-        Who has just started does at each look, until it is answered: new records can make an exchange end
-        with neither side any the wiser, which to everybody else is as good.
+        A node that has just started does so at each look, until it is answered: new records can make an
+        exchange end with neither side any the wiser. To everybody else that does no harm.
         """
         is_awaiting = any(exchange.awaited for exchange in self._exchanges.values())
         has_to_know = not self.synced_once and not is_awaiting

@@ -1,4 +1,4 @@
-"""An author deals its payload out: each neighbour is offered some of its chunks, all of them together all.
+"""An author deals its payload out: each neighbour is offered other chunks, and all together are offered all.
 
 The author is the only one who has a new payload, so nothing can be everywhere before its line has carried all
 of it once; what it carries twice in that time makes everybody wait. Neighbours get the rest from each other.

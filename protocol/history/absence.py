@@ -1,4 +1,4 @@
-"""What a node has missed that was away, stopped or asleep: whether the swarm has outlived what it holds.
+"""What a node missed while it was away, stopped or asleep: whether the swarm has outlived what it holds.
 
 Rounds that were closed meanwhile nobody has any more. Without them what came after makes another model than
 the swarm's, and those who came back together could be most of it. So who finds that out begins anew, from

@@ -46,7 +46,7 @@ class SwarmClock:
         self._near = 0
         self._reading = 0
         self._read_as: tuple[int, int, int] | None = None
-        """Of what we had published, and what was closed, when it was read."""
+        """What we had published, and what was closed, when it was read."""
         self._reads_until = -inf
         self.is_contradicted = False
         """Whether most of the others that have published were, as the clock was last read, where by our time

@@ -92,8 +92,8 @@ class Lineages:
         """Whether another claim for the round that we claim outweighs ours, `own`, and stays.
 
         Names are free in an open swarm, so those who never contributed have no voice against our history.
-        Nor has a word against it that was given before we lost sight of all who gave it: what we published
-        then, and they do not have, may be the difference.
+        Nor does a word against it count that was given before we lost sight of all who gave it: what we
+        published then, and they do not have, may be the difference.
         """
         others = [member.claims for member in members]
         if self._difference.since is None and not _is_disputed(own, others):  # as nearly always: costs little

@@ -24,7 +24,7 @@ class Activity:
     """How long it may take the next time before it seems idle."""
 
     def note(self, inner_steps: int, round_: int, now: float, *, was_away: bool = False) -> None:
-        """Take in how far it says it is. Nobody knows how long it took one that `was_away`, not heard of."""
+        """Take in how far it says it is. If it `was_away`, not heard of, nobody knows how long that took."""
         if (inner_steps, round_) != self.at:
             self.at = inner_steps, round_
             if not was_away and self.moved > -inf:

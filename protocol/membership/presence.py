@@ -60,8 +60,8 @@ def _within(value: float, bound: float) -> float:
 def _is_worth_telling(member: Member, *, is_known: bool) -> bool:
     """A row of somebody who is missing passes for a sign of life with those who know that member.
 
-    Others may need it: it may be in the other half of a partition. They have it from those who knew that
-    member themselves, else it would be told for ever, by those who are about to forget it to those who came.
+    Others may need it: it may be in the other half of a partition. Only those who knew that member themselves
+    tell them: else it would be told for ever, by those about to forget it to those who have just come.
     """
     if is_known:
         return not member.is_missing

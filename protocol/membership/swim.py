@@ -164,7 +164,7 @@ class Membership:
         return [Send(target, Ping(self._numbers))]
 
     def suspicion(self, link: int, message: Suspect, now: float) -> list[Effect]:
-        """Somebody suspects a member; believe it unless we know better: a late row of it is no better.
+        """Somebody suspects a member: believe it unless we know better. A row that came late is no better.
 
         Gossip may have missed whoever suspects it: a newer row shows that, if it is not the last one either.
         Or it has missed us, where the rumour is of a newer row than ours. A member that has just spoken to us
