@@ -207,10 +207,13 @@ class Wants:
             self._held[key] = want
             for chunk in map(self._chunks.__getitem__, want.missing):
                 chunk.held[key] = chunk.unheld.pop(key)
+                chunk.unheld = chunk.unheld or {}  # an emptied one keeps its size
         elif was_held and not want.is_held:
             del self._held[key]
             for blob in want.missing:
-                del self._chunks[blob].held[key]
+                chunk = self._chunks[blob]
+                del chunk.held[key]
+                chunk.held = chunk.held or {}
                 self._not_held(blob, key, want)
 
     # -- what others ask
