@@ -11,7 +11,7 @@ from gossamer.protocol.gossip.push import Push
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.presence import Presence
 from gossamer.protocol.membership.roster import Health, Roster
-from gossamer.protocol.membership.swim import Membership
+from gossamer.protocol.membership.swim import Swim
 from gossamer.protocol.messages import Records
 
 
@@ -23,7 +23,7 @@ class Peering:
         links: Links,
         roster: Roster,
         vetting: Vetting,
-        membership: Membership,
+        membership: Swim,
         presence: Presence,
         push: Push,
         anti_entropy: AntiEntropy,

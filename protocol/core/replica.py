@@ -38,7 +38,7 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.presence import NodeInfo, Presence
 from gossamer.protocol.membership.roster import Roster
-from gossamer.protocol.membership.swim import Membership
+from gossamer.protocol.membership.swim import Swim
 from gossamer.protocol.offence import Offence
 from gossamer.protocol.records import Delta, PeerBody
 from gossamer.protocol.unix_time import UnixTime
@@ -75,7 +75,7 @@ class Replica:
         )
         self._unix_time = UnixTime(unix_offset_s)
         self.vetting = Vetting(self.charter, self.links, rng, self._unix_time)
-        self.membership = Membership(self.roster, rng)
+        self.membership = Swim(self.roster, rng)
         self.offers = Offers()
         self.fetcher = Fetcher(fits, rng)
         self.dealing = Dealing(rng)

@@ -42,7 +42,7 @@ class _Vouch:
     """An answered one counts until its deadline all the same: so few are made for one asker."""
 
 
-class Membership:
+class Swim:
     """Judges the health of the roster's members."""
 
     def __init__(self, roster: Roster, rng: RandomSource) -> None:

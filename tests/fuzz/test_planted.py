@@ -24,7 +24,7 @@ from gossamer.protocol.gossip.anti_entropy import AntiEntropy
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.presence import Presence
 from gossamer.protocol.membership.roster import Roster
-from gossamer.protocol.membership.swim import Membership
+from gossamer.protocol.membership.swim import Swim
 from gossamer.protocol.messages import Inventory
 from gossamer.protocol.payloads.chunks import parse_index
 from gossamer.protocol.wire import Fields
@@ -118,7 +118,7 @@ PLANTED = {
         "replica", r"assert len\(set\(nodes\)\) == len\(nodes\)", Links, "to", lambda *_: None
     ),
     "a timer that spins": Planted(
-        "replica", r"assert self\.core\.next_wake\(\) > self\.now", Membership, "deadline", lambda _: 0.0
+        "replica", r"assert self\.core\.next_wake\(\) > self\.now", Swim, "deadline", lambda _: 0.0
     ),
     "what honest peers refuse": Planted(
         "replica",

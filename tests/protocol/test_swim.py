@@ -12,7 +12,7 @@ import pytest
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Leave, Notice, Send
 from gossamer.protocol.membership.roster import Health, Roster
-from gossamer.protocol.membership.swim import Membership
+from gossamer.protocol.membership.swim import Swim
 from gossamer.protocol.messages import Ack, Ping, PingFor, Records, Suspect, encode
 from tests.protocol import builders
 from tests.protocol.wiring import Node, World
@@ -27,7 +27,7 @@ class Bench:
     def __init__(self, links: int, seed: int = 0, *, are_linked: bool = True) -> None:
         self.dialled = tuple(IDS[n][: limits.LINK_PREFIX_BYTES] for n in range(links + 1) if are_linked)
         self.roster = Roster(IDS[0])
-        self.machine = Membership(self.roster, random.Random(seed))
+        self.machine = Swim(self.roster, random.Random(seed))
         self.now = 100.0
         for number in range(1, links + 1):
             self.row(number, 1, self.now)

@@ -264,24 +264,24 @@ def _keep_parts_to_oneself() -> list[Patch]:
 def _nobody_is_ever_down() -> list[Patch]:
     """The silent hold the clock back for ever, and their links are kept."""
 
-    def judge(self: swim.Membership, now: float) -> list[Effect]:
+    def judge(self: swim.Swim, now: float) -> list[Effect]:
         return []
 
-    return [(swim.Membership, "_judge_silence", judge)]
+    return [(swim.Swim, "_judge_silence", judge)]
 
 
 def _suspect_hastily() -> list[Patch]:
     """A suspicion need not last, and a few seconds of silence are one."""
 
-    def patience(self: swim.Membership, seconds: float) -> float:
+    def patience(self: swim.Swim, seconds: float) -> float:
         return 0.2 * seconds
 
-    return [(swim.Membership, "_patience", patience)]
+    return [(swim.Swim, "_patience", patience)]
 
 
 def _keep_silent_links() -> list[Patch]:
     """A link to a member that others vouch for is kept though nothing comes through it."""
-    return [(swim.Membership, "silent_links", lambda self, now: set())]
+    return [(swim.Swim, "silent_links", lambda self, now: set())]
 
 
 def _the_dead_stay_dead() -> list[Patch]:
