@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gossamer.node.commands.shown import UNBOUNDED
 from gossamer.node.config import settings
 from gossamer.node.config.command import App, Command, command_named, sections
 
@@ -105,11 +106,16 @@ def show(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("setting", "value", "source", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("setting", "value", "source"):
+        table.add_column(heading, overflow="fold")  # an address or a path cut short tells nothing
     for setting in values:
         source = f"{setting.source} {setting.where}" if setting.where != "" else setting.source
         table.add_row(setting.key, Text(_in_words(setting.value)), Text(source))
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = UNBOUNDED
+    console.print(table)
 
 
 def _in_words(value: Any) -> str:

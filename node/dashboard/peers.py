@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.node.dashboard.shown import harmless_line
+from gossamer.node.dashboard.shown import UNBOUNDED, harmless_line
 from gossamer.protocol.admission.charter import UNIX_S_MAX
 from gossamer.protocol.unix_time import span
 
@@ -24,9 +24,6 @@ NAME_MIN, FAULTS_MIN = 14, 12
 
 GAP = 3
 """Columns between two of the table."""
-
-UNBOUNDED = 10_000
-"""Columns of what is no terminal: lines are as long as they have to be, for programs that look for one."""
 
 
 def as_told(status: dict[str, Any]) -> dict[str, Any]:

@@ -110,6 +110,29 @@ def test_the_command(
     assert rows["threads"] == ["0", "default"]
 
 
+@pytest.mark.parametrize("columns", [None, 40, 80])
+def test_what_is_in_force_is_shown_whole(
+    home: Home, columns: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal, however narrow, and in one line where programs read it."""
+    if columns is not None:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", str(columns))
+    address = f"gossamer://{'ab' * 32}@my.host.example.org:7700"
+    monkeypatch.setattr("sys.argv", ["gossamer", "config", "show", "node", "--join", address])
+    with pytest.raises(SystemExit):
+        cli.main()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    of_join = lines[1 : next(number for number, line in enumerate(lines) if line.startswith("invite"))]
+    if columns is None:
+        assert of_join[0].split() == ["join", address, "flag", "--join"]
+    else:
+        assert max(map(len, lines)) <= columns
+        start = lines[0].index("value")
+        value = "".join(line[start : lines[0].index("source")].strip() for line in of_join)
+        assert value == address
+
+
 @pytest.mark.parametrize(("variable", "text"), [("NO_COLOR", "1"), ("TERM", "dumb"), ("TERM", "xterm")])
 def test_colours_are_for_those_who_want_them(home: Home, variable: str, text: str) -> None:
     """On a terminal, which a pseudo-terminal is."""
