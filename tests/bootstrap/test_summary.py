@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gossamer.bootstrap.chaos import Happening, Kind
 from gossamer.bootstrap.summary import amount, data_parallel_bytes
 from tests.bootstrap.summaries import status, summary
 
@@ -25,6 +28,20 @@ def test_all_is_well() -> None:
     assert found.tokens == 2000
     text = json.loads(json.dumps(found.to_json()))
     assert text["ok"] is True and [node["node_id"] for node in text["nodes"]] == ["0", "1"]
+
+
+def test_docs_status_has_every_field_of_the_json() -> None:
+    event = Happening(next(iter(Kind)), None, "killed", "is back", 1.0, lambda: True)
+    found = summary(status(0), status(1, phi_digest="q"), events=[event.to_json()]).to_json()
+    document = Path(__file__).resolve().parents[2] / "docs" / "status.md"
+    _, _, documented = document.read_text("utf-8").partition("## What other commands say as JSON")
+    fields = set()
+    for key, value in found.items():
+        if key in ("nodes", "events"):
+            fields |= {f"{key}[].{inner}" for inner in value[0]}
+        else:
+            fields.add(f"{key}[]" if isinstance(value, list) else key)
+    assert fields == set(re.findall(r"^\| `([a-z_.\[\]]+)` \|", documented, re.MULTILINE))
 
 
 @pytest.mark.parametrize(
