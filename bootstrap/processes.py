@@ -23,11 +23,30 @@ ASK_TIMEOUT_S = 3.0
 STOP_S = 4.5
 POLL_S = 0.05
 
+BYTES = ("bytes_sent", "bytes_received", "payload_bytes_sent", "payload_bytes_received")
+"""Of a status: what a daemon counts from its start on."""
+
 
 def _no_settings() -> dict[str, str]:
     """Unsets what this machine's own nodes are set to; an empty variable is as good as none."""
     prefixes = (CONFIG_VARIABLE, "GOSSAMER_NODE_", "GOSSAMER_BOOTSTRAP_")
     return dict.fromkeys((name for name in os.environ if name.startswith(prefixes)), "")
+
+
+class _AllRuns:
+    """Bytes of a node's daemons together: each counts from 0, which steps and tokens do not."""
+
+    def __init__(self) -> None:
+        self._past = dict.fromkeys(BYTES, 0)
+        self._last: dict[str, Any] | None = None
+
+    def of(self, status: dict[str, Any]) -> dict[str, int]:
+        """All bytes, by its newest status; what a daemon did after its last one is not known."""
+        last = self._last
+        if last is not None and status["uptime_s"] < last["uptime_s"]:
+            self._past = {name: past + last[name] for name, past in self._past.items()}
+        self._last = status
+        return {name: past + status[name] for name, past in self._past.items()}
 
 
 @dataclass(slots=True)
@@ -45,6 +64,7 @@ class NodeProcess:
     ended: str = ""
     """How it ended of itself or by another's hand; empty while it runs."""
     troubles: Troubles = field(init=False)
+    _all_runs: _AllRuns = field(init=False, default_factory=_AllRuns)
 
     def __post_init__(self) -> None:
         self.troubles = Troubles(self.log_path)
@@ -116,7 +136,7 @@ class NodeProcess:
         self.killed = True
 
     async def ask(self, *, digest: bool, plaintext: bool, up_to: int | None = None) -> None:
-        """Refresh its status; keeps the last one if it does not answer just now."""
+        """Refresh its status, bytes of all its runs; keeps the last one if it does not answer just now."""
         facts = Home(self.folder).read_daemon()
         if facts is None or self.killed or self.ended:
             return
@@ -126,7 +146,7 @@ class NodeProcess:
                     str(facts["address"]), digest=digest, plaintext=plaintext, up_to=up_to
                 )
                 if not self.killed:
-                    self.status = status
+                    self.status = {**status, **self._all_runs.of(status)}
         except (UnreachableError, TimeoutError):
             pass
 

@@ -7,13 +7,15 @@ import io
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from gossamer.bootstrap.display import Display, Output
 from gossamer.bootstrap.local_swarm import LocalSwarm
-from gossamer.bootstrap.processes import NodeProcess
+from gossamer.bootstrap.processes import BYTES, NodeProcess
+from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import LocalError
 from tests.bootstrap.local_swarms import Ended, options
 from tests.protocol.builders import SMALL
@@ -40,6 +42,27 @@ def test_how_a_process_ended(tmp_path: Path, status: int, said: str, before: str
     assert process.ended == said
     assert process.status is None
     assert not process.has_ended(), "that was said"
+
+
+async def test_bytes_are_those_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As steps and tokens are: a daemon that was killed and started again counts its bytes from 0."""
+    told = [(1.0, 100), (9.0, 900), (0.5, 10), (3.0, 50), (0.2, 1)]
+    statuses = iter([{"uptime_s": uptime, **dict.fromkeys(BYTES, count)} for uptime, count in told])
+
+    async def answer(*_: object, **__: object) -> dict[str, Any]:
+        return next(statuses)
+
+    monkeypatch.setattr("gossamer.bootstrap.processes.fetch_status", answer)
+    process = NodeProcess("node-1", tmp_path / "node-1", [], {})
+    home = Home(process.folder)
+    home.create()
+    home.write_daemon(address="127.0.0.1:1")
+    shown = []
+    for _ in told:
+        await process.ask(digest=False, plaintext=True)
+        assert process.status is not None
+        shown.append([process.status[name] for name in BYTES])
+    assert shown == [[count] * len(BYTES) for count in (100, 900, 910, 950, 951)]
 
 
 def test_the_others_go_on_until_nobody_is_left(tmp_path: Path) -> None:
