@@ -32,9 +32,15 @@ class _Line(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in self._wording(record.getMessage()))
-        line = f"{clock} {record.levelname.lower():8}{text}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        line = f"{clock} {record.levelname.lower():8}{_visible(self._wording(record.getMessage()))}"
+        if not record.exc_info:
+            return line
+        traceback = self.formatException(record.exc_info)  # an exception may say what a peer has sent
+        return "\n".join((line, *map(_visible, traceback.split("\n"))))
+
+
+def _visible(text: str) -> str:
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class _Json(logging.Formatter):

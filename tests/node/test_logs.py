@@ -57,6 +57,18 @@ def test_control_characters_are_made_visible() -> None:
     assert text[9:].startswith("warning ")
 
 
+def test_control_characters_of_an_exception_are_made_visible() -> None:
+    """Its traceback stays as many lines as it was, and what it says one of them."""
+    with configured() as stream:
+        try:
+            raise ValueError(NASTY)
+        except ValueError:
+            logging.getLogger("gossamer.x").exception("a fault")
+    text = stream.getvalue()
+    assert all(c.isprintable() or c == "\n" for c in text)
+    assert text.count("\n") >= 4 and "\\x1b[31mred" in text
+
+
 def test_json_is_one_object_a_line() -> None:
     with configured(as_json=True) as stream:
         logging.getLogger("gossamer.x").error("%s", NASTY)
