@@ -45,6 +45,16 @@ def test_the_policy_allows_this_script_and_style_and_nothing_else():
     assert not re.search(r"<[^>]+\s(?:style|on\w+)=", document), "inline attributes need 'unsafe-inline'"
 
 
+def test_what_can_be_reached_by_keyboard_has_a_role_and_a_name():
+    """A name on an element without a role is none to a screen reader."""
+    document = node_page.document()
+    reached = re.findall(r"<(?:canvas|div|ol)\b[^>]*tabindex=\"0\"[^>]*>", document)
+    assert len(reached) >= 4
+    for element in reached:
+        assert " role=" in element, element
+        assert " aria-label=" in element or 'id="graph"' in element, element  # that one's says who is there
+
+
 def test_text_never_becomes_markup():
     for name in node_page.SCRIPTS:
         script = (resources.files(node_page) / name).read_text(encoding="utf-8")
