@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gossamer.node.commands.shown import UNBOUNDED
 from gossamer.node.config import settings
 from gossamer.node.config.command import App, Command, command_named, sections
+from gossamer.node.dashboard.shown import UNBOUNDED
 
 FAULTY = 1
 """Exit status of a check that found an error."""

@@ -9,7 +9,7 @@ import typer
 
 from gossamer.node.commands.flags import Address, Member, Plaintext
 from gossamer.node.config import option_values
-from gossamer.node.dashboard.shown import WRONG_SHAPE, harmless
+from gossamer.node.dashboard.shown import WRONG_SHAPE, harmless_line
 from gossamer.protocol.errors import ConfigError, UnreachableError
 
 
@@ -47,7 +47,7 @@ def status(
         ]
     except WRONG_SHAPE:
         raise UnreachableError(f"{address} sent a status that cannot be read") from None
-    typer.echo(harmless("\n".join(lines)))
+    typer.echo("\n".join(map(harmless_line, lines)))
 
 
 def peers(
@@ -146,6 +146,6 @@ def verify(
     verdict = asyncio.run(verify_replicas(tuple(addresses), wait_s=wait, plaintext=plaintext, asker=asker))
     for address, answer in verdict.answers.items():
         records, model = answer.get("merged_digest", "-")[:16], answer.get("phi_digest", "-")[:16]
-        typer.echo(f"{address}  records {records}  model {model}")
-    typer.echo(harmless(verdict.explain()))
+        typer.echo(harmless_line(f"{address}  records {records}  model {model}"))
+    typer.echo(harmless_line(verdict.explain()))
     raise typer.Exit(0 if verdict.agreed else 1)

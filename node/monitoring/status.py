@@ -140,8 +140,9 @@ def one_line(status: dict[str, Any]) -> str:
     trainer = status.get("trainer") or {}
     loss = f", loss {trainer['loss']:.3f}" if trainer.get("loss") else ""
     live = sum(member["health"] == "alive" for member in status["members"])
+    links = len(status["links"])
     name = status["name"] or short(bytes.fromhex(status["node_id"]))
     return (
         f"{name}: {status['state']}, round {status['round']}"
-        f" (swarm {status['clock']}){loss}, {live} peers alive, {len(status['links'])} links"
+        f" (swarm {status['clock']}){loss}, {live} peer{'s' * (live != 1)} alive, {links} link{'s' * (links != 1)}"
     )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gossamer.node.dashboard.admin_state import admin_state
+from gossamer.node.monitoring.status import one_line
 from gossamer.protocol import limits
 from tests.node.daemons import facts, founded, get, joining, publish, report, running, training
 from tests.node.trainer_side import until
@@ -66,6 +67,21 @@ async def test_the_documented_fields_are_the_actual_ones(tmp_path: Path) -> None
         assert any(isinstance(value, TYPES[kind]) for kind in kinds), (path, value, kinds)
         assert not isinstance(value, bool) or "boolean" in kinds, path
     assert status["members"][0]["conduct"].keys() == status["conduct"].keys()
+
+
+@pytest.mark.parametrize(
+    ("links", "healths", "end"),
+    [
+        (1, ["alive", "down"], "1 peer alive, 1 link"),
+        (0, [], "0 peers alive, 0 links"),
+        (2, ["alive"] * 3, "3 peers alive, 2 links"),
+    ],
+)
+def test_one_of_a_kind_is_not_said_to_be_several(links: int, healths: list[str], end: str) -> None:
+    members = [{"health": health} for health in healths]
+    status = {"name": "ada", "state": "training", "round": 3, "clock": 4}
+    said = one_line(status | {"members": members, "links": [{}] * links})
+    assert said == f"ada: training, round 3 (swarm 4), {end}"
 
 
 async def test_who_has_no_trainer_any_more_has_no_speed(tmp_path: Path) -> None:
