@@ -141,8 +141,6 @@ def one_line(status: dict[str, Any]) -> str:
     loss = f", loss {trainer['loss']:.3f}" if trainer.get("loss") else ""
     live = sum(member["health"] == "alive" for member in status["members"])
     links = len(status["links"])
+    reach = f"{live} peer{'s' * (live != 1)} alive, {links} link{'s' * (links != 1)}"
     name = status["name"] or short(bytes.fromhex(status["node_id"]))
-    return (
-        f"{name}: {status['state']}, round {status['round']}"
-        f" (swarm {status['clock']}){loss}, {live} peer{'s' * (live != 1)} alive, {links} link{'s' * (links != 1)}"
-    )
+    return f"{name}: {status['state']}, round {status['round']} (swarm {status['clock']}){loss}, {reach}"
