@@ -266,10 +266,11 @@ class Peer(Standing):
 
     def _after_step(self) -> None:
         """Callbacks, and what an attached peer does besides."""
-        if self._role.taken != self._told_taken:  # at this step, or at one that an error or Ctrl-C ended
-            self._told_taken = self._role.taken
+        taken = self._role.taken
+        if taken != self._told_taken:  # at this step, or at one that an error or Ctrl-C ended
             for callback in self._callbacks:
                 callback(self)
+            self._told_taken = taken  # not before: Ctrl-C may come within one of them
         if self._role.beside is None:
             return
         self._tell("training")
@@ -281,7 +282,7 @@ class Peer(Standing):
     def on_merged(self, callback: Callable[["Peer"], object]) -> Callable[["Peer"], object]:
         """Call `callback(peer)` in the training thread, in `step`, whenever the model took over a newer Phi.
 
-        Where an error or Ctrl-C has ended a step that did, the next one calls.
+        Where an error or Ctrl-C has ended a step that did, or one of these calls, the next makes them all.
 
         Returns the callback, so that this may decorate it. Raises TypeError if it cannot be called.
         """

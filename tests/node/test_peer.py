@@ -187,6 +187,26 @@ async def test_callbacks_hear_of_every_phi_also_of_a_daemon_that_was_started_aga
         assert len(versions) == 3
 
 
+async def test_a_callback_that_was_interrupted_hears_of_that_phi_at_the_next_step(tmp_path: Path) -> None:
+    """It may be what keeps a copy of the parameters elsewhere: the old one would be taken for progress."""
+    async with begun(tmp_path) as setup:
+        came: list[str] = []
+
+        def interrupted(_: object) -> None:
+            came.append("first")
+            if len(came) == 1:
+                raise KeyboardInterrupt
+
+        setup.peer.on_merged(interrupted)
+        setup.peer.on_merged(lambda _: came.append("second"))
+        await setup.offer(0, version=9)
+        with pytest.raises(KeyboardInterrupt):
+            setup.step()
+        setup.step()
+        setup.step()
+        assert came == ["first", "first", "second"]
+
+
 async def test_it_cannot_be_copied_along_with_a_model_that_holds_it(tmp_path: Path) -> None:
     async with begun(tmp_path) as setup:
         setup.model.peer = setup.peer
