@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TextIO
 
 INFO = "info"
 LEVELS = ("debug", INFO, "warning", "error")
@@ -105,9 +106,17 @@ class _Aside(logging.Handler):
                     self._writer.handle(record)
 
 
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Writes to standard error as it is then: what a cell's capture puts in its place is gone after it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 def handler(*, as_json: bool = False, wording: Wording = str) -> logging.Handler:
     """Writes to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StandardError(sys.stderr)
     handler.setFormatter(_Json(wording) if as_json else _Line(wording))
     return handler
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import os
 import signal
@@ -463,6 +464,19 @@ def test_what_happens_is_shown_unless_the_script_says_otherwise(
         attaching._show_log()
         ours.info("listens")
     assert "listens" in capsys.readouterr().err
+
+
+def test_what_attach_ran_in_may_capture_what_is_said_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """As a notebook's ``%%capture`` does, and `contextlib.redirect_stderr`."""
+    with our_logger() as ours:
+        with contextlib.redirect_stderr(io.StringIO()) as captured:
+            attaching._show_log()
+            ours.info("listens")
+        assert "listens" in captured.getvalue()
+        captured.close()
+        ours.warning("diverges")
+    told = capsys.readouterr().err
+    assert "diverges" in told and "Logging error" not in told
 
 
 def test_a_level_that_the_script_has_set_stays(capsys: pytest.CaptureFixture[str]) -> None:
