@@ -86,6 +86,7 @@ def attach(
     tensors = parameters_of(model)
     optimizers = checked_optimizers(optimizer, tensors)
     _check_not_attached(tensors)
+    _warn_of_memory_of_several_processes(tensors)
     check_arguments(options)
     stop_round = options["stop_round"]
     team = team_of(tensors, model)
@@ -141,6 +142,19 @@ def _check_not_attached(tensors: Mapping[str, Tensor]) -> None:
             if peer.is_here
             else "this model is attached in the process that this one was forked off: attach another, or a"
             " copy of it (copy.deepcopy), with an optimizer of its own"
+        )
+
+
+def _warn_of_memory_of_several_processes(tensors: Mapping[str, Tensor]) -> None:
+    """Whoever hands a model to `torch.multiprocessing.spawn` hands all its processes the same parameters."""
+    if multiprocessing.parent_process() is None:
+        return
+    plain = (p for p in tensors.values() if type(p) is nn.Parameter)  # others may not have any memory
+    if any(p.requires_grad and p.is_cpu and p.is_shared() for p in plain):
+        log.warning(
+            "the model's parameters lie in memory that processes share, as multiprocessing hands tensors"
+            " over: if another one trains or attaches them, too, each takes the other's work for its own."
+            " Make the model in each process, or attach a copy (copy.deepcopy) with an optimizer of its own"
         )
 
 

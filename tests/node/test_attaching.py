@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -229,6 +230,18 @@ def test_a_model_that_is_attached_already(manifest: Manifest, monkeypatch: pytes
     peer.has_left = True
     with pytest.raises(AssertionError, match="no daemon"):
         attach(model, manifest=manifest)
+
+
+def test_a_model_that_was_handed_to_several_processes_is_all_of_theirs(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `torch.multiprocessing.spawn` hands it over. On a GPU, `is_shared` says nothing."""
+    monkeypatch.setattr(multiprocessing, "parent_process", Mock())
+    for model, warns in ((build_model(), False), (build_model().share_memory(), True)):
+        caplog.clear()
+        with pytest.raises(AssertionError, match="no daemon"):
+            attach(model, manifest=manifest)
+        assert ("each takes the other's work for its own" in caplog.text) is warns
 
 
 def test_ctrl_c_as_the_daemon_starts_stops_it(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
