@@ -43,8 +43,12 @@ class Membership:
                 this node holds.
 
         Raises:
-            TypeError: `Peer.attach` has no such argument.
+            TypeError: `Peer.attach` has no such argument, or `tokens` or `schedule` is no function.
         """
+        if not callable(tokens):
+            raise TypeError(f"tokens takes a function of a batch, not {tokens!r:.60}")
+        if schedule is not None and not callable(schedule):
+            raise TypeError(f"schedule takes a function of the swarm's tokens, not {schedule!r:.60}")
         inspect.signature(Peer.attach).bind(None, None, **options)
         self.peer: Peer | None = None
         """The peer of the training under way, or of the last."""

@@ -118,8 +118,11 @@ class Standing:
         A fresh inner optimizer is warmed up over `WARM_UP_STEPS` steps besides, for it knows nothing yet of a
         model that may be far along. Fits ``LambdaLR(optimizer, lambda _: peer.lr_scale(schedule))``.
 
-        Raises ValueError if the schedule gives anything but a factor of 0 or more.
+        Raises TypeError if the schedule is no function, ValueError if it gives anything but a factor of 0 or
+        more.
         """
+        if not callable(schedule):
+            raise TypeError(f"lr_scale takes a function of the swarm's tokens, not {schedule!r:.60}")
         warm_up = 1.0 if self.resumed else min(1.0, (self._steps_run + 1) / WARM_UP_STEPS)
         factor = schedule(self.swarm_tokens)
         if not _is_factor(factor):

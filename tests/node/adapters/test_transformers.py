@@ -330,6 +330,9 @@ def test_the_best_model_is_not_published_where_nothing_said_that_training_would_
 
 
 def test_an_argument_that_attach_does_not_have() -> None:
+    for wrong in ({"tokens": 5}, {"schedule": 0.5}):
+        with pytest.raises(TypeError, match="takes a function of"):
+            GossamerCallback(**wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="jion"):
         GossamerCallback(jion=["host:1"])  # type: ignore[call-arg]
 
