@@ -367,5 +367,17 @@ def from_canonical(data: bytes) -> Manifest:
     except Exception as error:  # msgpack raises ValueError, its own classes and UnicodeError
         raise MalformedError(f"manifest is not msgpack: {type(error).__name__}") from None
     if manifest.canonical() != data:
+        if missing := _left_out(values, manifest.model_dump()):
+            raise UnsupportedError(f"manifest: {missing}: missing, as in one of an older release")
         raise MalformedError("manifest is not in canonical form")
     return manifest
+
+
+def _left_out(values: Mapping[str, Any], written: Mapping[str, Any]) -> str | None:
+    """The first key that our own manifests write and these values lack, for it has a default here."""
+    for key, value in written.items():
+        if key not in values:
+            return key
+        if isinstance(value, dict) and (within := _left_out(values[key], value)):
+            return f"{key}.{within}"
+    return None

@@ -215,8 +215,8 @@ def fetch_manifest(
             continue
         except UnsupportedError as error:
             raise ConfigError(
-                f"{contact.address} sent a manifest that this release cannot use ({error}): is its release"
-                " newer? Then update this one"
+                f"{contact.address} sent a manifest that this release cannot use ({error}): run the release"
+                " that it runs"
             ) from None
         except MalformedError as error:
             raise ConfigError(f"{contact.address} sent a manifest that cannot be used: {error}") from None

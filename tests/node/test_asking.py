@@ -19,7 +19,8 @@ from gossamer.node.network.client import fetch_status
 from gossamer.node.network.transport import PREFIX
 from gossamer.protocol.errors import ConfigError, NobodyThereError, UnreachableError
 from gossamer.protocol.limits import MANIFEST_BYTES_MAX
-from tests.protocol.builders import SMALL, manifest, newer
+from gossamer.protocol.manifest import Manifest
+from tests.protocol.builders import SMALL, manifest, newer, older
 
 Answer = Callable[[], bytes]
 
@@ -82,9 +83,12 @@ async def test_a_manifest_that_cannot_be_used(data: bytes) -> None:
             await fetch_manifest(address)
 
 
-async def test_a_manifest_of_a_newer_release_says_which_of_the_two_to_update() -> None:
-    async with answering("manifest", lambda: newer(SMALL)) as address:
-        with pytest.raises(ConfigError, match=r"release cannot use .*outer\.nesterov: .*update this one$"):
+@pytest.mark.parametrize(("written", "key"), [(newer, r"outer\.nesterov"), (older, "admission")])
+async def test_a_manifest_of_another_release_says_what_to_do(
+    written: Callable[[Manifest], bytes], key: str
+) -> None:
+    async with answering("manifest", lambda: written(SMALL)) as address:
+        with pytest.raises(ConfigError, match=rf"cannot use .*{key}: .*run the release that it runs$"):
             await fetch_manifest(address)
 
 

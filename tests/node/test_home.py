@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,10 @@ from gossamer.node.storage.home import Home
 from gossamer.protocol.admission.charter import Role
 from gossamer.protocol.admission.invitation import Invitation
 from gossamer.protocol.errors import ConfigError, DiskFullError, StorageError
+from gossamer.protocol.manifest import Manifest
 from tests.node.full_disk import full
 from tests.node.synced import Synced
-from tests.protocol.builders import OWNER, SMALL, manifest, newer
+from tests.protocol.builders import OWNER, SMALL, manifest, newer, older
 
 
 @pytest.fixture
@@ -213,9 +215,12 @@ def test_a_damaged_manifest_is_refused(home: Home, content: bytes) -> None:
         home.adopt(SMALL)
 
 
-def test_a_manifest_of_a_newer_release_is_not_called_damaged(home: Home) -> None:
-    home.manifest_path.write_bytes(newer(SMALL))
-    with pytest.raises(StorageError, match=r"release cannot use .*outer\.nesterov: .*: run the one that"):
+@pytest.mark.parametrize(("written", "key"), [(newer, r"outer\.nesterov"), (older, "admission")])
+def test_a_manifest_of_another_release_is_not_called_damaged(
+    home: Home, written: Callable[[Manifest], bytes], key: str
+) -> None:
+    home.manifest_path.write_bytes(written(SMALL))
+    with pytest.raises(StorageError, match=rf"release cannot use .*{key}: .*: run the one that wrote it"):
         home.manifest()
 
 

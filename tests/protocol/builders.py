@@ -70,6 +70,14 @@ def newer(manifest: Manifest) -> bytes:
     return packed
 
 
+def older(manifest: Manifest) -> bytes:
+    """The manifest as 0.1.0 would write it, which knew of no owners."""
+    values = msgpack.unpackb(manifest.canonical())
+    del values["admission"]
+    packed: bytes = msgpack.packb(values)
+    return packed
+
+
 def one_tensor(numel: int, averaging: str) -> Fragment:
     """A fragment that is one flat tensor."""
     return plan([TensorSpec("x", (numel,), averaging)], 1).fragments[0]
