@@ -60,9 +60,15 @@ class Identity:
 
     @classmethod
     def from_seed(cls, seed: bytes) -> "Identity":
-        """Build the key pair of a 32-byte secret seed. Raises ConfigError on any other length."""
+        """Build the key pair of a 32-byte secret seed.
+
+        Raises ConfigError on any other length, and on zeros: a disk that has lost what a file held gives
+        these in its place, and that key would be everybody's.
+        """
         if len(seed) != 32:
             raise ConfigError(f"a secret key has 32 bytes, this one has {len(seed)}")
+        if not any(seed):
+            raise ConfigError("a secret key is not 32 zeros")
         key = Ed25519PrivateKey.from_private_bytes(seed)
         public_key = key.public_key().public_bytes_raw()
         return cls(key, public_key, node_id_of(public_key))

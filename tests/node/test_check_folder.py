@@ -61,7 +61,7 @@ def test_a_damaged_ledger_is_seen_whoever_is_to_be_joined(home: Home) -> None:
 
 def test_a_damaged_folder(home: Home) -> None:
     home.manifest_path.write_bytes(b"junk")
-    home.key_path.write_bytes(bytes(32))
+    home.key_path.write_bytes(bytes([7]) * 32)
     home.key_path.chmod(0o644)
     said = found(check_folder(home, joins=True))
     assert "chmod 600" in said["key"][0][1] and "damaged" in said["dir"][1][1]

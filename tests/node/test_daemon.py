@@ -269,7 +269,7 @@ async def test_a_model_that_is_damaged_on_disk_is_said(home: Home) -> None:
 async def test_a_key_that_misbehaves_is_refused_with_a_reason_until_its_points_have_faded(
     home: Home, caplog: pytest.LogCaptureFixture
 ) -> None:
-    liar, swarm_id = Identity.from_seed(bytes(32)), manifest_of(home).swarm_id
+    liar, swarm_id = Identity.from_seed(bytes([7]) * 32), manifest_of(home).swarm_id
     forged = bytearray(row(liar, of=manifest_of(home)).data)
     forged[-1] ^= 1
     now = time.monotonic()

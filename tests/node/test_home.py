@@ -57,7 +57,7 @@ def test_the_key_is_made_once_and_read_back(home: Home) -> None:
     assert Home(home.root).identity().node_id == first.node_id
 
 
-@pytest.mark.parametrize("content", [b"", b"short", bytes(33)])
+@pytest.mark.parametrize("content", [b"", b"short", bytes(33), bytes(32)])
 def test_a_damaged_key_is_refused_and_left_alone(home: Home, content: bytes) -> None:
     home.key_path.write_bytes(content)
     home.key_path.chmod(0o600)
