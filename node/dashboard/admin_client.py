@@ -12,7 +12,7 @@ from gossamer.node.address import format_address, parse_address
 from gossamer.node.dashboard.admin import TOKEN_VARIABLE, token_here
 from gossamer.node.folders import nodes_root
 from gossamer.node.network.resolver import Resolver
-from gossamer.node.storage.home import Home
+from gossamer.node.storage.home import Home, unreadable
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from gossamer.protocol.limits import ROUND_MAX
 
@@ -38,7 +38,7 @@ def _admin_in(folder: Path) -> str:
     """Where the node in a folder serves its pages. Raises ConfigError if none runs there, or none does so."""
     is_running = _is_running(folder)
     if is_running and Home(folder).read_daemon() is None:
-        raise _is_starting(folder)
+        raise _says_nothing(folder)
     found = admin_of(folder) if is_running else None
     if found is None:
         raise ConfigError(f"no node with an admin server runs in {folder}; start it, without --admin off")
@@ -52,7 +52,7 @@ def _only_admin_here() -> str:
     starting = [folder for folder in running if Home(folder).read_daemon() is None]
     admins = {folder: admin for folder in running if (admin := admin_of(folder)) and _answers(admin)}
     if not admins and starting:
-        raise _is_starting(min(starting))
+        raise _says_nothing(min(starting))
     if not admins:
         raise ConfigError(
             f"no node runs in {nodes_root()}; give one's folder with --dir, or its admin HOST:PORT"
@@ -73,7 +73,15 @@ def _meant_of(folders: list[Path]) -> Path | None:
     return training[0] if len(training) == 1 and is_one_swarm else None
 
 
-def _is_starting(folder: Path) -> ConfigError:
+def _says_nothing(folder: Path) -> ConfigError:
+    """What to raise of a node that is taken to run, and has not said where."""
+    path = Home(folder).daemon_path
+    try:
+        path.read_bytes()
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # another user's, whose lock cannot be looked at, either
+        return ConfigError(unreadable(path, error))
     return ConfigError(f"the node in {folder} is starting; its log says where it listens once it does")
 
 

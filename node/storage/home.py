@@ -87,7 +87,7 @@ def _moved(old: Path, new: Path) -> bool:
     return True
 
 
-def _unreadable(path: Path, error: OSError) -> str:
+def unreadable(path: Path, error: OSError) -> str:
     """What to say of a file that is there, and that nothing is known to be wrong with."""
     return f"cannot read {path}: {error.strerror}; is this the user whose node it is?"
 
@@ -211,7 +211,7 @@ class Home:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StorageError(_unreadable(self.invitation_path, error)) from None
+            raise StorageError(unreadable(self.invitation_path, error)) from None
         except (UnicodeDecodeError, ConfigError) as error:
             raise StorageError(
                 f"{self.invitation_path} is damaged ({error}); start its node with --invite to give it again"
@@ -270,7 +270,7 @@ class Home:
         except NotADirectoryError:
             raise StorageError(f"{self.root} is a file, not a folder; choose another --dir") from None
         except OSError as error:
-            raise StorageError(_unreadable(self.manifest_path, error)) from None
+            raise StorageError(unreadable(self.manifest_path, error)) from None
         except UnsupportedError as error:
             raise StorageError(
                 f"this release cannot use {self.manifest_path} ({error}): run the one that wrote it, or if it"

@@ -643,6 +643,10 @@ def test_of_a_swarms_nodes_on_this_machine_the_one_that_trains_is_meant(
         homes[1].lock.let_go()
         with pytest.raises(ConfigError, match="the node in .*peer is starting"):
             find_admin(None, None)
+        homes[0].daemon_path.mkdir()
+        with pytest.raises(ConfigError, match=r"^cannot read .*daemon\.json: .*; is this the user whose"):
+            find_admin(None, homes[0].root)
+        homes[0].daemon_path.rmdir()
         homes[1].lock.take()
         homes[0].write_daemon(admin=where[0], trains=True)
         with pytest.raises(ConfigError, match="which node"):
