@@ -284,6 +284,10 @@ WANTS_LOOKED_AT_MAX = 512
 """Payloads whose holders may be busy that are looked at for one to begin with: with every message, so that a
 peer that claims to hold thousands, and sends none, costs others no time."""
 
+SHARED_BY_MAX = 8
+"""Payloads as whose part a chunk is offered, or a second holder asked for it: few list the same one as a
+rule, and a liar does in thousands."""
+
 FETCH_TIMEOUT_S = 60.0
 """A megabyte within a minute: about 140 kbit/s from the slowest holder worth waiting for, or twice that where
 two ask it."""

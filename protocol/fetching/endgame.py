@@ -7,6 +7,7 @@ from anybody: it may be our own line that is slow.
 """
 
 from collections.abc import Iterator
+from heapq import nsmallest
 from math import inf
 
 from gossamer.protocol import limits
@@ -63,9 +64,11 @@ class EndGame:
         blob = flight.blob
         asked = {flight.link for flight in self._flights.of(blob)}
         worse = asked | self._sources.tardy
-        wants = [(key, self._wants.of_key(key)) for key in self._wants.keys_of(blob)]
+        wants = [(key, self._wants.of_key(key)) for key in self._wants.some_keys_of(blob)]
         last = [(key, want) for key, want in wants if want.missing.keys() <= self._flights.blobs]
-        for key, want in sorted(last, key=lambda item: -len(item[1].holders_of(blob) - worse)):
+        for key, want in nsmallest(
+            limits.SHARED_BY_MAX, last, key=lambda item: -len(item[1].holders_of(blob) - worse)
+        ):
             link = self._sources.choose(key, want, blob, now, besides=asked)
             is_better = link in want.holders_of(blob) - worse
             if link is not None and (is_better or self._is_overdue(flight, now)):

@@ -216,8 +216,7 @@ class Fetcher:
     @property
     def _is_any_waiting(self) -> bool:
         """Whether a chunk is missing that is not under way: found soon, since few are."""
-        under_way = self._flights.blobs
-        return any(not want.missing.keys() <= under_way for want in self.wants)
+        return any(blob not in self._flights for blob in self.wants.blobs)
 
     def _next_turn(self, now: float, most: int) -> float:
         """When to try again: as soon as another link may be asked for what it failed, or on a guess.

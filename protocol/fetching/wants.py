@@ -4,9 +4,9 @@ A key is a delta's record id, or a snapshot's root. Peers say what they hold, al
 a hint may be missing or wrong.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from math import inf
 
 from gossamer.protocol import limits
@@ -124,6 +124,11 @@ class Wants:
             del (chunk.held if is_held else chunk.unheld)[key]
             if not chunk.held and not chunk.unheld:
                 del self._chunks[blob]
+
+    @property
+    def blobs(self) -> KeysView[bytes]:
+        """The chunks that are missing."""
+        return self._chunks.keys()
 
     def size_of(self, blob: bytes) -> int:
         """The most bytes that a missing chunk can have, as far as was stated; 0 if it is not wanted.
@@ -243,6 +248,19 @@ class Wants:
         """The keys that a missing chunk is wanted under."""
         chunk = self._chunks.get(blob)
         return tuple(sorted(chain(chunk.held, chunk.unheld))) if chunk is not None else ()
+
+    def some_keys_of(self, blob: bytes) -> list[bytes]:
+        """`keys_of`, but of thousands only some, and others the next time. First comes what somebody is known
+        to hold."""
+        chunk = self._chunks.get(blob)
+        if chunk is None:
+            return []
+        some = list(islice(chain(chunk.held, chunk.unheld), limits.WANTS_LOOKED_AT_MAX))
+        if len(some) < len(chunk.held) + len(chunk.unheld):
+            for key in some:
+                wants = chunk.held if key in chunk.held else chunk.unheld
+                wants[key] = wants.pop(key)
+        return sorted(some)
 
     def of(self, blob: bytes) -> Iterable[Want]:
         """The wants that a chunk is missing of."""

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from gossamer.protocol import limits
-from tests.protocol.fetching import Net, blob_of, key_of
+from tests.protocol.fetching import Net, blob_of, calls, key_of
 
 
 def test_somebody_else_is_asked_for_what_a_silent_holder_has_and_the_first_to_bring_it_ends_both():
@@ -338,3 +338,29 @@ def test_many_silent_holders_do_not_keep_all_transfers():
     """Half of all wait for those who say that they hold it, and the others have brought all else."""
     lines = Lines(*[1e9] * 4, *[0.01] * 4)
     assert lines.fetch(1, 40, limits.PAYLOAD_CHUNK_BYTES_MIN) < 3 * limits.FETCH_OVERDUE_S
+
+
+def test_what_many_payloads_list_costs_no_more_while_it_is_waited_for():
+    """A liar says that it holds chunks that all its deltas list, and sends none: to look for others that have
+    them took half a second each time, and each message that came meanwhile took milliseconds."""
+
+    def cost(payloads: int) -> int:
+        net = Net(links=dict.fromkeys(range(1, 7), True))
+        for key in range(payloads):
+            net.want(key, 0, 1)
+            net.fetcher.hint(1, key_of(key))
+            net.fetcher.hint(2, key_of(key))
+        net.plan()
+        net.want(-1, -1)  # what others publish is looked at beside it
+
+        def wait() -> None:
+            for _ in range(200):
+                net.pass_time(0.1)
+                net.plan()
+                for blob in [blob for blob, link in net.flights.items() if link > 2]:
+                    net.fail(blob)
+
+        return calls(wait)
+
+    few = cost(limits.WANTS_LOOKED_AT_MAX)
+    assert cost(4 * limits.WANTS_LOOKED_AT_MAX) < 2 * few

@@ -155,6 +155,22 @@ def test_a_chunk_of_many_payloads_costs_each_of_them_no_more():
     assert cost(400) < 5 * cost(100)
 
 
+def test_of_many_payloads_of_a_chunk_each_is_looked_at_in_turn():
+    """Whoever lists somebody else's chunk in many does not hide who holds it as part of that one."""
+    net = Net(links={1: True})
+    keys = set(map(key_of, range(3 * limits.WANTS_LOOKED_AT_MAX)))
+    for key in range(len(keys)):
+        net.want(key, 1)
+        if key % 3:
+            net.fetcher.hint(1, key_of(key))
+    wants = net.fetcher.wants
+    looked_at = [wants.some_keys_of(blob_of(1)) for _ in range(3)]
+    assert all(len(some) == limits.WANTS_LOOKED_AT_MAX for some in looked_at)
+    held = {key_of(key) for key in range(len(keys)) if key % 3}
+    assert set().union(*looked_at) == held, "what nobody holds tells of nobody"
+    assert set(wants.keys_of(blob_of(1))) == keys
+
+
 def test_a_chunk_that_may_be_longer_is_asked_for_again_at_once():
     """Who was asked for it at the length that a liar states could not bring it."""
     net = Net(links={1: True})
