@@ -299,6 +299,10 @@ class Wants:
         want = self._wants.get(key)
         return want is not None and max(want.since, want.got_at) <= now - limits.FETCH_TIMEOUT_S
 
+    def since(self, key: bytes) -> float:
+        """Since when chunks of a key have been missing."""
+        return self._wants[key].since
+
     def is_sought(self, key: bytes, now: float) -> bool:
         """Whether a key has been looked for so long that others may have given up on it."""
         want = self._wants.get(key)

@@ -6,6 +6,7 @@ has to be merged anew.
 """
 
 from collections.abc import Iterable, Sequence
+from heapq import nsmallest
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Close, Effect, Fetched, Notice, RandomSource, Ready, Store
@@ -161,12 +162,15 @@ class Holdings:
                     self._offers.part(record_id, place, {link}, now)
 
     def arrived(self, blob: bytes, now: float) -> list[Effect]:
-        """Note a stored chunk. Of a payload that has several, each is offered as it comes.
+        """Note a stored chunk. Of a payload that has several, each is offered as it comes. One that thousands
+        list is so as part of those that were known first: whoever lacks it at all lacks it for them.
 
         Of one that was long looked for all are told: they may not have asked for a while.
         """
         self._wants.rule_out(blob)
-        for key in self._wants.keys_of(blob):
+        keys = self._wants.keys_of(blob)
+        offered = set(nsmallest(limits.SHARED_BY_MAX, keys, key=self._wants.since))
+        for key in keys:
             delta = self._ledger.get(key)
             if delta is None:
                 continue
@@ -174,7 +178,7 @@ class Holdings:
             if self._wants.is_sought(key, now):
                 for link in others:
                     self._offers.promise(key, link)
-            if len(delta.body.chunks) > 1:
+            if len(delta.body.chunks) > 1 and key in offered:
                 chosen = set(sample(others, limits.PART_FANOUT, self._rng))
                 for place, other in enumerate(delta.body.chunks):
                     if other == blob:  # zeros, say, may come more than once in a payload

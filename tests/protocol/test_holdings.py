@@ -128,3 +128,27 @@ def test_what_is_closed_is_not_held_any_more() -> None:
     assert bench.holdings.holds(bench.delta.record_id)
     bench.holdings.close(bench.delta.round)
     assert not bench.holdings.holds(bench.delta.record_id)
+
+
+def test_a_chunk_of_thousands_of_payloads_is_offered_as_part_of_a_few() -> None:
+    """A liar may list the same ones in all its deltas: its neighbours told each other of each, in hundreds of
+    thousands of messages."""
+    rng = random.Random(1)
+    fetcher, offers = Fetcher(lambda blob, size: None, rng), Offers()
+    links: Any = SimpleNamespace(numbers={1, 2}, get=lambda _: None)
+    holdings = Holdings(Ledger(), Roster(b""), links, fetcher, offers, rng)
+    for link in (1, 2):
+        fetcher.link_up(link, outbound=True)
+    deltas = [builders.unsigned(1, round_) for round_ in range(1, 101)]
+    size = limits.PAYLOAD_CHUNK_BYTES_MIN + 1
+    for number, delta in enumerate(deltas):
+        chunks = (bytes(32), b"\1" * 32)
+        deltas[number] = replace(delta, body=replace(delta.body, payload_bytes=size, chunks=chunks))
+        holdings.add(deltas[number], 1, float(number))
+    holdings.arrived(bytes(32), 200.0)
+    told = [cast(Send, effect).message for effect in offers.wake(offers.deadline())]
+    oldest = [delta.record_id for delta in deltas[: limits.SHARED_BY_MAX]]
+    assert {cast(Parts, message).record_id for message in told} == set(oldest)
+    assert len(told) == 2 * len(oldest)
+    done = [effect.delta for effect in holdings.arrived(b"\1" * 32, 201.0) if isinstance(effect, Ready)]
+    assert len(done) == len(deltas)
