@@ -170,11 +170,13 @@ class Presence:
             self._outdo(peer)
             return []
         known = self._roster.get(peer.node_id)
-        was_doubted = known is not None and known.health is not Health.ALIVE
+        was_missing = known is not None and known.is_missing
+        had_left = known is not None and known.health is Health.LEFT
         if not self._roster.update(peer, now):
             return []
         news = self._news[peer.node_id] = _News((peer.data, False), {link})
-        is_urgent = was_doubted or peer.body.leaving
+        comes_or_goes = had_left or peer.body.leaving
+        is_urgent = was_missing or (comes_or_goes and self._roster.may_come_or_go(peer.node_id, now))
         return self._push(peer.data, news.known_to) if is_urgent else []
 
     def is_known(self, row: bytes, link: int) -> bool:

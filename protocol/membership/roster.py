@@ -44,6 +44,8 @@ class Member:
     """When it last spoke on a link to us: unlike a row, that has not been on its way for seconds."""
     told: float = -math.inf
     """When its newest row came."""
+    came_or_went: float = -math.inf
+    """When all were last told at once that it leaves or is back."""
     activity: Activity = field(default_factory=lambda: Activity(-math.inf))
     is_hearsay: bool = True
     """Whether all that we know of it is one row, which somebody told us: it may have been gone by then."""
@@ -116,6 +118,15 @@ class Roster:
         health = Health.LEFT if peer.body.leaving else Health.ALIVE
         if known.health is not health:
             self.judge(peer.node_id, health, now)
+        return True
+
+    def may_come_or_go(self, node_id: bytes, now: float) -> bool:
+        """Whether all are to hear at once that a member leaves or is back: not if they did just now. One that
+        did so all the time would have everybody relay each of its rows to four others."""
+        member = self._members[node_id]
+        if now < member.came_or_went + limits.ROWS_INTERVAL_S:
+            return False
+        member.came_or_went = now
         return True
 
     def judge(self, node_id: bytes, health: Health, now: float) -> None:

@@ -124,6 +124,21 @@ def test_what_cannot_wait_does_not():
     assert bench.machine.row.leaving
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_who_leaves_again_and_again_is_not_relayed_each_time(comes_back):
+    """Each of its rows went from everybody to four others."""
+    bench = Bench(8)
+    pushed = 0
+    for beat in range(100):
+        bench.now += limits.ROWS_INTERVAL_S / 50
+        leaves = not (comes_back and beat % 2)
+        pushed += len(bench.receive(_row(20, heartbeat=beat, leaving=leaves), 1))
+    assert pushed == 2 * limits.PUSH_FANOUT
+    last = _row(20, heartbeat=100, leaving=True)
+    bench.receive(last, 1)
+    assert any(last.data in sent for _, sent in bench.tick()), "it is told with all others"
+
+
 def test_beats_come_at_their_interval_and_changes_with_the_next_rows():
     bench = Bench(1)
     bench.tick()
