@@ -6,7 +6,8 @@ with what they say; and what others say against them is believed only if the use
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from heapq import nlargest
 from math import inf
 from typing import NamedTuple
 
@@ -111,12 +112,7 @@ def believable(witnesses: Sequence[Witness], *, patient: bool = False) -> Claim 
     vouched = max((claim for claim in named if support[claim] >= needed), default=None)
     if vouched is not None or (named and patient):
         return vouched
-    free = [
-        claim
-        for claim, count in support.items()
-        if count >= most_of(len(witnesses))
-        and not any(rival in named or support[rival] >= count for rival in _rivals(claim, support))
-    ]
+    free = [claim for claim in _unrivalled(support, named) if support[claim] >= most_of(len(witnesses))]
     by_most = [claim for claim in free if 2 * support[claim] > len(witnesses)]
     return max(by_most) if by_most else max(free, key=lambda claim: (support[claim], claim), default=None)
 
@@ -125,19 +121,26 @@ def _newest(witnesses: Iterable[Witness]) -> Claim | None:
     return max((claim for witness in witnesses for claim in witness.claims), default=None)
 
 
-def _rivals(claim: Claim, claims: Collection[Claim]) -> list[Claim]:
-    """Claims that cannot be true beside it."""
-    return [other for other in claims if other.round == claim.round and other != claim]
+def _unrivalled(support: Mapping[Claim, int], named: Collection[Claim]) -> Iterator[Claim]:
+    """Claims that more make than any other of the same round, where nobody named makes another."""
+    by_round: dict[int, list[Claim]] = {}
+    for claim in support:
+        by_round.setdefault(claim.round, []).append(claim)
+    for rivals in by_round.values():
+        best, *next_best = nlargest(2, rivals, key=lambda claim: support[claim])
+        is_alone = not next_best or support[best] > support[next_best[0]]
+        if is_alone and not any(rival in named for rival in rivals if rival != best):
+            yield best
 
 
 def _dispute(witnesses: Sequence[Witness]) -> str:
     """Who contradicts whom, in words; empty where nobody does."""
     support = Counter(claim for witness in witnesses for claim in set(witness.claims))
-    disputed = [claim for claim in support if _rivals(claim, support)]
-    if not disputed:
+    claimed = Counter(claim.round for claim in support)
+    newest = max((round_ for round_, claims in claimed.items() if claims > 1), default=None)
+    if newest is None:
         return ""
-    newest = max(claim.round for claim in disputed)
-    sides = sorted((claim for claim in disputed if claim.round == newest), key=lambda c: (-support[c], c))
+    sides = sorted((claim for claim in support if claim.round == newest), key=lambda c: (-support[c], c))
     said = "; others: ".join(_who(witnesses, side) for side in sides[:2])
     return f". They contradict each other about round {newest}: {said}. Name whom to believe: --trust NODE_ID"
 

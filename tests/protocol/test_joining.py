@@ -121,3 +121,35 @@ def test_members_that_are_merely_at_different_rounds_do_not_contradict_each_othe
     joining.choose(members, 100.0)
     _, said = joining.choose(members, 103.0)
     assert [notice.text for notice in said] == ["waiting for 4 members to agree on a snapshot to start from"]
+
+
+@pytest.mark.parametrize("alike", [1, 3])
+def test_any_number_of_rival_claims_is_looked_at_once_each(alike):
+    """A thousand made-up names with four claims each took a joiner's whole processor, or a second in each
+    reminder."""
+    compared = 0
+
+    class Counted(Claim):
+        __slots__ = ()
+        __hash__ = Claim.__hash__
+
+        def __eq__(self, other):
+            nonlocal compared
+            compared += 1
+            return tuple(self) == tuple(other)
+
+        def __ne__(self, other):
+            return not self == other
+
+    lies = [Counted(16, 0, number.to_bytes(32, "big"), bytes(32)) for number in range(400)]
+    names = [
+        Witness(tuple(lies[first : first + 4]), bytes([first // 4, name]))
+        for first in range(0, len(lies), 4)
+        for name in range(alike)
+    ]
+    joining = Joining()
+    joining.choose(names, 0.0)
+    assert believable(names) is None
+    best, said = joining.choose(names, limits.NAMED_PATIENCE_S)
+    assert best is None and "contradict each other" in said[0].text
+    assert compared < 20 * len(names) * 4
