@@ -14,7 +14,7 @@ from gossamer.protocol.envelope import Envelope, Kind
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.payloads.chunks import HASH_BYTES, payload_chunk_sizes
 from gossamer.protocol.payloads.layout import Layout
-from gossamer.protocol.payloads.payload import payload_length
+from gossamer.protocol.payloads.payload import length_in
 from gossamer.protocol.wire import Fields, pack, unpack
 
 NO_RECORD = bytes(32)
@@ -88,7 +88,7 @@ def parse_delta(envelope: Envelope, layout: Layout) -> Delta:
     codec = fields.text("codec")
     if codec not in CODECS:
         raise MalformedError(f"delta: unknown codec {codec!r}")
-    largest = payload_length(CODECS[codec], layout.of_round(round_))
+    largest = length_in(round_, codec, layout)
     body = DeltaBody(
         round=round_,
         base=base,

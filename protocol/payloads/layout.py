@@ -52,6 +52,10 @@ class Layout:
 
     fragments: tuple[Fragment, ...]
     numel: int = field(init=False)
+    payload_bytes: dict[str, tuple[int, ...]] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
+    """Of the fragments, by codec, once they have been found out: see `payload.length_in`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "numel", sum(fragment.numel for fragment in self.fragments))

@@ -11,7 +11,7 @@ from gossamer.protocol.codecs import CODECS, Codec
 from gossamer.protocol.codecs.base import Sums, Survey
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.payloads.layout import Fragment, Slot
+from gossamer.protocol.payloads.layout import Fragment, Layout, Slot
 
 
 def section_starts(codec: Codec, fragment: Fragment) -> list[int]:
@@ -22,6 +22,15 @@ def section_starts(codec: Codec, fragment: Fragment) -> list[int]:
 def payload_length(codec: Codec, fragment: Fragment) -> int:
     """Bytes of every payload of this fragment."""
     return section_starts(codec, fragment)[-1]
+
+
+def length_in(round_: int, codec_name: str, layout: Layout) -> int:
+    """`payload_length` of a round, which every record is checked for: there may be thousands of tensors."""
+    lengths = layout.payload_bytes.get(codec_name)
+    if lengths is None:
+        found = (payload_length(CODECS[codec_name], fragment) for fragment in layout.fragments)
+        lengths = layout.payload_bytes[codec_name] = tuple(found)
+    return lengths[layout.of_round(round_).index]
 
 
 def encode_payload(codec_name: str, fragment: Fragment, tensors: Iterable[Ints]) -> bytes:

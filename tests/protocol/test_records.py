@@ -19,6 +19,7 @@ from gossamer.protocol.payloads.payload import payload_length
 from gossamer.protocol.records import NO_RECORD, DeltaBody, PeerBody, parse_delta, parse_peer
 from gossamer.protocol.wire import pack, unpack
 from tests.protocol import builders
+from tests.protocol.fetching import calls
 
 ME = builders.identity(0)
 SWARM = builders.SMALL.swarm_id
@@ -231,3 +232,16 @@ def test_rows_come_back_with_the_links_they_tell(dialled):
 def test_rows_are_ordered_by_incarnation_first():
     ages = [replace(ROW, incarnation=i, heartbeat=h).age for i, h in ((1, 9), (2, 0), (2, 1), (3, 0))]
     assert ages == sorted(ages)
+
+
+def test_a_record_of_a_model_of_many_tensors_costs_no_more():
+    """How long a payload may be is found out once: a joiner checks tens of thousands of records."""
+
+    def cost(tensors: int) -> int:
+        layout = plan([TensorSpec(f"t{n}", (10,), "mean") for n in range(tensors)], 1)
+        body = builders.body_of(b"x", "int8", 1, 1)
+        envelope = seal(builders.identity(1), Kind.DELTA, SWARM, body.pack())
+        parse_delta(envelope, layout)
+        return calls(lambda: parse_delta(envelope, layout))
+
+    assert cost(1000) == cost(10)
