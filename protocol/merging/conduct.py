@@ -7,6 +7,7 @@ announced once each.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import nsmallest
 from math import fsum
 from typing import NamedTuple
 
@@ -43,6 +44,9 @@ CAPPED_MIN = 100.0
 
 COMPARED_MIN = 3
 """Of two deltas that point apart nobody can tell who is opposed to whom."""
+
+FORGOTTEN_SHARE = 16
+"""When there are too many members, one in so many of those who may be kept is forgotten at once."""
 
 CANCELLED_BELOW = 0.01
 """Others whose directions add up to less than this part of one of them have no direction in common."""
@@ -176,10 +180,13 @@ class Conduct:
         return None if self._charges[author] == before else Change(author, self.of(author).verdict)
 
     def _forget_oldest(self) -> None:
-        oldest = min(self._rounds, key=lambda author: (max(self._rounds[author]), author))
-        del self._rounds[oldest]
-        self._charges.pop(oldest, None)
-        self._summaries.pop(oldest, None)
+        """Some at a time: to find them takes a look at all, and where keys are free new authors come by
+        thousands."""
+        age = {author: (max(rounds), author) for author, rounds in self._rounds.items()}
+        for author in nsmallest(max(1, limits.MEMBERS_MAX // FORGOTTEN_SHARE), age, key=age.__getitem__):
+            del self._rounds[author]
+            self._charges.pop(author, None)
+            self._summaries.pop(author, None)
 
     def of(self, author: bytes) -> Summary:
         """A member's figures; of one that has sent nothing lately, zeros."""

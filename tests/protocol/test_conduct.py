@@ -250,6 +250,27 @@ def test_members_are_bounded(monkeypatch):
     assert conduct.of(member(0)).judged == ROUNDS_KEPT, "those that come and go make room"
 
 
+def test_where_members_are_too_many_each_new_one_costs_no_look_at_all_others(monkeypatch):
+    """Where keys are free, thousands may publish for one round: to note it took most of a second, each time
+    that it was merged."""
+    monkeypatch.setattr(limits, "MEMBERS_MAX", 160)
+    looks, forget = 0, Conduct._forget_oldest
+
+    def counted(conduct: Conduct) -> None:
+        nonlocal looks
+        looks += 1
+        forget(conduct)
+
+    monkeypatch.setattr(Conduct, "_forget_oldest", counted)
+    conduct = Conduct()
+    members = [number.to_bytes(32, "big") for number in range(1600)]
+    conduct.note(1, RoundFigures(dict.fromkeys(members[:160], GOOD), None))
+    conduct.note(2, RoundFigures(dict.fromkeys(members, GOOD), None))
+    assert looks <= 1600 // 10
+    assert len(conduct._rounds) <= 160
+    assert all(conduct.of(member).judged for member in members[-100:])
+
+
 def test_a_summary_is_made_once_for_all_who_ask_until_there_is_news():
     conduct = Conduct()
     play(conduct, *[GOOD] * 3)
