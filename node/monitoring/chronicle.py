@@ -5,8 +5,10 @@ of more. It is fed from the records as they come and from the merges; nothing of
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby, islice
+from operator import attrgetter
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -116,13 +118,14 @@ class Chronicle:
         if delta.round > clock + AHEAD_MAX or delta.round <= self.begins_after:
             return
         row = self._rounds.get(delta.round) or Round(delta.round, unix_s, None, None, ())
-        known = next((entry for entry in row.entries if entry.author == delta.author), None)
-        if known is None:
+        place = bisect_left(row.entries, delta.author, key=attrgetter("author"))
+        is_known = place < len(row.entries) and row.entries[place].author == delta.author
+        if not is_known:
             if len(row.entries) >= MEMBERS_MAX:
                 return
             flags = (LATE if live and delta.round < self._highest_merged else 0) | (VOID if void else 0)
             added = self._entry(delta, flags)
-            self._put(row._replace(entries=tuple(sorted((*row.entries, added)))))
+            self._put(row._replace(entries=(*row.entries[:place], added, *row.entries[place:])))
         elif void:
             self._put(_flagged(row, {delta.author: VOID}))
 
@@ -143,8 +146,11 @@ class Chronicle:
         """
         self._highest_merged = max(self._highest_merged, min(round_, clock + 1))
         self._merged[round_] = tuple(deltas)
+        row = self._rounds.get(round_)
+        known = {entry.author for entry in row.entries} if row is not None else set()
         for delta in self._merged[round_]:
-            self.heard(delta, unix_s=unix_s, clock=clock)
+            if delta.author not in known:
+                self.heard(delta, unix_s=unix_s, clock=clock)
         self._unsettled.add(round_)
         row = self._rounds.get(round_)
         if row is None:

@@ -24,6 +24,7 @@ from gossamer.protocol.merging.token_count import TokenCount
 from gossamer.protocol.records import Delta
 from tests.node.daemons import report
 from tests.protocol.builders import LAYOUT, manifest, unsigned
+from tests.protocol.fetching import calls
 
 ME = unsigned(0, 1).author
 ONE = manifest(fragments=1)
@@ -82,6 +83,17 @@ def test_a_round_is_told_as_it_is_heard_and_merged(chronicle: Chronicle) -> None
         Entry(mine.author, 100, 10, 0, 1.0, OWN),
         Entry(other.author, 300, 10, 0, 3.0, 0),
     }
+
+
+def test_a_round_that_is_merged_anew_costs_what_is_new_in_it(chronicle: Chronicle) -> None:
+    """Each delta of a thousand was looked for among all others, at each merge."""
+    deltas = [delta(author, 1) for author in range(400)]
+    assert calls(lambda: heard(chronicle, *deltas)) < 40 * len(deltas)
+    merged(chronicle, *deltas)
+    late = delta(400, 1)
+    assert calls(lambda: merged(chronicle, *deltas, late)) < 2 * len(deltas)
+    authors = [entry.author for entry in row(chronicle, 1).entries]
+    assert authors == sorted({each.author for each in (*deltas, late)})
 
 
 def test_late_is_what_came_after_a_later_round_was_merged(chronicle: Chronicle) -> None:
