@@ -4,7 +4,7 @@ Nobody waits and nobody runs away: a fast node does more steps a round, a slow o
 windows, one that cannot finish a step skips rounds.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_SLACK
@@ -17,9 +17,14 @@ def round_clock(rounds: Iterable[int], members: int = 0) -> int:
     One liar cannot race the clock and an isolated node still moves. 0 when there is nobody. `members` counts
     those too who have not said a round yet, so that while few have, a liar among them is left out as well.
     """
-    ordered = sorted(rounds, reverse=True)
-    out = max(members, len(ordered)) // 3
-    return ordered[min(out, len(ordered) - 1)] if ordered else 0
+    return clock_among(sorted(rounds), members)
+
+
+def clock_among(ascending: Sequence[int], members: int = 0) -> int:
+    """`round_clock` of rounds that are in order."""
+    last = len(ascending) - 1
+    out = max(members, len(ascending)) // 3
+    return ascending[max(last - out, 0)] if ascending else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ ever. The proof is the two records themselves; a third adds nothing and is not k
 cover what the set *means* (a record, or "void"), so that nodes holding different pairs of proof agree.
 """
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection, Iterator
 from enum import Enum, auto
 from hashlib import sha256
 
 from gossamer.protocol import limits
-from gossamer.protocol.pace import round_clock
+from gossamer.protocol.pace import clock_among
 from gossamer.protocol.ranges import EMPTY, RangeDigests
 from gossamer.protocol.records import NO_RECORD, Delta
 
@@ -41,6 +42,9 @@ class Ledger:
         self._by_data: dict[bytes, bytes] = {}
         self.last_rounds: dict[bytes, int] = {}
         """The highest round that each author has a record in, be it closed: of members, and some others."""
+        self._lasts: list[int] = []
+        """These rounds, ascending: the clock may be read off them with every record, and where keys are free
+        there may be thousands."""
         self._authors_max = limits.AUTHORS_KEPT
         self._last_records: dict[bytes, bytes] = {}
         """The ids of these records."""
@@ -78,7 +82,11 @@ class Ledger:
 
     def note_last(self, author: bytes, round_: int, record_id: bytes) -> None:
         """Remember an author's latest delta beyond the closing of its round."""
-        if round_ > self.last_round(author):
+        before = self.last_round(author)
+        if round_ > before:
+            if before:
+                del self._lasts[bisect_left(self._lasts, before)]
+            insort(self._lasts, round_)
             self.last_rounds[author] = round_
             self._last_records[author] = record_id
             if len(self.last_rounds) > self._authors_max:
@@ -90,6 +98,7 @@ class Ledger:
         for author, round_ in list(self.last_rounds.items()):
             if round_ <= self.floor and not self._is_member(author):
                 del self.last_rounds[author], self._last_records[author]
+        self._lasts = sorted(self.last_rounds.values())
         self._authors_max = max(limits.AUTHORS_KEPT, 2 * len(self.last_rounds))
 
     def close(self, floor: int) -> list[Delta]:
@@ -124,7 +133,8 @@ class Ledger:
             del self._by_id[delta.record_id]
             del self._by_data[delta.data]
         if self.last_round(author) > max(after, self.floor):
-            del self.last_rounds[author], self._last_records[author]
+            del self._lasts[bisect_left(self._lasts, self.last_rounds.pop(author))]
+            del self._last_records[author]
             for delta in self.by(author):
                 self.note_last(author, delta.round, delta.record_id)
         return dropped
@@ -169,8 +179,11 @@ class Ledger:
 
     def reached(self, but: bytes = b"") -> int:
         """The round that the authors of open rounds have reached, those who are gone too, all `but` one."""
-        last = (round_ for author, round_ in self.last_rounds.items() if author != but)
-        return max(self.floor, round_clock(round_ for round_ in last if round_ > self.floor))
+        last = self._lasts[bisect_right(self._lasts, self.floor) :]
+        left_out = self.last_round(but)
+        if left_out > self.floor:
+            del last[bisect_left(last, left_out)]
+        return max(self.floor, clock_among(last))
 
     @property
     def horizon(self) -> int:
