@@ -80,6 +80,8 @@ class _Stretch:
     def __init__(self, rounds: tuple[int, ...], below: int) -> None:
         self.rounds = rounds
         self.below = self.up_to_its_end = below
+        self.counted = 0
+        """What its own deltas count for."""
 
 
 class Chronicle:
@@ -185,10 +187,12 @@ class Chronicle:
         first: float = min((r for r in stretch.rounds if r in self._unsettled), default=math.inf)
         if before is None or stretch.rounds[: len(before.rounds)] != before.rounds:
             before, first = stretch, 0
-        if first > stretch.rounds[-1] and stretch.below == before.below:
-            stretch.up_to_its_end = before.up_to_its_end
+        has_changed = first <= stretch.rounds[-1]
+        if not has_changed and stretch.below == before.below:
+            stretch.counted, stretch.up_to_its_end = before.counted, before.up_to_its_end
             return
-        count = TokenCount(self._manifest, (d for r in stretch.rounds if r < first for d in self._merged[r]))
+        earlier = (d for r in stretch.rounds if has_changed and r < first for d in self._merged[r])
+        count = TokenCount(self._manifest, earlier)
         for round_ in stretch.rounds:
             row = self._rounds.get(round_)
             tokens = None if row is None else row.merged_tokens
@@ -199,7 +203,8 @@ class Chronicle:
                 tokens = total((tokens - before.below, stretch.below))
             if row is not None and tokens != row.merged_tokens:
                 self._put(row._replace(merged_tokens=tokens))
-        stretch.up_to_its_end = total((stretch.below, count.total))
+        stretch.counted = count.total if has_changed else before.counted
+        stretch.up_to_its_end = total((stretch.below, stretch.counted))
 
     # -- what others ask
 

@@ -96,6 +96,24 @@ def test_a_round_that_is_merged_anew_costs_what_is_new_in_it(chronicle: Chronicl
     assert authors == sorted({each.author for each in (*deltas, late)})
 
 
+def test_a_late_record_costs_no_look_at_all_that_came_after_it() -> None:
+    """What every later round shows changes with it; what the deltas of those count for does not."""
+
+    def cost(rounds: int) -> int:
+        chronicle, authors = Chronicle(ME, ONE), range(40)
+        for round_ in range(1, rounds + 1):
+            merged(chronicle, *(delta(author, round_) for author in authors))
+        chronicle.settle(0, 0)
+        before = row(chronicle, rounds).merged_tokens
+        assert before is not None
+        merged(chronicle, *(delta(author, 1) for author in authors), delta(99, 1, tokens=7))
+        work = calls(lambda: chronicle.settle(0, 0))
+        assert row(chronicle, rounds).merged_tokens == before + 7
+        return work
+
+    assert cost(150) - cost(50) < 100 * 20
+
+
 def test_late_is_what_came_after_a_later_round_was_merged(chronicle: Chronicle) -> None:
     first, second, late = delta(1, 1), delta(1, 2), delta(2, 1)
     heard(chronicle, first)
