@@ -335,9 +335,11 @@ MINORITY_PATIENCE_S = 30.0
 long and no longer: a few could hand theirs out chunk by chunk for ever."""
 
 UPLOADS_MAX = 16
+UPLOADS_PER_MEMBER_MAX = UPLOADS_MAX // 2
 UPLOAD_COUNTS_S = 1.0
-"""Chunks under way from us to all links together; what is asked for beyond them is declined. Two MiB, as
-payloads of 10 M parameters are cut: a fifth of a second of 100 Mbit/s. What takes longer counts no more."""
+"""Chunks under way from us to all links together, and to one member, which asks for FETCHES_PER_LINK_MAX at a
+time; what is asked for beyond them is declined. Two MiB, as payloads of 10 M parameters are cut: a fifth of a
+second of 100 Mbit/s. What takes longer counts no more."""
 
 RATION_COPIES = 4.0
 """How many times over a member may take what we hold, and what comes anew: an honest one takes it once, parts

@@ -11,7 +11,7 @@ from itertools import count
 from gossamer.node.network.uplink import Uplink
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.admission.rations import Rations
-from gossamer.protocol.limits import UPLOAD_COUNTS_S, UPLOADS_MAX
+from gossamer.protocol.limits import UPLOAD_COUNTS_S, UPLOADS_MAX, UPLOADS_PER_MEMBER_MAX
 
 
 class Uploads:
@@ -24,28 +24,29 @@ class Uploads:
         self._chunks = chunks
         self._rations = Rations()
         self._numbers = count()
-        self._begun: dict[int, float] = {}
-        """When those that count were begun, oldest first."""
+        self._begun: dict[int, tuple[float, bytes]] = {}
+        """When those that count were begun, oldest first, and for whom."""
 
     def begin(self, node_id: bytes, blob: bytes) -> int | None:
         """Count one more, if there is room, and the member's ration allows for it: its number, or None.
 
-        What takes long counts no more: no taker can stop us.
+        What takes long counts no more, and there is room for more than one member: no taker can stop us.
         """
         now = time.monotonic()
         while self._begun:
-            oldest, begun = next(iter(self._begun.items()))
+            oldest, (begun, _) = next(iter(self._begun.items()))
             if begun >= now - UPLOAD_COUNTS_S:
                 break
             del self._begun[oldest]
-        if len(self._begun) >= UPLOADS_MAX:
+        theirs = sum(of_one == node_id for _, of_one in self._begun.values())
+        if len(self._begun) >= UPLOADS_MAX or theirs >= UPLOADS_PER_MEMBER_MAX:
             return None
         if self._chunks is not None and not self._rations.take(
             node_id, self._chunks.length(blob), self._chunks.stock, now
         ):
             return None
         number = next(self._numbers)
-        self._begun[number] = now
+        self._begun[number] = now, node_id
         return number
 
     def end(self, number: int) -> None:

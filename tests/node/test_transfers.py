@@ -17,7 +17,7 @@ from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol import effects as fx
 from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import PayloadError, RefusedError
-from gossamer.protocol.limits import ASKS_PER_LINK_MAX, SMALL_CHUNK_BYTES, UPLOADS_MAX
+from gossamer.protocol.limits import ASKS_PER_LINK_MAX, SMALL_CHUNK_BYTES, UPLOADS_PER_MEMBER_MAX
 from gossamer.protocol.offence import Offence
 from tests.node.trainer_side import until
 from tests.node.transferring import Line, Setup
@@ -189,6 +189,6 @@ async def test_asking_for_too_much_is_declined(setup: Setup) -> None:
     await asyncio.sleep(0)
     for _ in range(ASKS_PER_LINK_MAX + 5):
         setup.transfers.asked(setup.link, bytes(32))  # type: ignore[arg-type]
-    assert len(setup.link.sent) == ASKS_PER_LINK_MAX + 5 - UPLOADS_MAX, "no room for so many"
+    assert len(setup.link.sent) == ASKS_PER_LINK_MAX + 5 - UPLOADS_PER_MEMBER_MAX, "no room for so many"
     setup.transfers.end(setup.link.number)
     await asyncio.wait([serving])

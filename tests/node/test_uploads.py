@@ -9,12 +9,19 @@ from gossamer.node.network import uploads
 from gossamer.node.network.uploads import Uploads
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol import limits
-from gossamer.protocol.limits import RATION_COPIES, UPLOAD_COUNTS_S, UPLOADS_MAX
+from gossamer.protocol.limits import (
+    FETCHES_PER_LINK_MAX,
+    RATION_COPIES,
+    UPLOAD_COUNTS_S,
+    UPLOADS_MAX,
+    UPLOADS_PER_MEMBER_MAX,
+)
 
 
 def filled(room: Uploads) -> list[int]:
-    """The numbers of as many uploads as there is room for."""
-    return list(iter(lambda: room.begin(b"n", b"blob"), None))  # type: ignore[arg-type]
+    """The numbers of as many uploads as there is room for, to any members."""
+    found = [room.begin(bytes([member]), b"blob") for member in range(2 * UPLOADS_MAX)]
+    return [number for number in found if number is not None]
 
 
 def test_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,6 +42,18 @@ def test_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None
     for number in young:
         room.end(number)
     assert len(filled(room)) == UPLOADS_MAX
+
+
+def test_one_member_has_no_more_than_half_of_the_room() -> None:
+    """It could ask for one small chunk all the time, in 7 kB a second, and take it slowly: of what others
+    asked for nine tenths were declined."""
+    room = Uploads()
+    begun = [room.begin(b"n", b"blob") for _ in range(UPLOADS_MAX)]
+    taken = [number for number in begun if number is not None]
+    assert len(taken) == UPLOADS_PER_MEMBER_MAX >= 2 * FETCHES_PER_LINK_MAX, "honest ones ask for fewer"
+    assert room.begin(b"m", b"blob") is not None
+    room.end(taken[0])
+    assert room.begin(b"n", b"blob") is not None
 
 
 def test_who_has_taken_its_ration_is_declined_until_there_is_more_to_take(
