@@ -131,7 +131,7 @@ def test_what_is_closed_is_not_held_any_more() -> None:
 
 
 def test_a_chunk_of_thousands_of_payloads_is_offered_as_part_of_a_few() -> None:
-    """A liar may list the same ones in all its deltas: its neighbours told each other of each, in hundreds of
+    """A liar may list the same ones in all its deltas: all nodes told each other of each, in tens of
     thousands of messages."""
     rng = random.Random(1)
     fetcher, offers = Fetcher(lambda blob, size: None, rng), Offers()

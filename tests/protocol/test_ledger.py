@@ -200,7 +200,7 @@ def test_how_far_the_authors_are_is_the_clock_of_their_last_rounds(keys, floor, 
 
 
 def test_any_number_of_authors_is_read_as_soon():
-    """Where nobody trains it is done with every record: of 20,000, each by a key of its own, that took 1.5 ms
+    """Where nobody trains it is done with every record: of 8,000, each by a key of its own, that took 0.5 ms
     each time."""
     few, many = (_filled([(author, 1 + author % 7, 0) for author in range(count)]) for count in (10, 2000))
     assert calls(few.reached) == calls(many.reached)
