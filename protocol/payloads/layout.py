@@ -7,6 +7,7 @@ the order of the manifest. A snapshot is the fragments' int32 values one after a
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heapreplace
 from math import prod
 from typing import NamedTuple
 
@@ -85,11 +86,11 @@ class Layout:
 
 def plan(tensors: Sequence[TensorSpec], fragments: int) -> Layout:
     """Distribute `tensors` over `fragments`, balanced by element count; the same on every node."""
-    loads = [0] * fragments
+    loads = [(0, number) for number in range(fragments)]  # a heap
     chosen: list[list[int]] = [[] for _ in range(fragments)]
     for index in sorted(range(len(tensors)), key=lambda i: (-tensors[i].numel, i)):
-        lightest = min(range(fragments), key=lambda f: (loads[f], f))
-        loads[lightest] += tensors[index].numel
+        load, lightest = loads[0]
+        heapreplace(loads, (load + tensors[index].numel, lightest))
         chosen[lightest].append(index)
     built: list[Fragment] = []
     for number, members in enumerate(chosen):
