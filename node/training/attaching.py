@@ -179,7 +179,7 @@ def _leader(
         role=leader,
         folder=node.home.root,
         contact=node.contact,
-        tell_waiting=_Waiting(node.link, node.joins),
+        tell_waiting=_Waiting(node.link, node.joins, is_alone=not node.home.read_peers()),
     )
 
 
@@ -221,9 +221,11 @@ def _heard(team: Team) -> bytes:
 class _Waiting:
     """Tells the person what is being waited for."""
 
-    def __init__(self, link: DaemonLink, joins: tuple[str, ...]) -> None:
+    def __init__(self, link: DaemonLink, joins: tuple[str, ...], *, is_alone: bool) -> None:
+        """`is_alone` says that no member has been met: without any to join, the model is in the folder."""
         self._link = link
         self._joins = joins
+        self._is_alone = is_alone
         self._tell_at = time.monotonic() + TELL_AFTER_S
 
     def __call__(self) -> None:
@@ -234,6 +236,8 @@ class _Waiting:
             log.info(
                 "waiting for the swarm's model: linked to %d nodes, fetching what they have", self._link.links
             )
+        elif self._is_alone and not self._joins:
+            log.info("waiting for the node's daemon, which reads the model from the folder")
         else:
             whom = ", ".join(self._joins) or "members met before"
             log.info("waiting for the swarm's model: no link yet to %s", whom)

@@ -516,3 +516,25 @@ def test_a_script_that_arranges_for_logs_later_sees_each_line_once(
         logging.getLogger(name).addHandler(Heard())
         ours.info("listens")
     assert heard == ["listens"] and not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("joins", "is_alone", "said"),
+    [
+        (("a:7700", "b:7700"), True, "no link yet to a:7700, b:7700"),
+        ((), False, "no link yet to members met before"),
+        ((), True, "waiting for the node's daemon, which reads the model from the folder"),
+    ],
+)
+def test_what_is_waited_for_is_told_as_it_is(
+    joins: tuple[str, ...],
+    is_alone: bool,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A founder of a large model was told that it waits for members met before; it has met none."""
+    monkeypatch.setattr(attaching, "TELL_AFTER_S", 0.0)
+    with caplog.at_level(logging.INFO, "gossamer"):
+        attaching._Waiting(Mock(links=0), joins, is_alone=is_alone)()
+    assert caplog.records[0].getMessage().endswith(said)
