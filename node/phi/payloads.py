@@ -45,6 +45,8 @@ class Payloads:
         """Of each tensor of a payload that has been decoded once; None of one that cannot be."""
         self._samples: OrderedDict[bytes, Sample] = OrderedDict()
         self._in_memory: OrderedDict[bytes, Payload] = OrderedDict()
+        self._bytes = 0
+        """Of these: of a small model they are so many that to add them up would take longer than to merge."""
         self._wanted: set[bytes] = set()
         """Deltas under work whose payloads are to be in memory."""
 
@@ -94,7 +96,7 @@ class Payloads:
         """A delta's round is closed: its payload will not be asked for again."""
         self._norms.pop(delta.record_id, None)
         self._samples.pop(delta.record_id, None)
-        self._in_memory.pop(delta.record_id, None)
+        self._let_go(delta.record_id)
 
     def _measure(self, delta: Delta, fragment: Fragment) -> "array[float] | None":
         """What is known of a payload. It is read if that is nothing yet, or if it is to be in memory."""
@@ -116,7 +118,9 @@ class Payloads:
             if delta.record_id not in self._norms:
                 self._note(delta, payload)
             if delta.record_id in self._wanted:
+                self._let_go(delta.record_id)
                 self._in_memory[delta.record_id] = payload
+                self._bytes += payload.size
         except PayloadError:
             self._norms[delta.record_id] = None
         while len(self._norms) > MEASURED_KEPT:
@@ -132,12 +136,22 @@ class Payloads:
 
     def _trim(self, room: int) -> None:
         """Of the payloads that are not wanted now keep the latest, as many as there is room for."""
-        others = [record_id for record_id in self._in_memory if record_id not in self._wanted]
-        taken = sum(self._in_memory[record_id].size for record_id in others)
-        for record_id in others:
+        wanted = (self._in_memory[record_id] for record_id in self._wanted if record_id in self._in_memory)
+        taken = self._bytes - sum(payload.size for payload in wanted)
+        oldest: list[bytes] = []
+        for record_id, payload in self._in_memory.items():
             if taken <= room:
                 break
-            taken -= self._in_memory.pop(record_id).size
+            if record_id not in self._wanted:
+                oldest.append(record_id)
+                taken -= payload.size
+        for record_id in oldest:
+            self._let_go(record_id)
+
+    def _let_go(self, record_id: bytes) -> None:
+        """Have a payload in memory no more."""
+        if (payload := self._in_memory.pop(record_id, None)) is not None:
+            self._bytes -= payload.size
 
 
 class _Stored:

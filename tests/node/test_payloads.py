@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import tracemalloc
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -69,6 +73,21 @@ def test_as_many_are_in_memory_as_there_is_room_for(world: World, monkeypatch: p
     assert list(kept._in_memory) == [delta.record_id for delta in of_round[2:]], "those read last"
 
 
+def test_what_is_kept_costs_a_merge_nothing(world: World) -> None:
+    """Of a small model there are thousands: each merge added all of them up, twice."""
+    kept = payloads.Payloads(world.merger()._manifest, world.chunks)
+    calls = []
+    for delta in world.deltas:
+        fragment = LAYOUT.of_round(delta.round)
+        with kept.room_for([delta], fragment):
+            kept.contribution(delta, fragment)
+        calls.append(_calls_of(partial(_look, kept, delta)))
+    assert len(kept._in_memory) == len(world.deltas) and len(set(calls)) == 1
+    for delta in world.deltas:
+        kept.forget(delta)
+    assert not kept._in_memory and kept._bytes == 0
+
+
 @pytest.mark.usefixtures("no_room")
 def test_damage_found_half_way_through_a_merge_changes_nothing(world: World) -> None:
     merger, ledger = world.merger(), Ledger()
@@ -97,6 +116,28 @@ def test_what_was_forgotten_is_measured_again(world: World, monkeypatch: pytest.
     assert len(merger._payloads._norms) == 5
     merger.merge(1, ())
     assert np.array_equal(merger.phi, world.fold([delta for delta in world.deltas if delta.round > 1]))
+
+
+def _look(kept: payloads.Payloads, delta: Delta) -> None:
+    with kept.room_for([delta], LAYOUT.of_round(delta.round)):
+        pass
+
+
+def _calls_of(run: Callable[[], object]) -> int:
+    """How often functions of Python's, and parts of generators, are called meanwhile."""
+    count = 0
+
+    def seen(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(seen)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return count
 
 
 def _peak_of_merge(merger: Merger, deltas: tuple[Delta, ...]) -> int:
