@@ -8,6 +8,7 @@ from pathlib import Path
 from gossamer.node.config.findings import Finding, error, ok, told, warning
 from gossamer.node.phi.restore import has_model
 from gossamer.node.renewal import runs_out_soon
+from gossamer.node.storage.database import PATH_BYTES_MAX
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission.invitation import Invitation
 from gossamer.protocol.errors import LocalError
@@ -18,6 +19,10 @@ def check_folder(home: Home, joins: bool) -> Iterator[Finding]:
     """Look at a node's folder and change nothing; `joins` says whether there is anybody to ask."""
     if home.root.is_symlink() and not home.root.exists():
         yield error("dir", f"{home.root} is a link, and nothing is there: is its disk mounted?")
+        return
+    if len(os.fsencode(home.chronicle_path.absolute())) > PATH_BYTES_MAX:
+        most = PATH_BYTES_MAX - len(f"/{home.chronicle_path.name}")
+        yield error("dir", f"the path {home.root} is over {most} bytes, too long for SQLite; choose another")
         return
     if not home.root.exists():
         yield _would_be_made(home.root)

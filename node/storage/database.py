@@ -18,6 +18,9 @@ from gossamer.protocol.errors import StorageError
 BESIDE_BYTES = 32 * 1024
 """Of the index of the log of writes."""
 
+PATH_BYTES_MAX = 504
+"""SQLite, as it is built everywhere, opens no file whose path is longer."""
+
 _TROUBLES = (sqlite3.Error, UnicodeDecodeError)
 """The second when a message quotes what is in a damaged file."""
 
@@ -108,7 +111,7 @@ class Database:
         if code in _OUT_OF_REACH:
             return StorageError(
                 f"cannot use the database {self._path} ({error}): this user has to be able to write to its"
-                " folder, and its path must not be much longer than 500 bytes"
+                f" folder, and its path must not be longer than {PATH_BYTES_MAX} bytes"
             )
         if code in _HELD:
             return StorageError(

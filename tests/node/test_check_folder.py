@@ -9,8 +9,10 @@ import pytest
 
 from gossamer.bootstrap.owners import invite
 from gossamer.node.config.check_folder import check_folder
+from gossamer.node.storage.database import PATH_BYTES_MAX, Database
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission.charter import Role
+from gossamer.protocol.errors import StorageError
 from tests.node.findings import INVITED, found, invited_home, levels
 from tests.protocol.builders import OWNER
 
@@ -28,6 +30,21 @@ def test_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "a disk that is not mounted")
     for path in ("file", "file/d", "link"):
         assert levels(check_folder(Home(tmp_path / path), joins=True)) == {"dir": ["error"]}, path
+
+
+def test_a_folder_whose_path_is_too_long_for_its_databases(tmp_path: Path) -> None:
+    """As long as it may be a database opens there; of one byte more the node would end as it starts."""
+    longest = tmp_path / "d" / ("e" * 230)
+    longest /= "f" * (PATH_BYTES_MAX - len(str(longest / "f" / "chronicle.sqlite")) + 1)
+    beyond = longest.with_name(longest.name + "f")
+    assert levels(check_folder(Home(longest), joins=True)) == {"dir": ["ok"]}
+    for folder in (longest, beyond):
+        folder.mkdir(parents=True)
+    Database(Home(longest).chronicle_path).close()
+    with pytest.raises(StorageError, match="longer than 504 bytes"):
+        Database(Home(beyond).chronicle_path)
+    (said,) = found(check_folder(Home(beyond), joins=True))["dir"]
+    assert said[0] == "error" and "over 487 bytes" in said[1]
 
 
 def test_a_folder_without_a_model_must_join(home: Home) -> None:
