@@ -174,9 +174,10 @@ class Vitals:
         if not self._told_alone and look.known and look.now - self._alone_since > ALONE_S:
             self._told_alone = True
             log.warning(
-                "alone: no link for %.0f s. Dialling the %d addresses known, again and again; %s",
+                "alone: no link for %.0f s. Dialling the %d address%s known, again and again; %s",
                 ALONE_S,
                 look.known,
+                "" if look.known == 1 else "es",
                 _advice_alone(look),
             )
 

@@ -23,6 +23,7 @@ from gossamer.node.network.listening import is_gone
 from gossamer.node.renewal import runs_out_soon
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import RefusedError, StorageError
+from gossamer.protocol.membership.roster import Health
 from gossamer.protocol.merging.conduct import RoundFigures
 from gossamer.protocol.records import Delta
 
@@ -160,7 +161,9 @@ class Watching:
     def _look(self, late_s: float) -> Look:
         view, core = self._view, self._view.core
         live = core.roster.live()
-        addresses = {address for member in live for address in member.peer.body.addresses}
+        # By the time that we are alone the others are down for us: we dial those, but nobody who has left.
+        dialled = (member for member in core.roster.members() if member.health is not Health.LEFT)
+        addresses = {address for member in dialled for address in member.peer.body.addresses}
         return Look(
             now=time.monotonic(),
             late_s=late_s,

@@ -44,6 +44,8 @@ def test_a_node_that_is_alone_says_so_once_and_when_it_is_over(shown: Shown) -> 
     assert "alone: no link for 30 s. Dialling the 3 addresses known" in said
     (said,) = shown.for_s(600, links=2, known=3)
     assert said == "linked to others again after 630 s"
+    (said,) = shown.for_s(60, links=0, known=1)
+    assert "Dialling the 1 address known" in said
 
 
 def test_a_node_that_is_alone_says_why_where_it_knows(shown: Shown) -> None:
