@@ -159,13 +159,15 @@ class Lineages:
         return winner if now - self._unanswered.shows(now) >= SILENCE_S else None
 
     def _may_be_explained(self, share_lacking: float, since: float, now: float) -> bool:
-        """Whether a difference that shows `since` then may come of records or payloads on their way."""
+        """Whether a difference that shows `since` then may come of records or payloads on their way.
+
+        Or of those that have just come: our claim, and the others', are from before that.
+        """
         patience = self._patience(now)
-        if not share_lacking:
-            return now - since < patience
         if share_lacking > MINORITY:
             self._lacked_much_at = now
-        patience = max(patience, limits.LINEAGE_MINORITY_PATIENCE_S)
+        if share_lacking:
+            patience = max(patience, limits.LINEAGE_MINORITY_PATIENCE_S)
         return now - max(since, self._lacked_much_at) < patience
 
 

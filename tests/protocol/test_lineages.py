@@ -128,6 +128,15 @@ def test_a_difference_is_no_lineage_while_payloads_are_missing():
     assert not kinds(drive(sealing, 0.0, 2 * patience, clock=16, others=others, lacking=0.5), Adopt)
 
 
+def test_payloads_that_have_just_come_explain_a_difference_for_a_while():
+    """A path that carries records and no payloads is whole again: claims are from before that."""
+    sealing = joined(claim(16, tokens=5, mark=1))
+    winner, patience = claim(16, tokens=9, mark=2), limits.LINEAGE_PATIENCE_S
+    drive(sealing, 0.0, 3 * patience, clock=16, others=[(winner,)], lacking=0.5)
+    assert not kinds(drive(sealing, 3 * patience, patience - 4, clock=16, others=[(winner,)]), Adopt)
+    assert kinds(drive(sealing, 4 * patience - 4, 8, clock=16, others=[(winner,)]), Adopt), "it stays"
+
+
 def test_a_few_who_dribble_their_payloads_are_waited_for_only_a_while():
     sealing = joined(claim(16, tokens=5, mark=1))
     others = [(claim(16, tokens=9, mark=2),)] * 3
