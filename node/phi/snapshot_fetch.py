@@ -45,6 +45,8 @@ class SnapshotFetch:
         self._reader: snapshots.SnapshotReader | None = None
         """Of the one of those that is being fetched."""
         self._told_at = 0.0
+        self._told: tuple[bytes, int] | None = None
+        """Of which snapshot that was, and how many of its chunks were lacking."""
 
     @property
     def sought(self) -> set[bytes]:
@@ -146,7 +148,7 @@ class SnapshotFetch:
         self._dispatch(fx.Unusable(claim))
 
     def _tell_progress(self, claim: Claim, lacking: int) -> None:
-        now, total = time.monotonic(), self._total
-        if now - self._told_at > PROGRESS_S and claim.root in self._chunks:
-            self._told_at = now
+        now, total, state = time.monotonic(), self._total, (claim.root, lacking)
+        if now - self._told_at > PROGRESS_S and claim.root in self._chunks and state != self._told:
+            self._told_at, self._told = now, state
             log.info("fetching the model of round %d: %d of %d MiB", claim.round, total - lacking, total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from gossamer.node.phi import snapshot_fetch
 from gossamer.node.phi.snapshot_fetch import SnapshotFetch
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.claims import Claim
@@ -45,6 +47,29 @@ async def test_what_is_fetched_ahead_is_not_adopted(tmp_path: Path) -> None:
     chunks.drop(hashes[0])
     await fetch.go_on(wanted)
     assert len(asked) == 2, "the core has chosen another one since"
+
+
+async def test_how_far_it_is_is_said_when_that_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where a line brings nothing for hours, its log is no flood."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(snapshot_fetch, "PROGRESS_S", 0.0)
+    chunks, size = ChunkStore(tmp_path / "chunks"), 2 * CHUNK_BYTES_MAX
+    parts = [bytes([number]) * CHUNK_BYTES_MAX for number in range(2)]
+    hashes = [sha256(part).digest() for part in parts]
+    wanted = Claim(8, 1, bytes(32), root_of(hashes))
+    core = SimpleNamespace(layout=SimpleNamespace(snapshot_bytes=size))
+    fetch = SnapshotFetch(core, chunks, lambda event: None, on_change=lambda: None)  # type: ignore[arg-type]
+    fetch.seek(None, wanted)
+    chunks.put(wanted.root, b"".join(hashes))
+    for _ in range(3):
+        await fetch.go_on(wanted)
+    chunks.put(hashes[0], parts[0])
+    for _ in range(3):
+        await fetch.go_on(wanted)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"fetching the model of round 8: {number} of 2 MiB" for number in range(2)]
 
 
 async def test_what_the_core_no_longer_adopts_does_not_hold_up_sealing(world: World) -> None:
