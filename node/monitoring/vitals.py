@@ -22,6 +22,12 @@ MEMBERS_MIN = 2
 """With fewer other members up, nobody having dialled us says nothing."""
 
 SLOW_S = 1.0
+STARVED_S = 300.0
+"""Others hold what this node lacks, and nothing has come for this long."""
+
+HELD_KEPT_S = 120.0
+"""A holder that fails is not believed until it holds the next: so long that counts."""
+
 STUCK_S = 120.0
 """Rounds wait to be merged, and none has been for this long. A merge takes milliseconds to seconds."""
 
@@ -69,6 +75,12 @@ class Look:
     """Addresses that lead, or once led, to others."""
     behind: int = 0
     """Rounds that wait to be merged."""
+    came: int = 0
+    """Bytes of payloads and snapshots that others have sent."""
+    missing: int = 0
+    """Payloads and snapshots that are wanted and not all here."""
+    others_hold: bool = False
+    """Whether somebody linked says that it holds some of these."""
     has_model: bool = True
     """Whether it has got the swarm's model."""
     trains: bool = True
@@ -117,6 +129,9 @@ class Vitals:
         self._alone_since: float | None = None
         self._told_alone = False
         self._merged: tuple[int, float] = (-1, 0.0)
+        self._came = 0
+        self._held_at = self._starved_since = -math.inf
+        """When others last held something that is missing here, and since when nothing has come of that."""
         self._trainer_seen: float | None = None
         self._starts: deque[float] = deque(maxlen=STARTS_MAX)
         """When the last trainers came."""
@@ -143,6 +158,7 @@ class Vitals:
         self._look_at_links(look)
         self._look_at_address(look)
         self._look_at_reach(look, look.now - self._begun)
+        self._look_at_transfers(look)
         self._look_at_clock(look)
         self._look_at_invitation(look)
         if SLOW_S < look.late_s <= SLEEP_MIN_S:  # else it slept, or was stopped, which the core says
@@ -204,6 +220,24 @@ class Vitals:
                 " others",
                 ", ".join(look.addresses),
                 REACH_S / 60,
+            )
+
+    def _look_at_transfers(self, look: Look) -> None:
+        """Small messages may come where nothing else does. What nobody holds is not to come."""
+        has_come = look.came != self._came
+        if has_come or not look.missing or not look.links or look.now - self._held_at > HELD_KEPT_S:
+            self._came, self._starved_since = look.came, look.now
+        if not look.others_hold:
+            return
+        self._held_at = look.now
+        if look.now - self._starved_since > STARVED_S:
+            self._say(
+                "starved",
+                look.now,
+                f"nothing of {look.missing} payloads or snapshots has come for {STARVED_S / 60:.0f} minutes,"
+                " though others are linked that hold some: the way between is too slow, or loses long"
+                " packets, as a VPN or tunnel may. Try a lower MTU on this machine: ip link set dev INTERFACE"
+                " mtu 1280",
             )
 
     def _look_at_clock(self, look: Look) -> None:

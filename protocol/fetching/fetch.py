@@ -101,6 +101,11 @@ class Fetcher:
         self._changed = self._changed or bool(is_lacking)
         return [Fetched(key)] if is_lacking is False else []
 
+    @property
+    def came(self) -> int:
+        """Bytes of all chunks that have come."""
+        return self._flights.came
+
     def expected_size(self, blob: bytes) -> int | None:
         """The most bytes of a chunk that is on its way, None for any other: nothing else may be put to us."""
         return self.wants.size_of(blob) or None if blob in self._flights else None

@@ -59,6 +59,28 @@ def test_a_node_that_is_alone_says_why_where_it_knows(shown: Shown) -> None:
     assert said.endswith("they let this node in no more: the invitation of node abab ran out 5.5 hours ago")
 
 
+def test_a_way_that_brings_nothing_is_told_of(shown: Shown) -> None:
+    """Now and then somebody holds the next thing, and is not believed once it has failed."""
+    lacking = {"links": 2, "missing": 7, "came": 1000}
+    said = []
+    for _ in range(9):
+        said += shown.for_s(20, **lacking, others_hold=True) + shown.for_s(40, **lacking)
+    assert len(said) == 1
+    assert said[0].startswith("nothing of 7 payloads or snapshots has come for 5 minutes")
+
+
+@pytest.mark.parametrize("between", ["came", "missing", "others_hold", "links"])
+def test_what_has_come_or_cannot_come_is_not_waited_for(shown: Shown, between: str) -> None:
+    """An author that died before anybody had its payload leaves that missing for good."""
+    lacking = {"links": 2, "missing": 7, "came": 0, "others_hold": True}
+    for _ in range(3):
+        assert shown.for_s(v.STARVED_S - 10, **lacking) == []
+        if between == "came":
+            lacking["came"] += 1000
+        else:
+            assert shown.for_s(v.HELD_KEPT_S + 2, **{**lacking, between: 0}) == []
+
+
 def test_that_an_invitation_ends_is_said_once_a_day(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(v, "DAY_S", 600.0)
     ends = "the invitation runs out in 2.9 days; have it renewed"
