@@ -19,7 +19,13 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from gossamer.node.storage.wholefile import cannot_write, remove_unfinished, sync_folder, write_atomically
+from gossamer.node.storage.wholefile import (
+    cannot_write,
+    leads_nowhere,
+    remove_unfinished,
+    sync_folder,
+    write_atomically,
+)
 from gossamer.protocol.admission.rations import Stock
 from gossamer.protocol.errors import PayloadError, StorageError
 from gossamer.protocol.payloads.packing import Chunk, unpack_chunk
@@ -81,7 +87,8 @@ class ChunkStore:
             if not read_only:
                 remove_unfinished(root.glob("[0-9a-f][0-9a-f]/.*-*"), _NAME.fullmatch)
         except OSError as error:
-            raise cannot_write(root, error, f"cannot use {root}: {error.strerror}") from None
+            otherwise = leads_nowhere(root) or f"cannot use {root}: {error.strerror}"
+            raise cannot_write(root, error, otherwise) from None
         self._unchecked = set(self._files)
         """Those that a power cut may have torn: found here at the start, and not read since."""
         self._mislaid: dict[bytes, _File] = {}

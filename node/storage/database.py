@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gossamer.node.storage.wholefile import FULL, cannot_write, disk_full
+from gossamer.node.storage.wholefile import FULL, cannot_write, disk_full, misplaced
 from gossamer.protocol.errors import StorageError
 
 BESIDE_BYTES = 32 * 1024
@@ -52,7 +52,8 @@ class Database:
         except _TROUBLES as error:
             raise self._explained(error) from None
         except OSError as error:
-            otherwise = f"cannot use the database {self._path}: {error.strerror}"
+            beside = Path(error.filename or self._path)
+            otherwise = misplaced(beside) or f"cannot use the database {self._path}: {error.strerror}"
             raise cannot_write(self._path, error, otherwise) from None
 
     @contextmanager
@@ -108,6 +109,8 @@ class Database:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # above are details
         if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and self._lacks_room()):
             return disk_full(self._path)
+        if code in (*_OUT_OF_REACH, sqlite3.SQLITE_IOERR) and (instead := misplaced(self._path)):
+            return StorageError(instead)
         if code in _OUT_OF_REACH:
             return StorageError(
                 f"cannot use the database {self._path} ({error}): this user has to be able to write to its"

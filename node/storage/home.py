@@ -39,6 +39,7 @@ from gossamer.node.storage.folderlock import FolderLock
 from gossamer.node.storage.wholefile import (
     cannot_write,
     keep,
+    misplaced,
     remove_unfinished,
     write_atomically,
     write_first,
@@ -93,11 +94,7 @@ def unreadable(path: Path, error: OSError) -> str:
 
 
 def _unusable_key(path: Path, error: OSError) -> StorageError:
-    if isinstance(error, FileNotFoundError) and path.is_symlink():
-        return StorageError(
-            f"{path} is a link to {os.readlink(path)}, and nothing is there: is its disk mounted?"
-        )
-    return cannot_write(path, error, f"cannot use {path}: {error.strerror}")
+    return cannot_write(path, error, misplaced(path) or f"cannot use {path}: {error.strerror}")
 
 
 class Home:
@@ -181,10 +178,11 @@ class Home:
         try:
             if not self.has_key:
                 write_first(self.key_path, os.urandom(32))
+            seed = self.key_path.read_bytes()
             mode = self.key_path.stat().st_mode & 0o777
             if mode & 0o077:
                 raise StorageError(f"{self.key_path} can be read by others; run: chmod 600 {self.key_path}")
-            return Identity.from_seed(self.key_path.read_bytes())
+            return Identity.from_seed(seed)
         except OSError as error:
             raise _unusable_key(self.key_path, error) from None
         except ConfigError as error:

@@ -33,6 +33,20 @@ def cannot_write(path: Path, error: OSError, otherwise: str = "") -> StorageErro
     return StorageError(otherwise or f"cannot write {path}: {error.strerror}")
 
 
+def leads_nowhere(path: Path) -> str | None:
+    """What to say of a link to what is not there; None of anything else."""
+    if path.is_symlink() and not path.exists():
+        return f"{path} is a link to {os.readlink(path)}, and nothing is there: is its disk mounted?"
+    return None
+
+
+def misplaced(path: Path) -> str | None:
+    """What to say where something that is no file is in a file's place; None if that is not so."""
+    if path.is_dir():
+        return f"{path} is a folder, where a file should be: move it away, or put the file back"
+    return leads_nowhere(path)
+
+
 def writable_once(error: OSError) -> str:
     """What has to come true before what failed so can be written again, for who waits for that."""
     if error.errno in FULL:

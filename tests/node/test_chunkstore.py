@@ -451,3 +451,10 @@ def test_a_durable_chunk_is_in_a_folder_that_survives_a_power_cut(
     assert synced[2:] == [root]
     ChunkStore(root).put(same, b"ours", durable=True)
     assert synced[3:] == [root], "an earlier run may have ended before it was"
+
+
+def test_chunks_on_a_disk_that_is_not_mounted_are_missed(tmp_path: Path) -> None:
+    root, gone = tmp_path / "chunks", tmp_path / "disk" / "chunks"
+    root.symlink_to(gone)
+    with pytest.raises(StorageError, match=f"chunks is a link to {gone}, and nothing is there"):
+        ChunkStore(root)

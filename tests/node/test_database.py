@@ -173,3 +173,17 @@ def test_what_cannot_be_reached_is_not_called_damaged(path: Path) -> None:
     with pytest.raises(StorageError, match="able to write to its folder") as error:
         RecordStore(path.with_name("missing") / "ledger.sqlite", SMALL.swarm_id)
     assert "remove" not in str(error.value)
+
+
+def test_what_is_in_a_databases_place_is_named_and_no_disk_is_blamed(path: Path, tmp_path: Path) -> None:
+    path.mkdir()
+    with pytest.raises(StorageError, match=r"ledger\.sqlite is a folder, where a file should be"):
+        RecordStore(path, SMALL.swarm_id)
+    path.rmdir()
+    gone = tmp_path / "disk" / "file"
+    for link in (path, path.with_name(MARK_NAME)):
+        link.symlink_to(gone)
+        with pytest.raises(StorageError, match=f"{link} is a link to {gone}, and nothing is there"):
+            RecordStore(path, SMALL.swarm_id)
+        link.unlink()
+    RecordStore(path, SMALL.swarm_id).close()

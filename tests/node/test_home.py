@@ -147,6 +147,12 @@ def test_a_key_that_is_not_mounted_is_missed_and_not_replaced(home: Home, tmp_pa
     assert disk.identity().node_id == home.identity().node_id
 
 
+def test_a_folder_in_the_place_of_a_key_is_no_key_that_others_can_read(home: Home) -> None:
+    home.key_path.mkdir(mode=0o755)
+    with pytest.raises(StorageError, match="key is a folder, where a file should be"):
+        home.identity()
+
+
 def test_who_makes_a_key_at_the_same_time_takes_the_first_one(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
