@@ -8,7 +8,7 @@ was told a node id beforehand is pinned to it from the very first contact.
 
 from dataclasses import dataclass
 
-from gossamer.protocol.errors import RefusedError
+from gossamer.protocol.errors import RefusedError, SignatureError
 from gossamer.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, node_id_of, verify
 from gossamer.protocol.limits import ASK_FRESH_S, CREDENTIAL_BYTES_MAX
 from gossamer.protocol.unix_time import span
@@ -53,7 +53,12 @@ def check_question(data: bytes, swarm_id: bytes, binding: bytes, unix_s: float, 
     fields.end()
     if abs(asked - unix_s) > ASK_FRESH_S:
         raise RefusedError(f"our clocks differ by {span(abs(asked - unix_s))}; set the one that is wrong")
-    verify(public_key, signature, _question(swarm_id, binding, asked, path))
+    try:
+        verify(public_key, signature, _question(swarm_id, binding, asked, path))
+    except SignatureError:
+        raise SignatureError(
+            f"this node is of swarm {swarm_id.hex()[:12]}, and another was asked; or somebody is in between"
+        ) from None
     return Question(node_id_of(public_key), credential)
 
 
