@@ -19,7 +19,11 @@ from gossamer.protocol.offence import Offence
 
 SWEEP_S = 5.0
 COMPLAINT_INTERVAL_S = 30.0
-"""Between two log lines about one peer; what comes in between is counted."""
+"""Between the first two log lines about one peer; what comes in between is counted."""
+
+COMPLAINT_INTERVAL_MAX_S = 300.0
+"""Where it goes on and on, as with a join address that leads to another node now, each wait is twice as long
+as the one before, up to this."""
 
 COMPLAINTS_MAX = 16
 """Peers with a log line of their own in that time; the others are counted together."""
@@ -32,6 +36,7 @@ log = logging.getLogger("gossamer.node")
 @dataclass(slots=True)
 class _Complaint:
     due: float
+    wait: float = COMPLAINT_INTERVAL_S
     unsaid: int = 0
     last: str = ""
 
@@ -167,7 +172,8 @@ class Policing:
         if not complaint.unsaid:
             return False
         log.warning("%s (%d more times) %s", who, complaint.unsaid, complaint.last)
-        complaint.unsaid, complaint.due = 0, self._clock() + COMPLAINT_INTERVAL_S
+        complaint.wait = min(2 * complaint.wait, COMPLAINT_INTERVAL_MAX_S)
+        complaint.unsaid, complaint.due = 0, self._clock() + complaint.wait
         return True
 
     async def run(self) -> None:

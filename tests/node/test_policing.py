@@ -76,6 +76,15 @@ def test_a_thousand_offences_are_a_few_lines(watch: Watch) -> None:
     assert watch.lines[2:] == [f"{short(BAD)} misbehaved: again"]
 
 
+def test_what_goes_on_for_hours_is_said_ever_less_often(watch: Watch) -> None:
+    """A join address leads to another node now, and is dialled every 4.5 s."""
+    for _ in range(3600 // 5):
+        watch.policing.complain("a:1:", "another node answers")
+        watch.pass_time(5.0)
+    assert len(watch.lines) <= 2 + 4 + 3600 // conduct_module.COMPLAINT_INTERVAL_MAX_S
+    assert watch.lines[-1] == "a:1: (60 more times) another node answers"
+
+
 def test_a_thousand_keys_are_a_few_lines(watch: Watch) -> None:
     for number in range(1000):
         watch.policing.blame(
