@@ -13,11 +13,13 @@ def moment(unix_s: int) -> str:
 
 
 def span(seconds: float) -> str:
-    """How long that is, in the unit that a person would choose: "2.0 days", "5.5 hours", "12 min"."""
+    """How long that is, in the unit that a person would choose: "2.0 days", "5.5 hours", "12 min", "40 s"."""
     minutes, hours, days = round(seconds / 60), round(seconds / 3600, 1), round(seconds / 86_400, 1)
     if hours >= 24:
         return f"{days} days"
-    return f"{hours} hours" if minutes >= 60 else f"{minutes} min"
+    if minutes >= 60:
+        return f"{hours} hours"
+    return f"{minutes} min" if seconds >= 60 else f"{round(seconds)} s"
 
 
 class UnixTime:

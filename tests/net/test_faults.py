@@ -23,6 +23,7 @@ def all_past(nodes: list[LocalNode], round_: int) -> bool:
     return all(node.status.get("round", 0) >= round_ for node in nodes)
 
 
+@pytest.mark.slow
 async def test_a_bad_line_costs_time_and_nothing_else(tmp_path: Path, seed: int) -> None:
     """Slices, resets, latency, and flipped bits, which TLS must reject: the protocol sees none of it."""
     async with LocalNodes(tmp_path, *small_manifest(65536), seed=seed) as swarm:
@@ -51,6 +52,7 @@ async def test_one_way_loss_heals(tmp_path: Path) -> None:
         swarm.assert_nobody_blamed()
 
 
+@pytest.mark.slow
 async def test_mixed_speeds_keep_rounds_aligned(tmp_path: Path) -> None:
     """Steps 1, 1, 1/3 and 1/10 as fast: the slow publish shorter windows, or skip rounds, and keep up."""
     async with LocalNodes(tmp_path, *small_manifest(pace={"every_steps": 12})) as swarm:
@@ -72,7 +74,8 @@ async def test_mixed_speeds_keep_rounds_aligned(tmp_path: Path) -> None:
         swarm.assert_nobody_blamed()
 
 
-@pytest.mark.parametrize("what", ["payloads", pytest.param("everything", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["payloads", "everything"])
 async def test_torn_chunks_are_fetched_again(tmp_path: Path, what: str) -> None:
     """Chunks torn on disk by a crash: found when they are read, and asked of the others."""
     async with LocalNodes(tmp_path, *small_manifest()) as swarm:
