@@ -334,7 +334,8 @@ class Vitals:
         )
 
     def _merging(self, look: Look) -> str | None:
-        if not look.behind or look.version != self._merged[0]:
+        # Nothing can be merged into a model that is not here yet, which may take hours on a slow line.
+        if not look.behind or not look.has_model or look.version != self._merged[0]:
             self._merged = (look.version, look.now)
         if look.now - self._merged[1] <= STUCK_S:
             return None

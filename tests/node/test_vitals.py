@@ -195,6 +195,8 @@ def test_merging_is_stuck_if_rounds_wait_and_none_is_merged(shown: Shown) -> Non
     for version in range(5):
         assert shown.for_s(v.STUCK_S, behind=4, version=version) == []
     assert shown.for_s(1000, behind=0, version=4) == [], "nothing to do is no standstill"
+    said = shown.for_s(1000, behind=4, version=4, has_model=False)
+    assert not any("stuck" in line for line in said), "a joiner has nothing yet to merge into"
     (said,) = shown.for_s(v.STUCK_S + 2, behind=4, version=4)
     assert said == shown.vitals.problem
     assert "merging is stuck: 4 rounds wait" in said
