@@ -24,7 +24,7 @@ from gossamer.protocol.merging.token_count import TokenCount
 from gossamer.protocol.records import Delta
 from tests.node.daemons import report
 from tests.protocol.builders import LAYOUT, manifest, unsigned
-from tests.protocol.fetching import calls
+from tests.protocol.cost import calls
 
 ME = unsigned(0, 1).author
 ONE = manifest(fragments=1)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import tracemalloc
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 import pytest
@@ -26,6 +23,7 @@ from gossamer.protocol.records import Delta
 from tests.node.chunkfiles import file_of
 from tests.node.world import OWN, World, arrive
 from tests.protocol.builders import LAYOUT, identity, manifest, random_delta
+from tests.protocol.cost import calls
 
 CHUNK = 64
 """Bytes: tensors begin and end inside chunks, and go over several."""
@@ -76,13 +74,13 @@ def test_as_many_are_in_memory_as_there_is_room_for(world: World, monkeypatch: p
 def test_what_is_kept_costs_a_merge_nothing(world: World) -> None:
     """Of a small model there are thousands: each merge added all of them up, twice."""
     kept = payloads.Payloads(world.merger()._manifest, world.chunks)
-    calls = []
+    costs = []
     for delta in world.deltas:
         fragment = LAYOUT.of_round(delta.round)
         with kept.room_for([delta], fragment):
             kept.contribution(delta, fragment)
-        calls.append(_calls_of(partial(_look, kept, delta)))
-    assert len(kept._in_memory) == len(world.deltas) and len(set(calls)) == 1
+        costs.append(calls(partial(_look, kept, delta)))
+    assert len(kept._in_memory) == len(world.deltas) and len(set(costs)) == 1
     for delta in world.deltas:
         kept.forget(delta)
     assert not kept._in_memory and kept._bytes == 0
@@ -121,23 +119,6 @@ def test_what_was_forgotten_is_measured_again(world: World, monkeypatch: pytest.
 def _look(kept: payloads.Payloads, delta: Delta) -> None:
     with kept.room_for([delta], LAYOUT.of_round(delta.round)):
         pass
-
-
-def _calls_of(run: Callable[[], object]) -> int:
-    """How often functions of Python's, and parts of generators, are called meanwhile."""
-    count = 0
-
-    def seen(frame: FrameType, event: str, arg: object) -> None:
-        nonlocal count
-        count += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(seen)
-    try:
-        run()
-    finally:
-        sys.setprofile(before)
-    return count
 
 
 def _peak_of_merge(merger: Merger, deltas: tuple[Delta, ...]) -> int:

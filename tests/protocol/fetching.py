@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from hashlib import sha256
 
 from gossamer.protocol import limits
@@ -110,19 +109,3 @@ class Net:
 
     def pass_time(self, seconds: float = limits.FETCH_RETRY_S) -> None:
         self.now += seconds
-
-
-def calls(function) -> int:
-    """How many calls of Python functions one call makes: its cost, whatever the machine does besides."""
-    count = 0
-
-    def note(frame, event, arg) -> None:
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(note)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return count

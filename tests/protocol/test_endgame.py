@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 
 from gossamer.protocol import limits
-from tests.protocol.fetching import Net, blob_of, calls, key_of
+from tests.protocol.cost import calls
+from tests.protocol.fetching import Net, blob_of, key_of
 
 
 def test_somebody_else_is_asked_for_what_a_silent_holder_has_and_the_first_to_bring_it_ends_both():

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 from gossamer.protocol import limits
-from tests.protocol.fetching import Net, blob_of, calls, key_of
+from tests.protocol.cost import calls
+from tests.protocol.fetching import Net, blob_of, key_of
 
 
 def test_payloads_that_nobody_has_do_not_delay_those_that_somebody_has():

@@ -18,14 +18,20 @@ from gossamer.protocol.messages import Holding, Parts
 from tests.protocol import builders
 
 
-def test_a_chunk_that_comes_twice_in_a_payload_is_told_of_in_both_places() -> None:
-    """Zeros, say. Else its author, who dealt both, would wait to hear of the second."""
+def _with_two_links() -> tuple[Holdings, Fetcher, Offers]:
+    """Holdings of a node that has nothing yet."""
     rng = random.Random(1)
     fetcher, offers = Fetcher(lambda blob, size: None, rng), Offers()
     links: Any = SimpleNamespace(numbers={1, 2}, get=lambda _: None)
     holdings = Holdings(Ledger(), Roster(b""), links, fetcher, offers, rng)
     for link in (1, 2):
         fetcher.link_up(link, outbound=True)
+    return holdings, fetcher, offers
+
+
+def test_a_chunk_that_comes_twice_in_a_payload_is_told_of_in_both_places() -> None:
+    """Zeros, say. Else its author, who dealt both, would wait to hear of the second."""
+    holdings, fetcher, offers = _with_two_links()
     zeros, other = bytes(32), b"\1" * 32
     size = 2 * limits.PAYLOAD_CHUNK_BYTES_MIN + 1
     delta = builders.unsigned(1, 1)
@@ -133,12 +139,7 @@ def test_what_is_closed_is_not_held_any_more() -> None:
 def test_a_chunk_of_thousands_of_payloads_is_offered_as_part_of_a_few() -> None:
     """A liar may list the same ones in all its deltas: all nodes told each other of each, in tens of
     thousands of messages."""
-    rng = random.Random(1)
-    fetcher, offers = Fetcher(lambda blob, size: None, rng), Offers()
-    links: Any = SimpleNamespace(numbers={1, 2}, get=lambda _: None)
-    holdings = Holdings(Ledger(), Roster(b""), links, fetcher, offers, rng)
-    for link in (1, 2):
-        fetcher.link_up(link, outbound=True)
+    holdings, _, offers = _with_two_links()
     deltas = [builders.unsigned(1, round_) for round_ in range(1, 101)]
     size = limits.PAYLOAD_CHUNK_BYTES_MIN + 1
     for number, delta in enumerate(deltas):

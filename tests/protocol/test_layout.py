@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol.limits import FRAGMENTS_MAX, TENSORS_MAX
 from gossamer.protocol.payloads.layout import TensorSpec, plan
+from tests.protocol.cost import calls
 
 SHAPES = st.lists(st.lists(st.integers(1, 9), max_size=3).map(tuple), min_size=1, max_size=30)
 
@@ -68,22 +67,5 @@ def test_rounds_take_fragments_in_turn():
 def test_many_fragments_are_planned_as_soon_as_few():
     """Nodes plan several times as they start: 256 fragments took 13 times as long as one."""
     tensors = [TensorSpec(f"t{i}", (3,), "mean") for i in range(TENSORS_MAX)]
-    few, most = (_calls_of(lambda fragments=f: plan(tensors, fragments)) for f in (1, FRAGMENTS_MAX))
+    few, most = (calls(lambda fragments=f: plan(tensors, fragments)) for f in (1, FRAGMENTS_MAX))
     assert most < 2 * few
-
-
-def _calls_of(run):
-    """How often functions of Python's are called meanwhile."""
-    count = 0
-
-    def seen(frame, event, arg):
-        nonlocal count
-        count += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(seen)
-    try:
-        run()
-    finally:
-        sys.setprofile(before)
-    return count

@@ -11,7 +11,7 @@ from gossamer.protocol.pace import round_clock
 from gossamer.protocol.ranges import EMPTY
 from gossamer.protocol.records import NO_RECORD
 from tests.protocol import builders
-from tests.protocol.fetching import calls
+from tests.protocol.cost import calls
 
 KEYS = st.lists(
     st.tuples(st.integers(0, 4), st.one_of(st.integers(1, 40), st.integers(1, 10**6)), st.integers(0, 2)),

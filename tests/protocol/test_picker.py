@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gossamer.protocol import limits
-from tests.protocol.fetching import Net, blob_of, calls, key_of
+from tests.protocol.cost import calls
+from tests.protocol.fetching import Net, blob_of, key_of
 
 
 def test_parts_are_fetched_from_those_who_have_them_and_the_rarest_first():

@@ -19,7 +19,7 @@ from gossamer.protocol.payloads.payload import payload_length
 from gossamer.protocol.records import NO_RECORD, DeltaBody, PeerBody, parse_delta, parse_peer
 from gossamer.protocol.wire import pack, unpack
 from tests.protocol import builders
-from tests.protocol.fetching import calls
+from tests.protocol.cost import calls
 
 ME = builders.identity(0)
 SWARM = builders.SMALL.swarm_id

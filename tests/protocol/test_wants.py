@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gossamer.protocol import limits
-from tests.protocol.fetching import Net, blob_of, calls, key_of
+from tests.protocol.cost import calls
+from tests.protocol.fetching import Net, blob_of, key_of
 
 
 def test_what_nobody_holds_is_not_on_its_way():
