@@ -4,7 +4,6 @@ Range +-128, resolution 2**-24 (6e-8). Integer addition commutes and wraps, so a
 value whatever the order in which they arrived.
 """
 
-from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -70,8 +69,3 @@ def _sum_of_rows(rows: Ints) -> int:
 
 def _dots(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> int:
     return sum(map(int, np.vecdot(left, right)))
-
-
-def norm(values: Ints) -> float:
-    """Return the Euclidean norm in fixed-point units: an exact sum, then two correctly rounded steps."""
-    return sqrt(sum_of_squares(values))

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from hashlib import sha256
+from math import sqrt
 
 import msgpack
 import numpy as np
@@ -15,7 +16,7 @@ from gossamer.protocol.admission.charter import NEVER, Role, grant_body, revocat
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.envelope import Kind, open_envelope, seal
 from gossamer.protocol.errors import PeerError
-from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.fixedpoint import Ints, sum_of_squares
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merging.merge import Contribution, measure
@@ -91,6 +92,11 @@ def several_tensors(sizes: Sequence[int]) -> Fragment:
 def random_tensors(rng: np.random.Generator, fragment: Fragment, magnitude: int) -> list[Ints]:
     """Values up to `magnitude` for every tensor of a fragment."""
     return [rng.integers(-magnitude, magnitude + 1, slot.numel).astype(np.int32) for slot in fragment.slots]
+
+
+def norm(values: Ints) -> float:
+    """The Euclidean norm, in fixed-point units."""
+    return sqrt(sum_of_squares(values))
 
 
 def body_of(payload: bytes, codec: str, round_: int, fragments: int, **changes: object) -> DeltaBody:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal, localcontext
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,7 +13,6 @@ from gossamer.protocol.fixedpoint import (
     ONE,
     VALUE_LIMIT,
     is_healthy,
-    norm,
     sum_of_squares,
     to_fixed,
     to_float,
@@ -56,14 +53,6 @@ def test_sum_of_squares_around_the_border_of_exact_dot_products(rng, bits):
 
 def test_sum_of_squares_of_nothing():
     assert sum_of_squares(np.zeros(0, dtype=np.int32)) == 0
-
-
-@given(hnp.arrays(np.int32, st.integers(1, 50), elements=INT32))
-def test_norm_is_within_one_rounding_of_the_root(values):
-    with localcontext() as context:
-        context.prec = 60
-        exact = Decimal(_exact(values)).sqrt()
-        assert abs(Decimal(norm(values)) - exact) <= exact * Decimal(2) ** -52
 
 
 @given(st.floats(-63.9, 63.9))

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.fixedpoint import VALUE_LIMIT, norm
+from gossamer.protocol.fixedpoint import VALUE_LIMIT
 from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.manifest import Outer
 from gossamer.protocol.merging.merge import (
@@ -35,6 +35,7 @@ from gossamer.protocol.rules import RULES
 from gossamer.protocol.rules.base import PART
 from gossamer.protocol.rules.clipping import median_low
 from tests.protocol import builders
+from tests.protocol.builders import norm
 
 LAYOUT = builders.LAYOUT
 F = len(LAYOUT.fragments)

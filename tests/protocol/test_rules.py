@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.protocol.fixedpoint import VALUE_LIMIT, norm
+from gossamer.protocol.fixedpoint import VALUE_LIMIT
 from gossamer.protocol.payloads.payload import Payload, encode_payload
 from gossamer.protocol.rules import RULES, Deltas
 from gossamer.protocol.rules.base import Rule, whole
 from gossamer.protocol.rules.clipping import shrink_to, usual_rate, usual_rates
 from gossamer.protocol.rules.rda import RESULTANT_MIN
 from tests.protocol import builders
+from tests.protocol.builders import norm
 
 SEEDS = st.integers(0, 2**32 - 1)
 
