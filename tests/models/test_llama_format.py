@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,11 @@ from gossamer.models.task import Task, named_tensors
 
 TEXTS = ["", " two  spaces ", "don't\r\n\tstop", "grüße, 世界 🙂", "\x00\x01\x02<s></s>\x7f\xa0\xad"]
 
-transformers = pytest.importorskip("transformers")
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    """Imported where a test wants it: that takes a while, of every process that collects tests."""
+    return pytest.importorskip("transformers")
 
 
 def model_of(config: GPTConfig, seed: int) -> GPT:
@@ -47,7 +52,7 @@ def saved(config: GPTConfig, model: GPT, folder: Path) -> Path:
     ],
     ids=["tiny", "of another shape, base and epsilon"],
 )
-def test_logits_are_equal(config: GPTConfig, seed: int, tmp_path: Path) -> None:
+def test_logits_are_equal(transformers: Any, config: GPTConfig, seed: int, tmp_path: Path) -> None:
     ours = model_of(config, seed)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(saved(config, ours, tmp_path)).eval()
     assert type(theirs).__name__ == "LlamaForCausalLM" and theirs.dtype == torch.float32
@@ -60,7 +65,7 @@ def test_logits_are_equal(config: GPTConfig, seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_its_tokens_are_bytes_and_it_generates(seed: int, tmp_path: Path) -> None:
+def test_its_tokens_are_bytes_and_it_generates(transformers: Any, seed: int, tmp_path: Path) -> None:
     config = PRESETS["tiny"]
     ours = model_of(config, seed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(saved(config, ours, tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +16,16 @@ from gossamer.node.phi.restore import replay
 from gossamer.node.training import genesis
 from tests.node.folders import Folder
 
-transformers = pytest.importorskip("transformers")
-
 SHAPE = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
-def configuration(kind: str) -> object:
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    """Imported where a test wants it: that takes a while, of every process that collects tests."""
+    return pytest.importorskip("transformers")
+
+
+def configuration(transformers: Any, kind: str) -> object:
     """A small model's; dropout off, so that there is one answer."""
     match kind:
         case "gpt2":  # tied, with biases and learned positions
@@ -38,8 +43,10 @@ def configuration(kind: str) -> object:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "mixtral"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_parameters_and_logits_are_equal(kind: str, dtype: str, seed: int, tmp_path: Path) -> None:
-    config = configuration(kind)
+def test_parameters_and_logits_are_equal(
+    transformers: Any, kind: str, dtype: str, seed: int, tmp_path: Path
+) -> None:
+    config = configuration(transformers, kind)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -64,7 +71,7 @@ def test_parameters_and_logits_are_equal(kind: str, dtype: str, seed: int, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fragments", [1, 3])
-def test_the_built_in_model(fragments: int, seed: int, tmp_path: Path) -> None:
+def test_the_built_in_model(transformers: Any, fragments: int, seed: int, tmp_path: Path) -> None:
     """From the folder of a node to `transformers`, nothing between."""
     manifest, phi = manifests.create(
         name="n",

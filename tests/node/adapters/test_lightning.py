@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import nn
 
 from gossamer.node.schedules import linear
 from gossamer.protocol.errors import ConfigError
 from tests.node.adapters.fake_peer import Fakes
-
-pl = pytest.importorskip("lightning.pytorch")
-
-from gossamer.node.adapters.lightning import GossamerCallback  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
@@ -29,96 +25,11 @@ pytestmark = [
 ]
 
 
-class Regression(pl.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Linear(3, 1)
-        self.losses: list[float] = []
-        """Of each micro-batch."""
-        self.raises: BaseException | None = None
-        """What to raise in the third one."""
-
-    def loss(self, batch: list[Tensor]) -> Tensor:
-        inputs, targets = batch
-        return (self.layer(inputs) - targets).square().mean()
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        if self.raises is not None and batch_idx == 2:
-            raise self.raises
-        loss = self.loss(batch)
-        self.losses.append(float(loss.detach()))
-        return loss
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=1e-2)
-
-
-class TwoOptimizers(Regression):
-    """Steps by hand: the first optimizer on every batch, the second on every other one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:  # type: ignore[override]
-        for optimizer in self.optimizers()[: 1 + batch_idx % 2]:
-            loss = self.loss(batch)
-            self.manual_backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-
-    def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD([parameter], lr=1e-2) for parameter in self.parameters()]
-
-
-class WithScheduler(Regression):
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=1e-2)
-        return [optimizer], [torch.optim.lr_scheduler.ConstantLR(optimizer)]
-
-
-class Normed(Regression):
-    """Keeps its parameters as they are after each step, for as long as it is in the swarm."""
-
-    def __init__(self, fakes: Fakes, norm: nn.Module) -> None:
-        super().__init__()
-        self.norm, self.fakes = norm, fakes
-        self.trained: list[Tensor] = []
-
-    def loss(self, batch: list[Tensor]) -> Tensor:
-        inputs, targets = batch
-        return (self.layer(self.norm(inputs)) - targets).square().mean()
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        if not self.fakes.peer.ends:
-            self.trained = [parameter.detach().clone() for parameter in self.parameters()]
-
-
-class PassesOver(Regression):
-    """Has nothing to learn from in the second of three batches."""
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor | None:  # type: ignore[override]
-        return None if batch_idx % 3 == 1 else super().training_step(batch, batch_idx)
-
-
-def fit(folder: Path, module: Any, swarm: GossamerCallback, before: Any = (), **options: Any) -> Any:
-    """Train on 10 samples, in batches of 4, 4 and 2."""
-    inputs = torch.arange(30.0).view(10, 3) / 30
-    loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=4)
-    trainer = pl.Trainer(
-        default_root_dir=folder,
-        accelerator="cpu",
-        devices=1,
-        callbacks=[*before, swarm],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **options,
-    )
-    trainer.fit(module, loader)
-    return trainer
+@pytest.fixture(scope="module")
+def lightning() -> ModuleType:
+    """Imported where a test wants it."""
+    pytest.importorskip("lightning.pytorch")
+    return importlib.import_module("tests.node.adapters.lightning_fits")
 
 
 @pytest.fixture
@@ -127,11 +38,11 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
 
 
 def test_each_step_of_the_optimizer_is_told_once_with_its_samples_and_its_loss(
-    fakes: Fakes, tmp_path: Path
+    lightning: ModuleType, fakes: Fakes, tmp_path: Path
 ) -> None:
-    module = Regression()
-    swarm = GossamerCallback(name="one", schedule=linear(1000))
-    trainer = fit(tmp_path, module, swarm, max_epochs=2, accumulate_grad_batches=2)
+    module = lightning.Regression()
+    swarm = lightning.GossamerCallback(name="one", schedule=linear(1000))
+    trainer = lightning.fit(tmp_path, module, swarm, max_epochs=2, accumulate_grad_batches=2)
     assert fakes.peer.model is module and fakes.peer.optimizers == trainer.optimizers
     first, second, third, *_ = module.losses
     tokens, losses = zip(*fakes.peer.steps, strict=True)
@@ -143,28 +54,32 @@ def test_each_step_of_the_optimizer_is_told_once_with_its_samples_and_its_loss(
     assert all((parameter == 1).all() for parameter in module.parameters()), "the swarm's own model"
 
 
-def test_it_stops_with_the_node(fakes: Fakes, tmp_path: Path) -> None:
+def test_it_stops_with_the_node(lightning: ModuleType, fakes: Fakes, tmp_path: Path) -> None:
     fakes.stop_after = 4
-    trainer = fit(tmp_path, Regression(), GossamerCallback(tokens=lambda batch: 7), max_epochs=9)
+    trainer = lightning.fit(
+        tmp_path, lightning.Regression(), lightning.GossamerCallback(tokens=lambda batch: 7), max_epochs=9
+    )
     assert trainer.global_step == 4
     assert [tokens for tokens, _ in fakes.peer.steps] == [7] * 4
     assert fakes.peer.ends == ["finish", "leave"]
 
 
-def test_optimizers_that_the_module_steps_itself(fakes: Fakes, tmp_path: Path) -> None:
-    fit(tmp_path, TwoOptimizers(), GossamerCallback(finish=False), max_epochs=1)
+def test_optimizers_that_the_module_steps_itself(lightning: ModuleType, fakes: Fakes, tmp_path: Path) -> None:
+    lightning.fit(tmp_path, lightning.TwoOptimizers(), lightning.GossamerCallback(finish=False), max_epochs=1)
     assert len(fakes.peer.optimizers) == 2
     assert [tokens for tokens, _ in fakes.peer.steps] == [4, 4, 2], "once a batch, however many stepped"
     assert fakes.peer.ends == ["leave"]
 
 
-def test_an_error_ends_it_and_the_next_fit_is_a_new_peer(fakes: Fakes, tmp_path: Path) -> None:
-    module, swarm = Regression(), GossamerCallback()
+def test_an_error_ends_it_and_the_next_fit_is_a_new_peer(
+    lightning: ModuleType, fakes: Fakes, tmp_path: Path
+) -> None:
+    module, swarm = lightning.Regression(), lightning.GossamerCallback()
     module.raises = RuntimeError("as asked")
     with pytest.raises(RuntimeError, match="as asked"):
-        fit(tmp_path, module, swarm, max_epochs=1)
+        lightning.fit(tmp_path, module, swarm, max_epochs=1)
     module.raises = None
-    fit(tmp_path, module, swarm, max_epochs=1)
+    lightning.fit(tmp_path, module, swarm, max_epochs=1)
     first, second = fakes.made
     assert first.ends[0] == "RuntimeError" and len(first.steps) == 2
     assert len(second.steps) == 3 and second.ends == ["finish", "leave"]
@@ -180,13 +95,15 @@ def test_an_error_ends_it_and_the_next_fit_is_a_new_peer(fakes: Fakes, tmp_path:
 )
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step")
 def test_averages_of_a_callback_listed_before_are_no_progress(
-    fakes: Fakes, tmp_path: Path, kind: str, norm: nn.Module
+    lightning: ModuleType, fakes: Fakes, tmp_path: Path, kind: str, norm: nn.Module
 ) -> None:
     options = {"swa_lrs": 1e-2, "swa_epoch_start": 1} if kind.startswith("S") else {"decay": 0.9}
-    if not hasattr(pl.callbacks, kind):
+    if not hasattr(lightning.pl.callbacks, kind):
         pytest.skip(f"this release of Lightning has no {kind}")
-    module, swarm = Normed(fakes, norm), GossamerCallback()
-    trainer = fit(tmp_path, module, swarm, [getattr(pl.callbacks, kind)(**options)], max_epochs=3)
+    module, swarm = lightning.Normed(fakes, norm), lightning.GossamerCallback()
+    trainer = lightning.fit(
+        tmp_path, module, swarm, [getattr(lightning.pl.callbacks, kind)(**options)], max_epochs=3
+    )
     assert len(fakes.peer.steps) == 9 and fakes.peer.ends == ["finish", "leave"]
     assert all(map(torch.equal, fakes.peer.left_with, module.trained))
     assert any((parameter != 1).any() for parameter in module.parameters()), "the averages, at the end"
@@ -195,26 +112,33 @@ def test_averages_of_a_callback_listed_before_are_no_progress(
     assert len(trainer.callbacks) == count, "however often it trains"
 
 
-def test_a_batch_that_the_module_passes_over_counts_nothing(fakes: Fakes, tmp_path: Path) -> None:
-    module = PassesOver()
-    fit(tmp_path, module, GossamerCallback(), max_epochs=1)
+def test_a_batch_that_the_module_passes_over_counts_nothing(
+    lightning: ModuleType, fakes: Fakes, tmp_path: Path
+) -> None:
+    module = lightning.PassesOver()
+    lightning.fit(tmp_path, module, lightning.GossamerCallback(), max_epochs=1)
     first, second = module.losses
     assert [tokens for tokens, _ in fakes.peer.steps] == [4, 1, 2], "a step is at least one"
     assert [loss for _, loss in fakes.peer.steps] == pytest.approx([first, first, second])
 
 
-def test_sigterm_is_an_interrupt(fakes: Fakes, tmp_path: Path) -> None:
+def test_sigterm_is_an_interrupt(lightning: ModuleType, fakes: Fakes, tmp_path: Path) -> None:
     """Lightning has a handler of its own by the time of the attach, and raises a SystemExit."""
-    swarm = GossamerCallback(tokens=lambda batch: signal.raise_signal(signal.SIGTERM) or 1)
+    swarm = lightning.GossamerCallback(tokens=lambda batch: signal.raise_signal(signal.SIGTERM) or 1)
     with pytest.raises(SystemExit):
-        fit(tmp_path, Regression(), swarm, max_epochs=1)
+        lightning.fit(tmp_path, lightning.Regression(), swarm, max_epochs=1)
     assert len(fakes.peer.steps) == 1
     assert fakes.peer.ends == ["SIGTERMException"]
 
 
-def test_a_module_with_a_scheduler_of_its_own(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_module_with_a_scheduler_of_its_own(lightning: ModuleType, fakes: Fakes, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="leave out schedule="):
-        fit(tmp_path, WithScheduler(), GossamerCallback(schedule=linear(1000)), max_epochs=1)
+        lightning.fit(
+            tmp_path,
+            lightning.WithScheduler(),
+            lightning.GossamerCallback(schedule=linear(1000)),
+            max_epochs=1,
+        )
     assert not fakes.made, "before anything was started"
 
 

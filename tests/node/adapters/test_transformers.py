@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import importlib
 import io
 import json
 import logging
@@ -12,14 +13,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW
 
 from gossamer.bootstrap.manifests import describe
@@ -31,113 +32,13 @@ from tests.node.adapters.fake_peer import Fakes
 from tests.node.leading import leading
 from tests.node.trainer_side import daemon_at, link_to
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
 
-from transformers import (  # noqa: E402
-    AutoModelForCausalLM,
-    EarlyStoppingCallback,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
-
-from gossamer.node.adapters import transformers as adapter  # noqa: E402
-from gossamer.node.adapters.transformers import GossamerCallback  # noqa: E402
-
-LENGTH = 8
-
-
-def small_llama() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=16,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=LENGTH,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config)
-
-
-class LowRank(nn.Module):
-    """What low-rank adaptation adds to a layer's output, here on top of it."""
-
-    def __init__(self, width: int, rank: int) -> None:
-        super().__init__()
-        self.down = nn.Parameter(torch.randn(rank, width))
-        self.up = nn.Parameter(torch.zeros(width, rank))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return hidden + hidden @ self.down.T @ self.up.T
-
-
-class GoesAround(Trainer):
-    """Calls the base and the head itself, as those do that compute the loss in chunks."""
-
-    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
-        hidden = model.model(**{name: inputs[name] for name in ("input_ids", "attention_mask")})[0]
-        logits = model.lm_head(hidden)
-        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten())
-
-
-class GoesFurther(GoesAround):
-    """Calls no base either."""
-
-    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
-        return model.lm_head(model.model.embed_tokens(inputs["input_ids"])).square().mean()
-
-
-class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """Rows of one length, of which more and more is no padding: 2, 3, 4, ... tokens."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        ids = (torch.arange(LENGTH) + index) % 16
-        mask = (torch.arange(LENGTH) < 2 + index % 7).long()
-        return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
-
-
-def trainer_of(
-    folder: Path,
-    swarm: GossamerCallback,
-    *,
-    model: Any = None,
-    callbacks: Any = (),
-    kind: type[Trainer] = Trainer,
-    **options: Any,
-) -> Trainer:
-    plan = {
-        "output_dir": str(folder / "out"),
-        "use_cpu": True,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "logging_steps": 1,
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 2,
-        "train_sampling_strategy": "sequential",
-        "save_strategy": "no",
-        "learning_rate": 1e-2,
-        **options,
-    }
-    return kind(
-        model or small_llama(),
-        TrainingArguments(**plan),
-        train_dataset=Rows(10),
-        eval_dataset=Rows(2),
-        callbacks=[*callbacks, swarm],
-    )
+@pytest.fixture(scope="module")
+def runs() -> ModuleType:
+    """Imported where a test wants it."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    return importlib.import_module("tests.node.adapters.transformers_runs")
 
 
 @pytest.fixture
@@ -146,10 +47,10 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
 
 
 def test_each_step_of_the_optimizer_is_told_once_with_its_tokens_and_its_loss(
-    fakes: Fakes, tmp_path: Path
+    runs: ModuleType, fakes: Fakes, tmp_path: Path
 ) -> None:
     fakes.folder = tmp_path
-    trainer = trainer_of(tmp_path, GossamerCallback(name="one"), max_steps=4)
+    trainer = runs.trainer_of(tmp_path, runs.GossamerCallback(name="one"), max_steps=4)
     trainer.train()
     told = fakes.peer.steps
     assert [tokens for tokens, _ in told] == [2 + 3 + 4 + 5, 6 + 7 + 8 + 2, 3 + 4, 2 + 3 + 4 + 5]
@@ -170,12 +71,12 @@ def test_each_step_of_the_optimizer_is_told_once_with_its_tokens_and_its_loss(
 
 
 def test_it_stops_with_the_node_and_does_not_mistake_the_best_model_for_progress(
-    fakes: Fakes, tmp_path: Path
+    runs: ModuleType, fakes: Fakes, tmp_path: Path
 ) -> None:
     fakes.stop_after = 3
-    swarm = GossamerCallback(name="one", schedule=linear(1000))
+    swarm = runs.GossamerCallback(name="one", schedule=linear(1000))
     every_step = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
-    trainer = trainer_of(tmp_path, swarm, max_steps=9, load_best_model_at_end=True, **every_step)
+    trainer = runs.trainer_of(tmp_path, swarm, max_steps=9, load_best_model_at_end=True, **every_step)
     trainer.train()
     assert trainer.state.global_step == 3
     assert fakes.peer.ends == ["finish", "leave"]
@@ -187,31 +88,23 @@ def test_it_stops_with_the_node_and_does_not_mistake_the_best_model_for_progress
     assert rates == pytest.approx([1e-2, 1e-2, 0.9e-2]), "by the swarm's tokens as of the step before"
 
 
-def test_what_is_evaluated_is_not_trained_on(fakes: Fakes, tmp_path: Path) -> None:
-    trainer_of(tmp_path, GossamerCallback(), max_steps=3, eval_strategy="steps", eval_steps=1).train()
+def test_what_is_evaluated_is_not_trained_on(runs: ModuleType, fakes: Fakes, tmp_path: Path) -> None:
+    runs.trainer_of(
+        tmp_path, runs.GossamerCallback(), max_steps=3, eval_strategy="steps", eval_steps=1
+    ).train()
     assert [tokens for tokens, _ in fakes.peer.steps] == [2 + 3 + 4 + 5, 6 + 7 + 8 + 2, 3 + 4]
 
 
-class Rates(TrainerCallback):
-    """Notes the learning rate with which each step is made."""
-
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-
-    def on_pre_optimizer_step(self, *_: Any, **kwargs: Any) -> None:
-        self.seen.append(kwargs["optimizer"].param_groups[0]["lr"])
-
-
-def test_a_schedule_holds_from_the_first_step_on(fakes: Fakes, tmp_path: Path) -> None:
-    rates, swarm = Rates(), GossamerCallback(schedule=constant(warm_up_tokens=200))
-    trainer_of(tmp_path, swarm, callbacks=[rates], max_steps=3).train()
+def test_a_schedule_holds_from_the_first_step_on(runs: ModuleType, fakes: Fakes, tmp_path: Path) -> None:
+    rates, swarm = runs.Rates(), runs.GossamerCallback(schedule=constant(warm_up_tokens=200))
+    runs.trainer_of(tmp_path, swarm, callbacks=[rates], max_steps=3).train()
     assert rates.seen == pytest.approx([1e-4, 1e-4, 0.5e-2])
 
 
 def test_a_trainer_that_goes_around_the_model_is_counted_at_its_base(
-    fakes: Fakes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    runs: ModuleType, fakes: Fakes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = trainer_of(tmp_path, GossamerCallback(), kind=GoesAround, max_steps=4)
+    trainer = runs.trainer_of(tmp_path, runs.GossamerCallback(), kind=runs.GoesAround, max_steps=4)
     with caplog.at_level(logging.WARNING, "gossamer.peer"):
         trainer.train()
     assert [tokens for tokens, _ in fakes.peer.steps] == [1, 6 + 7 + 8 + 2, 3 + 4, 2 + 3 + 4 + 5]
@@ -221,9 +114,9 @@ def test_a_trainer_that_goes_around_the_model_is_counted_at_its_base(
 
 
 def test_a_trainer_that_calls_neither_is_told_once(
-    fakes: Fakes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    runs: ModuleType, fakes: Fakes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = trainer_of(tmp_path, GossamerCallback(), kind=GoesFurther, max_steps=4)
+    trainer = runs.trainer_of(tmp_path, runs.GossamerCallback(), kind=runs.GoesFurther, max_steps=4)
     with caplog.at_level(logging.WARNING, "gossamer.peer"):
         trainer.train()
     assert [tokens for tokens, _ in fakes.peer.steps] == [1] * 4
@@ -231,38 +124,47 @@ def test_a_trainer_that_calls_neither_is_told_once(
     assert "calls neither the model nor its base_model" in record.getMessage()
 
 
-def test_copies_of_the_model_are_made_while_it_trains_and_count_nothing(fakes: Fakes, tmp_path: Path) -> None:
+def test_copies_of_the_model_are_made_while_it_trains_and_count_nothing(
+    runs: ModuleType, fakes: Fakes, tmp_path: Path
+) -> None:
     """As a DataLoader pickles it whose workers are spawned, and whose collator holds the model."""
     saved: list[io.BytesIO] = []
 
-    class Copies(TrainerCallback):
+    class Copies(runs.TrainerCallback):
         def on_step_begin(self, *_: Any, **kwargs: Any) -> None:
             saved.append(io.BytesIO())
             torch.save(kwargs["model"], saved[-1])
             model = copy.deepcopy(kwargs["model"])
-            model.train()(**{name: row.unsqueeze(0) for name, row in Rows(1)[0].items()})
+            model.train()(**{name: row.unsqueeze(0) for name, row in runs.Rows(1)[0].items()})
 
-    trainer_of(tmp_path, GossamerCallback(), callbacks=[Copies()], max_steps=2).train()
+    runs.trainer_of(tmp_path, runs.GossamerCallback(), callbacks=[Copies()], max_steps=2).train()
     assert [tokens for tokens, _ in fakes.peer.steps] == [2 + 3 + 4 + 5, 6 + 7 + 8 + 2]
     assert len(saved) == 2
 
 
 @pytest.mark.slow
-def test_what_is_kept_and_the_weights_make_a_pretrained_model(fakes: Fakes, tmp_path: Path) -> None:
+def test_what_is_kept_and_the_weights_make_a_pretrained_model(
+    runs: ModuleType, fakes: Fakes, tmp_path: Path
+) -> None:
     fakes.folder = tmp_path
-    trainer = trainer_of(tmp_path, GossamerCallback(), max_steps=1)
+    trainer = runs.trainer_of(tmp_path, runs.GossamerCallback(), max_steps=1)
     trainer.train()
     weights = {name: p.detach() for name, p in trainer.model.named_parameters()}
     save_file(weights, tmp_path / "pretrained" / "model.safetensors", {"format": "pt"})
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "pretrained")
-    assert type(loaded) is LlamaForCausalLM
-    ids = torch.arange(LENGTH).unsqueeze(0)
+    transformers = pytest.importorskip("transformers")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "pretrained")
+    assert type(loaded) is runs.LlamaForCausalLM
+    ids = torch.arange(runs.LENGTH).unsqueeze(0)
     assert torch.equal(loaded(ids).logits, trainer.model.eval()(ids).logits)
 
 
 @pytest.mark.slow
-def test_a_loss_that_the_model_does_not_return_is_the_one_last_logged(fakes: Fakes, tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, GossamerCallback(finish=False), max_steps=3, label_smoothing_factor=0.1)
+def test_a_loss_that_the_model_does_not_return_is_the_one_last_logged(
+    runs: ModuleType, fakes: Fakes, tmp_path: Path
+) -> None:
+    trainer = runs.trainer_of(
+        tmp_path, runs.GossamerCallback(finish=False), max_steps=3, label_smoothing_factor=0.1
+    )
     trainer.train()
     logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     first, *others = [loss for _, loss in fakes.peer.steps]
@@ -271,14 +173,14 @@ def test_a_loss_that_the_model_does_not_return_is_the_one_last_logged(fakes: Fak
 
 
 @pytest.mark.slow
-def test_training_again_after_an_error(fakes: Fakes, tmp_path: Path) -> None:
+def test_training_again_after_an_error(runs: ModuleType, fakes: Fakes, tmp_path: Path) -> None:
     def fails(batch: Any) -> int:
         if len(fakes.made) == 1 and len(fakes.peer.steps) == 1:
             raise RuntimeError("as asked")
         return 5
 
-    swarm = GossamerCallback(tokens=fails)
-    trainer = trainer_of(tmp_path, swarm, max_steps=2)
+    swarm = runs.GossamerCallback(tokens=fails)
+    trainer = runs.trainer_of(tmp_path, swarm, max_steps=2)
     with pytest.raises(RuntimeError, match="as asked"):
         trainer.train()
     assert fakes.peer.ends == []
@@ -292,9 +194,9 @@ def test_training_again_after_an_error(fakes: Fakes, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_scheduler_that_no_schedule_can_steer(fakes: Fakes, tmp_path: Path) -> None:
-    swarm = GossamerCallback(schedule=linear(1000))
-    trainer = trainer_of(
+def test_a_scheduler_that_no_schedule_can_steer(runs: ModuleType, fakes: Fakes, tmp_path: Path) -> None:
+    swarm = runs.GossamerCallback(schedule=linear(1000))
+    trainer = runs.trainer_of(
         tmp_path, swarm, max_steps=2, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="epoch"
     )
     with pytest.raises(ConfigError, match="cannot steer a ReduceLROnPlateau"):
@@ -302,39 +204,49 @@ def test_a_scheduler_that_no_schedule_can_steer(fakes: Fakes, tmp_path: Path) ->
     assert not fakes.made, "before anything was started"
 
 
-def test_ranks_that_the_trainer_does_not_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ranks_that_the_trainer_does_not_use(
+    runs: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """As torchrun without GPUs and without `use_cpu`: each rank would train a model of its own."""
     two = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: 2)
-    monkeypatch.setattr(adapter, "dist", two)
-    swarm, args = GossamerCallback(), TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    monkeypatch.setattr("gossamer.node.adapters.transformers.dist", two)
+    swarm, args = (
+        runs.GossamerCallback(),
+        runs.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"),
+    )
     kept = dict.fromkeys(("model", "optimizer", "lr_scheduler"))
     with pytest.raises(ConfigError, match="started 2 ranks, and each trains on its own"):
-        swarm.on_train_begin(args, TrainerState(), TrainerControl(), **kept)
+        swarm.on_train_begin(args, *runs.unstarted(), **kept)
 
 
-def test_several_gpus_in_one_process(tmp_path: Path) -> None:
+def test_several_gpus_in_one_process(runs: ModuleType, tmp_path: Path) -> None:
     """Of which DataParallel uses all: each replica would be counted, in a thread of its own."""
-    swarm, args = GossamerCallback(), TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    swarm, args = (
+        runs.GossamerCallback(),
+        runs.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"),
+    )
     args._n_gpu = 2
     kept = dict.fromkeys(("model", "optimizer", "lr_scheduler"))
     with pytest.raises(ConfigError, match="over 2 GPUs by DataParallel.*or set CUDA_VISIBLE_DEVICES"):
-        swarm.on_train_begin(args, TrainerState(), TrainerControl(), **kept)
+        swarm.on_train_begin(args, *runs.unstarted(), **kept)
 
 
-def test_the_best_model_is_not_published_where_nothing_said_that_training_would_end(fakes: Fakes) -> None:
-    swarm, model = GossamerCallback(), nn.Linear(1, 1)
+def test_the_best_model_is_not_published_where_nothing_said_that_training_would_end(
+    runs: ModuleType, fakes: Fakes
+) -> None:
+    swarm, model = runs.GossamerCallback(), nn.Linear(1, 1)
     swarm._attach(model, [AdamW(model.parameters())])
     ends_with_the_best = SimpleNamespace(load_best_model_at_end=True)
-    swarm.on_train_end(ends_with_the_best, TrainerState(), TrainerControl())
+    swarm.on_train_end(ends_with_the_best, *runs.unstarted())
     assert fakes.peer.ends == ["abandon"]
 
 
-def test_an_argument_that_attach_does_not_have() -> None:
+def test_an_argument_that_attach_does_not_have(runs: ModuleType) -> None:
     for wrong in ({"tokens": 5}, {"schedule": 0.5}):
         with pytest.raises(TypeError, match="takes a function of"):
-            GossamerCallback(**wrong)  # type: ignore[arg-type]
+            runs.GossamerCallback(**wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="jion"):
-        GossamerCallback(jion=["host:1"])  # type: ignore[call-arg]
+        runs.GossamerCallback(jion=["host:1"])  # type: ignore[call-arg]
 
 
 @pytest.mark.slow
@@ -356,13 +268,13 @@ def test_without_transformers_one_line_says_what_to_install(tmp_path: Path) -> N
 
 
 async def test_adapters_on_a_frozen_model_are_all_that_is_shared(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    runs: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A real peer: the head is tied to the embedding, and of the layer only a low-rank part is trained."""
-    model = small_llama()
+    model = runs.small_llama()
     model.model.layers[0].requires_grad_(False)
     projection = model.model.layers[0].self_attn
-    projection.q_proj = nn.Sequential(projection.q_proj, LowRank(8, 2))
+    projection.q_proj = nn.Sequential(projection.q_proj, runs.LowRank(8, 2))
     frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
     manifest = describe(model, name="t", codec="exact", every_steps=2, fragments=1)
     assert {spec.name: spec.averaging for spec in manifest.layout.tensors} == {
@@ -381,7 +293,7 @@ async def test_adapters_on_a_frozen_model_are_all_that_is_shared(
 
         monkeypatch.setattr(Peer, "attach", attach)
         await daemon.offer(0, phi)
-        trainer = trainer_of(tmp_path, GossamerCallback(finish=False), model=model, max_steps=3)
+        trainer = runs.trainer_of(tmp_path, runs.GossamerCallback(finish=False), model=model, max_steps=3)
         await asyncio.to_thread(trainer.train)
         assert daemon.seen[:1] == [1], "a delta after two steps"
     assert all(torch.equal(dict(model.named_parameters())[name], was) for name, was in frozen.items())
@@ -401,8 +313,10 @@ async def test_adapters_on_a_frozen_model_are_all_that_is_shared(
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_whatever_the_trainer_does(fakes: Fakes, tmp_path: Path, options: dict[str, Any]) -> None:
-    trainer = trainer_of(tmp_path, GossamerCallback(), max_steps=6, **options)
+def test_whatever_the_trainer_does(
+    runs: ModuleType, fakes: Fakes, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    trainer = runs.trainer_of(tmp_path, runs.GossamerCallback(), max_steps=6, **options)
     trainer.train()
     assert [tokens for tokens, _ in fakes.peer.steps] == [14, 23, 7] * 2
     logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -411,11 +325,12 @@ def test_whatever_the_trainer_does(fakes: Fakes, tmp_path: Path, options: dict[s
 
 
 @pytest.mark.slow
-def test_an_early_stop_by_somebody_else(fakes: Fakes, tmp_path: Path) -> None:
-    trainer = trainer_of(
+def test_an_early_stop_by_somebody_else(runs: ModuleType, fakes: Fakes, tmp_path: Path) -> None:
+    early = pytest.importorskip("transformers").EarlyStoppingCallback(early_stopping_patience=1)
+    trainer = runs.trainer_of(
         tmp_path,
-        GossamerCallback(),
-        callbacks=[EarlyStoppingCallback(early_stopping_patience=1)],
+        runs.GossamerCallback(),
+        callbacks=[early],
         max_steps=50,
         learning_rate=0.0,
         eval_strategy="steps",

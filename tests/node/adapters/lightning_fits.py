@@ -1,0 +1,107 @@
+"""What `test_lightning` trains. It lies apart, since to import Lightning takes seconds of every process that
+collects tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from gossamer.node.adapters.lightning import GossamerCallback
+from tests.node.adapters.fake_peer import Fakes
+
+
+class Regression(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 1)
+        self.losses: list[float] = []
+        """Of each micro-batch."""
+        self.raises: BaseException | None = None
+        """What to raise in the third one."""
+
+    def loss(self, batch: list[Tensor]) -> Tensor:
+        inputs, targets = batch
+        return (self.layer(inputs) - targets).square().mean()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        if self.raises is not None and batch_idx == 2:
+            raise self.raises
+        loss = self.loss(batch)
+        self.losses.append(float(loss.detach()))
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1e-2)
+
+
+class TwoOptimizers(Regression):
+    """Steps by hand: the first optimizer on every batch, the second on every other one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:  # type: ignore[override]
+        for optimizer in self.optimizers()[: 1 + batch_idx % 2]:
+            loss = self.loss(batch)
+            self.manual_backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD([parameter], lr=1e-2) for parameter in self.parameters()]
+
+
+class WithScheduler(Regression):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=1e-2)
+        return [optimizer], [torch.optim.lr_scheduler.ConstantLR(optimizer)]
+
+
+class Normed(Regression):
+    """Keeps its parameters as they are after each step, for as long as it is in the swarm."""
+
+    def __init__(self, fakes: Fakes, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.fakes = norm, fakes
+        self.trained: list[Tensor] = []
+
+    def loss(self, batch: list[Tensor]) -> Tensor:
+        inputs, targets = batch
+        return (self.layer(self.norm(inputs)) - targets).square().mean()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if not self.fakes.peer.ends:
+            self.trained = [parameter.detach().clone() for parameter in self.parameters()]
+
+
+class PassesOver(Regression):
+    """Has nothing to learn from in the second of three batches."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor | None:  # type: ignore[override]
+        return None if batch_idx % 3 == 1 else super().training_step(batch, batch_idx)
+
+
+def fit(folder: Path, module: Any, swarm: GossamerCallback, before: Any = (), **options: Any) -> Any:
+    """Train on 10 samples, in batches of 4, 4 and 2."""
+    inputs = torch.arange(30.0).view(10, 3) / 30
+    loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=4)
+    trainer = pl.Trainer(
+        default_root_dir=folder,
+        accelerator="cpu",
+        devices=1,
+        callbacks=[*before, swarm],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+    trainer.fit(module, loader)
+    return trainer
