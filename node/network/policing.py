@@ -167,8 +167,9 @@ class Policing:
             log.warning("%s is let in again", short(key) if isinstance(key, bytes) else key)
 
     def _said_last(self, who: str) -> bool:
-        """Log what was counted of one peer, if anything was."""
-        complaint = self._complaints[who if who in self._complaints else OTHERS]
+        """Log what was counted of one peer, or of all others together with it, if anything was."""
+        who = who if who in self._complaints else OTHERS
+        complaint = self._complaints[who]
         if not complaint.unsaid:
             return False
         log.warning("%s (%d more times) %s", who, complaint.unsaid, complaint.last)

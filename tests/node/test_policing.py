@@ -97,6 +97,18 @@ def test_a_thousand_keys_are_a_few_lines(watch: Watch) -> None:
     assert watch.policing.blamed == 1000
 
 
+def test_what_many_did_is_not_counted_against_the_one_that_is_turned_away(watch: Watch) -> None:
+    for number in range(40):
+        watch.policing.blame(sha256(bytes([number])).digest(), "garbage", Offence.MALFORMED)
+    for _ in range(5):
+        watch.policing.blame(BAD, "signature does not hold", Offence.SIGNATURE)
+    assert watch.turned_away == [BAD]
+    assert watch.lines[-2:] == [
+        "other peers (28 more times) misbehaved: signature does not hold",
+        f"{short(BAD)} is turned away for about 5 min: it misbehaved too often",
+    ]
+
+
 def test_one_key_that_links_itself_again_and_again_has_to_wait(watch: Watch) -> None:
     answers = [watch.policing.refusal(BAD) for _ in range(30)]
     assert answers.count(None) == limits.HANDSHAKES_PER_NODE_BURST
