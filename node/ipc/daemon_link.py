@@ -29,6 +29,9 @@ RECONNECT_S = 0.5
 TELL_AFTER_S = 30.0
 """How long nobody has answered before that is said."""
 
+_AT_ONCE = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
+"""The second for scripts that take SIGPIPE as the system means it: a daemon's death would end them."""
+
 OUTDATED = (
     "the node's daemon is of another release of Gossamer than this process, which loaded an earlier one"
 )
@@ -274,8 +277,11 @@ class DaemonLink:
 
 
 def _leave(connection: socket.socket, frame: bytes) -> bool:
-    """Put a frame into the socket's buffer without waiting; returns whether there was room for it."""
+    """Put a frame into the socket's buffer without waiting; returns whether there was room for it.
+
+    Raises OSError once the daemon has died.
+    """
     try:
-        return connection.send(frame, socket.MSG_DONTWAIT) == len(frame)
+        return connection.send(frame, _AT_ONCE) == len(frame)
     except BlockingIOError:
         return False

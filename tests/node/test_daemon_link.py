@@ -10,6 +10,8 @@ import errno
 import gc
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -423,6 +425,25 @@ async def test_an_unacknowledged_delta_is_signed_exactly_once(daemon: FakeDaemon
         publish(link, 4, b"next")
         await until(lambda: 4 in daemon.signed)
         assert daemon.seen.count(3) == (1 if stored else 2), "never again"
+
+
+@pytest.mark.skipif(not hasattr(socket, "MSG_NOSIGNAL"), reason="the system has no such flag")
+def test_a_script_that_takes_sigpipe_as_it_is_meant_outlives_its_daemon() -> None:
+    """As those do that are to end quietly with what they are piped into."""
+    script = """
+import signal, socket
+from gossamer.node.ipc.daemon_link import _leave
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+ours, daemons = socket.socketpair()
+daemons.close()
+try:
+    _leave(ours, b"frame")
+except BrokenPipeError:
+    print("goes on")
+"""
+    command = [sys.executable, "-c", script]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout) == (0, "goes on\n"), ran.stderr
 
 
 async def test_a_delta_encoded_while_the_daemon_was_replaced_is_not_lost(daemon: FakeDaemon) -> None:
