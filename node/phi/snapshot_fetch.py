@@ -107,7 +107,8 @@ class SnapshotFetch:
         return len(chunk_sizes(self._core.layout.snapshot_bytes))
 
     async def go_on(self, claim: Claim) -> bool:
-        """Ask for what is missing of a snapshot, read what is here; returns whether that is all of it.
+        """Ask for what is missing of a snapshot, read what is here; returns whether that is all of it, and it
+        is wanted still.
 
         One that cannot be used is given up.
         """
@@ -128,7 +129,8 @@ class SnapshotFetch:
         if self._reader is None or self._reader.root != claim.root:
             self._reader = None  # before there is memory for another
             self._reader = snapshots.SnapshotReader(claim.root, size, self._chunks)
-        return await asyncio.to_thread(self._reader.read_on) and not lacking
+        is_read = await asyncio.to_thread(self._reader.read_on)
+        return is_read and not lacking and self._is_wanted(claim)
 
     def take(self) -> Ints:
         """Phi, int32[numel], of the snapshot of which all has been read. It is the caller's from now on."""

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gossamer.node.phi import snapshot_fetch
+from gossamer.node.phi import snapshot_fetch, snapshots
 from gossamer.node.phi.snapshot_fetch import SnapshotFetch
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.claims import Claim
@@ -84,6 +84,28 @@ async def test_what_the_core_no_longer_adopts_does_not_hold_up_sealing(world: Wo
     sealing.adopt(None)
     await sealing.archive._one_thing()
     assert sealing.shelf.claims[0].round == 4 and sealing.archive.progress() is None
+
+
+async def test_what_the_core_gives_up_while_it_is_read_is_not_adopted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large model that lies here already is read for minutes, and its claim may be gone by then."""
+    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
+    claim = fetching.claim(b"A", b"B", b"C")
+    read_on = snapshots.SnapshotReader.read_on
+
+    def slowly(reader: snapshots.SnapshotReader) -> bool:
+        is_read = read_on(reader)
+        fetching.adopt(None)
+        return is_read
+
+    monkeypatch.setattr(snapshots.SnapshotReader, "read_on", slowly)
+    own = fetching.shelf.claims
+    fetching.adopt(claim)
+    await fetching.look()
+    await fetching.look()
+    assert fetching.shelf.claims == own and not fetching.told
+    assert fetching.archive.progress() is None
 
 
 @pytest.mark.parametrize("is_adopted", [True, False])
