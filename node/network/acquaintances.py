@@ -47,12 +47,17 @@ class Acquaintances:
         more while there is room, in no order that a member could choose: a few that one liar made up, with
         many addresses each, could be all that we know.
         """
+        self._write(self._contacts())
+
+    def _contacts(self) -> list[str]:
         # Anchors we chose long ago: nobody can have put them there since.
         found = dict.fromkeys((*self._core.links.anchors(), *self._others()))
-        contacts = [str(Contact(address, node_id)) for address, node_id in found]
+        return [str(Contact(address, node_id)) for address, node_id in found][:REMEMBERED_MAX]
+
+    def _write(self, contacts: list[str]) -> None:
         try:
             if contacts:
-                self._home.write_peers(contacts[:REMEMBERED_MAX])
+                self._home.write_peers(contacts)
         except OSError as error:
             if self._seldom.is_due(error.errno, time.monotonic()):
                 log.warning("cannot write down our peers' addresses: %s", error.strerror)
@@ -72,9 +77,12 @@ class Acquaintances:
         return firsts + more
 
     async def run(self) -> None:
-        """Remember soon, for we may not live long, and then ever more rarely, until cancelled."""
+        """Remember soon, for we may not live long, and then ever more rarely, until cancelled.
+
+        In a thread: a disk that hangs holds nobody up.
+        """
         interval = REMEMBER_FIRST_S
         while True:
             await asyncio.sleep(interval)
-            self.remember()
+            await asyncio.to_thread(self._write, self._contacts())
             interval = min(2 * interval, REMEMBER_INTERVAL_S)

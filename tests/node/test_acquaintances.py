@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,14 @@ async def test_whoever_does_not_live_long_remembers_too(
     monkeypatch.setattr("gossamer.node.network.acquaintances.REMEMBER_FIRST_S", 0.01)
     home = Home(tmp_path)
     core = new_core(home)
+    written_by: set[int] = set()
+    write = home.write_peers
+
+    def noted(contacts: Sequence[str]) -> None:
+        written_by.add(threading.get_ident())
+        write(contacts)
+
+    monkeypatch.setattr(home, "write_peers", noted)
     task = asyncio.create_task(Acquaintances(home, core).run())
     try:
         author = builders.identity(1)
@@ -75,6 +85,7 @@ async def test_whoever_does_not_live_long_remembers_too(
             while not home.read_peers():
                 await asyncio.sleep(0.01)
         assert whom_to_join((), home) == (Contact("10.0.0.1:7700", author.node_id),)
+        assert threading.get_ident() not in written_by, "a disk that hangs would keep the node from answering"
     finally:
         task.cancel()
 
