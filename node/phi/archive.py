@@ -160,9 +160,9 @@ class Archive:
         await asyncio.sleep(RETRY_S)
 
     async def _one_thing(self) -> None:
-        if self._reach > self._reach_noted:
-            await asyncio.to_thread(self._records.note_reach, self._reach)
-            self._reach_noted = self._reach
+        if (reach := self._reach) > self._reach_noted:
+            await asyncio.to_thread(self._records.note_reach, reach)
+            self._reach_noted = reach  # it may be more by now
         self._fetch.check()
         if self._fetch.may_clear_up:
             await self._drop_others()
@@ -221,6 +221,7 @@ class Archive:
         own_id = self._core.identity.node_id
         merger = await asyncio.to_thread(Merger, self._core.manifest, phi, self._chunks, own_id, base=base)
         await self._merging.begin(merger, claim.round)
+        self._reach = self._reach_noted = 0  # of the history before, and noted no more
         await self._drop_others()
         self._fetch.adopted(claim)
         self._seal_round = claim.round

@@ -478,3 +478,49 @@ async def test_who_goes_back_to_an_earlier_snapshot_closes_nothing_of_what_waite
     assert history.own_last == 191 and history.claims == (winner,)
     assert closed.body.chunks[0] not in chunks
     records.close()
+
+
+async def test_how_far_rounds_were_merged_is_noted_also_by_who_has_gone_back(tmp_path: Path) -> None:
+    """What it had reached alone, far ahead, is of the history that it has given up."""
+    chunks, records = ChunkStore(tmp_path / "chunks"), RecordStore(tmp_path / "ledger.sqlite", SMALL.swarm_id)
+    core = core_with(Ledger())
+    merging = Merging(core, SimpleNamespace(attached=False, attachments=0), lambda blob: None)  # type: ignore[arg-type]
+    shelf = SnapshotShelf(chunks, LAYOUT.snapshot_bytes)
+    archive = Archive(core, merging, chunks, records, shelf, lambda event: None)
+    await merging.begin(Merger(SMALL, np.zeros(LAYOUT.numel, np.int32), chunks, OWN))
+
+    async def merged(round_: int) -> int:
+        """As `Merging` tells of it; returns what the next start is told."""
+        merging.schedule.merged(round_)
+        archive._note_merged(round_)
+        await archive._one_thing()
+        return records.load_history().reach
+
+    assert await merged(191) == 191
+    winner = Claim(30, 12345, bytes([7]) * 32, snapshots.store(np.ones(LAYOUT.numel, np.int32), chunks))
+    core.sealing.adopting = winner
+    archive.adopt(winner)
+    archive._news.set()
+    await archive._one_thing()
+    assert records.load_history().reach == 0
+    assert await merged(33) == 33
+    records.close()
+
+
+async def test_a_round_that_is_merged_as_the_one_before_is_noted_is_noted_too(world: World) -> None:
+    sealing = Sealing(world.merger(), world.chunks)
+    sealing.reach = 5
+    noted: list[int] = []
+
+    def note(round_: int) -> None:
+        noted.append(round_)
+        if round_ == 5:
+            sealing.reach = 6
+            sealing.on_merged(6)
+
+    sealing.archive._records.note_reach = note  # type: ignore[method-assign]
+    sealing.on_merged(5)
+    for _ in range(2):
+        sealing.archive._news.set()  # so that it does not wait for any
+        await sealing.archive._one_thing()
+    assert noted == [5, 6]
