@@ -211,15 +211,17 @@ class Daemon:
                         ("invitation", self.admitting.renewed()),
                     )
                 ]
-                self._begin(host, bound, admin)
-                await self._stopping.wait()
-                until = loop.time() + STOP_GRACE_S + FAREWELL_S
-                if not self.admitting.is_expelled:
-                    await self._take_leave()
-                # Or the next start would not know of it.
-                await self.admitting.kept_all(max(0.0, until - loop.time()))
-                self.transport.close()  # nobody would be here for who still comes
-                self._has_left = True
+                try:
+                    self._begin(host, bound, admin)
+                    await self._stopping.wait()
+                    until = loop.time() + STOP_GRACE_S + FAREWELL_S
+                    if not self.admitting.is_expelled:
+                        await self._take_leave()
+                    # Or the next start would not know of it.
+                    await self.admitting.kept_all(max(0.0, until - loop.time()))
+                    self.transport.close()  # nobody would be here for who still comes
+                finally:
+                    self._has_left = True  # also where a task has failed: the group takes no more of them
                 for task in [*lasting, *self._link_tasks]:
                     task.cancel()
         except BaseExceptionGroup as group:

@@ -318,6 +318,37 @@ async def test_stopping_leaves_no_task_and_no_socket(home: Home) -> None:
     assert not Path(home.socket_path()).exists()
 
 
+async def test_a_daemon_that_an_error_ends_begins_nothing_more(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its links take a moment to close, and what still comes over them would have it dial, say."""
+    answers: list[list[fx.Effect]] = []
+    with pytest.raises(StorageError, match="failed"):
+        async with started(home) as (daemon, task):
+            await until(lambda: daemon.merging.ready)
+            handle = daemon.core.handle
+
+            def dials(event: fx.Event, now: float) -> list[fx.Effect]:
+                return [fx.Dial("127.0.0.1:1", None)] if isinstance(event, fx.Paused) else handle(event, now)
+
+            async def link() -> None:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    await asyncio.sleep(0.01)
+                    answers.append(daemon.dispatch(fx.Paused()))
+
+            async def fails() -> None:
+                raise StorageError("failed")
+
+            monkeypatch.setattr(daemon.core, "handle", dials)
+            daemon.spawn(link())
+            await asyncio.sleep(0)
+            daemon.spawn(fails())
+            await asyncio.wait([task], timeout=10)
+    assert answers == [[]]
+
+
 async def test_a_node_that_still_writes_its_chronicle_takes_nobody_in(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
