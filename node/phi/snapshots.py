@@ -237,6 +237,7 @@ class SnapshotShelf:
             for place, known in enumerate(older)
             if place < KEPT - 1 or now - self._used.get(known.root, -LEASE_S) < LEASE_S
         ][: CLAIMS_MAX - 1]
+        self._used = {known.root: self._used[known.root] for known in kept if known.root in self._used}
         return tuple(kept)
 
     def restore(self, claims: Iterable[Claim]) -> None:

@@ -174,6 +174,14 @@ def test_chunks_that_two_snapshots_share_survive_the_older(chunks):
     assert all(snapshots.missing(claim.root, TOTAL, chunks) == () for claim in shelf.claims)
 
 
+def test_when_snapshots_were_asked_for_is_known_of_those_that_are_kept_only(chunks):
+    shelf = SnapshotShelf(chunks, TOTAL)
+    for n in range(1, 3 * CLAIMS_MAX):
+        claim, _ = add(shelf, chunks, 16 * n, n)
+        shelf.touch(claim.root)
+        assert len(shelf._used) <= CLAIMS_MAX
+
+
 @pytest.mark.parametrize("size", [0, 399, 401, CHUNK_BYTES_MAX])
 def test_an_index_of_chunks_of_other_sizes_is_refused(chunks, size):
     """A liar may list what is here already as part of something else."""
