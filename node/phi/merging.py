@@ -251,6 +251,7 @@ class Merging:
 
     async def _merge(self, round_: int) -> None:
         assert self._merger is not None
+        merger = self._merger
         if round_ <= self._core.ledger.floor:  # closed while the rounds before it were merged
             return
         has_waited = self.schedule.take(round_)
@@ -259,6 +260,8 @@ class Merging:
         before, was_sound = self._merger.version, fragment.index not in self._merger.diverged
         try:
             async with self._busy:
+                if merger is not self._merger:  # begun anew: what is to be merged into that is looked at anew
+                    return
                 if not has_waited and await self._are_outliers(round_, deltas):
                     self._hold_back(round_, deltas)
                     return

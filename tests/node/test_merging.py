@@ -54,6 +54,22 @@ async def test_who_asks_for_the_digest_all_the_time_holds_nothing_up(
     assert await setup.merging.recent_digest() == await setup.merging.digest()
 
 
+async def test_what_was_due_before_it_began_anew_waits_until_the_swarm_is_there(setup: Setup) -> None:
+    """A lone node that ran ahead takes over a snapshot of where the others are."""
+    await setup.merging.begin(setup.merger)
+    ahead = [delta for delta in setup.world.deltas if delta.round == 6]
+    async with setup.merging._busy:  # somebody asks for the digest, say
+        begins = asyncio.create_task(setup.merging.begin(setup.world.merger()))
+        await asyncio.sleep(0)
+        setup.arrive(*ahead)
+        await until(lambda: not setup.merging.schedule.unmerged)
+        setup.core.clock = setup.core.horizon = 1
+    await begins
+    await setup.merging.digest()
+    assert setup.merged == [] and setup.merging.reach == 0
+    assert setup.merging.schedule.waiting(6) == [6]
+
+
 async def test_what_arrives_together_is_merged_together(setup: Setup) -> None:
     await setup.merging.begin(setup.merger)
     setup.arrive(*[delta for delta in setup.world.deltas if delta.round in (1, 2)])
