@@ -141,6 +141,10 @@ class TrainerPort:
             connection.close()
             self._shared.close()
             return
+        except BaseException:  # another trainer has come already
+            connection.close()
+            self._shared.close()
+            raise
         try:
             writer.write(welcome[control.LENGTH_BYTES :])
             async with asyncio.timeout(WELCOME_S):

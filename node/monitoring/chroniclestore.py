@@ -105,10 +105,8 @@ class ChronicleStore:
                 return []
 
     def between(self, first: int, last: int, rounds_max: int, entries_max: int) -> list[Round]:
-        """The newest rounds kept from one to another, descending, as `at_most` has it.
-
-        None if they cannot be read.
-        """
+        """The newest rounds kept from one to another, descending, as `at_most` has it; none if they cannot be
+        read."""
         query = f"SELECT {_COLUMNS} FROM rounds WHERE round BETWEEN ? AND ? ORDER BY round DESC"
         with self._lock:
             try:
