@@ -168,4 +168,9 @@ async def test_the_dashboard_asks_for_metrics_that_exist(tmp_path: Path) -> None
         assert asked <= known, f"{asked - known} in {query}"
         own = "gossamer_round" not in asked or re.search(r' and .*gossamer_state\{.*state="training"', query)
         assert own, f"nodes that do not train have no round of their own: {query}"
+    for panel in dashboard["panels"]:
+        if panel["type"] == "table":  # of a range Grafana shows one series at a time, a row for each moment
+            assert all(target["format"] == "table" and target["instant"] for target in panel["targets"])
+        asked = " ".join(target["expr"] for target in panel["targets"])
+        assert "CPU" not in panel["title"] or "process_cpu_seconds_total" in asked
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
