@@ -311,10 +311,18 @@ class Swim:
             elif member.since < suspected_since:
                 self._roster.judge(member.peer.node_id, Health.DOWN, now)
                 self._suspected[member.peer.node_id] = now
-                effects.append(Notice(f"{member.label} is down"))
+                effects += _said("is down", member)
             elif told_before <= member.since < tell_before:  # the first answers have not cleared it up
-                effects.append(Notice(f"{member.label} does not answer"))
+                effects += _said("does not answer", member)
         return effects
+
+
+def _said(what: str, member: Member) -> list[Effect]:
+    """A line for people; none of somebody of whom we have only been told, who may have been gone by then.
+
+    Who comes (back) to a swarm is told of all that have gone within a day, hundreds maybe.
+    """
+    return [] if member.is_hearsay else [Notice(f"{member.label} {what}")]
 
 
 def _are_linked(one: Member | None, other: Member | None) -> bool:

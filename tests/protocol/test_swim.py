@@ -391,6 +391,19 @@ def test_a_doubt_that_comes_with_the_first_row_of_somebody_is_believed():
     assert bench.health(7) is Health.SUSPECT
 
 
+def test_nothing_is_said_of_those_who_were_gone_when_we_were_told_of_them():
+    """A node that starts again is told of all that have gone within a day: two lines of each are a flood."""
+    bench = Bench(3)
+    for number in (7, 8):
+        bench.row(number, 1, bench.now)
+        bench.machine.suspicion(2, Suspect(IDS[number], 1, 1), bench.now)
+    bench.row(8, 2, bench.now + 1)
+    lines = _lines(bench.pass_time(30.0))
+    assert bench.health(7) is bench.health(8) is Health.DOWN
+    label = bench.roster.get(IDS[8]).label
+    assert lines == [f"{label} does not answer", f"{label} is down"], "of the one that has shown itself"
+
+
 def test_a_row_that_may_be_the_last_clears_nobody_of_a_suspicion():
     bench = Bench(3)
     bench.now += limits.HEARTBEAT_INTERVAL_S + 0.1
