@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gossamer.node.dashboard.shown import harmless_line
+from gossamer.node.monitoring.status import GONE
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 CHART_ROWS_MAX = 16
@@ -323,7 +324,7 @@ def sorted_members(members: list[dict[str, Any]], by: str) -> list[dict[str, Any
     """Ourselves first, those that are gone last unless sorted by something else."""
     names = {member["id"]: _natural(member["name"].lower() or member["id"]) for member in members}
     keys: dict[str, Any] = {
-        "name": lambda m: (not m["self"], names[m["id"]]),
+        "name": lambda m: (not m["self"], m["health"] in GONE, names[m["id"]]),
         "round": lambda m: (-m["round"], names[m["id"]]),
         "tokens/s": lambda m: (-m["tokens_per_s"], names[m["id"]]),
         "loss": lambda m: (m["loss"] or float("inf"), names[m["id"]]),

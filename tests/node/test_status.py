@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from gossamer.node.dashboard.admin_state import admin_state
 from gossamer.node.monitoring.status import one_line
 from gossamer.protocol import limits
+from gossamer.protocol.membership.roster import Health
 from tests.node.daemons import facts, founded, get, joining, publish, report, running, training
 from tests.node.trainer_side import until
+from tests.protocol import builders
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "status.md"
 ROW = re.compile(r"^\| `([a-z_.\[\]]+)` \| ([a-z ]+) \|", re.MULTILINE)
@@ -67,6 +70,18 @@ async def test_the_documented_fields_are_the_actual_ones(tmp_path: Path) -> None
         assert any(isinstance(value, TYPES[kind]) for kind in kinds), (path, value, kinds)
         assert not isinstance(value, bool) or "boolean" in kinds, path
     assert status["members"][0]["conduct"].keys() == status["conduct"].keys()
+
+
+async def test_members_that_are_gone_come_last(tmp_path: Path) -> None:
+    first = founded(tmp_path / "a")
+    async with running(first) as daemon:
+        roster = daemon.core.roster
+        for number, health in enumerate((Health.LEFT, Health.DOWN, Health.SUSPECT, Health.ALIVE), 1):
+            row = builders.row(builders.identity(number), name=f"n{number}")
+            roster.update(row, time.monotonic())
+            roster.judge(row.node_id, health, time.monotonic())
+        _, _, status = await get(first, "/status")
+    assert [member["name"] for member in status["members"]] == ["n3", "n4", "n1", "n2"]
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def test_orders() -> None:
     ]
     orders = {by: [int(m["id"][:2], 16) for m in sorted_members(members, by)] for by in SORTS}
     assert orders == {
-        "name": [0, 3, 1, 2],
+        "name": [0, 3, 2, 1],
         "round": [3, 2, 1, 0],
         "tokens/s": [3, 2, 1, 0],
         "loss": [3, 2, 1, 0],

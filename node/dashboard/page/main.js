@@ -22,7 +22,7 @@ function showState() {
   threads.update(state);
   inspector.show(state, focus);
   matrix.update(state);
-  members.update([...state.members].sort(memberOrder));
+  members.update([...state.members].sort((a, b) => isLive(b) - isLive(a) || memberOrder(a, b))); // those that are gone last
   links.update(state.links);
   setText(byId("members-summary"), plural(state.members.length, "member") + (state.swarm.admission === "open" ? ", open to anybody" : state.swarm.admission === "invited" ? ", by invitation" : ""));
   setHidden(byId("links-table"), !state.links.length);
