@@ -9,7 +9,6 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +17,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gossamer.node.training.checkpoint import CHECKSUM, VERSION, Progress, checksum, checksums_of
-from gossamer.node.training.innerstate import kinds, names, options, restore_inner, state_keepers
+from gossamer.node.training.innerstate import (
+    is_sound,
+    kinds,
+    names,
+    options,
+    restore_inner,
+    state_keepers,
+)
 from gossamer.node.training.outer import OuterLoop
 
 _NOT_AS_WRITTEN = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
@@ -110,7 +116,7 @@ def _take_up_inner(
         return _begins_afresh(_OTHER.format("groups"))
     if _is_torn(keepers, places, keys):
         return _begins_afresh("the inner optimizer's saved state is torn")
-    if not _is_sound(tensors, learnt):
+    if not is_sound(tensors, learnt):
         return False
     dtypes: list[str] = json.loads(metadata.get("dtypes", "[]"))
     trained_as = [dtypes[place] for place in places if place < len(dtypes)]
@@ -187,18 +193,3 @@ def _is_torn(
         if any(one < other for kept in alike.values() for one in kept for other in kept):
             return True
     return False
-
-
-def _is_sound(tensors: Mapping[str, Tensor], learnt: Sequence[Mapping[str, float]]) -> bool:
-    """Whether the inner state is finite.
-
-    One that diverged since the last delta would make the model diverge again, at any learning rate.
-    """
-    inner = (tensor for name, tensor in tensors.items() if name.startswith("inner/"))
-    numbers = (number for numbers in learnt for number in numbers.values())
-    return all(map(_is_finite, inner)) and all(map(isfinite, numbers))
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """Whether all values are; those of a byte are taken to be, for torch cannot tell of all such dtypes."""
-    return tensor.itemsize == 1 or bool(tensor.isfinite().all())

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from itertools import chain, count
+from math import isfinite
 from numbers import Integral, Real
 from typing import Any
 
@@ -115,6 +116,21 @@ def inner_state(optimizers: Sequence[torch.optim.Optimizer]) -> Inner | None:
                     return None
         start += len(_parameters(optimizer))
     return Inner(tensors, plain, learnt)
+
+
+def is_sound(tensors: Mapping[str, Tensor], learnt: Sequence[Mapping[str, float]]) -> bool:
+    """Whether an inner state is finite; `tensors` may hold others besides.
+
+    One that diverged would make the model diverge again, at any learning rate.
+    """
+    inner = (tensor for name, tensor in tensors.items() if name.startswith("inner/"))
+    numbers = (number for numbers in learnt for number in numbers.values())
+    return all(map(_is_finite, inner)) and all(map(isfinite, numbers))
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether all values are; those of a byte are taken to be, for torch cannot tell of all such dtypes."""
+    return tensor.itemsize == 1 or bool(tensor.isfinite().all())
 
 
 def _learnt(optimizer: torch.optim.Optimizer) -> list[dict[str, float]] | None:

@@ -21,7 +21,7 @@ from gossamer.node.training.checkpointreader import restore
 from gossamer.node.training.checkpointwriter import CheckpointWriter
 from gossamer.node.training.idle import IdleWatch
 from gossamer.node.training.incoming import Incoming
-from gossamer.node.training.innerstate import state_keepers
+from gossamer.node.training.innerstate import inner_state, is_sound, state_keepers
 from gossamer.node.training.interrupts import held_back
 from gossamer.node.training.outer import OuterLoop
 from gossamer.node.training.parameters import Binding
@@ -95,6 +95,8 @@ class Leader(Role):
             self.progress, self.resumed = restored
             if self.team.size > 1 and self.progress.steps:
                 log.info("of several ranks no inner optimizer's state is kept: it begins afresh")
+        if not self.resumed:
+            self._warn_of_an_inner_state_that_diverged()
         word = self._agree(done=DONE)
         self.begun_at = time.perf_counter()
         self._published_at = time.monotonic()
@@ -267,6 +269,16 @@ class Leader(Role):
         round_ = max(self._link.own_last + 1, clock)
         window = self._outer.fragments[round_ % len(self._outer.fragments)].window
         return round_ if window.steps > 0 and round_ <= clock + 1 else None
+
+    def _warn_of_an_inner_state_that_diverged(self) -> None:
+        """A notebook, say, may give the optimizer that its last peer has diverged with."""
+        keepers = state_keepers(self._saved_optimizers)
+        inner = inner_state(keepers) if keepers else None
+        if inner is not None and not is_sound(inner.tensors, inner.learnt):
+            log.warning(
+                "the inner optimizer holds values that are not finite, as after training that diverged, and"
+                " its next step would spoil the model: leave, make the optimizer anew, and attach again"
+            )
 
     def _warn_of_a_loop_without_steps(self) -> None:
         if not self._has_stepped and self.team.size == 1 and self._outer.has_moved:
