@@ -117,7 +117,7 @@ def _take_up_inner(
     if _is_torn(keepers, places, keys):
         return _begins_afresh("the inner optimizer's saved state is torn")
     if not is_sound(tensors, learnt):
-        return False
+        return _begins_afresh("the inner optimizer's saved state is not finite")
     dtypes: list[str] = json.loads(metadata.get("dtypes", "[]"))
     trained_as = [dtypes[place] for place in places if place < len(dtypes)]
     if not restore_inner(keepers, tensors, plain, places, trained_as):

@@ -204,7 +204,7 @@ def test_a_state_as_earlier_releases_wrote_it_is_taken_up(saved, keys):
     assert restore(path, again, [fresh]) == (Progress(8, 16), True)
 
 
-def test_an_inner_optimizer_that_diverged_begins_afresh(tmp_path):
+def test_an_inner_optimizer_that_diverged_begins_afresh_with_a_line(tmp_path, caplog):
     _, outer, optimizer = trained()
     next(iter(optimizer.state.values()))["exp_avg"][0] = float("nan")
     path = tmp_path / "trainer.safetensors"
@@ -212,6 +212,7 @@ def test_an_inner_optimizer_that_diverged_begins_afresh(tmp_path):
     _, again, fresh = make(seed=1)
     assert restore(path, again, [fresh]) == (Progress(8, 16), False)
     assert not fresh.state_dict()["state"]
+    assert "saved state is not finite: it begins afresh" in caplog.text
 
 
 def test_a_state_that_was_saved_within_a_first_step_begins_afresh_with_a_line(tmp_path, caplog):
