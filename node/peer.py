@@ -231,8 +231,8 @@ class Peer(Standing):
     def step(self, tokens: SupportsInt, loss: SupportsFloat | Tensor) -> int | None:
         """Note an inner step; apply and publish what is due. Returns the round published, if any.
 
-        Call it once per step of the optimizer, not per micro-batch, and never between a backward pass and
-        that step. Of several ranks all call it.
+        Call it once per step of the optimizer, not per micro-batch, and never between a forward pass, its
+        backward pass and that step. Of several ranks all call it.
 
         Args:
             tokens: tokens (or samples, always the same unit) that this step trained on, on this rank; a
