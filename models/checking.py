@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -10,7 +11,7 @@ from torch import nn
 from gossamer.models.errors import TaskError
 from gossamer.models.guarded import explaining
 from gossamer.models.inner_optimizer import InnerOptimizer
-from gossamer.models.task import Batch, DataStream, Task, named_tensors
+from gossamer.models.task import Batch, DataStream, Task, local_tensors, named_tensors
 
 _STREAM = DataStream(seed=0, node_id=b"trial")
 
@@ -38,7 +39,30 @@ def build_again(task: Task, seed: int, model: nn.Module) -> nn.Module:
                 f"build_model gives other values for {name!r} each time it is called with the same seed: draw"
                 " them from torch's generator, or from one that you seed"
             )
+    _check_local(local_tensors(model, first), local_tensors(again, first))
     return again
+
+
+def _check_local(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> None:
+    """Raise TaskError if frozen parameters or buffers differ: nodes would train different functions."""
+    for name, tensor in first.items():
+        if name in second and not _are_same_bits(tensor, second[name]):
+            raise TaskError(
+                f"build_model gives other values for {name!r} each time it is called with the same seed, and"
+                " what is not trained is not shared: draw them from torch's generator, or from one that you"
+                " seed, or load them from a file"
+            )
+
+
+def _are_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """NaN is like itself. What has no plain bytes, as some quantised weights have none, is not compared."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    try:
+        views = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in (one, other)]
+        return torch.equal(*views)
+    except (RuntimeError, NotImplementedError):
+        return True
 
 
 def _are_one_memory(one: nn.Parameter, other: nn.Parameter) -> bool:

@@ -244,21 +244,28 @@ def named_tensors(model: nn.Module, *, frozen: bool = False) -> list[tuple[str, 
     return list(plain.items()) if len(plain) == len(found) else found
 
 
-def local_names(model: nn.Module, shared: Collection[str]) -> list[str]:
+def local_tensors(model: nn.Module, shared: Collection[str]) -> dict[str, Tensor]:
     """What belongs to a model besides the parameters that a swarm shares, by name: each node has its own.
 
     Frozen parameters, and those buffers of floating-point numbers that its state_dict holds. Whatever else a
     model needs, it computes when it is made.
     """
     model = _unwrapped(model)
-    frozen = [name for name, parameter in named_tensors(model, frozen=True) if not parameter.requires_grad]
+    local: dict[str, Tensor] = {
+        name: parameter
+        for name, parameter in named_tensors(model, frozen=True)
+        if not parameter.requires_grad
+    }
     kept = model.state_dict().keys()
-    buffers = [
-        _COMPILED.sub("", name)
-        for name, buffer in model.named_buffers()
-        if buffer.is_floating_point() and name in kept
-    ]
-    return [name for name in frozen + buffers if name not in shared]
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point() and name in kept:
+            local[_COMPILED.sub("", name)] = buffer
+    return {name: tensor for name, tensor in local.items() if name not in shared}
+
+
+def local_names(model: nn.Module, shared: Collection[str]) -> list[str]:
+    """The names of `local_tensors`."""
+    return list(local_tensors(model, shared))
 
 
 @contextlib.contextmanager

@@ -63,6 +63,18 @@ def test_a_good_task_takes_its_step_on_a_model_of_its_own(task_folder: Path) -> 
             " return m",
             "build_model returns the same model each time, or parts of it ('weight'): build a new one",
         ),
+        (
+            MODEL,
+            "import random; m = nn.Linear(8, 1); nn.init.constant_(m.bias, random.random());"
+            " m.bias.requires_grad_(False); return m",
+            "other values for 'bias' each time it is called with the same seed, and what is not trained is",
+        ),
+        (
+            MODEL,
+            "import random; m = nn.Linear(8, 1); m.register_buffer('p', torch.tensor(random.random()));"
+            " return m",
+            "other values for 'p' each time it is called with the same seed, and what is not trained is",
+        ),
         (LOSS, "return model(inputs).mean() / 0", "the loss of the first batch is "),
         (LOSS, "return torch.ones((), requires_grad=True).square()", "no parameter has a gradient"),
         (
@@ -125,6 +137,17 @@ SPARSE = """class Rows(nn.Module):
 )
 def test_layers_may_be_frozen_and_averages_swapped_in_and_out(task_folder: Path, old: str, new: str) -> None:
     try_out(task_folder, old, new)
+
+
+@pytest.mark.parametrize("buffer", ["torch.rand(3)", "torch.tensor(torch.nan)", "torch.zeros(0)"])
+def test_buffers_may_hold_what_is_alike_each_time(task_folder: Path, buffer: str) -> None:
+    made = f"m = nn.Linear(8, 1); m.register_buffer('p', {buffer}); return m"
+    try_out(task_folder, MODEL, made)
+
+
+def test_what_a_state_dict_does_not_hold_may_be_any_memory(task_folder: Path) -> None:
+    scratch = "m.register_buffer('p', torch.tensor(random.random()), persistent=False)"
+    try_out(task_folder, MODEL, f"import random; m = nn.Linear(8, 1); {scratch}; return m")
 
 
 def test_gradients_may_be_sparse(task_folder: Path) -> None:
