@@ -140,14 +140,14 @@ def test_a_worker_that_imports_the_script_is_no_node(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import multiprocessing\n"
-        "from torch import nn, optim\n"
-        "from gossamer.node import Peer\n"
         "def work(): pass\n"
         "if __name__ == '__main__':\n"
         "    worker = multiprocessing.get_context('spawn').Process(target=work)\n"
         "    worker.start()\n"
         "    worker.join()\n"
         "else:\n"
+        "    from torch import nn, optim\n"
+        "    from gossamer.node import Peer\n"
         "    model = nn.Linear(2, 1)\n"
         "    Peer.attach(model, optim.SGD(model.parameters()), folder='d', join=['127.0.0.1:1'])\n"
     )

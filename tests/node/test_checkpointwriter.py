@@ -4,6 +4,7 @@ import errno
 import gc
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -261,78 +262,60 @@ def test_a_fragment_published_sooner_than_it_is_copied_is_copied_in_larger_share
     writer.close()
 
 
-def test_it_is_written_where_the_main_thread_ended_before_training(tmp_path):
-    """The interpreter then takes no more work for the threads of pools, and waits for the one that trains."""
+def test_it_is_written_where_the_main_thread_has_ended_and_while_the_interpreter_exits(tmp_path):
+    """A script may train in a thread, and another never leave its peer: pools take no more work then."""
     script = f"""
-import threading
+import atexit, threading
 from pathlib import Path
 from gossamer.node.training.checkpoint import Progress
 from gossamer.node.training.checkpointwriter import CheckpointWriter
 from tests.node.checkpoints import trained
 
-path = Path({str(tmp_path / "t")!r})
+folder = Path({str(tmp_path)!r})
 _, outer, optimizer = trained()
 
 def loop():
     threading.main_thread().join()
+    path = folder / "ended"
     writer = CheckpointWriter(path)
     writer.begin(outer, [optimizer])
     while not path.exists():
         writer.advance(Progress(8, 16), wait=True)
 
+writer = CheckpointWriter(folder / "exits")
+writer.begin(outer, [optimizer])
+writer.advance(Progress())
+atexit.register(lambda: writer.save(outer, [optimizer], Progress(9, 17)))
 threading.Thread(target=loop).start()
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120, cwd=ROOT)
-    _, again, fresh = make(seed=1)
-    assert restore(tmp_path / "t", again, [fresh]) == (Progress(8, 16), True)
-
-
-def test_it_is_saved_while_the_interpreter_exits(tmp_path):
-    """As of a script that never left its peer: executors take no work then."""
-    script = f"""
-import atexit
-from pathlib import Path
-from gossamer.node.training.checkpoint import Progress
-from gossamer.node.training.checkpointwriter import CheckpointWriter
-from tests.node.checkpoints import trained
-_, outer, optimizer = trained()
-writer = CheckpointWriter(Path({str(tmp_path / "t")!r}))
-writer.begin(outer, [optimizer])
-writer.advance(Progress())
-atexit.register(lambda: writer.save(outer, [optimizer], Progress(8, 16)))
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120, cwd=ROOT)
     _, outer, optimizer = make(seed=1)
-    assert restore(tmp_path / "t", outer, [optimizer]) == (Progress(8, 16), True)
-    assert list(tmp_path.iterdir()) == [tmp_path / "t"]
+    assert restore(tmp_path / "ended", outer, [optimizer]) == (Progress(8, 16), True)
+    assert restore(tmp_path / "exits", outer, [optimizer]) == (Progress(9, 17), True)
+    assert {path.name for path in tmp_path.iterdir()} == {"ended", "exits"}, "nothing is left behind"
 
 
-def test_a_disk_that_takes_no_more_is_a_log_line(tmp_path):
+def test_a_disk_that_takes_no_more_is_a_log_line(tmp_path, caplog):
     """Files are closed where they could not be written, too: what is still to be written fails then."""
-    script = f"""
-import resource, sys
-from pathlib import Path
-from gossamer.node.training.checkpoint import Progress
-from gossamer.node.training.checkpointwriter import CheckpointWriter
-from tests.node.checkpoints import trained
-_, outer, optimizer = trained()
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, -1))
-writer = CheckpointWriter(Path({str(tmp_path / "t")!r}))
-writer.save(outer, [optimizer], Progress())
-writer.begin(outer, [optimizer])
-while writer._under_way:
-    writer.advance(Progress(), wait=True)
-writer.close()
-resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
-CheckpointWriter(Path({str(tmp_path / "t")!r})).save(outer, [optimizer], Progress(8, 16))
-"""
-    command = [sys.executable, "-c", script]
-    ended = subprocess.run(command, check=False, timeout=120, cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("cannot save the trainer's state") == 1
+    path = tmp_path / "t"
+    _, outer, optimizer = trained()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        writer = CheckpointWriter(path)
+        writer.save(outer, [optimizer], Progress())
+        writer.begin(outer, [optimizer])
+        while writer._under_way:
+            writer.advance(Progress(), wait=True)
+        writer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caplog.text.count("cannot save the trainer's state") == 1
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+    CheckpointWriter(path).save(outer, [optimizer], Progress(8, 16))
     _, outer, optimizer = make(seed=1)
-    assert restore(tmp_path / "t", outer, [optimizer]) == (Progress(8, 16), True)
-    assert list(tmp_path.iterdir()) == [tmp_path / "t"], "nothing is left behind"
+    assert restore(path, outer, [optimizer]) == (Progress(8, 16), True)
+    assert list(tmp_path.iterdir()) == [path], "nothing is left behind"
 
 
 def test_a_full_disk_is_a_log_line(tmp_path, monkeypatch, caplog):

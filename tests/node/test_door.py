@@ -16,6 +16,7 @@ import pytest
 from gossamer.node.network import chunk_routes, uploads
 from gossamer.node.network import door as door_module
 from gossamer.node.network import guest as guest_module
+from gossamer.node.network import link as link_module
 from gossamer.node.network.chunk_requests import get_chunk
 from gossamer.node.network.door import Door
 from gossamer.node.network.guest import Gate, Guest
@@ -394,7 +395,10 @@ async def test_a_connection_is_read_on_only_where_server_and_door_both_want_it()
 
 
 @pytest.mark.parametrize("frame", ["ping", "pong"])
-async def test_control_frames_that_no_node_sends_end_the_link(ends: tuple[End, End], frame: str) -> None:
+async def test_control_frames_that_no_node_sends_end_the_link(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch, frame: str
+) -> None:
+    monkeypatch.setattr(link_module, "CLOSE_TIMEOUT_S", 0.01)  # the stranger does not answer
     _, listener = ends
     async with stranger_linked(listener.address, SMALL.swarm_id, tls=listener.tls) as peer:
         await (peer.socket.ping() if frame == "ping" else peer.socket.pong())

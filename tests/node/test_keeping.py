@@ -41,7 +41,7 @@ async def test_a_disk_that_takes_nothing_pauses_fetching_and_what_came_is_kept_l
     setup: Setup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, said: str
 ) -> None:
     monkeypatch.setattr(keeping, "DISK_RETRY_S", 0.01)
-    monkeypatch.setattr(keeping, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(keeping, "PATIENCE_S", 0.001)
     disk = FullDisk(setup.chunks, 10**6, monkeypatch, code)
     setup.line.answer = b"data"
     await asyncio.gather(*(setup.get(b"data") for _ in range(FETCHES_MAX)))  # all those under way

@@ -301,7 +301,10 @@ def test_a_joiner_whose_clock_is_not_set_yet_waits_until_it_is(seed):
     assert len(joiner.held()) == 3
 
 
-def test_most_others_have_to_be_where_the_swarm_cannot_be_and_keep_joiners_waiting_for_a_while_only(seed):
+def test_most_others_have_to_be_where_the_swarm_cannot_be_and_keep_joiners_waiting_for_a_while_only(
+    seed, monkeypatch
+):
+    monkeypatch.setattr(limits, "CLOCK_PATIENCE_S", 60.0)
     world = swarm(seed, 2)
     world.publish(world.nodes[0], 3)
     world.nodes[1].core._clock.published_round = 10**6  # which it says in its row, as a liar could
