@@ -12,6 +12,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,6 +41,29 @@ from tests.protocol.builders import LAYOUT, SMALL, manifest
 @pytest.fixture
 def world(rng: np.random.Generator, tmp_path: Path) -> World:
     return World(rng, tmp_path / "chunks")
+
+
+@pytest.mark.parametrize("contacts", [(), ("127.0.0.1:7700",)])
+async def test_a_model_of_which_no_snapshot_is_whole_is_fetched_again(tmp_path: Path, contacts: Any) -> None:
+    """From those who are to be joined: whoever names nobody would begin the swarm anew, alone."""
+    records = RecordStore(tmp_path / "ledger.sqlite", SMALL.swarm_id)
+    records.add_snapshot(Claim(8, 1, bytes(32), bytes(32)), (), ())
+    restored: list[Any] = []
+    core = core_with(
+        Ledger(),
+        info=SimpleNamespace(bootstrap=contacts),
+        restore=lambda *_, claims, **__: restored.append(claims),
+    )
+    chunks = ChunkStore(tmp_path / "chunks")
+    shelf = SnapshotShelf(chunks, LAYOUT.snapshot_bytes)
+    archive = Archive(core, SimpleNamespace(on_merged=None), chunks, records, shelf, lambda event: None)  # type: ignore[arg-type]
+    if contacts:
+        await archive.restore()
+        assert restored == [()]
+    else:
+        with pytest.raises(StorageError, match="damaged; fetch it again with --join"):
+            await archive.restore()
+    records.close()
 
 
 async def test_chunks_that_an_open_round_shares_survive_the_closing_of_another(tmp_path: Path) -> None:

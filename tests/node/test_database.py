@@ -123,6 +123,18 @@ def test_a_folder_that_nobody_can_write_to_is_read_all_the_same(
     reader.close()
 
 
+def test_what_is_left_in_a_log_of_writes_there_is_read_too(
+    path: Path, deltas: list[Delta], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RecordStore(path, SMALL.swarm_id)
+    store.add(deltas, durable=True)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    reader = RecordStore(path, SMALL.swarm_id, read_only=True)
+    assert len(reader.load(LAYOUT)) == len(deltas)
+    reader.close()
+    store.close()
+
+
 def test_a_database_that_another_program_holds_is_not_called_damaged(path: Path, deltas: list[Delta]) -> None:
     store = RecordStore(path, SMALL.swarm_id)
     store._db.execute("PRAGMA busy_timeout = 1")

@@ -376,6 +376,18 @@ async def test_frames_that_never_become_a_message_are_read_slowly(
         transport.abort()
 
 
+def test_who_has_lost_its_last_link_takes_nobody_elses_connections_along() -> None:
+    door = Door(asyncio.Protocol, None, Policing())
+    guests = [
+        Mock(node_id=node_id, is_link=is_link)
+        for node_id in (b"one", b"two", None)
+        for is_link in (False, True)
+    ]
+    door._guests = dict.fromkeys(guests)
+    door.dismiss(b"one")
+    assert [guest.abort.called for guest in guests] == [True, False, False, False, False, False]
+
+
 async def test_a_connection_is_read_on_only_where_server_and_door_both_want_it() -> None:
     ours, theirs = socket.socketpair()
     with theirs:

@@ -24,7 +24,7 @@ from gossamer.node.phi.merger import Merger
 from gossamer.node.phi.restore import replay
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.node.storage.home import Home
-from gossamer.node.storage.placing import is_mount_point
+from gossamer.node.storage.placing import is_mount_point, is_of_mount
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints, to_float
@@ -354,6 +354,10 @@ def test_what_a_file_system_or_a_killed_export_left_in_a_mounted_folder_is_in_no
     assert sorted(os.listdir(volume)) == ["README.md", "config.json", "lost+found", "model.safetensors"]
     export(folder.home, volume, force=True)
     assert (volume / "lost+found").is_dir()
+
+
+def test_what_has_such_a_name_in_another_folder_is_somebodys(tmp_path: Path) -> None:
+    assert not is_of_mount(tmp_path, "lost+found")
 
 
 @pytest.mark.parametrize("failing", [1, 2, 4, 6])

@@ -77,6 +77,14 @@ def invitation(home: Home) -> Invitation:
     return invite(OWNER, SMALL.swarm_id, home.identity().node_id, role=Role.TRAIN, days=1, contacts=())
 
 
+def test_an_invitation_for_another_node_is_not_kept(home: Home, tmp_path: Path) -> None:
+    another = Home(tmp_path / "another")
+    another.create()
+    with pytest.raises(ConfigError, match=f"is for node {another.identity().node_id.hex()}"):
+        home.keep_invitation(invitation(another))
+    assert home.invitation() is None
+
+
 def test_a_disk_that_is_full_when_a_node_starts_can_be_waited_for(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,15 @@ def sizes_differ() -> None:
     )
 
 
+def test_who_waits_no_more_leaves_no_thread_behind() -> None:
+    patience = Patience()
+    with patience.during("waiting"):
+        pass
+    patience.close()
+    patience._thread.join(10)
+    assert not patience._thread.is_alive()
+
+
 @pytest.mark.parametrize("fail", [ended, silent, no_store, nccl("ncclRemoteError")])
 def test_ranks_that_are_gone_are_said_to_be(fail: Callable[[], None]) -> None:
     with pytest.raises(UnreachableError, match="lost the other ranks of this node: one of them ended"):

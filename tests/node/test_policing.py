@@ -42,6 +42,13 @@ def watch(caplog: pytest.LogCaptureFixture) -> Watch:
     return Watch(caplog)
 
 
+def test_only_who_has_to_wait_is_throttled(watch: Watch) -> None:
+    assert watch.policing.parsed(GOOD, None, 0.0) == 0.0
+    assert watch.policing.throttled == 0
+    assert watch.policing.parsed(GOOD, None, 3600.0) > 0.0
+    assert watch.policing.throttled == 1
+
+
 def test_bad_signatures_end_in_being_turned_away_and_let_in_again(watch: Watch) -> None:
     for _ in range(5):
         assert watch.policing.refusal(BAD) is None

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.node.storage.base import Base
+from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.recordstore import FORMAT, RecordStore, StoredHistory
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import StorageError
@@ -109,7 +109,7 @@ def test_history_that_begins_anew_holds_nothing_of_the_one_before(path: Path, de
 def test_a_database_whose_making_was_cut_short_is_read_as_empty(path: Path) -> None:
     path.touch()
     reader = RecordStore(path, SMALL.swarm_id, read_only=True)
-    assert reader.load_history().claims == ()
+    assert reader.load_history() == StoredHistory(GENESIS, 0, (), frozenset(), 0)
     reader.close()
     assert path.stat().st_size == 0
 

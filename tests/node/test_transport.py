@@ -99,6 +99,15 @@ async def test_whoever_answers_and_is_turned_away_is_no_link(ends: tuple[End, En
     await until(lambda: listener.links == listener.gone)
 
 
+async def test_whoever_dials_and_is_turned_away_is_told_so(ends: tuple[End, End]) -> None:
+    dialler, listener = ends
+    while not listener.policing.is_greylisted(dialler.identity.node_id):
+        listener.policing.blame(dialler.identity.node_id, "garbage", Offence.MALFORMED)
+    with pytest.raises(RefusedError, match="turned away for misbehaviour"):
+        await asyncio.wait_for(dialler.dial(listener), 5)
+    assert dialler.links == listener.links == []
+
+
 async def test_nobody_there_is_an_ordinary_error(ends: tuple[End, End]) -> None:
     dialler, _ = ends
     for address in ("127.0.0.1:1", "no.such.host.invalid:80"):

@@ -11,6 +11,7 @@ import pytest
 
 from gossamer.node.storage import wholefile
 from gossamer.node.storage.wholefile import write_atomically
+from gossamer.protocol.errors import DiskFullError
 from tests.node.full_disk import full
 from tests.node.synced import Synced
 
@@ -22,6 +23,14 @@ def test_a_file_that_cannot_be_read_is_replaced(tmp_path: Path, monkeypatch: pyt
         patch.setattr(Path, "read_bytes", full)
         wholefile.keep(path, b"new")
     assert path.read_bytes() == b"new"
+
+
+def test_why_a_file_cannot_be_written_is_said(tmp_path: Path) -> None:
+    read_only = OSError(errno.EROFS, "Read-only file system")
+    said = str(wholefile.cannot_write(tmp_path, read_only))
+    assert said == f"cannot write {tmp_path}: Read-only file system"
+    assert str(wholefile.cannot_write(tmp_path, read_only, "say this")) == "say this"
+    assert isinstance(wholefile.cannot_write(tmp_path, OSError(errno.EDQUOT, ""), "not this"), DiskFullError)
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,7 @@ async def until(condition: Callable[[], object], timeout: float = 5) -> None:
 async def daemon_at(folder: Path, manifest: Manifest = SMALL) -> AsyncIterator[FakeDaemon]:
     daemon = FakeDaemon(str(folder / "s"), manifest)
     daemon.start()
+    await asyncio.sleep(0)  # it listens: a link that finds nobody looks again half a second later
     try:
         yield daemon
     finally:

@@ -111,6 +111,19 @@ def test_those_who_dribble_their_payloads_are_waited_for_only_where_they_are_mos
         assert now < 3.0 + 2 * limits.MINORITY_PATIENCE_S
 
 
+def test_payloads_of_which_nothing_comes_are_not_waited_for():
+    """Whoever says again and again that it holds them may be a liar."""
+    node = Beginner()
+    node.fetcher.link_up(1, True)
+    node.hears_of(1, 2, 1.0)
+    node.anti_entropy.synced_once = True
+    start = now = 2.0
+    while not node.is_done(now) and now < start + 2 * limits.STALL_PATIENCE_S:
+        now += 1.0
+        node.insists(now)
+    assert start + limits.STALL_PATIENCE_S < now < start + limits.STALL_PATIENCE_S + 5.0
+
+
 def test_a_snapshot_under_way_is_nobodys_payload_and_waited_for():
     node = Beginner()
     node.fetcher.link_up(1, True)

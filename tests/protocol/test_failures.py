@@ -72,6 +72,17 @@ def test_a_failure_of_somebody_else_changes_nothing():
     assert net.plan() == []
 
 
+def test_what_a_link_failed_is_forgotten_with_it():
+    net = Net(links={1: True})
+    net.want(1, 1)
+    net.fetcher.hint(1, key_of(1))
+    net.plan()
+    net.fail(blob_of(1))
+    assert {link for link, _, _ in net.fetcher._failures._failed} == {1}
+    net.drop(1)
+    assert not net.fetcher._failures._failed
+
+
 def _asked_in_vain(net: Net, seconds: float) -> int:
     """How often links are asked meanwhile; they decline all of it."""
     asked, end = 0, net.now + seconds

@@ -51,6 +51,13 @@ def test_sum_of_squares_around_the_border_of_exact_dot_products(rng, bits):
     assert sum_of_squares(values) == expected
 
 
+def test_sum_of_squares_just_above_that_border():
+    """An odd sum above 2**53, which no float64 holds."""
+    values = np.full(8192, 2**20 + 1, dtype=np.int32)
+    values[0] = 2**20
+    assert sum_of_squares(values) == _exact(values)
+
+
 def test_sum_of_squares_of_nothing():
     assert sum_of_squares(np.zeros(0, dtype=np.int32)) == 0
 

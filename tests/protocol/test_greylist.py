@@ -23,8 +23,11 @@ def until_listed(offence: Offence, every_s: float, at_most: int = 10_000) -> int
 
 def test_points_put_a_peer_on_the_list_once_and_time_takes_it_off():
     greylist = Greylist()
-    begun = [greylist.add(PEER, Offence.SIGNATURE, 0.0) for _ in range(6)]
-    assert begun.count(True) == 1
+    begun = [greylist.add(PEER, Offence.SIGNATURE, 0.0) for _ in range(4)]
+    assert not any(begun) and 4 * Offence.SIGNATURE.points > limits.GREYLIST_POINTS_RELEASED
+    assert greylist.remaining(PEER, 0.0) == 0.0, "who is let in again so is not turned away for as much"
+    begun = [greylist.add(PEER, Offence.SIGNATURE, 0.0) for _ in range(2)]
+    assert begun == [True, False]
     assert greylist.listed(0.0) == [PEER]
     points = 6 * Offence.SIGNATURE.points
     assert limits.GREYLIST_POINTS <= points < 2 * limits.GREYLIST_POINTS

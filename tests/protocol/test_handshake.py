@@ -185,6 +185,20 @@ def test_random_bytes(data):
         client.finish(data)
 
 
+def test_messages_end_where_they_should():
+    """What comes after that no signature holds."""
+    server, client = _server(), _client()
+    challenge = unpack(server.challenge(), HELLO_BYTES_MAX)
+    with pytest.raises(MalformedError):
+        client.hello(pack([*challenge, 1]))
+    hello = unpack(client.hello(server.challenge()), HELLO_BYTES_MAX)
+    with pytest.raises(MalformedError):
+        server.answer(pack([*hello, 1]))
+    _, welcome = server.answer(pack(hello))
+    with pytest.raises(MalformedError):
+        client.finish(pack([*unpack(welcome, HELLO_BYTES_MAX), 1]))
+
+
 @given(st.data())
 def test_mutated_messages_never_lead_to_a_link(data):
     def broken(message: bytes) -> bytes:

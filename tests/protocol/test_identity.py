@@ -91,6 +91,11 @@ def test_seed_of_wrong_length(size):
         Identity.from_seed(bytes(size))
 
 
+def test_a_seed_that_is_nobodys():
+    with pytest.raises(ConfigError, match="32 zeros"):
+        Identity.from_seed(bytes(32))
+
+
 def test_repr_hides_the_secret():
     seed = bytes(range(32))
     me = Identity.from_seed(seed)

@@ -92,6 +92,24 @@ def test_authors_who_are_gone_are_forgotten_before_they_are_too_many(monkeypatch
     assert ledger.last_rounds == {member: 3}
 
 
+def test_what_is_closed_takes_nothing_more():
+    ledger = _filled([(1, 5, 0), (1, 6, 0)])
+    assert ledger.close(5) == [builders.unsigned(1, 5)]
+    assert [ledger.add(builders.unsigned(2, round_)) for round_ in (4, 5, 6)] == [
+        Added.CLOSED,
+        Added.CLOSED,
+        Added.NEW,
+    ]
+    assert ledger.rounds() == [6]
+
+
+def test_whether_somebody_else_tells_of_a_round():
+    ledger = _filled([(1, 5, 0), (1, 6, 0), (2, 6, 0)])
+    one, two = (builders.unsigned(author, 6).author for author in (1, 2))
+    assert [ledger.tells_of(round_, {one}) for round_ in (4, 5, 6)] == [False, False, True]
+    assert ledger.tells_of(5, {two}) and not ledger.tells_of(6, {one, two})
+
+
 def test_void_with_three_different_records():
     """Two prove it; which two is no matter; a third adds nothing and is not kept."""
     a, b, c = (builders.unsigned(1, 5, variant) for variant in range(3))
@@ -153,6 +171,13 @@ def test_what_is_dropped_might_never_have_come(keys, author, after):
     for delta in dropped:  # a grant may come after a revocation has gone wrong: nothing of it is left
         ledger.add(delta)
     assert ledger.digests.root == _filled(keys).digests.root
+
+
+def test_what_is_dropped_is_of_later_rounds_than_that():
+    ledger = _filled([(1, 4, 0), (1, 5, 0), (1, 6, 0), (2, 6, 0)])
+    one, two = builders.unsigned(1, 6), builders.unsigned(2, 6)
+    assert ledger.drop(one.author, 5) == [one]
+    assert ledger.rounds() == [4, 5, 6] and ledger.valid(6) == [two]
 
 
 def test_who_begins_anew_from_an_earlier_round_takes_those_after_it_again():

@@ -44,6 +44,16 @@ def test_a_member_whose_snapshots_have_stopped_holds_up_no_contest_for_long():
         assert kinds(late, Adopt) == [Adopt(theirs)]
 
 
+def test_who_claims_other_rounds_has_not_answered():
+    """With fast rounds nobody claims ours for most of the time."""
+    ours, theirs, old = claim(16, tokens=5, mark=1), claim(16, tokens=9, mark=2), claim(8)
+    sealing, effects = joined(ours), []
+    for start in range(0, int(SILENCE_S + limits.LINEAGE_PATIENCE_S) + 20, 8):
+        effects += drive(sealing, start, 3.0, clock=16, others=[(theirs,), (old,)])
+        effects += drive(sealing, start + 4.0, 3.0, clock=16, others=[(claim(24),), (old,)])
+    assert kinds(effects, Adopt) == [Adopt(theirs)]
+
+
 def test_who_has_adopted_another_history_waits_anew_for_those_who_claim_other_rounds():
     sealing, old = joined(claim(16, tokens=5, mark=1)), claim(8)
     first, second = claim(16, tokens=9, mark=2), claim(16, tokens=12, mark=3)
@@ -55,13 +65,15 @@ def test_who_has_adopted_another_history_waits_anew_for_those_who_claim_other_ro
     assert not kinds(effects, Adopt)
 
 
-def test_a_lone_liar_that_waits_for_its_moments_wins_no_contest():
-    """The others come to our round each time, or to the next, when the liar is silent."""
+@pytest.mark.parametrize("says", [False, True])
+def test_a_lone_liar_that_waits_for_its_moments_wins_no_contest(says):
+    """The others come to our round each time, or to the next, when the liar is silent or goes on."""
     ours, lie, old = claim(16, tokens=5), claim(16, tokens=2**59, mark=7), claim(8)
+    answer = [(old,), (ours,), (ours,), *[(lie,)] * says]
     sealing = joined(ours)
     for start in range(0, 2 * int(SILENCE_S), 40):
         assert not kinds(drive(sealing, start, 20.0, clock=16, others=[(lie,), (old,), (old,)]), Adopt)
-        assert not kinds(drive(sealing, start + 20, 20.0, clock=16, others=[(old,), (ours,), (ours,)]), Adopt)
+        assert not kinds(drive(sealing, start + 20, 20.0, clock=16, others=answer), Adopt)
 
 
 def test_who_is_cut_off_does_not_yield_to_what_was_said_before():
@@ -181,6 +193,16 @@ def test_a_difference_that_shows_now_and_then_is_one_all_the_same():
     assert kinds(effects, Adopt) == [Adopt(claim(16, tokens=9, mark=2))]
 
 
+def test_a_difference_that_members_of_our_round_end_begins_anew():
+    sealing, patience = joined(claim(16, tokens=5, mark=1)), limits.LINEAGE_PATIENCE_S
+    differs = [(claim(16, tokens=9, mark=2),)] * 3
+    agrees = [(claim(16, tokens=5, mark=1),)] * 3 + differs[:1]
+    effects = drive(sealing, 0.0, patience - 5, clock=16, others=differs)
+    effects += drive(sealing, patience - 4, 2.0, clock=16, others=agrees)
+    effects += drive(sealing, patience - 1, patience - 5, clock=16, others=differs)
+    assert not kinds(effects, Adopt)
+
+
 def test_a_difference_from_long_ago_is_a_new_one():
     sealing = joined(claim(16, tokens=5, mark=1))
     differs = [(claim(16, tokens=9, mark=2),)] * 3
@@ -206,12 +228,13 @@ def yields(sealing, start, seconds):
 def test_who_has_given_its_history_up_lately_takes_its_time():
     """One key can split those who have closed a round from those who have not, for 300 bytes each time."""
     sealing = joined(claim(16, tokens=5))
-    times = yields(sealing, 0.0, 2000)
+    start = 3 * limits.LINEAGE_MEMORY_S  # the clock began whenever this machine was started
+    times = yields(sealing, start, 2000)
     assert len(times) == limits.LINEAGE_DOUBLINGS_MAX + 1
     gaps = [later - earlier for earlier, later in pairwise(times)]
     wanted = [limits.LINEAGE_PATIENCE_S * 2**number for number in range(1, limits.LINEAGE_DOUBLINGS_MAX + 1)]
     assert all(want <= gap < want + 10 for gap, want in zip(gaps, wanted, strict=True))
-    later = 2000.0 + limits.LINEAGE_MEMORY_S
+    later = start + 2000.0 + limits.LINEAGE_MEMORY_S
     (again,) = yields(sealing, later, limits.LINEAGE_PATIENCE_S + 8)
     assert again < later + limits.LINEAGE_PATIENCE_S + 8, "that was long ago"
 
@@ -225,7 +248,7 @@ def at(round_, claims, node_id, told=float("inf")):
     return Witness(claims, node_id, told=told, round=round_)
 
 
-SLOW = [at(38, (claim(32), claim(24)), bytes([n])) for n in range(4)]
+SLOW = [at(38 - n, (claim(32), claim(24)), bytes([n])) for n in range(4)]
 
 
 LIAR = at(5, (claim(0, mark=7),), b"liar")

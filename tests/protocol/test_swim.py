@@ -496,6 +496,15 @@ def test_a_night_asleep_kills_nobody():
     assert {bench.health(n) for n in range(1, 5)} == {Health.ALIVE}
 
 
+def test_a_night_asleep_says_nothing_of_who_was_suspected_before():
+    bench = Bench(4)
+    bench.wake(limits.PROBE_INTERVAL_S)
+    bench.now += limits.RUMOUR_PAUSE_S
+    bench.machine.suspicion(2, Suspect(IDS[1], *bench.roster.get(IDS[1]).peer.body.age), bench.now)
+    bench.wake(8 * 3600.0)
+    assert bench.health(1) is Health.SUSPECT
+
+
 def test_deadline_lies_ahead_after_every_wake():
     bench = Bench(4, seed=3)
     dice = random.Random(3)

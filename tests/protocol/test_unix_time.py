@@ -27,6 +27,7 @@ def test_a_moment_is_what_the_calendar_says(unix_s):
         (60, "1 min"),
         (720, "12 min"),
         (19_800, "5.5 hours"),
+        (86_400, "1.0 days"),
         (172_800, "2.0 days"),
     ],
 )

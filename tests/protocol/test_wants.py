@@ -20,6 +20,16 @@ def test_what_nobody_holds_is_not_on_its_way():
     assert not net.fetcher.wants.are_held
 
 
+def test_who_held_a_chunk_that_came_is_not_known_to_hold_another():
+    net = Net(links={1: True})
+    net.want(1, 0, 1)
+    net.fetcher.hint_part(1, key_of(1), blob_of(0))
+    assert net.fetcher.wants.are_held
+    net.plan()
+    net.arrive(blob_of(0))
+    assert not net.fetcher.wants.are_held
+
+
 def test_what_comes_slowly_is_not_stalled():
     net = Net(links={1: True})
     wants = net.fetcher.wants
@@ -126,6 +136,7 @@ def test_what_is_lacking_of_what_was_wanted_by_a_time():
     net.plan()
     wants = net.fetcher.wants
     assert (len(wants), len(wants.lacking(0.5, net.now)), len(wants.lacking(1.0, net.now))) == (3, 2, 3)
+    assert (wants.chunks_lacking(0.5), wants.chunks_lacking(1.0)) == (2, 3)
     net.pass_time(limits.ORPHAN_PATIENCE_S)
     net.plan()
     assert (len(wants), len(wants.lacking(0.5, net.now)), len(wants.lacking(1.0, net.now))) == (3, 1, 2)
