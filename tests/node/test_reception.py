@@ -54,6 +54,16 @@ class Full:
         await self.reception.message(link, encode(message))
 
 
+def test_each_message_goes_as_what_it_is() -> None:
+    links, sent = OpenLinks(), []
+    links.add(cast(PeerLink, SimpleNamespace(number=7, outbound=True, send=sent.append)))
+    first, second = Ping(1), Ping(2)
+    for message in (first, first, second, Ping(1)):
+        links.send(7, message)
+    links.send(8, first)
+    assert sent == [encode(message) for message in (first, first, second, first)]
+
+
 async def test_once_a_node_is_stopping_its_core_hears_no_more_of_links_that_end() -> None:
     """It would dial others."""
     dialler, listener = End(1), End(2)

@@ -221,6 +221,14 @@ def test_a_revoked_node_is_out_and_its_later_rounds_are_void():
     assert made.role_of(ALICE.node_id) is None, "for good"
 
 
+def test_no_grant_of_a_revoked_node_is_taken_from_an_owner():
+    made = charter(revocation(ALICE, INVITED, reason="key stolen"))
+    with pytest.raises(RefusedError, match="was revoked by an owner of this swarm: key stolen"):
+        made.check_of_use(grant(ALICE, INVITED))
+    made.check_of_use(grant(BOB, INVITED))
+    made.check_of_use(revocation(ALICE, INVITED))
+
+
 def test_of_several_revocations_the_one_that_voids_most_stays():
     late, early = revocation(ALICE, INVITED, last_round=9), revocation(ALICE, INVITED, last_round=2)
     made = charter(grant(ALICE, INVITED), late)

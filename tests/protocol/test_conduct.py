@@ -140,13 +140,13 @@ def test_an_honest_member_has_none():
     assert play(conduct, *[GOOD] * 30) == []
     summary = conduct.of(member(0))
     assert (summary.judged, summary.clipped, summary.opposed, summary.verdict) == (ROUNDS_KEPT, 0, 0, None)
+    assert (summary.cap_factor, summary.clip_factor) == (1.0, 1.0), "nothing was cut"
     assert summary.agreement == pytest.approx(0.4)
 
 
 def test_of_a_stranger_there_is_nothing_to_say():
     summary = Conduct().of(member(3))
     assert (summary.judged, summary.agreement, summary.verdict) == (0, None, None)
-    assert (summary.cap_factor, summary.clip_factor) == (1.0, 1.0), "nothing was cut"
 
 
 def test_a_verdict_begins_once_and_ends_once():

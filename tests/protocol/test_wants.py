@@ -30,6 +30,14 @@ def test_who_held_a_chunk_that_came_is_not_known_to_hold_another():
     assert not net.fetcher.wants.are_held
 
 
+def test_what_a_link_that_has_ended_held_a_part_of_nobody_is_known_to_hold():
+    net = Net(links={1: True})
+    net.want(1, 0, 1)
+    net.fetcher.hint_part(1, key_of(1), blob_of(0))
+    net.drop(1)
+    assert not net.fetcher.wants.are_held
+
+
 def test_what_comes_slowly_is_not_stalled():
     net = Net(links={1: True})
     wants = net.fetcher.wants
