@@ -114,6 +114,16 @@ def test_whoever_says_again_that_it_holds_what_it_failed_is_asked_once_more_and_
     assert first > 3
 
 
+def test_a_holder_that_is_believed_gains_nothing_by_saying_so_again():
+    net = Net(links={1: True})
+    net.want(1, 0)
+    net.fetcher.hint(1, key_of(1))
+    net.plan()
+    net.fail(blob_of(0))
+    net.fetcher.hint(1, key_of(1))
+    assert net.plan() == []
+
+
 def test_a_busy_holder_is_asked_again_soon_and_believed_a_few_times():
     net = Net(links={1: True})
     net.want(1, 1)
