@@ -112,6 +112,9 @@ def test_a_database_whose_making_was_cut_short_is_read_as_empty(path: Path) -> N
     assert reader.load_history() == StoredHistory(GENESIS, 0, (), frozenset(), 0)
     reader.close()
     assert path.stat().st_size == 0
+    store = RecordStore(path, SMALL.swarm_id)
+    assert store.load_history() == StoredHistory(GENESIS, 0, (), frozenset(), 0)
+    store.close()
 
 
 def _base(round_: int) -> Base:
