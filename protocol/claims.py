@@ -87,9 +87,9 @@ def contest(own: Claim, others: Iterable[Claims]) -> Claim | None:
     has fewer, as in two halves of a small swarm. So of three histories one that is shared wins over a longer
     one that somebody has to itself.
 
-    Members that claim other rounds only do not vote, but may well claim what we do next: the winner needs as
-    many votes as we should have with all of theirs, or `WITNESSES`. Otherwise one liar would win about a
-    round that nobody else has come to yet.
+    Members that claim other rounds only do not vote, but may well claim what we do: the winner needs as many
+    votes as we should have with all of theirs. Otherwise a few liars would win about a round that nobody else
+    has come to yet, or claims any more.
     """
     of_members = [claims for claims in others if claims]
     of_round = [[claim for claim in claims if claim.round == own.round] for claims in of_members]
@@ -103,7 +103,7 @@ def contest(own: Claim, others: Iterable[Claims]) -> Claim | None:
     if winner == own:
         return None
     silent = len(of_members) - (len(ballots) - 1)
-    return winner if votes[winner] >= min(WITNESSES, votes[own] + silent) else None
+    return winner if votes[winner] >= votes[own] + silent else None
 
 
 def chain(before: bytes, round_: int, digest: bytes) -> bytes:

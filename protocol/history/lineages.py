@@ -6,7 +6,7 @@ way, or members that may yet claim what we do, is waited for, though not for eve
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from gossamer.protocol import limits
@@ -84,6 +84,7 @@ class Lineages:
     def outweighed(
         self,
         own: Claim,
+        claimed: Mapping[int, Claim],
         members: Sequence[Witness],
         contributors: Callable[[], Sequence[Claims]],
         share_lacking: Callable[[int], float],
@@ -91,6 +92,8 @@ class Lineages:
     ) -> Defeat | None:
         """Whether another claim for the round that we claim outweighs ours, `own`, and stays.
 
+        `claimed`: what we have claimed lately, by round. Who claims other rounds only may yet claim what we
+        do, unless it contradicts us about one of these.
         Names are free in an open swarm, so those who never contributed have no voice against our history.
         Nor does a word against it count that was given before we lost sight of all who gave it: what we
         published then, and they do not have, may be the difference.
@@ -100,9 +103,9 @@ class Lineages:
             if self._unanswered.since is not None and any(own in claims for claims in others):
                 self._unanswered.ends()
             return None
-        claims = contributors()
-        winner = contest(own, claims) or self._wins_unanswered(own, claims, now)
-        fresh = [member.claims for member in members if now - member.told <= WORD_S]
+        claims = [of_one for of_one in contributors() if not _contradicts(of_one, own.round, claimed)]
+        fresh = {member.claims for member in members if now - member.told <= WORD_S}
+        winner = contest(own, claims) or self._wins_unanswered(own, claims, fresh, now)
         if winner is None or not any(winner in of_one for of_one in fresh):
             # With fast rounds members seldom claim the very round that we do: silence proves nothing.
             if _of_round(own.round, claims):
@@ -148,11 +151,18 @@ class Lineages:
             self._yields.popleft()
         return limits.LINEAGE_PATIENCE_S * 2.0 ** len(self._yields)
 
-    def _wins_unanswered(self, own: Claim, claims: Sequence[Claims], now: float) -> Claim | None:
-        """The claim that wins without those who claim other rounds, once they have been waited for."""
+    def _wins_unanswered(
+        self, own: Claim, claims: Sequence[Claims], fresh: Collection[Claims], now: float
+    ) -> Claim | None:
+        """The claim that wins without those who claim other rounds, once they have been waited for.
+
+        Not against more of those who are there, `fresh`, than make it: a few liars can wait for a round that
+        nobody else claims any more.
+        """
         of_round = _of_round(own.round, claims)
         winner = contest(own, of_round)
-        if winner is None:
+        silent = sum(of_one in fresh and not _claims(of_one, own.round) for of_one in claims if of_one)
+        if winner is None or sum(winner in of_one for of_one in of_round) < silent:
             if of_round:
                 self._unanswered.ends()
             return None
@@ -173,7 +183,16 @@ class Lineages:
 
 def _of_round(round_: int, claims: Sequence[Claims]) -> list[Claims]:
     """The claims of the members that claim anything for a round."""
-    return [of_one for of_one in claims if any(claim.round == round_ for claim in of_one)]
+    return [of_one for of_one in claims if _claims(of_one, round_)]
+
+
+def _claims(of_one: Claims, round_: int) -> bool:
+    return any(claim.round == round_ for claim in of_one)
+
+
+def _contradicts(of_one: Claims, round_: int, claimed: Mapping[int, Claim]) -> bool:
+    """Whether a member that claims other rounds only will not come to claim what we do for this one."""
+    return not _claims(of_one, round_) and any(claimed.get(claim.round, claim) != claim for claim in of_one)
 
 
 def _is_disputed(own: Claim, others: Sequence[Claims]) -> bool:

@@ -171,7 +171,7 @@ class Sealing:
         settled = self._settled(clock, now)
         result = [*self._seal(settled), *self._close(settled, others)]
         voices = contributors or (lambda: others)
-        defeat = self._lineages.outweighed(self.claims[0], members, voices, share_lacking, now)
+        defeat = self._lineages.outweighed(self.claims[0], self._claimed, members, voices, share_lacking, now)
         return result if defeat is None else [*result, *self._yield(defeat, now)]
 
     def _look_interval(self, now: float) -> float:

@@ -76,6 +76,39 @@ def test_a_lone_liar_that_waits_for_its_moments_wins_no_contest(says):
         assert not kinds(drive(sealing, start + 20, 20.0, clock=16, others=answer), Adopt)
 
 
+@pytest.mark.parametrize("at", [claim(8), claim(24)], ids=["behind", "further"])
+def test_three_liars_win_no_contest_about_a_round_that_most_do_not_claim(at):
+    """Whose machine is fast claims a round before the others, and who has come back, or has no room to write,
+    one that they do not claim any more: three of any number were believed about it after half a minute."""
+    lie = claim(16, tokens=2**59, mark=7)
+    sealing = joined(claim(16, tokens=5))
+    others = [*[(lie,)] * 3, *[(at,)] * 4]
+    took = 2 * SILENCE_S + 2 * limits.LINEAGE_PATIENCE_S
+    assert not kinds(drive(sealing, 0.0, took, clock=16, others=others), Adopt)
+
+
+def test_who_is_not_there_holds_up_no_contest_for_long():
+    sealing = joined(claim(16, tokens=5, mark=1))
+    theirs = (claim(16, tokens=9, mark=2),)
+    adopted = []
+    for tick in range(2 * int(SILENCE_S + limits.LINEAGE_PATIENCE_S + 10)):
+        now = tick / 2
+        there = [Witness(theirs, told=now)] * 2
+        effects = sealing.wake(now, 16, there, contributors=lambda: [theirs] * 2 + [(claim(8),)] * 9)
+        adopted += [now for _ in kinds(effects, Adopt)]
+    assert adopted and adopted[0] >= SILENCE_S
+
+
+def test_who_contradicts_us_about_a_round_before_is_not_waited_for():
+    """Most members of two halves of a large swarm with fast rounds seldom claim the same one."""
+    sealing = joined(claim(8, mark=1))
+    sealing.sealed((claim(16, tokens=5, mark=1), claim(8, mark=1)))
+    theirs, before = claim(16, tokens=9, mark=2), claim(8, mark=2)
+    others = [*[(theirs,)] * 3, *[(before,)] * 9]
+    late = drive(sealing, 0.0, limits.LINEAGE_PATIENCE_S + 1, clock=16, others=others)
+    assert kinds(late, Adopt) == [Adopt(theirs)]
+
+
 def test_who_is_cut_off_does_not_yield_to_what_was_said_before():
     """It alone has a delta that it published late, and the others' rows are from before they could know."""
     sealing = joined(claim(16, tokens=5, mark=1))
