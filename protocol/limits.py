@@ -152,6 +152,10 @@ HEARTBEAT_INTERVAL_S = 4.5
 ROWS_INTERVAL_S = 1.5
 """New rows of everybody are gathered this long and told in one message."""
 
+ROSTERS_PER_LINK_MAX = 4
+"""Answered in ANTI_ENTROPY_INTERVAL_S: an honest peer sends one when it links to us, one of its own accord,
+and the answer to ours. Each may draw the rows of all members."""
+
 ROWS_LINKS = 2
 ROWS_TELLINGS = 2
 """A row goes to 2 links at each of 2 intervals, less those that have it: the next one comes after 4.5 s."""

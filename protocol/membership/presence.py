@@ -7,6 +7,7 @@ now and then a link is told which rows we have and how new they are, and what ei
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -101,6 +102,8 @@ class Presence:
         self._news: dict[bytes, _News] = {}
         self._told: list[int] = []
         """Our links, in the order in which their turns come."""
+        self._rosters: Counter[int] = Counter()
+        """How many of each link have come since we last sent one of our own accord."""
         self._next_heartbeat = 0.0
         self._next_rows = 0.0
         self._next_refutation = 0.0
@@ -158,6 +161,7 @@ class Presence:
         result = self._tell()
         if soon > self._next_roster:
             self._next_roster = now + limits.ANTI_ENTROPY_INTERVAL_S
+            self._rosters.clear()
             some = sample(self._links.numbers, 1, self._rng)
             result += [Send(number, self.summary(answer=False)) for number in some]
         return result
@@ -210,7 +214,13 @@ class Presence:
         return RosterMessage((own, *ages[: limits.MEMBERS_MAX - 1]), answer)
 
     def exchange(self, link: int, message: RosterMessage) -> list[Effect]:
-        """Send the rows that the other lacks or has older, our doubt with them, and let it do the same."""
+        """Send the rows that the other lacks or has older, our doubt with them, and let it do the same.
+
+        Who lacks all again and again is not answered for a while: a few bytes would draw megabytes.
+        """
+        self._rosters[link] += 1
+        if self._rosters[link] > limits.ROSTERS_PER_LINK_MAX:
+            return []
         theirs = {node_id: (incarnation, heartbeat) for node_id, incarnation, heartbeat in message.rows}
         told = [
             member

@@ -255,6 +255,19 @@ def test_of_the_missing_only_those_tell_who_knew_them():
     assert any(row.data in sent for _, sent in _rows(bench.machine.exchange(2, newcomer)))
 
 
+def test_who_asks_for_all_rows_again_and_again_gets_them_a_few_times_in_a_while():
+    """Each empty roster drew the rows of all members, megabytes in a large swarm."""
+    bench = Bench(2)
+    empty = RosterMessage((), answer=False)
+    answered = [bool(bench.machine.exchange(1, empty)) for _ in range(100)]
+    assert sum(answered) == limits.ROSTERS_PER_LINK_MAX
+    assert bench.machine.exchange(2, empty), "others are answered"
+    begun = bench.now
+    while not bench.machine.exchange(1, empty):
+        bench.tick()
+    assert bench.now - begun <= limits.ANTI_ENTROPY_INTERVAL_S + limits.ROWS_INTERVAL_S
+
+
 def test_a_suspicion_of_ourselves_costs_a_new_row_once_a_while():
     bench = Bench(6)
     own = bench.machine.row
