@@ -68,7 +68,7 @@ class Joining:
 
     def _best(self, witnesses: Sequence[Witness], *, patient: bool = False) -> Claim | None:
         if self._trusted:
-            return _newest(witness for witness in witnesses if witness.node_id in self._trusted)
+            return _newest(claim for w in witnesses if w.node_id in self._trusted for claim in w.claims)
         return believable(witnesses, patient=patient)
 
     def _prefetch(self, witnesses: Sequence[Witness]) -> list[Effect]:
@@ -101,7 +101,8 @@ def believable(witnesses: Sequence[Witness], *, patient: bool = False) -> Claim 
     """The claim to start from, None if there is none.
 
     1. The newest that a named member makes and, where there are three or more, another one with it: so
-       names cannot outvote it, and it cannot lead us astray alone.
+       names cannot outvote it, and it cannot lead us astray alone. Of several named members' that which more
+       make: one of them may lie.
     2. Where named members make no such claim, unless we are `patient` with them: the newest that most make,
        or else the one that more make than any other. It must be one that `most_of` all make, and that nobody
        named contradicts, nor as many others.
@@ -109,7 +110,10 @@ def believable(witnesses: Sequence[Witness], *, patient: bool = False) -> Claim 
     support = Counter(claim for witness in witnesses for claim in set(witness.claims))
     named = {claim for witness in witnesses if witness.is_named for claim in witness.claims}
     needed = 1 if len(witnesses) < WITNESSES else 2
-    vouched = max((claim for claim in named if support[claim] >= needed), default=None)
+    newest = [
+        _newest(claim for claim in w.claims if support[claim] >= needed) for w in witnesses if w.is_named
+    ]
+    vouched = max(filter(None, newest), key=lambda claim: (support[claim], claim), default=None)
     if vouched is not None or (named and patient):
         return vouched
     free = [claim for claim in _unrivalled(support, named) if support[claim] >= most_of(len(witnesses))]
@@ -117,8 +121,8 @@ def believable(witnesses: Sequence[Witness], *, patient: bool = False) -> Claim 
     return max(by_most) if by_most else max(free, key=lambda claim: (support[claim], claim), default=None)
 
 
-def _newest(witnesses: Iterable[Witness]) -> Claim | None:
-    return max((claim for witness in witnesses for claim in witness.claims), default=None)
+def _newest(claims: Iterable[Claim]) -> Claim | None:
+    return max(claims, default=None)
 
 
 def _unrivalled(support: Mapping[Claim, int], named: Collection[Claim]) -> Iterator[Claim]:

@@ -73,6 +73,19 @@ def test_a_named_liar_is_not_believed_alone_nor_is_anybody_else():
     assert believable(members) is None
 
 
+@pytest.mark.parametrize("lie", [LIE, FAR_LIE], ids=["about our round", "about one far ahead"])
+def test_of_two_named_members_the_one_with_whom_more_agree_is_believed(lie):
+    """One of the join addresses is a liar's, which has friends: the newest claim won, with most tokens."""
+    lie = lie._replace(tokens=2**59)
+    members = [*map(told_of, honest(1)), *honest(5)[1:], *map(told_of, liars(1, lie)), *liars(4, lie)[1:]]
+    assert believable(members, patient=True) == TRUE
+    ahead = [
+        *map(told_of, [*honest(1, NEWER, TRUE), *honest(2, TRUE, OLDER)[1:]]),
+        *honest(5, NEWER, TRUE)[2:],
+    ]
+    assert believable(ahead) == TRUE, "which all of them have"
+
+
 def test_a_named_member_that_is_behind_is_waited_for_and_no_longer_than_that():
     members = [*honest(5), told_of(Witness((claim(0),), b"founder without its disk"))]
     assert believable(members, patient=True) is None
