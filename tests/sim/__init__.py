@@ -22,6 +22,7 @@ replay any failure. Safety is checked all along, liveness once all faults have b
 `transfers`     a node's chunks on their way
 `stage`         what nodes share, and what makes each different
 `liar`          a member that equivocates, forges, withholds and lies
+`gang`          several, each for itself and together
 `faults`        storms: what goes wrong, from when to when
 `scenario`      the choice of everything by a seed
 `audit`         checkers of safety and bounds, all along

@@ -18,6 +18,14 @@ class NoAnswerError(Exception):
     """Raised by who is asked: it keeps the connection, and says nothing on it."""
 
 
+class LateAnswerError(Exception):
+    """Raised by who is asked: it answers so many seconds later."""
+
+    def __init__(self, seconds: float, answer: Answer) -> None:
+        super().__init__(seconds, answer)
+        self.seconds, self.answer = seconds, answer
+
+
 @dataclass(slots=True, kw_only=True)
 class Exchange:
     """`serve` runs in the target's process, `done` in the source's: with None if it came to nothing."""
@@ -70,17 +78,19 @@ class Exchange:
             self.net.loop.at(self.begun + FETCH_TIMEOUT_S, self._finish, None)
 
     def _serve(self) -> None:
+        late_s = 0.0
         try:
             answer = self.serve()
+        except LateAnswerError as late:
+            late_s, answer = late.seconds, late.answer
         except NoAnswerError:
             self.net.loop.at(self.begun + FETCH_TIMEOUT_S, self._finish, None)
             return
         mischief = self.net.weather.mischief
         if answer and mischief is not None and self.net.rng.random() < mischief.damage:
             answer = answer[:-1] + bytes([answer[-1] ^ 1])
-        self.net.loop.after(
-            self._travel(self.target, self.source, len(answer or b"")), self._return, 0.2, answer
-        )
+        travel_s = self._travel(self.target, self.source, len(answer or b""))
+        self.net.loop.after(late_s + travel_s, self._return, 0.2, answer)
 
     def _return(self, wait: float, answer: Answer) -> None:
         if self.net.is_closed(self.source.index, self.target.index):

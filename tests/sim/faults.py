@@ -217,6 +217,52 @@ def _churn(world: "World", begin: float, end: float, rng: random.Random) -> None
         world.loop.at(rng.uniform(begin, end), world.join)
 
 
+def _liars_only(world: "World", begin: float, end: float, rng: random.Random) -> None:
+    """One reaches liars only; it may start again there, with its disk or without."""
+    victim = rng.choice(world.honest())
+    world.surround("liars only", begin, [victim])
+    _strike(world, victim, begin + rng.uniform(1.0, 5.0), rng, ("no harm", "restart", "disk"))
+
+
+def _liars_mostly(world: "World", begin: float, end: float, rng: random.Random) -> None:
+    """A split: liars are most of one half."""
+    few = rng.sample(world.honest(), max(1, len(world.liars()) - 1))
+    world.surround("liars mostly", begin, few)
+    if rng.random() < 0.5:
+        _strike(world, rng.choice(few), rng.uniform(begin, end - 10.0), rng, ("restart",))
+
+
+def _liars_first(world: "World", begin: float, end: float, rng: random.Random) -> None:
+    """Who starts again knows addresses of liars only; who joins, those of a liar and of another member."""
+    liar = world.nodes[rng.choice(world.liars())].traits.address
+    other = next(world.nodes[host] for host in rng.sample(world.honest(), len(world.honest())))
+    victim = rng.choice([host for host in world.honest() if host != other.index])
+    told = (liar, other.traits.address) if rng.random() < 0.5 else (other.traits.address, liar)
+    world.loop.at(rng.uniform(begin, end), world.join, told)
+    time = rng.uniform(begin, end - 10.0)
+    if rng.random() < 0.5:
+        world.told[victim] = told
+        _strike(world, victim, time, rng, ("disk",))
+    else:
+        world.told[victim] = tuple(world.nodes[host].traits.address for host in world.liars())
+        _strike(world, victim, time, rng, ("restart",))
+
+
+def _strike(world: "World", host: int, time: float, rng: random.Random, ways: tuple[str, ...]) -> None:
+    """Have a node start again, in one of some ways."""
+    way, node = rng.choice(ways), world.nodes[host]
+    if way != "no harm":
+        world.loop.at(time, world.lose_disk if way == "disk" else world.cut_power, node)
+        world.loop.at(time + rng.choice((rng.uniform(1.0, 4.0), rng.uniform(4.0, 40.0))), world.revive, node)
+
+
+AMBUSHES: dict[str, Brew] = {
+    "liars only": _liars_only,
+    "liars mostly": _liars_mostly,
+    "liars first": _liars_first,
+}
+"""What befalls who meets liars first, or only them."""
+
 STORMS: dict[str, Brew] = {
     **{shape: _split(shape) for shape in SHAPES},
     "swizzle": _swizzle,

@@ -39,11 +39,11 @@ def _never(blob: bytes) -> bytes | None:
 class Liar:
     """Misuses one node."""
 
-    def __init__(self, node: Node, quiet_after: float) -> None:
+    def __init__(self, node: Node, quiet_after: float, dice: str = "liar") -> None:
         self._node = node
-        self._rng = node.stage.dice("liar")
+        self._rng = node.stage.dice(dice)
         self._quiet_after = quiet_after
-        self._deeds: tuple[Callable[[], None], ...] = (
+        self.deeds: tuple[Callable[[], None], ...] = (
             self._equivocate,
             self._equivocate,
             self._forge,
@@ -76,7 +76,7 @@ class Liar:
         if node.stage.loop.now > self._quiet_after:
             return
         if node.responsive and node.links:
-            deed = self._deeds[self._rng.randrange(len(self._deeds))]
+            deed = self.deeds[self._rng.randrange(len(self.deeds))]
             node.stage.trace.say(node.stage.loop.now, f"{node.name} does wrong: {deed.__name__[1:]}")
             deed()
         node.stage.loop.after(2.0 + 8.0 * self._rng.random(), self.act)
@@ -249,7 +249,7 @@ class Liar:
             round_ += (body.round - round_) % fragments
             size = body.payload_bytes - less
             is_near = round_ <= self._list_from + LISTED_AHEAD_MAX
-            if is_near and len(payload_chunk_sizes(size)) == len(body.chunks):
+            if is_near and size > 0 and len(payload_chunk_sizes(size)) == len(body.chunks):
                 self._listed_up_to = round_
                 lie = replace(self._body(round_, b"x"), payload_bytes=size, chunks=body.chunks)
                 record = msg.encode(msg.Records(((self._sign(lie).data, True),)))

@@ -18,7 +18,7 @@ from gossamer.protocol.manifest import Manifest, from_values
 from gossamer.protocol.payloads.chunks import chunk_hashes, root_of
 from gossamer.protocol.payloads.layout import TensorSpec
 from gossamer.protocol.payloads.payload import payload_length
-from tests.sim.faults import STORMS, UNMIXED
+from tests.sim.faults import AMBUSHES, STORMS, UNMIXED
 from tests.sim.network import Path
 from tests.sim.stage import Traits
 from tests.sim.verdicts import DROPPED_S, SETTLED_S
@@ -39,11 +39,14 @@ PARTED = 0.2
 RETAIN = 17
 """Rounds that are kept: some 200 s of the fastest swarm's, and no storm lasts longer than 180."""
 
-OTHERS = ("calm", "mixed", "liar", "lineages", "nights", "cramped", "parts")
-"""Scenarios that are not one kind of storm. "lineages": splits that outlast what is retained. "nights":
+OTHERS = ("calm", "mixed", "liar", "liars", "lineages", "nights", "cramped", "parts")
+"""Scenarios that are not one kind of storm. "liars": several, each for itself and together, and ambushes that
+leave a node alone with them. "lineages": splits that outlast what is retained. "nights":
 machines that sleep for as long. "cramped": few links a node, so that all whom a latecomer can dial may be
 full. "parts": payloads of several chunks, always.
 """
+
+LIARS_MAX = 5
 
 FORGETFUL = {"lineages": "halves", "nights": "sleep"}
 """The storm of each scenario in which one outlasts what is retained."""
@@ -79,7 +82,8 @@ class Scenario:
     traits: tuple[Traits, ...]
     paths: dict[tuple[int, int], Path]
     storms: tuple[Storm, ...]
-    has_liar: bool
+    liars: int
+    """So many of the members at the start; the last ones."""
     links_max: int
     """Few in "cramped", so that nodes have to turn others away, as in a swarm of hundreds."""
     chunk_bytes: int
@@ -91,6 +95,12 @@ class Scenario:
         return self.name in FORGETFUL
 
     @property
+    def may_settle_late(self) -> bool:
+        """Whether a storm may leave somebody with another history than most, until it has heard of them for
+        long enough: by itself, or alone with liars."""
+        return self.is_forgetful or self.name == "liars"
+
+    @property
     def seconds(self) -> float:
         return self.minutes * 60.0
 
@@ -98,7 +108,7 @@ class Scenario:
         storms = (
             ", ".join(f"{'+'.join(s.names)} {s.begin:.0f}-{s.end:.0f} s" for s in self.storms) or "no storm"
         )
-        liar = ", one liar" if self.has_liar else ""
+        liar = ("", ", one liar")[self.liars] if self.liars < 2 else f", {self.liars} liars"
         cramped = f", {self.links_max} links each" if self.links_max != LINKS_MAX else ""
         parted = (
             f", chunks of {self.chunk_bytes} bytes" if self.chunk_bytes != PAYLOAD_CHUNK_BYTES_MIN else ""
@@ -110,18 +120,20 @@ class Scenario:
 def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
     """Draw a scenario. `name` asks for one kind of storm, or for one of OTHERS.
 
-    Raises ValueError if there is no such, or there are fewer than two nodes. Of two none is a liar: nobody
+    Raises ValueError if there is no such, or there are too few nodes. Of two none is a liar: nobody
     could tell which.
     """
     if nodes < 2:
         raise ValueError("a swarm has two nodes at least")
+    if name == "liars" and nodes < 5:
+        raise ValueError("two liars or more, and fewer than half: a swarm of five nodes at least")
     rng = random.Random(f"{seed}/scenario")
     codec = rng.choice(("int4", "int4", "topk", "exact", "int8", "int2"))
     fragments = random.Random(f"{seed}/fragments").choice((1, 2, 2, 3))
     manifest, phi = _manifest(rng, codec, fragments, forgetful=name in FORGETFUL)
     total = nodes + 4
     has_liar = name == "liar" or (name in (None, "mixed", "parts") and rng.random() < 0.25)
-    has_liar = has_liar and nodes > 2
+    liars = _liars(seed, nodes, together=name == "liars") if has_liar or name == "liars" else 0
     scenario = Scenario(
         seed=seed,
         name=name or "mixed",
@@ -130,16 +142,23 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
         codec=codec,
         manifest=manifest,
         phi=phi,
-        traits=_traits(rng, seed, total, nodes - 1 if has_liar else None),
+        traits=_traits(rng, seed, total, range(nodes - liars, nodes)),
         paths=_paths(rng, total),
         storms=_storms(rng, minutes * 60.0, name),
-        has_liar=has_liar,
+        liars=liars,
         links_max=LINKS_WANTED + 2 if name == "cramped" else LINKS_MAX,
         chunk_bytes=_chunk_bytes(random.Random(f"{seed}/chunks"), name, manifest),
     )
     if name in (None, "mixed", "parts") and rng.random() < CRAMPED:
         return replace(scenario, links_max=LINKS_WANTED + 2)
     return scenario
+
+
+def _liars(seed: int, nodes: int, *, together: bool) -> int:
+    """How many lie: fewer than half, and where they do so together, two at least."""
+    if not together:
+        return int(nodes > 2)
+    return random.Random(f"{seed}/liars").randrange(2, min(LIARS_MAX, (nodes - 1) // 2) + 1)
 
 
 def _chunk_bytes(rng: random.Random, name: str | None, manifest: Manifest) -> int:
@@ -176,7 +195,7 @@ def _manifest(rng: random.Random, codec: str, fragments: int, *, forgetful: bool
     return from_values(values, "the simulator"), phi
 
 
-def _traits(rng: random.Random, seed: int, total: int, liar: int | None) -> tuple[Traits, ...]:
+def _traits(rng: random.Random, seed: int, total: int, liars: range) -> tuple[Traits, ...]:
     bootstrap_trains = rng.random() < 0.5
     behind_routers = rng.choice((0.0, 0.0, 0.25))
     return tuple(
@@ -193,7 +212,7 @@ def _traits(rng: random.Random, seed: int, total: int, liar: int | None) -> tupl
             clock_start=rng.uniform(1.0, 1e6),
             clock_drift=rng.uniform(-2e-4, 2e-4),
             unix_error_s=rng.uniform(-30.0, 30.0),
-            is_liar=index == liar,
+            is_liar=index in liars,
         )
         for index in range(total)
     )
@@ -224,13 +243,16 @@ def _storms(rng: random.Random, seconds: float, name: str | None) -> tuple[Storm
         if name in FORGETFUL:
             names: tuple[str, ...] = (FORGETFUL[name],)
             end = begin + rng.uniform(120.0, 180.0)
+        elif name == "liars":
+            names = (rng.choice(sorted(AMBUSHES)),)
         elif name in STORMS:
             names = (name,)
         elif rng.random() < 0.3:
             names = tuple(rng.sample([kind for kind in STORMS if kind not in UNMIXED], 2))
         else:
             names = (rng.choice(tuple(STORMS)),)
-        calm = end + (ROUGH_CALM_S if "rough" in names else CALM_S) + SETTLED_S * (name in FORGETFUL)
+        calm = end + (ROUGH_CALM_S if "rough" in names else CALM_S)
+        calm += SETTLED_S * (name in (*FORGETFUL, "liars"))
         if calm + REST_S > seconds:
             return tuple(found)
         found.append(Storm(names, begin, end))

@@ -38,8 +38,9 @@ LARGE = [Job(seed, 16, 10.0, None) for seed in range(1, 201)]
 LARGE_MIN = 10
 """So many are run however slow the machine is."""
 
-KINDS = ("calm", "liar", "lineages", *STORMS, "cramped", "parts", "parts", "nights")
-EACH = [Job(1000 + number, 8, 6.0 if name in FORGETFUL else 5.0, name) for number, name in enumerate(KINDS)]
+KINDS = ("calm", "liar", "lineages", *STORMS, "cramped", "parts", "parts", "nights", "liars")
+LONGER = {*FORGETFUL, "liars"}
+EACH = [Job(1000 + number, 8, 6.0 if name in LONGER else 5.0, name) for number, name in enumerate(KINDS)]
 """Every kind of storm at least once."""
 
 
@@ -103,6 +104,14 @@ def test_a_violation_is_reported_with_its_replay() -> None:
 def test_unknown_scenario() -> None:
     with pytest.raises(ValueError, match="unknown scenario 'rain'"):
         choose(1, 4, 2.0, "rain")
+
+
+def test_fewer_than_half_lie() -> None:
+    assert all(
+        1 < choose(seed, nodes, 2.0, "liars").liars < nodes / 2 for seed in range(9) for nodes in (5, 9)
+    )
+    with pytest.raises(ValueError, match="five nodes at least"):
+        choose(1, 4, 2.0, "liars")
 
 
 def test_a_swarm_of_one_is_none() -> None:

@@ -10,7 +10,8 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import GossamerError
 from tests.sim import memo
 from tests.sim.audit import CONTROL_BYTES_PER_S_MAX, Audit
-from tests.sim.faults import STORMS
+from tests.sim.faults import AMBUSHES, STORMS
+from tests.sim.gang import Gang
 from tests.sim.liar import Liar
 from tests.sim.loop import Loop
 from tests.sim.network import Network
@@ -26,6 +27,9 @@ STARTED_BY_S = 12.0
 """All members of the first hour are there by now."""
 
 LOOK_S = 2.0
+
+HEARING_S = 15.0
+"""So long after a storm who was alone with liars may still go by what they have said."""
 
 SETTLED_MAX_S = 960.0
 """The longest that a difference of histories may last, see `limits.LINEAGE_DOUBLINGS_MAX`."""
@@ -81,6 +85,8 @@ class World:
         self.verdicts = Verdicts(self)
         self.nodes: list[Node] = []
         self.lost_disks: set[int] = set()
+        self.told: dict[int, tuple[str, ...]] = {}
+        """Join addresses of some nodes, as a storm has it."""
         self.fine_since = 0.0
         """Since when all paths have worked as they should, so that who can talk is all who live; inf while
         they do not."""
@@ -133,10 +139,13 @@ class World:
                 for blob, data in genesis.items():
                     node.disk.put(blob, data, 0.0, durable=True)
             self.loop.at(0.0 if node.index == 0 else self.rng.uniform(0.1, 8.0), self._start, node)
-        if self.scenario.has_liar:
-            liar = next(node for node in self.nodes if node.traits.is_liar)
-            self.audit.liars.add(liar.traits.identity.node_id)
-            self.loop.at(15.0, Liar(liar, self.scenario.seconds - 2 * REST_S).act)
+        liars = [self.nodes[host] for host in self.liars()]
+        self.audit.liars.update(liar.traits.identity.node_id for liar in liars)
+        quiet_after = self.scenario.seconds - 2 * REST_S
+        if self.scenario.name == "liars":
+            self.loop.at(15.0, Gang(liars, self._honest_nodes, quiet_after).begin)
+        elif liars:
+            self.loop.at(15.0, Liar(liars[0], quiet_after).act)
         self.loop.at(STARTED_BY_S, self.verdicts.calm_begins, "the start")
 
     def _look(self) -> None:
@@ -190,13 +199,24 @@ class World:
         """Indices of all members that have not gone for ever."""
         return [node.index for node in self.nodes if not node.gone]
 
+    def liars(self) -> list[int]:
+        return [host for host in self.hosts() if self.nodes[host].traits.is_liar]
+
+    def honest(self) -> list[int]:
+        return [host for host in self.hosts() if not self.nodes[host].traits.is_liar]
+
+    def _honest_nodes(self) -> list[Node]:
+        return [node for node in self.nodes if node.running and not node.traits.is_liar]
+
     # -- storms
 
     def _storm_begins(self, storm: Storm) -> None:
         self._calm_ends()
         self.say(f"storm: {' and '.join(storm.names)} until {storm.end:.0f} s")
+        self.audit.surrounded.clear()
+        brews = {**STORMS, **AMBUSHES}
         for name in storm.names:
-            STORMS[name](self, storm.begin, storm.end, self.stage.dice(f"{name} {storm.begin}"))
+            brews[name](self, storm.begin, storm.end, self.stage.dice(f"{name} {storm.begin}"))
         if len(storm.names) == 1 and storm.names[0] in SHAPES:
             self.verdicts.watch_sides(storm.end)
 
@@ -219,6 +239,7 @@ class World:
             node.trainer.go_on()
             node.set_clock(node.traits.unix_error_s)
         self.net.changed()
+        self.loop.after(HEARING_S, self.audit.surrounded.clear)
         name = "+".join(storm.names)
         self.say(f"all is well after {name}")
         self.verdicts.calm_begins(name, dropped=dropped)
@@ -230,6 +251,12 @@ class World:
         self.fine_since = inf
         self.audit.spread.look_away()
         self.net.changed()
+
+    def surround(self, layer: object, time: float, few: list[int]) -> None:
+        """From then on these reach each other and liars only, which reach everybody."""
+        self.audit.surrounded.update(self.nodes[host] for host in few)
+        others = [host for host in self.honest() if host not in few]
+        self.loop.at(time, self.close, layer, between(few, others))
 
     def reopen(self, layer: object) -> None:
         """Take one of the closures away."""
@@ -258,6 +285,8 @@ class World:
 
     def _bootstrap(self, node: Node) -> tuple[str, ...]:
         """Where a node is told to join: a member or two that have not gone for ever."""
+        if node.index in self.told:
+            return self.told[node.index]
         if node.index == 0 and 0 not in self.lost_disks:
             return ()  # it founded the swarm; without its disk it would have to be told, as anybody
         others = [n for n in self.nodes if n is not node and n.traits.listens and not n.gone]
@@ -270,10 +299,13 @@ class World:
             node.trainer.start()
         self.net.changed()
 
-    def join(self) -> None:
-        """A new member joins."""
+    def join(self, told: tuple[str, ...] = ()) -> None:
+        """A new member joins. `told`: at which addresses, if not at those of anybody."""
         if len(self.nodes) < len(self.scenario.traits):
-            self._start(self._add_node())
+            node = self._add_node()
+            if told:
+                self.told[node.index] = told
+            self._start(node)
 
     def crash(self, node: Node, *, with_trainer: bool) -> None:
         """Its daemon dies, and with luck not its trainer."""
