@@ -234,8 +234,8 @@ def _liars_mostly(world: "World", begin: float, end: float, rng: random.Random) 
 
 def _liars_first(world: "World", begin: float, end: float, rng: random.Random) -> None:
     """Who starts again knows addresses of liars only; who joins, those of a liar and of another member."""
-    liar = world.nodes[rng.choice(world.liars())].traits.address
-    other = next(world.nodes[host] for host in rng.sample(world.honest(), len(world.honest())))
+    liar = world.nodes[rng.choice(world.liars()[1:])].traits.address  # the first may not listen
+    other = rng.choice([world.nodes[host] for host in world.honest() if world.nodes[host].traits.listens])
     victim = rng.choice([host for host in world.honest() if host != other.index])
     told = (liar, other.traits.address) if rng.random() < 0.5 else (other.traits.address, liar)
     world.loop.at(rng.uniform(begin, end), world.join, told)

@@ -203,7 +203,7 @@ def _traits(rng: random.Random, seed: int, total: int, liars: range) -> tuple[Tr
             index=index,
             identity=Identity.from_seed(sha256(f"{seed}/key {index}".encode()).digest()),
             address=f"10.0.0.{index}:7700",
-            listens=index < 2 or rng.random() >= behind_routers,
+            listens=index < 2 or rng.random() >= behind_routers or index in liars[1:],
             trains=index > 0 or bootstrap_trains,
             step_s=1.0 * 4.0 ** rng.random(),
             batch_tokens=rng.randrange(1, 64),
