@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from gossamer.protocol import messages as msg
 from gossamer.protocol.claims import Claim
+from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.effects import Effect, Send
 from gossamer.protocol.limits import CLAIMS_MAX, FETCH_OVERDUE_S, FETCH_PATIENCE_S
 from gossamer.protocol.membership.presence import Presence
@@ -24,6 +25,8 @@ from tests.sim.node import Node
 WATCH_S = 1.0
 PAUSE_S = (5.0, 30.0)
 LASTS_S = (30.0, 150.0)
+
+Standing = Callable[[], tuple[int, tuple[Claim, ...]]]
 
 
 class Gang:
@@ -80,9 +83,8 @@ class Gang:
         self._ahead = far if self._are_few() and self._rng.random() < 0.5 else 0
         for member, node in zip(self._members, self._nodes, strict=True):
             if node.running:
-                presence = node.core.presence
-                presence._standing = lambda node=node: (node.core.own_last + self._ahead, self._claims(node))
-                self._loop.at(self._until, Liar._tell_the_truth, presence, node.core)
+                member.stand_for(lambda node=node: (node.core.own_last + self._ahead, self._claims(node)))
+                self._loop.at(self._until, member.stand_for, None)
                 member.tell_of({other.traits.identity.node_id for other in self._nodes}, self._until)
 
     def _are_few(self) -> bool:
@@ -131,6 +133,7 @@ class Accomplice(Liar):
 
     def __init__(self, node: Node, quiet_after: float) -> None:
         super().__init__(node, quiet_after, dice=f"liar {node.index}")
+        self._standing: Standing | None = None
         self.long_deeds: tuple[Callable[[], None], ...] = (
             self._link_to_all_and_send_nothing,
             self._answer_rubbish_late,
@@ -138,6 +141,16 @@ class Accomplice(Liar):
             self._come_and_go,
         )
         self.deeds = (*self.deeds, *self.long_deeds)
+
+    def stand_for(self, standing: Standing | None) -> None:
+        """Claim this instead of the truth, and again after each lie of our own."""
+        self._standing = standing
+        self._tell_the_truth(self._node.core.presence, self._node.core)
+
+    def _tell_the_truth(self, presence: Presence, core: Replica) -> None:
+        super()._tell_the_truth(presence, core)
+        if self._standing is not None:
+            presence._standing = self._standing
 
     @property
     def can_act(self) -> bool:

@@ -332,6 +332,5 @@ class Liar:
         presence._standing = lambda: (node.core.own_last, claims)
         node.stage.loop.after(20.0 + 30.0 * self._rng.random(), self._tell_the_truth, presence, node.core)
 
-    @staticmethod
-    def _tell_the_truth(presence: Presence, core: Replica) -> None:
+    def _tell_the_truth(self, presence: Presence, core: Replica) -> None:
         presence._standing = lambda: (core.own_last, core.sealing.claims)

@@ -130,7 +130,7 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
     rng = random.Random(f"{seed}/scenario")
     codec = rng.choice(("int4", "int4", "topk", "exact", "int8", "int2"))
     fragments = random.Random(f"{seed}/fragments").choice((1, 2, 2, 3))
-    manifest, phi = _manifest(rng, codec, fragments, forgetful=name in FORGETFUL)
+    manifest, phi = _manifest(rng, codec, fragments, name)
     total = nodes + 4
     has_liar = name == "liar" or (name in (None, "mixed", "parts") and rng.random() < 0.25)
     liars = _liars(seed, nodes, together=name == "liars") if has_liar or name == "liars" else 0
@@ -170,8 +170,10 @@ def _chunk_bytes(rng: random.Random, name: str | None, manifest: Manifest) -> in
     return -(-largest // rng.randrange(4, 13))
 
 
-def _manifest(rng: random.Random, codec: str, fragments: int, *, forgetful: bool) -> tuple[Manifest, Ints]:
+def _manifest(rng: random.Random, codec: str, fragments: int, name: str | None) -> tuple[Manifest, Ints]:
     """Rounds take as long in however many fragments the model comes."""
+    forgetful = name in FORGETFUL
+    early = forgetful or name == "liars"  # who has sealed nothing yet is not lied to about it
     numel = sum(spec.numel for spec in _TENSORS)
     phi = np.random.default_rng(rng.randrange(2**32)).integers(-(2**24), 2**24, numel, dtype=np.int32)
     by_steps = rng.random() < 0.6
@@ -185,8 +187,8 @@ def _manifest(rng: random.Random, codec: str, fragments: int, *, forgetful: bool
             "min_round_seconds": 0.5,
         },
         "history": {
-            "seal_after": 2 if forgetful else rng.randrange(2, 7),
-            "snapshot_every": 2 if forgetful else rng.randrange(2, 7),
+            "seal_after": 2 if early else rng.randrange(2, 7),
+            "snapshot_every": 2 if early else rng.randrange(2, 7),
             "retain": 4 if forgetful else rng.choice((0, RETAIN, RETAIN + 5)),
         },
         "layout": {"fragments": fragments, "tensors": _TENSORS},
