@@ -92,6 +92,11 @@ class Fetcher:
 
     # -- chunks
 
+    def fetch_between(self, bulk: bytes, is_needless: Callable[[bytes], bool]) -> None:
+        """What is large and may take long: see `Picker.fetch_between`."""
+        self._picker.fetch_between(bulk, is_needless)
+        self._changed = True
+
     def want(self, key: bytes, chunks: tuple[tuple[bytes, int], ...], now: float) -> list[Effect]:
         """Ask for chunks (hash, size) under a key; `Fetched(key)` comes at once if none is missing.
 

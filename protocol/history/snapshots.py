@@ -65,6 +65,12 @@ class Snapshots:
         if self._sought is not None and self._sought.root != claim.root:
             self._fetcher.wants.forget(self._sought.key)
         self._sought = claim
+        self._fetcher.fetch_between(claim.key, self._is_in_what_is_sought)
+
+    def _is_in_what_is_sought(self, record_id: bytes) -> bool:
+        """Whether a delta is merged in the snapshot that is fetched: its payload will not be needed."""
+        delta = self._ledger.get(record_id)
+        return delta is not None and self._sought is not None and delta.round <= self._sought.round
 
     def unusable(self, claim: Claim) -> None:
         """What somebody claims is no snapshot of this model: it is not chosen again."""

@@ -226,6 +226,26 @@ def test_a_joiner_soon_fetches_the_model_from_all_who_claim_it(seed):
     assert joiner.core.fetcher.wants.holders_of(claim.key, chunk) == set(joiner.links)
 
 
+def test_of_deltas_those_come_before_a_snapshot_that_it_has_not_in_it(seed):
+    """Else they may be dropped everywhere before it is here, and those who joined have another history."""
+    world = swarm(seed, 2)
+    author, joiner = world.running()
+    for round_ in (8, 9):
+        world.publish(author, round_)
+        world.run(2.0)
+    known = {delta.round: delta.record_id for delta in joiner.core.ledger}
+    claim = Claim(8, 1000, bytes(32), b"root" * 8)
+    joiner.core._snapshots.seek(claim)
+    world.handle(joiner, fx.Need(claim.key, ((b"s" * 32, 100),)))
+    for key in known.values():  # as if their payloads had still to come
+        world.handle(joiner, fx.Need(key, ((key, 100),)))
+    for key in (claim.key, *known.values()):
+        joiner.core.fetcher.wants.held_by(1, key)
+    held = list(joiner.core.fetcher.wants.held.items())
+    in_turn = [key for key, *_ in joiner.core.fetcher._picker._in_turn(held)]
+    assert in_turn[-3:] == [known[9], claim.key, known[8]]
+
+
 def test_nobody_is_believed_about_round_0_which_the_manifest_tells():
     """A node that has sealed nothing yet claims just that round, and so would stand alone against a liar."""
     world = swarm(6, 3)
