@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 WAKES_PER_S_MAX = 40.0
 """Six machines with a deadline each, the fastest every second; a node with many flights has more, and
-whoever a liar declines chunks asks again soon. One for each chunk that came is added: it is told of."""
+whoever a liar declines chunks asks again soon, so each liar beyond the first may cost as many. One for each
+chunk that came is added: it is told of."""
 
 DEALS_MAX = 2
 """Of a node's own payloads one is not spread yet, or two when it has just published the next."""
@@ -228,7 +229,7 @@ class Audit:
         flights, links = core.fetcher._flights, core.links.numbers
         load = Counter([flight.link for flight in flights])
         bounds = (
-            ("wakes a second", rate, WAKES_PER_S_MAX),
+            ("wakes a second", rate, WAKES_PER_S_MAX * max(1, len(self.liars))),
             ("links", len(links), limits.LINKS_MAX),
             ("dials", len(core.links._dialling), limits.DIALS_AT_ONCE_MAX),
             ("flights", len(flights), limits.FETCHES_MAX),
