@@ -112,15 +112,17 @@ def trainer_of(
         "logging_steps": 1,
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 2,
-        "train_sampling_strategy": "sequential",
         "save_strategy": "no",
         "learning_rate": 1e-2,
         **options,
     }
-    return kind(
+    trainer = kind(
         model or small_llama(),
         TrainingArguments(**plan),
         train_dataset=Rows(10),
         eval_dataset=Rows(2),
         callbacks=[*callbacks, swarm],
     )
+    # The oldest releases that the adapter is for cannot be asked for the rows in order.
+    trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(trainer.train_dataset)
+    return trainer
