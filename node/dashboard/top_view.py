@@ -159,8 +159,8 @@ def _head(board: Board, choices: Choices) -> list[Text]:
     behind = f"  behind {now['rounds_behind']}" if now["rounds_behind"] else ""
     missing = f"  missing {now['payloads_missing']}" if now["payloads_missing"] else ""
     third = _line(
-        (f"round {now['round']}", "bold"),
-        (f" (swarm {now['clock']})", ""),
+        (f"round {now['round'] if node['trains'] else now['clock']}", "bold"),
+        (f" (swarm {now['clock']})" if node["trains"] else "", ""),
         (behind + missing, "yellow"),
         (f"  tokens {count(now['swarm_tokens'])}", ""),
         (f"  {count(now['swarm_tokens_per_s'])}/s", "cyan"),

@@ -146,4 +146,6 @@ def one_line(status: dict[str, Any]) -> str:
     links = len(status["links"])
     reach = f"{live} peer{'s' * (live != 1)} alive, {links} link{'s' * (links != 1)}"
     name = status["name"] or short(bytes.fromhex(status["node_id"]))
-    return f"{name}: {status['state']}, round {status['round']} (swarm {status['clock']}){loss}, {reach}"
+    # Who does not train publishes nothing, and would be said to be in round 0 for ever.
+    at = f"{status['round']} (swarm {status['clock']})" if status["trains"] else f"{status['clock']}"
+    return f"{name}: {status['state']}, round {at}{loss}, {reach}"

@@ -94,9 +94,15 @@ async def test_members_that_are_gone_come_last(tmp_path: Path) -> None:
 )
 def test_one_of_a_kind_is_not_said_to_be_several(links: int, healths: list[str], end: str) -> None:
     members = [{"health": health} for health in healths]
-    status = {"name": "ada", "state": "training", "round": 3, "clock": 4}
+    status = {"name": "ada", "state": "training", "trains": True, "round": 3, "clock": 4}
     said = one_line(status | {"members": members, "links": [{}] * links})
     assert said == f"ada: training, round 3 (swarm 4), {end}"
+
+
+def test_who_does_not_train_is_where_the_swarm_is() -> None:
+    status = {"name": "ada", "state": "serving", "trains": False, "round": 0, "clock": 4}
+    said = one_line(status | {"members": [], "links": []})
+    assert said == "ada: serving, round 4, 0 peers alive, 0 links"
 
 
 async def test_who_has_no_trainer_any_more_has_no_speed(tmp_path: Path) -> None:

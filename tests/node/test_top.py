@@ -89,6 +89,7 @@ def board(members: int = 20, **now: Any) -> Board:
         "node": {
             "id": "00" * 32,
             "name": "node-00",
+            "trains": True,
             "state": "training",
             "uptime_s": 4000.0,
             "reachable": True,
@@ -163,6 +164,14 @@ def test_what_is_shown_where_there_is_room() -> None:
     ):
         assert part in text, part
     assert "of 300 MiB" in "\n".join(drawn(board(fetching=[20, 300]), 100, 30))
+
+
+def test_a_node_that_does_not_train_is_where_the_swarm_is() -> None:
+    shown = board(round=0)
+    assert shown.state is not None
+    assert "round 0 (swarm 121)" in drawn(shown, 160, 60)[2]
+    shown.state["node"]["trains"] = False
+    assert drawn(shown, 160, 60)[2].startswith("round 121  tokens")
 
 
 def test_an_accused_member_is_marked_and_its_verdict_told() -> None:
