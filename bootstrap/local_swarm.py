@@ -29,6 +29,9 @@ EXCHANGE_DEADLINE_S = 60.0
 
 SAMPLE_PROMPT = "def "
 SAMPLE_CHARACTERS = 300
+SAMPLE_S = 10.0
+"""What is written for the summary ends after so long: a character of a large model takes seconds."""
+
 EVALUATIONS = 16
 TEXT_LOSS_UNIT = "nats per byte"
 """Of a task of somebody's own we do not know it."""
@@ -70,6 +73,7 @@ class LocalSwarm:
         self._has_joined = False
         """Whether a node has, or had, the model that the others need to begin."""
         self._has_told_folder = False
+        self._is_asked_to_stop = False
         self._common = (["--insecure-plaintext"] if options.plaintext else []) + (
             ["--debug"] if options.debug else []
         )
@@ -105,8 +109,13 @@ class LocalSwarm:
         loop = asyncio.get_running_loop()
         begun = time.monotonic()
         work = asyncio.create_task(self._work())
+
+        def stop() -> None:
+            self._is_asked_to_stop = True
+            work.cancel()
+
         for number in stop_signals():
-            loop.add_signal_handler(number, work.cancel)
+            loop.add_signal_handler(number, stop)
         reset_signals()
         try:
             await work
@@ -243,11 +252,13 @@ class LocalSwarm:
         return len(held) == 1 and not are_busy and have_evaluated
 
     def _sample(self) -> str:
-        """A few lines from the first node's model. A failure to write is no failure to train."""
+        """A few lines from the first node's model, or what is there of them when time is up, or a person asks
+        for the end (Ctrl-C). A failure to write is no failure to train."""
         if self._manifest.task.source:
             return ""
         from gossamer.node.exports.generate import generate
 
+        written = ""
         try:
             pieces = generate(
                 Home(self._left[0].folder),
@@ -256,7 +267,11 @@ class LocalSwarm:
                 temperature=0.7,
                 seed=self._options.seed,
             )
-            return SAMPLE_PROMPT + "".join(pieces)
+            deadline = time.monotonic() + SAMPLE_S
+            for piece in pieces:
+                written += piece
+                if self._is_asked_to_stop or time.monotonic() > deadline:
+                    break
         except LocalError as error:
             print(f"gossamer: no sample: {error}", file=sys.stderr)
-            return ""
+        return SAMPLE_PROMPT + written if written else ""

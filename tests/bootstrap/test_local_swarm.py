@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
+import os
+import signal
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +17,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from gossamer.bootstrap import local_swarm
 from gossamer.bootstrap.display import Display, Output
 from gossamer.bootstrap.local_swarm import LocalSwarm
 from gossamer.bootstrap.processes import BYTES, NodeProcess
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import LocalError
 from tests.bootstrap.local_swarms import Ended, options
+from tests.bootstrap.summaries import status
 from tests.protocol.builders import SMALL
 
 
@@ -172,3 +179,45 @@ def test_a_reader_that_is_gone_is_an_error_that_can_be_cleaned_up_after(
     monkeypatch.setattr(sys, "stdout", Gone())
     with pytest.raises(BrokenPipeError):
         Output().print("x")
+
+
+@pytest.mark.parametrize("by", ["time", "a person"])
+def test_the_sample_ends_when_time_is_up_or_a_person_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """With a large model a character takes seconds, and nothing is shown until the sample is there."""
+    swarm = LocalSwarm(options(tmp_path), SMALL, tmp_path)
+
+    def pieces(*_: object, **__: object) -> Iterator[str]:
+        yield from "abc"
+        if by == "time":
+            late = time.monotonic() + local_swarm.SAMPLE_S + 1
+            monkeypatch.setattr(local_swarm.time, "monotonic", lambda: late)
+        else:
+            swarm._is_asked_to_stop = True
+        yield from itertools.repeat("d", 1000)
+
+    monkeypatch.setattr("gossamer.node.exports.generate.generate", pieces)
+    assert swarm._sample() == "def abcd"
+
+
+async def test_a_signal_is_heard_once_the_work_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm = LocalSwarm(options(tmp_path), SMALL, tmp_path)
+    for number, process in enumerate(swarm._nodes):
+        process.status = status(number)
+
+    async def nothing() -> None:
+        pass
+
+    def sample() -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        while not swarm._is_asked_to_stop and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return f"asked: {swarm._is_asked_to_stop}"
+
+    monkeypatch.setattr(swarm, "_work", nothing)
+    monkeypatch.setattr(swarm, "_sample", sample)
+    assert (await swarm.run()).sample == "asked: True"
