@@ -136,9 +136,14 @@ def kind_of(parameter: Parameter) -> type:
 def _fits(value: Any, parameter: Parameter) -> bool:
     kind = kind_of(parameter)
     accepted = {float: (int, float), Path: (str,)}.get(kind, (kind,))
+
+    def fits(item: Any) -> bool:
+        # An empty path would be the folder that the file is in.
+        return type(item) in accepted and not (kind is Path and item == "")
+
     if parameter.type_descriptor.is_list:
-        return isinstance(value, list) and all(type(item) in accepted for item in value)
-    return type(value) in accepted
+        return isinstance(value, list) and all(map(fits, value))
+    return fits(value)
 
 
 def _wanted(parameter: Parameter) -> str:

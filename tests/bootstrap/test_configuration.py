@@ -199,6 +199,8 @@ def test_the_file_in_the_folder_counts_without_being_named(
         ("[node]\nthreads = 1.0", ["[node] threads", "a whole number"]),
         ("[node]\nobserve = 1", ["[node] observe", "true or false"]),
         ("[node]\ndir = 1", ["[node] dir", "a path in quotes"]),
+        ("[node]\ndir = ''", ["[node] dir", "a path in quotes"]),
+        ("[node]\ndata = ['a', '']", ["[node] data", "a list", "a path in quotes"]),
         ("[node", ["not valid TOML"]),
         ("a = " + "9" * 5000, ["not valid TOML"]),
         ("a = " + "[" * 100_000, ["not valid TOML"]),
