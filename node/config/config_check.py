@@ -13,6 +13,7 @@ from gossamer.node.config.check_node import NodeCheck
 from gossamer.node.config.command import command_named, sections
 from gossamer.node.config.findings import Finding, error, ok, warning
 from gossamer.node.given import read_manifest
+from gossamer.node.tilde import expanded
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import is_canonical
 
@@ -58,7 +59,7 @@ def _node_file(path: Path | None) -> node_file.NodeFile | None:
         path = path / node_file.FILE_NAME
         return node_file.read(path) if path.exists() else None
     given = path or os.environ.get(settings.CONFIG_VARIABLE)
-    return node_file.read(Path(given)) if given else None
+    return node_file.read(expanded(Path(given))) if given else None
 
 
 def _commands(path: Path | None, file: node_file.NodeFile | None) -> list[tuple[str, list[str]]]:

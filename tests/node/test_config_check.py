@@ -51,6 +51,16 @@ def test_a_file_that_is_none_is_a_fault_like_any_other(home: Home, tmp_path: Pat
         assert level == "error" and name in text
 
 
+def test_a_file_in_the_environment_may_be_in_the_home_folder(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No shell has seen the tilde where systemd, say, reads the environment from a file."""
+    (tmp_path / "n.toml").write_text("[node]\nobserve = true\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GOSSAMER_CONFIG", "~/n.toml")
+    assert look(None)["node"] == [("ok", "1 settings: observe")]
+
+
 def test_a_members_copy_of_a_manifest_is_looked_over_as_one(home: Home) -> None:
     assert "manifest" in look(home.manifest_path)
 
