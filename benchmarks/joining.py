@@ -52,7 +52,7 @@ COPY = (
 
 
 def run(*, quick: bool) -> list[dict[str, Any]]:
-    """Join swarms of one donor and of four, for models of two sizes."""
+    """Join swarms of one donor and of four, for models of several sizes."""
     sizes = (2_000_000,) if quick else PARAMETERS
     return [_measure(parameters) for parameters in sizes]
 

@@ -2,7 +2,7 @@
 
 Hosts of their own (network namespaces on one bridge), limited by `tc tbf` both ways. A byte-level GPT trains
 on the source of Python's standard library, once by DDP, which averages all gradients (float32) at every step,
-and once as a swarm with the defaults: int4 deltas, one a window of some steps. Model, data, batch, inner
+and once as a swarm: int4 deltas, one of the whole model a window of 40 steps. Model, data, batch, inner
 optimizer and evaluation are the same (see `contender`), and so are the two cores that all hosts share.
 
 DDP makes the same steps on whatever line, so its curve is measured once, on the fastest; on slow lines a few

@@ -26,7 +26,7 @@ from tests.sim.memo import Encoder
 from tests.sim.trace import Trace
 
 PACKED = 0.48
-"""What a payload of int4 takes on the line, of its length: 0.46 to 0.49 in the learning benchmark."""
+"""What a payload of int4 takes on the line, of its length: 0.45 to 0.50 in the learning benchmark."""
 
 CREATED = 1_700_000_000
 HEAD_BYTES = 220
