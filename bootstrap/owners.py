@@ -70,9 +70,13 @@ def read_owner(path: Path) -> Identity:
             raise ConfigError(f"{path} is no file; name an owner's key, as gossamer init --invited makes it")
         if mode & 0o077:
             raise ConfigError(f"{path} can be read by others; run: chmod 600 {path}")
-        return Identity.from_seed(path.read_bytes())
+        secret = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read the owner's key {path}: {error.strerror}") from None
+    try:
+        return Identity.from_seed(secret)
+    except ConfigError as error:
+        raise ConfigError(f"{path} is no owner's key, or damaged ({error}): put its backup there") from None
 
 
 def find_manifest(path: Path | None) -> Path:

@@ -63,9 +63,10 @@ def test_a_key_that_cannot_be_used(tmp_path: Path, owner: Identity) -> None:
     with pytest.raises(ConfigError, match="no-such"):
         owners.read_owner(tmp_path / "no-such.owner")
     path.chmod(0o600)
-    path.write_bytes(b"short")
-    with pytest.raises(ConfigError):
-        owners.read_owner(path)
+    for damaged in (b"", b"short", bytes(32)):
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"my\.owner is no owner's key, or damaged"):
+            owners.read_owner(path)
 
 
 def test_whose_key_it_is(tmp_path: Path, owner: Identity, manifest: Manifest) -> None:
