@@ -72,6 +72,8 @@ class LocalSwarm:
         self._console = console or Output()
         self._has_joined = False
         """Whether a node has, or had, the model that the others need to begin."""
+        self._starts: set[float] = set()
+        """Losses that were measured before anybody had trained, as often by one node as by all."""
         self._has_told_folder = False
         self._is_asked_to_stop = False
         self._common = (["--insecure-plaintext"] if options.plaintext else []) + (
@@ -128,6 +130,7 @@ class LocalSwarm:
         wall_s = round(time.monotonic() - begun, 2)
         return summarise(
             [process.status for process in self._nodes if process.status is not None],
+            starts=self._starts,
             ended=[f"{process.name}: {process.ended}" for process in self._everyone if process.ended],
             wall_s=wall_s,
             rounds=self._options.rounds,
@@ -198,6 +201,7 @@ class LocalSwarm:
                 *(p.ask(digest=True, up_to=up_to, plaintext=plaintext) for p in self._everyone)
             )
             self._has_joined |= any(p.status and p.status["state"] != "joining" for p in self._nodes)
+            self._starts.update(s for p in self._nodes if (s := p.trainer.get("val_loss_start")) is not None)
             if storm is not None:
                 storm.look()
             display.update(self._everyone, phase, storm)

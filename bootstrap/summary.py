@@ -1,5 +1,6 @@
 """What a local swarm achieved, as JSON and in words."""
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -83,8 +84,14 @@ def data_parallel_bytes(parameters: int, steps: list[int]) -> int:
     return sum(steps) * parameters * FLOAT32_BYTES * 2 * (n - 1) // n
 
 
-def summarise(statuses: list[dict[str, Any]], **facts: Any) -> SwarmSummary:
-    """Put the nodes' last statuses together; `facts` are the fields that no node knows."""
+def summarise(
+    statuses: list[dict[str, Any]], *, starts: Collection[float] = (), **facts: Any
+) -> SwarmSummary:
+    """Put the nodes' last statuses together.
+
+    `starts` are losses at the start that nodes told of earlier: a trainer that was started again knows it no
+    more. `facts` are the fields that no node knows.
+    """
     nodes = []
     for status in statuses:
         trainer = status.get("trainer") or {}
@@ -105,12 +112,12 @@ def summarise(statuses: list[dict[str, Any]], **facts: Any) -> SwarmSummary:
             )
         )
     replicas = {(status.get("merged_digest"), status.get("phi_digest")) for status in statuses}
-    starts = [loss for s in statuses if (loss := (s.get("trainer") or {}).get("val_loss_start")) is not None]
+    told = [loss for s in statuses if (loss := (s.get("trainer") or {}).get("val_loss_start")) is not None]
     ends = [node.val_loss for node in nodes if node.val_loss is not None]
     return SwarmSummary(
         swarm_id=statuses[0]["swarm_id"],
         identical=len(replicas) == 1 and None not in next(iter(replicas)),
-        val_loss_start=min(starts, default=None),
+        val_loss_start=min([*told, *starts], default=None),
         val_loss_end=max(ends, default=None),
         tokens=sum(node.tokens for node in nodes),
         data_parallel_bytes=data_parallel_bytes(facts["parameters"], [node.inner_steps for node in nodes]),

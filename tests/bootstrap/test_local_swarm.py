@@ -221,3 +221,35 @@ async def test_a_signal_is_heard_once_the_work_is_done(
     monkeypatch.setattr(swarm, "_work", nothing)
     monkeypatch.setattr(swarm, "_sample", sample)
     assert (await swarm.run()).sample == "asked: True"
+
+
+async def test_the_loss_at_the_start_is_kept_where_who_measured_it_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only who begins before anybody has published measures it: of the others none may have."""
+    swarm = LocalSwarm(options(tmp_path), SMALL, tmp_path)
+    looks = 0
+
+    async def ask(self: NodeProcess, **_: object) -> None:
+        start = 5.0 if self.name == "node-2" and looks == 1 else None
+        self.status = {
+            **status(0),
+            "state": "finished",
+            "trainer": {"val_loss_start": start, "val_loss": 2.0},
+        }
+
+    def over() -> bool:
+        nonlocal looks
+        looks += 1
+        return looks > 2
+
+    async def work() -> None:
+        await swarm._watch(Display(Console(file=io.StringIO(), width=200), 3, ""), "exchanging", over, None)
+
+    monkeypatch.setattr(NodeProcess, "ask", ask)
+    monkeypatch.setattr("gossamer.bootstrap.local_swarm.REFRESH_S", 0.0)
+    monkeypatch.setattr(Display, "update", lambda *_: None)
+    monkeypatch.setattr(swarm, "_work", work)
+    monkeypatch.setattr(swarm, "_sample", str)
+    found = await swarm.run()
+    assert (found.val_loss_start, found.val_loss_end) == (5.0, 2.0) and looks == 3
