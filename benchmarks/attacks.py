@@ -31,7 +31,7 @@ STEPS = Lie(factor=-10_000.0, tokens=2**20, steps=2**17)
 """So many steps that the square root excuses the length, and tokens to weigh as much as the cap allows."""
 
 OUTER = {"learning_rate": 0.5, "momentum": 0.7}
-"""What docs/attacks.md was measured with; new manifests have shorter steps."""
+"""What docs/attacks.md was measured with, and what manifests have where AdamW trains."""
 
 NO_CLIP = {"clip": 0.0}
 NO_CAP = {"weight_cap": 0.0}
