@@ -21,7 +21,8 @@ class Happenings:
     """Compares looks at the swarm, one after another."""
 
     def __init__(self) -> None:
-        self._healths: dict[bytes, Health] = {}
+        self._seen: dict[bytes, tuple[Health, int]] = {}
+        """Everybody's health at the last look, and how often it had been down by then."""
         self._told_round = 0
         self._differing: set[bytes] = set()
 
@@ -31,12 +32,12 @@ class Happenings:
         self._say_who_differs(members, claims)
 
     def _say_who_came_and_went(self, members: Sequence[Member]) -> None:
-        before = self._healths
-        self._healths = {member.peer.node_id: member.health for member in members}
+        before = self._seen
+        self._seen = {member.peer.node_id: (member.health, member.downs) for member in members}
         known = [member for member in members if member.peer.node_id in before]
         _say("heard of %s", [m for m in members if m.peer.node_id not in before and m.health in LIVE])
-        _say("back again: %s", [m for m in known if m.health is Health.ALIVE and _was_gone(m, before)])
-        _say("left: %s", [m for m in known if m.health is Health.LEFT is not before[m.peer.node_id]])
+        _say("back again: %s", [m for m in known if _is_back(m, *before[m.peer.node_id])])
+        _say("left: %s", [m for m in known if m.health is Health.LEFT is not before[m.peer.node_id][0]])
 
     def _say_who_differs(self, members: Sequence[Member], claims: tuple[Claim, ...]) -> None:
         """Whether the others hold our model, once for each snapshot of ours that all who live have, too."""
@@ -55,8 +56,12 @@ class Happenings:
             log.info("round %d is sealed: all %d replicas are identical", newest, len(found) + 1)
 
 
-def _was_gone(member: Member, before: dict[bytes, Health]) -> bool:
-    return before[member.peer.node_id] in (Health.DOWN, Health.LEFT)
+def _is_back(member: Member, health: Health, downs: int) -> bool:
+    """Whether a member is there that was gone at the last look, or was said to be down since.
+
+    Whoever has lost its network dials anew just when it is given up: it is down for a moment, often.
+    """
+    return member.health is Health.ALIVE and (health in (Health.DOWN, Health.LEFT) or member.downs > downs)
 
 
 def _say(sentence: str, members: Iterable[Member]) -> None:

@@ -47,6 +47,8 @@ class Member:
     came_or_went: float = -math.inf
     """When all were last told at once that it leaves or is back."""
     activity: Activity = field(default_factory=lambda: Activity(-math.inf))
+    downs: int = 0
+    """How often it was found to be down: it may be back before anybody looks."""
     is_hearsay: bool = True
     """Whether all that we know of it is one row, which somebody told us: it may have been gone by then."""
 
@@ -135,6 +137,7 @@ class Roster:
         if member.health is not health:
             member.health = health
             member.since = now
+            member.downs += health is Health.DOWN
             self._views.clear()
 
     def heard_from(self, node_id: bytes, at: float) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gossamer.node.monitoring.happenings import Happenings
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.membership.roster import Health, Member
+from gossamer.protocol.membership.roster import Health, Member, Roster
 from tests.protocol import builders
 
 
@@ -39,6 +39,27 @@ def test_who_comes_and_goes(caplog: pytest.LogCaptureFixture) -> None:
     watch.look([one, two], ())
     watch.look([one, two], ())
     assert caplog.messages[2:] == [f"back again: {named(1)}", f"back again: {named(2)}"]
+
+
+def test_who_was_down_between_two_looks_is_said_to_be_back(caplog: pytest.LogCaptureFixture) -> None:
+    """That it is down was said at once, and would be the last word."""
+    caplog.set_level(logging.INFO, "gossamer.node")
+    watch, roster = Happenings(), Roster(builders.identity(0).node_id)
+    row = builders.row(builders.identity(1), name="n1")
+    roster.update(row, 0.0)
+    watch.look(roster.members(), ())
+    roster.judge(row.node_id, Health.SUSPECT, 10.0)
+    watch.look(roster.members(), ())
+    roster.heard_from(row.node_id, 11.0)
+    watch.look(roster.members(), ())
+    assert caplog.messages[1:] == [], "a suspicion that is cleared up is nothing to tell"
+    roster.judge(row.node_id, Health.SUSPECT, 20.0)
+    watch.look(roster.members(), ())
+    roster.judge(row.node_id, Health.DOWN, 26.0)
+    roster.heard_from(row.node_id, 26.5)
+    for _ in range(2):
+        watch.look(roster.members(), ())
+    assert caplog.messages[1:] == [f"back again: {named(1)}"]
 
 
 def test_many_at_once_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
