@@ -105,6 +105,7 @@ async def _ask(
                 ssl=aiohttp.Fingerprint(binding) if binding else not plaintext and client_context(),
                 allow_redirects=False,
             ) as response:
+                _check_is_no_page(address, response)
                 _check_who_answers(contact, response.headers.get(PROOF_HEADER, ""), binding, nonce)
                 await _check_status(address, response)
                 if body_s:
@@ -134,6 +135,16 @@ async def fingerprint_at(address: str) -> bytes:
         return fingerprint_of(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
     finally:
         writer.transport.abort()
+
+
+def _check_is_no_page(address: str, response: aiohttp.ClientResponse) -> None:
+    """Raise UnreachableError for what a node never sends, and a network's sign-in page or a proxy does."""
+    sends_on = 300 <= response.status < 400 or response.status == 511
+    if sends_on or response.content_type == "text/html":
+        raise UnreachableError(
+            f"{address} is not a Gossamer node (HTTP status {response.status}): a web page answers. Does this"
+            " network want you to sign in first, or is a proxy in the way?"
+        )
 
 
 def _check_who_answers(contact: Contact, proof: str, binding: bytes, nonce: bytes) -> None:
@@ -170,7 +181,10 @@ async def _read(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
 
 def _reason(error: Exception, plaintext: bool) -> str:
     if isinstance(error, ssl.SSLError):
-        return "what answers there does not speak TLS: is it a node's address, and not that of its page?"
+        return (
+            "what answers there does not speak TLS: is it a node's address, and not that of its page, or of"
+            " this network's sign-in page?"
+        )
     if plaintext and isinstance(error, aiohttp.ServerDisconnectedError):
         return "the connection was closed: it may speak TLS, without --insecure-plaintext"
     if isinstance(error, aiohttp.ClientResponseError):
@@ -178,7 +192,7 @@ def _reason(error: Exception, plaintext: bool) -> str:
     if isinstance(error, OSError) and error.errno:
         known = os.strerror(error.errno) if error.errno > 0 else error.strerror  # below: names not found
         return str(known).lower()
-    if isinstance(error, aiohttp.ClientConnectorError | ConnectionError):
+    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ServerDisconnectedError | ConnectionError):
         return "the connection was closed"
     if isinstance(error, TimeoutError):
         return "no answer in time"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from threading import Event
@@ -16,18 +17,20 @@ from gossamer.node.address import parse_address, parse_contact
 from gossamer.node.network import client
 from gossamer.node.network.client import (
     _reason,
+    deliver,
     fetch_manifest,
     fetch_status,
     fingerprint_at,
     parse_status,
 )
+from gossamer.node.network.tls import Certificate
 from gossamer.protocol.errors import NobodyThereError, UnreachableError
 from tests.node.wires import End, listening
 from tests.protocol.builders import SMALL
 
 
 @asynccontextmanager
-async def answering(banner: bytes) -> AsyncIterator[int]:
+async def answering(banner: bytes, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     """The port of a server that says this to whoever says anything, and hangs up."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -35,7 +38,7 @@ async def answering(banner: bytes) -> AsyncIterator[int]:
         writer.write(banner)
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls) as server:
         yield server.sockets[0].getsockname()[1]
 
 
@@ -100,6 +103,23 @@ async def test_nobody_is_sent_on_to_another_address() -> None:
     async with answering(ok) as elsewhere, answering(found % elsewhere) as port:
         with pytest.raises(UnreachableError, match=r"is not a Gossamer node \(HTTP status 302\)"):
             await fetch_status(f"127.0.0.1:{port}", plaintext=True)
+
+
+@pytest.mark.parametrize("named", ["", f"gossamer://{'ab' * 32}@"])
+@pytest.mark.parametrize("status", ["200 OK", "302 Found", "511 Network Authentication Required"])
+async def test_a_sign_in_page_in_the_place_of_a_node_is_taken_for_one(status: str, named: str) -> None:
+    """It ends TLS itself, perhaps, and has nothing that a node would: no proof, no manifest."""
+    page = f"HTTP/1.1 {status}\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>".encode()
+    async with answering(page, Certificate.fresh().context) as port:
+        for ask in (fetch_status(f"{named}127.0.0.1:{port}"), deliver(f"{named}127.0.0.1:{port}", b"")):
+            with pytest.raises(UnreachableError, match=r"a web page answers.*sign in"):
+                await ask
+
+
+async def test_who_closes_after_a_question_has_closed() -> None:
+    async with answering(b"", Certificate.fresh().context) as port:
+        with pytest.raises(UnreachableError, match=r"\(the connection was closed\)"):
+            await fetch_status(f"127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize("status", [400, 403, 503])
