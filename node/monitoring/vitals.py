@@ -63,8 +63,8 @@ class Look:
     late_s: float = 0.0
     """How much later than meant we look: the event loop was busy for this long."""
     links: int = 0
-    was_dialled: bool = False
-    """Whether any other node has linked to us since we started."""
+    dialled_by_others: int = 0
+    """How often other nodes have linked to us since we started."""
     addresses: tuple[str, ...] = ()
     """Where we say that we can be dialled."""
     lost_address: str = ""
@@ -125,7 +125,11 @@ class Vitals:
         """Why this node does not do what it is for; None if it does."""
         self.reachable: bool | None = None
         """Whether others can dial us; None while that cannot be told."""
-        self._begun: float | None = None
+        self._told_addresses: tuple[str, ...] = ()
+        self._told_since = -math.inf
+        """Since when others are told of those addresses, and of none that was given up for them."""
+        self._dialled = self._dialled_by_then = 0
+        """How often others have dialled us: by now, and by then."""
         self._alone_since: float | None = None
         self._told_alone = False
         self._merged: tuple[int, float] = (-1, 0.0)
@@ -152,12 +156,10 @@ class Vitals:
 
     def look(self, look: Look) -> None:
         """Take note of how things are now."""
-        if self._begun is None:
-            self._begun = look.now
         self._lags.append(max(0.0, look.late_s))
         self._look_at_links(look)
         self._look_at_address(look)
-        self._look_at_reach(look, look.now - self._begun)
+        self._look_at_reach(look)
         self._look_at_transfers(look)
         self._look_at_clock(look)
         self._look_at_invitation(look)
@@ -207,12 +209,16 @@ class Vitals:
                 " again, or start the node with another --listen ([::]:PORT follows the machine)",
             )
 
-    def _look_at_reach(self, look: Look, uptime_s: float) -> None:
-        if look.was_dialled:
+    def _look_at_reach(self, look: Look) -> None:
+        """Who could be dialled in one network may be behind a NAT in the next."""
+        if self._told_since == -math.inf or set(self._told_addresses) - set(look.addresses):
+            self.reachable, self._told_since, self._dialled_by_then = None, look.now, self._dialled
+        self._told_addresses, self._dialled = look.addresses, look.dialled_by_others
+        if look.dialled_by_others > self._dialled_by_then:
             self.reachable = True
         elif not look.addresses or look.live < MEMBERS_MIN or not look.links:
             self.reachable = None
-        elif uptime_s > REACH_S and self.reachable is None:
+        elif look.now - self._told_since > REACH_S and self.reachable is None:
             self.reachable = False
             log.warning(
                 "nobody has dialled this node at %s within %.0f minutes: if a firewall or NAT is in the way,"

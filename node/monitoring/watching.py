@@ -168,7 +168,7 @@ class Watching:
             now=time.monotonic(),
             late_s=late_s,
             links=len(view.links),
-            was_dialled=view.links.was_dialled,
+            dialled_by_others=view.links.dialled_by_others,
             addresses=core.own_row.addresses,
             lost_address=self._lost_address(),
             live=len(live),

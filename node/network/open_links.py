@@ -16,8 +16,8 @@ class OpenLinks(Mapping[int, PeerLink]):
         self._links: dict[int, PeerLink] = {}
         self._past_traffic = [0, 0, 0, 0]
         self._encoded: tuple[Message, bytes] | None = None
-        self.was_dialled = False
-        """Whether anybody has ever reached us."""
+        self.dialled_by_others = 0
+        """How often anybody has reached us."""
 
     def __getitem__(self, number: int) -> PeerLink:
         return self._links[number]
@@ -31,7 +31,7 @@ class OpenLinks(Mapping[int, PeerLink]):
     def add(self, link: PeerLink) -> None:
         """A link has come up."""
         self._links[link.number] = link
-        self.was_dialled |= not link.outbound
+        self.dialled_by_others += not link.outbound
 
     def remove(self, link: PeerLink) -> None:
         """A link has ended."""

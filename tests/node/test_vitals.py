@@ -134,7 +134,23 @@ def test_a_node_that_nobody_dials_says_so_once(shown: Shown) -> None:
     (said,) = shown.for_s(2000, **usual)
     assert "nobody has dialled this node at 1.2.3.4:7700 within 10 minutes" in said
     assert shown.vitals.reachable is False
-    assert shown.for_s(10, **usual, was_dialled=True) == [] and shown.vitals.reachable is True
+    assert shown.for_s(10, **usual, dialled_by_others=1) == [] and shown.vitals.reachable is True
+
+
+def test_who_was_dialled_at_another_address_is_not_known_to_be_reachable(shown: Shown) -> None:
+    """A laptop goes from an office home, where a NAT is in the way."""
+    usual: dict[str, Any] = {"links": 3, "live": 3, "known": 3, "dialled_by_others": 2}
+    both = ("1.2.3.4:7700", "[2001:db8::1]:7700")
+    shown.for_s(100, **usual, addresses=both[:1])
+    shown.for_s(2000, **usual, addresses=both)
+    assert shown.vitals.reachable is True, "one more address takes nothing away"
+    assert shown.for_s(v.REACH_S, **usual, addresses=("10.0.0.7:7700",)) == []
+    assert shown.vitals.reachable is None
+    (said,) = shown.for_s(2000, **usual, addresses=("10.0.0.7:7700",))
+    assert "nobody has dialled this node at 10.0.0.7:7700 within 10 minutes" in said
+    usual["dialled_by_others"] = 3
+    shown.for_s(2, **usual, addresses=("10.0.0.8:7700",))
+    assert shown.vitals.reachable is True, "who dials it there may be how it learns that address"
 
 
 def test_that_nobody_dials_says_nothing_where_nobody_would(shown: Shown) -> None:
