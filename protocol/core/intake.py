@@ -145,7 +145,8 @@ class Intake:
         except NoRoomError:
             return []
         except PeerError as error:
-            relayed = envelope is not None and not self._is_author(envelope, delivery.link)
+            is_others = envelope is not None and not self._is_author(envelope, delivery.link)
+            relayed = is_others or _kind(data) in _CREDENTIALS  # owners sign those, and members hand them on
             return [Blame(delivery.link, str(error), offence_in_record(error, relayed=relayed))]
 
     def _is_author(self, envelope: Envelope, number: int) -> bool:

@@ -14,8 +14,11 @@ from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.admission.charter import Role
 from gossamer.protocol.effects import LinkUp
+from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.errors import PeerError, SignatureError
 from gossamer.protocol.identity import short
+from gossamer.protocol.offence import Offence
+from gossamer.protocol.wire import pack
 from tests.protocol import builders
 from tests.protocol.builders import OWNER, grant, identity, revocation
 from tests.protocol.wiring import Node, Weather, World
@@ -368,6 +371,16 @@ def test_a_credential_from_nobody_is_an_error_for_who_delivers_and_a_blame_for_a
         node.core.handle(fx.Deliver(grant(identity(5), INVITED, by=identity(5))), world.now)
     effects = _give(world, node, grant(identity(5), INVITED, by=identity(5)))
     assert [type(e) for e in effects] == [fx.Blame]
+    assert len(node.core.charter.ids()) == 2
+
+
+def test_what_an_owner_signed_is_no_offence_of_those_who_hand_it_on(member):
+    """They do so with every comparison of charters, if it is of a later release."""
+    world, node = member
+    for kind in (Kind.GRANT, Kind.REVOCATION):
+        later = seal(OWNER, kind, INVITED.swarm_id, pack([identity(5).node_id, 2, 0, 0, "new"])).data
+        (blame,) = _give(world, node, later)
+        assert isinstance(blame, fx.Blame) and blame.offence is Offence.RELAYED
     assert len(node.core.charter.ids()) == 2
 
 
