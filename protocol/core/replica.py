@@ -402,6 +402,8 @@ class Replica:
 
     def _stored(self, delta: Delta, now: float) -> list[Effect]:
         result = self._author.stored(delta)
+        if delta.record_id not in self.ledger:  # others, for whom its round is open, would have it merged
+            return result
         self._clock.published(delta.round, now)
         self.presence.changed()
         return [*result, *self.dealing.deal(delta, set(self.links.numbers), now)]

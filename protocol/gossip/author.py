@@ -77,10 +77,12 @@ class Author:
         return [Store(delta, own=True)]
 
     def stored(self, delta: Delta) -> list[Effect]:
-        """Our delta is on disk: from now on it counts."""
-        self._last_id = delta.record_id
-        self.last_is_spread = False
-        return self._holdings.add_own(delta)
+        """Our delta is on disk: from now on it counts, if its round is open still."""
+        result = self._holdings.add_own(delta)
+        if delta.record_id in self._ledger:
+            self._last_id = delta.record_id
+            self.last_is_spread = False
+        return result
 
     def heard(self, record_ids: Iterable[bytes]) -> None:
         """Note that somebody holds the payloads of these deltas."""

@@ -87,10 +87,18 @@ class Holdings:
                 return []
 
     def add_own(self, delta: Delta) -> list[Effect]:
-        """Take in our own delta, whose payload is here from the start."""
-        self._ledger.add(delta)
+        """Take in our own delta, whose payload is here from the start. Its round may be closed by now."""
+        match self._ledger.add(delta):
+            case Added.NEW:
+                result: list[Effect] = [Ready(delta)]
+            case Added.VOIDED:  # our key signs in another place, too
+                result = self._void(delta)
+            case Added.KNOWN:
+                return []
+            case Added.CLOSED:
+                return [Notice(f"not publishing round {delta.round}, which was closed before it was stored")]
         self._held.add(delta.record_id)
-        return [Ready(delta)]
+        return result
 
     def revoke(self, author: bytes, after: int) -> list[Effect]:
         """Void an author's deltas of rounds after `after`; `Ready` for each."""

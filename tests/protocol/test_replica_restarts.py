@@ -7,6 +7,7 @@ import math
 from gossamer.protocol import effects as fx
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
+from gossamer.protocol.claims import Claim
 from tests.protocol import builders
 from tests.protocol.cores import BRISK, check, conflicting, one_that_went_on, publish_effects, swarm
 from tests.protocol.wiring import UNIX_OFFSET_S, Node, World
@@ -121,6 +122,39 @@ def test_nothing_is_said_of_our_record_before_it_is_stored(seed):
     said = node.core.handle(fx.Stored(store.delta), world.now)
     assert any(isinstance(e, fx.Send) and isinstance(e.message, msg.Records) for e in said)
     assert fx.Ready(store.delta) in said
+
+
+def test_nobody_hears_of_our_record_if_its_round_was_closed_while_it_was_being_stored(seed):
+    """Others, whose history has that round open yet, would have merged it, and ours never."""
+    world = swarm(seed, 3)
+    node = world.nodes[1]
+    (store,) = publish_effects(world, node, 5)
+    assert isinstance(store, fx.Store)
+    world.handle(node, fx.Adopted(Claim(16, 1000, bytes(32), b"r" * 32)))
+    (notice,) = node.core.handle(fx.Stored(store.delta), world.now)
+    assert isinstance(notice, fx.Notice) and "not publishing round 5" in notice.text
+    assert not node.core.holds(store.delta.record_id)
+    assert node.core.own_last_spread, "there is nothing to wait for"
+    world.run(30.0)
+    assert not any(len(other.core.ledger) for other in world.running())
+
+
+def test_a_copy_of_us_that_was_faster_is_told_of_and_its_payload_looked_for_no_more(seed):
+    """It signed the round that we had signed, and was not heard of until we were about to store ours."""
+    world = swarm(seed, 3)
+    node = world.nodes[1]
+    (store,) = publish_effects(world, node, 3)
+    assert isinstance(store, fx.Store)
+    theirs = conflicting(world, node.identity, 3)[0][0]
+    world.inject(node, next(iter(node.links)), msg.encode(msg.Records(((theirs.data, False),))))
+    assert theirs.record_id in node.core.fetcher.wants
+    said = world.handle(node, fx.Stored(store.delta))
+    assert fx.Ready(store.delta) in said
+    assert any("signed two deltas for round 3" in e.text for e in said if isinstance(e, fx.Notice))
+    assert theirs.record_id not in node.core.fetcher.wants
+    world.run(30.0)
+    for other in world.running():
+        assert list(other.core.ledger.voided()) == [(node.identity.node_id, 3)]
 
 
 def test_a_backup_that_was_put_back_signs_nothing_before_it_knows_what_it_signed(seed):
