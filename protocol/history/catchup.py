@@ -61,6 +61,7 @@ class CatchUp:
         self._next_look = now + LOOK_INTERVAL_S
         if self._is_misled():
             self._synced_at, self._refuses = None, True
+            self._lacking = self._moved_at = self._few_since = math.inf
         elif self._refuses:  # what was refused is asked for again
             self._refuses = self._anti_entropy.synced_once = False
         elif self._synced_at is None:

@@ -185,6 +185,29 @@ def test_what_was_refused_for_a_wrong_clock_is_asked_for_again_once_it_is_right(
     assert node.is_done(13.0)
 
 
+def test_payloads_of_what_was_refused_are_waited_for_as_those_that_came_at_once_are():
+    """How long nothing had come of the others by then says nothing of these."""
+    node = Beginner()
+    node.fetcher.link_up(1, True)
+    node.hears_of(1, 2, 1.0)
+    node.anti_entropy.synced_once = True
+    for now in (1.0, 3.0, 5.0):
+        assert not node.is_done(now)
+    node.clock_is_wrong = True
+    now = 7.0
+    assert not node.is_done(now)
+    node.clock_is_wrong = False
+    now += 2 * limits.STALL_PATIENCE_S
+    assert not node.is_done(now)
+    refused = [blob for author in (2, 3, 4) for blob in node.hears_of(author, 9, now)]
+    node.anti_entropy.synced_once = True
+    for blob in refused:
+        now += 2.0
+        node.insists(now)
+        assert not node.is_done(now)
+        node.fetcher.arrived(blob, now)
+
+
 def test_a_clock_that_stays_wrong_is_not_waited_for_for_ever():
     node = Beginner()
     node.anti_entropy.synced_once = node.clock_is_wrong = True
