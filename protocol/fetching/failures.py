@@ -30,9 +30,10 @@ class Failures:
     def note(self, flight: Flight, now: float, wait: float) -> float:
         """A transfer brought nothing. Returns until when that link rests from the chunk: `wait` s or more."""
         which = (flight.link, flight.blob, flight.size)
-        longest, kept = self._longest(flight.blob, now), limits.FETCH_RETRY_MAX_S
-        failure = Backoff.after(self._failed.get(which), now, wait, longest, kept)
-        self._failed[which] = failure  # it counts until all others have had their turns
+        # It counts until all others have had their turns: long, where each of them is waited for.
+        kept = limits.TARDY_REST_MAX_S if wait >= limits.FETCH_RETRY_S else limits.FETCH_RETRY_MAX_S
+        longest = self._longest(flight.blob, now)
+        failure = self._failed[which] = Backoff.after(self._failed.get(which), now, wait, longest, kept)
         if not flight.is_guess and failure.wait < limits.FETCH_RETRY_S:
             heappush(self._retries, failure.until)
         return failure.until
@@ -69,9 +70,18 @@ class Failures:
         """Those of the `links` that may not be asked for a chunk now."""
         return {link for link in links if self.rests_until(link, blob, size) > now}
 
-    def doubted(self, resting: Iterable[int], blob: bytes, size: int) -> set[int]:
-        """Those of the resting links that are not believed any more."""
-        return {link for link in resting if self._failed[link, blob, size].wait >= limits.FETCH_RETRY_S}
+    def remembered(self, links: Iterable[int], blob: bytes, size: int, now: float) -> set[int]:
+        """Those of the `links` that have failed a chunk lately, resting from it or not."""
+        return {link for link in links if self._lately(link, blob, size, now) is not None}
+
+    def doubted(self, links: Iterable[int], blob: bytes, size: int, now: float) -> set[int]:
+        """Those of them that failed it for more than a moment."""
+        failures = ((link, self._lately(link, blob, size, now)) for link in links)
+        return {link for link, failure in failures if failure and failure.wait >= limits.FETCH_RETRY_S}
+
+    def _lately(self, link: int, blob: bytes, size: int, now: float) -> Backoff | None:
+        failure = self._failed.get((link, blob, size))
+        return failure if failure is not None and failure.forgotten_at > now else None
 
     def next_retry(self, now: float) -> float:
         """When the next of those that are believed may be asked again."""

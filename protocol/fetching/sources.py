@@ -45,21 +45,24 @@ class Sources:
     ) -> int | None:
         """A link to ask for a chunk, None if there is none now.
 
-        `besides` are links that it is under way from. Holders that failed it for too long are forgotten.
+        `besides` are links that it is under way from. Holders that failed it for too long are forgotten
+        while they rest from it; after that, or if they say that they hold it, they come last for a while.
         """
         size = self._wants.size_of(blob)
         holders = want.holders_of(blob).difference(besides)
         resting = self._failures.resting(holders, blob, size, now)
-        doubted = self._failures.doubted(resting, blob, size)
-        if doubted:
-            self._wants.not_held_by(doubted, key, blob)
-        usable = self._promptest(holders - resting)
-        free = self._free(usable & want.holders, limits.FETCHES_PER_LINK_MAX)
-        free += self._free(usable - want.holders, limits.PARTS_PER_LINK_MAX)
+        doubted = self._failures.doubted(holders, blob, size, now)
+        if not doubted.isdisjoint(resting):
+            self._wants.not_held_by(doubted & resting, key, blob)
+        usable, failed = holders - resting, doubted - resting
+        free = self._free_holders(usable - failed, want)
         if not free and want.may_be_guessed_at <= now:
             others = set(self.open_to_guesses(now)).difference(besides)
             others -= self._failures.resting(others, blob, size, now)
+            if failed:  # those whom nobody has asked in vain have their turn before these have another
+                others -= self._failures.remembered(others, blob, size, now)
             free = sorted(self._promptest(self._to_guess(others, usable)))
+        free = free or self._free_holders(failed, want)
         return self.least_busy(free) if free else None
 
     def least_busy(self, links: list[int]) -> int:
@@ -90,6 +93,12 @@ class Sources:
         if want.parts and room.for_parts:
             return [blob for blob, part in want.parts.items() if not part.isdisjoint(room.for_parts)]
         return ()
+
+    def _free_holders(self, holders: set[int], want: Want) -> list[int]:
+        """Those of the holders, of all that is wanted or of parts of it, that may be asked for one more."""
+        usable = self._promptest(holders)
+        free = self._free(usable & want.holders, limits.FETCHES_PER_LINK_MAX)
+        return free + self._free(usable - want.holders, limits.PARTS_PER_LINK_MAX)
 
     def _promptest(self, links: set[int]) -> set[int]:
         """The links that have not kept us waiting lately; all, if all have."""

@@ -301,6 +301,27 @@ def test_nothing_else_is_asked_for_twice_until_something_has_come():
     assert net.late == {other: link for other, link in first.items() if other != blob}
 
 
+@pytest.mark.parametrize("says_again", [False, True])
+@pytest.mark.parametrize(("silent", "share"), [(2, 0.17), (2, 0.3), (3, 0.05), (3, 0.3), (5, 0.17)])
+def test_silent_holders_do_not_keep_from_us_what_others_hold_who_have_not_said_so(silent, share, says_again):
+    """They took turns for ever: each was forgiven by the time that the last one was overdue."""
+    net = Net(links=dict.fromkeys(range(1, silent + 4), True))
+    net.fetcher._promptness._share = share  # as it is on a line of 4 Mbit/s, of 1, or less
+    net.want(1, 1, size=limits.PAYLOAD_CHUNK_BYTES_MIN)
+    for link in range(1, silent + 1):
+        net.fetcher.hint(link, key_of(1))
+    while not net.fetched and net.now < 3600.0:
+        for link, blob in net.plan():
+            if link > silent:
+                net.arrive(blob)
+                break
+        else:
+            net.now = min(net.fetcher.deadline(), net.now + 1.0)
+        for link in range(1, silent + 1) if says_again else ():
+            net.fetcher.hint(link, key_of(1))
+    assert net.now < silent * 45.0
+
+
 def test_the_only_holder_is_asked_again_soon_however_often_it_was_silent():
     """Its line is broken time and again, and nobody else has it or says so."""
     net = Net(links={1: True, 2: True})
