@@ -25,6 +25,7 @@ from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX, REASON_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.wire import is_printable
 
 SUFFIX = ".owner"
 DAY_S = 86400
@@ -118,7 +119,7 @@ def invite(
 
 def revoke(owner: Identity, swarm_id: bytes, node_id: bytes, *, last_round: int, reason: str) -> bytes:
     """Sign a revocation; returns its envelope. Raises ConfigError for one that no node would take."""
-    if not reason.isprintable() or len(reason.encode("utf-8", "replace")) > REASON_BYTES_MAX:
+    if not is_printable(reason) or len(reason.encode("utf-8", "replace")) > REASON_BYTES_MAX:
         raise ConfigError(f"--reason must be printable, of at most {REASON_BYTES_MAX} bytes")
     body = revocation_body(node_id, last_round, int(time.time()), reason)
     return parse_revocation(seal(owner, Kind.REVOCATION, swarm_id, body)).data

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.limits import TEXT_BYTES_MAX
+from gossamer.protocol.wire import is_printable
 
 _NAME = re.compile(r"(?!.{254})[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 _V6 = re.compile(r"[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]{1,32})?")  # ipaddress takes any text for a scope
@@ -143,7 +144,7 @@ def check_is_swarm(swarm_id: bytes, wanted: str | None, subject: str) -> None:
 
 def check_node_name(text: str) -> None:
     """Raise ConfigError for a name that others would not take, or that a terminal might obey."""
-    if not text.isprintable() or len(text.encode(errors="replace")) > TEXT_BYTES_MAX:
+    if not is_printable(text) or len(text.encode(errors="replace")) > TEXT_BYTES_MAX:
         raise ConfigError(f"a name is printable text of at most {TEXT_BYTES_MAX} bytes")
 
 

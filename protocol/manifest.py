@@ -42,7 +42,7 @@ from gossamer.protocol.limits import (
 )
 from gossamer.protocol.payloads.layout import Layout, TensorSpec, plan
 from gossamer.protocol.rules import RULES
-from gossamer.protocol.wire import at_most
+from gossamer.protocol.wire import at_most, is_printable
 
 _ARRAYS_MAX = 2 + 2 * TENSORS_MAX
 """The owners, and all tensors, and for each its row and its shape."""
@@ -55,7 +55,7 @@ _METADATA = "__metadata__"
 
 
 def _printable(text: str) -> str:
-    if not text.isprintable():
+    if not is_printable(text):
         raise ValueError("must be printable, since it is shown on terminals")
     return text
 

@@ -8,11 +8,15 @@ import itertools
 import math
 from collections.abc import Callable
 from typing import Any
+from unicodedata import ucd_3_2_0
 
 import msgpack
 
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.limits import ARRAYS_MAX, TEXT_BYTES_MAX
+
+_NOT_PRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Zs", "Zl", "Zp"})
+"""Categories of Unicode: controls, marks of direction and the like, surrogates, private ones, separators."""
 
 
 def pack(value: Any) -> bytes:
@@ -74,6 +78,18 @@ def at_most(count: int) -> Callable[..., Any]:
     return check
 
 
+def is_printable(text: str) -> bool:
+    """Whether nothing in a text commands a terminal, and no space in it is another than the plain one.
+
+    By the tables of Unicode 3.2, which every Python has besides its own, newer ones: whether a revocation is
+    valid must not depend on a node's Python. What has become a character since then passes, whatever it is:
+    displays and logs look by their own tables.
+    """
+    if text.isascii():
+        return text.isprintable()
+    return all(c == " " or ucd_3_2_0.category(c) not in _NOT_PRINTABLE for c in text)
+
+
 class Fields:
     """Reads a positional array field by field; each reader raises MalformedError naming the field."""
 
@@ -124,7 +140,7 @@ class Fields:
         return self._as_blob(name, self._take(name), low, low if high is None else high)
 
     def text(self, name: str, high: int = TEXT_BYTES_MAX) -> str:
-        """Printable text of at most `high` bytes: it may go to a terminal or a log as it is."""
+        """Text of at most `high` bytes that `is_printable`."""
         return self._as_text(name, self._take(name), high)
 
     def texts(self, name: str, high: int) -> tuple[str, ...]:
@@ -144,7 +160,7 @@ class Fields:
     def _as_text(self, name: str, value: Any, high: int) -> str:
         if (
             not isinstance(value, str)
-            or not value.isprintable()
+            or not is_printable(value)
             or len(value.encode("utf-8", "replace")) > high
         ):
             raise self._fail(name, f"is not printable text of at most {high} bytes")

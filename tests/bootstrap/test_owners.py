@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.bootstrap import owners
-from gossamer.protocol.admission.charter import NEVER, Charter, Role
+from gossamer.protocol.admission.charter import NEVER, Charter, Revocation, Role
 from gossamer.protocol.admission.invitation import Invitation, read_invitation
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.identity import Identity
@@ -104,6 +104,16 @@ def test_what_is_signed_is_believed(owner: Identity, manifest: Manifest, days: f
     charter.learn(owners.revoke(owner, manifest.swarm_id, ALICE.node_id, last_round=7, reason="gone"))
     assert charter.role_of(ALICE.node_id) is None
     assert charter.counts(ALICE.node_id, 7) == (role is Role.TRAIN) and not charter.counts(ALICE.node_id, 8)
+
+
+@pytest.mark.parametrize(
+    "reason", ["", "Schlüssel weg – 5 €", "stolen \U0001f62d", "ключ украден", "चाबी चोरी हो गई"]
+)
+def test_a_reason_in_any_language(owner: Identity, manifest: Manifest, reason: str) -> None:
+    charter = Charter(manifest.admission, manifest.swarm_id)
+    signed = owners.revoke(owner, manifest.swarm_id, ALICE.node_id, last_round=0, reason=reason)
+    learnt = charter.learn(signed)
+    assert isinstance(learnt, Revocation) and learnt.reason == reason
 
 
 @pytest.mark.parametrize("reason", ["two\nlines", "r" * (REASON_BYTES_MAX + 1), "é" * REASON_BYTES_MAX])

@@ -19,6 +19,7 @@ from gossamer.protocol.admission.charter import (
 from gossamer.protocol.admission.invitation import Invitation, read_invitation
 from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
 from gossamer.protocol.errors import ConfigError, RefusedError
+from gossamer.protocol.wire import is_printable
 from tests.fuzz.mutate import mutate_bytes
 from tests.fuzz.target import Target
 from tests.protocol import builders
@@ -40,7 +41,7 @@ def _credential(data: bytes) -> Iterator[None]:
     yield
     assert record is not None and charter.ids() == (record.record_id,)
     assert all(
-        len(reason) <= limits.TEXT_BYTES_MAX and reason.isprintable() for reason in _said(charter, record)
+        len(reason) <= limits.TEXT_BYTES_MAX and is_printable(reason) for reason in _said(charter, record)
     )
 
 

@@ -24,7 +24,7 @@ from gossamer.protocol.payloads.chunks import chunk_sizes, parse_index
 from gossamer.protocol.payloads.layout import TensorSpec, plan
 from gossamer.protocol.payloads.packing import pack_chunk, packed_size, unpack_chunk
 from gossamer.protocol.payloads.payload import Payload, encode_payload
-from gossamer.protocol.wire import Fields, pack, unpack
+from gossamer.protocol.wire import Fields, is_printable, pack, unpack
 from tests.fuzz.forge import blobs_from, conforms, forge
 from tests.fuzz.mutate import mutate_bytes, mutate_packed
 from tests.fuzz.target import Run, Target
@@ -42,7 +42,7 @@ LISTS = limits.MESSAGE_BYTES_MAX - 6
 
 
 def _is_text(value: Any) -> bool:
-    return type(value) is str and value.isprintable() and len(value.encode()) <= limits.TEXT_BYTES_MAX
+    return type(value) is str and is_printable(value) and len(value.encode()) <= limits.TEXT_BYTES_MAX
 
 
 def _is_id(value: Any) -> bool:

@@ -26,7 +26,7 @@ from gossamer.protocol.errors import PeerError
 from gossamer.protocol.membership.presence import NodeInfo
 from gossamer.protocol.ranges import LEVEL_MAX
 from gossamer.protocol.records import NO_RECORD, DeltaBody, PeerBody
-from gossamer.protocol.wire import pack, unpack
+from gossamer.protocol.wire import is_printable, pack, unpack
 from tests.fuzz.decoders import mutate_record, record_seeds
 from tests.fuzz.forge import blobs_from, forge
 from tests.fuzz.mutate import INTS, mutate_bytes, mutate_packed, mutate_value
@@ -179,12 +179,12 @@ class Siege:
             case fx.Store():
                 assert open_envelope(effect.delta.data, self.core.swarm_id).author == effect.delta.author
             case fx.Dial():
-                assert effect.address.isprintable()
+                assert is_printable(effect.address)
         if isinstance(effect, fx.Blame | fx.Hangup):
-            assert effect.reason.isprintable()
+            assert is_printable(effect.reason)
             assert len(effect.reason) < 1000
         if isinstance(effect, fx.Notice):
-            assert effect.text.isprintable()
+            assert is_printable(effect.text)
             assert len(effect.text) < 1000
 
     def _check_tables(self) -> None:

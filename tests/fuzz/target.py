@@ -9,6 +9,7 @@ from functools import cached_property
 from random import Random
 
 from gossamer.protocol.errors import GossamerError, PeerError
+from gossamer.protocol.wire import is_printable
 from tests.fuzz.mutate import mutate_bytes, mutate_packed
 
 Run = Callable[[bytes], Iterator[None]]
@@ -69,7 +70,7 @@ class Target:
             for _ in self.run(data):
                 depth = Depth(min(depth + 1, Depth.ACCEPTED))
         except self.errors as error:
-            if depth is Depth.ACCEPTED or not str(error).isprintable():
+            if depth is Depth.ACCEPTED or not is_printable(str(error)):
                 raise AssertionError(f"raised too late, or not fit for a log: {error!r}") from error
             return depth
         return Depth.ACCEPTED

@@ -24,6 +24,7 @@ from gossamer.protocol.payloads.chunks import chunk_hashes, payload_chunk_bytes
 from gossamer.protocol.payloads.layout import Fragment, Layout, TensorSpec, plan
 from gossamer.protocol.payloads.payload import Payload, encode_payload
 from gossamer.protocol.records import NO_RECORD, Delta, DeltaBody, Peer, PeerBody, parse_delta, parse_peer
+from gossamer.protocol.wire import is_printable
 
 CREATED = 1_700_000_000
 """Unix seconds at which the tests' swarms began."""
@@ -244,7 +245,7 @@ def refusing(kind: type[PeerError]) -> Iterator[None]:
     try:
         yield
     except kind as error:
-        if not str(error).isprintable():
+        if not is_printable(str(error)):
             raise AssertionError(f"not for a log: {error!r}") from error
 
 

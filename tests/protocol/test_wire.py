@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.limits import ARRAYS_MAX
-from gossamer.protocol.wire import Fields, pack, unpack
+from gossamer.protocol.wire import Fields, is_printable, pack, unpack
 
 SCALARS = st.one_of(
     st.integers(-(2**63), 2**64 - 1),
@@ -96,7 +96,17 @@ def test_boolean_refuses(value):
         _fields(value).boolean("b")
 
 
-@pytest.mark.parametrize("value", ["a\nb", "\x1b[31m", "x" * 257, "é" * 129, b"x", "\u202e", 1])
+def test_text_is_the_same_to_every_python():
+    """Tables of Unicode grow, and nodes with those of last year would not take the same revocations."""
+    newer = "\U0001fa77 \U0003ffff"  # a character since 2022, and none yet
+    assert _fields(newer).text("t") == newer
+    every = map(chr, range(0x110000))
+    assert all(is_printable(c) for c in every if c.isprintable()), "whatever this Python's tables are"
+
+
+@pytest.mark.parametrize(
+    "value", ["a\nb", "\x1b[31m", "x" * 257, "é" * 129, b"x", "\u202e", "é\xa0", "\ue000", 1]
+)
 def test_text_refuses_what_a_terminal_should_not_see(value):
     with pytest.raises(MalformedError, match="field t"):
         _fields(value).text("t")
