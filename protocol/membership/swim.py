@@ -10,6 +10,7 @@ Sources: Das et al., "SWIM" (2002); Dadgar et al., "Lifeguard" (arXiv 1707.00788
 gossip, dialling and displays, and never gates training.
 """
 
+import math
 from dataclasses import dataclass
 
 from gossamer.protocol import limits
@@ -311,18 +312,18 @@ class Swim:
             elif member.since < suspected_since:
                 self._roster.judge(member.peer.node_id, Health.DOWN, now)
                 self._suspected[member.peer.node_id] = now
-                effects += _said("is down", member)
+                effects += self._said("is down", member)
             elif told_before <= member.since < tell_before:  # the first answers have not cleared it up
-                effects += _said("does not answer", member)
+                effects += self._said("does not answer", member)
         return effects
 
+    def _said(self, what: str, member: Member) -> list[Effect]:
+        """A line for people; none of somebody of whom we have only been told, who may have been gone by then.
 
-def _said(what: str, member: Member) -> list[Effect]:
-    """A line for people; none of somebody of whom we have only been told, who may have been gone by then.
-
-    Who comes (back) to a swarm is told of all that have gone within a day, hundreds maybe.
-    """
-    return [] if member.is_hearsay else [Notice(f"{member.label} {what}")]
+        Who comes (back) to a swarm is told of all that have gone within a day, hundreds maybe.
+        """
+        is_told_of = member.is_hearsay and self._answered(member) == -math.inf
+        return [] if is_told_of else [Notice(f"{member.label} {what}")]
 
 
 def _are_linked(one: Member | None, other: Member | None) -> bool:

@@ -404,6 +404,16 @@ def test_nothing_is_said_of_those_who_were_gone_when_we_were_told_of_them():
     assert lines == [f"{label} does not answer", f"{label} is down"], "of the one that has shown itself"
 
 
+def test_it_is_said_of_those_who_fell_silent_on_a_link_to_us_though_we_had_but_one_row_of_them():
+    """As where a network splits just after the swarm has begun: links come up before rows come."""
+    bench = Bench(0)
+    bench.machine.link_up(1, IDS[1], bench.now)
+    bench.row(1, 1, bench.now)
+    lines = _lines(bench.pass_time(30.0, silent=(1,)))
+    label = bench.roster.get(IDS[1]).label
+    assert lines == [f"{label} does not answer", f"{label} is down"]
+
+
 def test_a_row_that_may_be_the_last_clears_nobody_of_a_suspicion():
     bench = Bench(3)
     bench.now += limits.HEARTBEAT_INTERVAL_S + 0.1
