@@ -1,9 +1,9 @@
 """Which windows of a long byte array a node trains on, and which it evaluates on.
 
-Training: the array is cut into segments, and in every epoch a node goes once through all of them, in
-an order of its own, taking one window at a random offset within each. So nodes spread over the whole
-text, no region is missed for long, and nobody has to coordinate. Each epoch has its own generator,
-which makes any batch reachable at once: a resumed node does not replay what it has seen.
+Training: the array is cut into segments, and in every epoch a node goes once through all of them, but for
+a few that fill no batch, in an order of its own, taking one window at a random offset within each. So nodes
+spread over the whole text, no region is missed for long, and nobody has to coordinate. Each epoch has its
+own generator, which makes any batch reachable at once: a resumed node does not replay what it has seen.
 """
 
 from __future__ import annotations
