@@ -73,7 +73,7 @@ class LocalSwarm:
         self._has_joined = False
         """Whether a node has, or had, the model that the others need to begin."""
         self._starts: set[float] = set()
-        """Losses that were measured before anybody had trained, as often by one node as by all."""
+        """Losses that were measured before anybody had trained; often one node alone has measured any."""
         self._has_told_folder = False
         self._is_asked_to_stop = False
         self._common = (["--insecure-plaintext"] if options.plaintext else []) + (

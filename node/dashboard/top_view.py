@@ -11,7 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gossamer.node.dashboard.shown import harmless_line
-from gossamer.node.monitoring.status import GONE
+
+GONE = ("down", "left")
+"""The healths of members that are not there any more."""
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 CHART_ROWS_MAX = 16

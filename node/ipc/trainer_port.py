@@ -136,15 +136,13 @@ class TrainerPort:
             welcome = control.encode(attendant.welcome())
             socket.send_fds(connection, [welcome[: control.LENGTH_BYTES]], [self._shared.fd])
             reader, writer = await asyncio.open_unix_connection(sock=connection, limit=BUFFER_BYTES_MAX)
-        except OSError as error:
+        except BaseException as error:
+            connection.close()
+            self._shared.close()
+            if not isinstance(error, OSError):  # another trainer has come already
+                raise
             self._could_not_attach(error)
-            connection.close()
-            self._shared.close()
             return
-        except BaseException:  # another trainer has come already
-            connection.close()
-            self._shared.close()
-            raise
         try:
             writer.write(welcome[control.LENGTH_BYTES :])
             async with asyncio.timeout(WELCOME_S):

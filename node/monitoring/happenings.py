@@ -61,7 +61,7 @@ def _is_back(member: Member, health: Health, downs: int) -> bool:
 
     Whoever has lost its network dials anew just when it is given up: it is down for a moment, often.
     """
-    return member.health is Health.ALIVE and (health in (Health.DOWN, Health.LEFT) or member.downs > downs)
+    return member.health is Health.ALIVE and (health not in LIVE or member.downs > downs)
 
 
 def _say(sentence: str, members: Iterable[Member]) -> None:

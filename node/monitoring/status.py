@@ -14,9 +14,6 @@ if TYPE_CHECKING:  # who only asks for a status needs none of this, nor NumPy
     from gossamer.protocol.membership.roster import Member
     from gossamer.protocol.merging.conduct import Summary
 
-GONE = ("down", "left")
-"""The healths of members that are not there any more."""
-
 
 async def status_of(view: "NodeView", query: Mapping[str, str]) -> dict[str, Any]:
     """What `describe` says, and what the query asks for besides.
@@ -92,7 +89,7 @@ def describe(view: "NodeView") -> dict[str, Any]:
 
 def _place(member: "Member") -> tuple[bool, str, bytes]:
     """Members are listed by name, those that are gone last: there may be hundreds, of a day."""
-    return member.health in GONE, member.peer.body.name, member.peer.node_id
+    return member.is_gone, member.peer.body.name, member.peer.node_id
 
 
 def _member(member: "Member", ledger: "Ledger", conduct: "Summary") -> dict[str, Any]:

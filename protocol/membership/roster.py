@@ -64,6 +64,11 @@ class Member:
         return self.peer.body.tokens_per_s if self.health in _LIVE else 0.0
 
     @property
+    def is_gone(self) -> bool:
+        """Whether it has left, or is down."""
+        return self.health not in _LIVE
+
+    @property
     def is_missing(self) -> bool:
         """Whether it is gone, or seems to be, without having said so."""
         return self.health in _MISSING
@@ -153,8 +158,7 @@ class Roster:
     def forget_old(self, now: float) -> None:
         """Drop members that have been gone for a day."""
         for member in self.doubted():
-            gone = member.health in (Health.DOWN, Health.LEFT)
-            if gone and now - member.since > limits.FORGET_DOWN_AFTER_S:
+            if member.is_gone and now - member.since > limits.FORGET_DOWN_AFTER_S:
                 self._forget(member.peer.node_id)
 
     def remove(self, node_id: bytes) -> None:
@@ -163,7 +167,7 @@ class Roster:
             self._forget(node_id)
 
     def _make_room(self) -> bool:
-        gone = [m for m in self._members.values() if m.health in (Health.DOWN, Health.LEFT)]
+        gone = [member for member in self._members.values() if member.is_gone]
         if not gone:
             return False
         oldest = min(gone, key=lambda m: (m.since, m.peer.node_id))

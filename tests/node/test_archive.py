@@ -31,6 +31,7 @@ from gossamer.protocol.effects import Adopted, Close, Event, Sealed
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.payloads.layout import Fragment, TensorSpec
+from gossamer.protocol.records import Delta
 from tests.node.archives import LARGE, NOTHING_ELSE, Fetching, Sealing, core_with, delta, merge_all
 from tests.node.chunkfiles import file_of
 from tests.node.trainer_side import until
@@ -449,86 +450,99 @@ async def test_what_came_late_is_sealed_before_it_is_closed(
     records.close()
 
 
+class Adopting:
+    """A node that takes another snapshot over than it had."""
+
+    def __init__(self, tmp_path: Path, *, own_last: int = 0) -> None:
+        self.chunks = ChunkStore(tmp_path / "chunks")
+        self.records = RecordStore(tmp_path / "ledger.sqlite", SMALL.swarm_id)
+        self.core = core_with(Ledger(), own_last=own_last)
+        self.merging = Merging(self.core, SimpleNamespace(attached=False, attachments=0), lambda blob: None)  # type: ignore[arg-type]
+        shelf = SnapshotShelf(self.chunks, LAYOUT.snapshot_bytes)
+        self.archive = Archive(self.core, self.merging, self.chunks, self.records, shelf, self._tell)
+        self.told: Callable[[Event], None] = lambda event: None
+
+    def _tell(self, event: Event) -> None:
+        self.told(event)
+
+    async def begin(self, base: Base = GENESIS) -> None:
+        await self.merging.begin(Merger(SMALL, np.zeros(LAYOUT.numel, np.int32), self.chunks, OWN, base=base))
+
+    def closed(self) -> Delta:
+        """A delta of a closed round, whose payload is here still."""
+        found = delta(b"of a closed round")
+        self.chunks.put(found.body.chunks[0], b"of a closed round")
+        return found
+
+    def adopt(self, round_: int) -> Claim:
+        root = snapshots.store(np.ones(LAYOUT.numel, np.int32), self.chunks)
+        winner = Claim(round_, 12345, bytes([7]) * 32, root)
+        self.core.sealing.adopting = winner
+        self.archive.adopt(winner)
+        return winner
+
+
 async def test_a_closing_that_waited_does_not_lower_the_base_that_was_adopted_meanwhile(
     tmp_path: Path,
 ) -> None:
     """Or the next start would merge once more what is in Phi."""
-    chunks, records = ChunkStore(tmp_path / "chunks"), RecordStore(tmp_path / "ledger.sqlite", SMALL.swarm_id)
-    core = core_with(Ledger())
-    merging = Merging(core, SimpleNamespace(attached=False, attachments=0), lambda blob: None)  # type: ignore[arg-type]
-    shelf = SnapshotShelf(chunks, LAYOUT.snapshot_bytes)
-    archive = Archive(core, merging, chunks, records, shelf, lambda event: None)
-    await merging.begin(Merger(SMALL, np.zeros(LAYOUT.numel, np.int32), chunks, OWN))
-    winner = Claim(200, 12345, bytes([7]) * 32, snapshots.store(np.ones(LAYOUT.numel, np.int32), chunks))
-    closed = delta(b"of a closed round")
-    chunks.put(closed.body.chunks[0], b"of a closed round")
-    archive.close(Close(100, (closed,)))
-    core.sealing.adopting = winner
-    archive.adopt(winner)
+    node = Adopting(tmp_path)
+    await node.begin()
+    closed = node.closed()
+    node.archive.close(Close(100, (closed,)))
+    winner = node.adopt(200)
     for _ in range(2):
-        await archive._one_thing()
-    assert merging.base == records.load_history().base == Base(200, winner.digest, winner.tokens)
-    assert closed.body.chunks[0] not in chunks
-    records.close()
+        await node.archive._one_thing()
+    assert node.merging.base == node.records.load_history().base == Base(200, winner.digest, winner.tokens)
+    assert closed.body.chunks[0] not in node.chunks
+    node.records.close()
 
 
 async def test_who_goes_back_to_an_earlier_snapshot_closes_nothing_of_what_waited_to_be_closed(
     tmp_path: Path,
 ) -> None:
     """It ran ahead alone, and had closed by its own clock what the others are at."""
-    chunks, records = ChunkStore(tmp_path / "chunks"), RecordStore(tmp_path / "ledger.sqlite", SMALL.swarm_id)
-    core = core_with(Ledger(), own_last=191)
-    merging = Merging(core, SimpleNamespace(attached=False, attachments=0), lambda blob: None)  # type: ignore[arg-type]
-    shelf = SnapshotShelf(chunks, LAYOUT.snapshot_bytes)
+    node = Adopting(tmp_path, own_last=191)
 
     def told(event: Event) -> None:
         if isinstance(event, Adopted):  # as the core answers
-            archive.close(Close(event.claim.round, ()))
+            node.archive.close(Close(event.claim.round, ()))
 
-    archive = Archive(core, merging, chunks, records, shelf, told)
+    node.told = told
     before = Base(180, bytes([8]) * 32, 999_999)
-    await merging.begin(Merger(SMALL, np.zeros(LAYOUT.numel, np.int32), chunks, OWN, base=before))
-    records.close_up_to(before, 180)
-    winner = Claim(30, 12345, bytes([7]) * 32, snapshots.store(np.ones(LAYOUT.numel, np.int32), chunks))
-    closed = delta(b"of a closed round")
-    chunks.put(closed.body.chunks[0], b"of a closed round")
-    archive.close(Close(186, (closed,)))
-    core.sealing.adopting = winner
-    archive.adopt(winner)
+    await node.begin(before)
+    node.records.close_up_to(before, 180)
+    closed = node.closed()
+    node.archive.close(Close(186, (closed,)))
+    winner = node.adopt(30)
     for _ in range(2):
-        await archive._one_thing()
-    history = records.load_history()
-    assert merging.base == history.base == Base(30, winner.digest, winner.tokens)
+        await node.archive._one_thing()
+    history = node.records.load_history()
+    assert node.merging.base == history.base == Base(30, winner.digest, winner.tokens)
     assert history.own_last == 191 and history.claims == (winner,)
-    assert closed.body.chunks[0] not in chunks
-    records.close()
+    assert closed.body.chunks[0] not in node.chunks
+    node.records.close()
 
 
 async def test_how_far_rounds_were_merged_is_noted_also_by_who_has_gone_back(tmp_path: Path) -> None:
     """What it had reached alone, far ahead, is of the history that it has given up."""
-    chunks, records = ChunkStore(tmp_path / "chunks"), RecordStore(tmp_path / "ledger.sqlite", SMALL.swarm_id)
-    core = core_with(Ledger())
-    merging = Merging(core, SimpleNamespace(attached=False, attachments=0), lambda blob: None)  # type: ignore[arg-type]
-    shelf = SnapshotShelf(chunks, LAYOUT.snapshot_bytes)
-    archive = Archive(core, merging, chunks, records, shelf, lambda event: None)
-    await merging.begin(Merger(SMALL, np.zeros(LAYOUT.numel, np.int32), chunks, OWN))
+    node = Adopting(tmp_path)
+    await node.begin()
 
     async def merged(round_: int) -> int:
         """As `Merging` tells of it; returns what the next start is told."""
-        merging.schedule.merged(round_)
-        archive._note_merged(round_)
-        await archive._one_thing()
-        return records.load_history().reach
+        node.merging.schedule.merged(round_)
+        node.archive._note_merged(round_)
+        await node.archive._one_thing()
+        return node.records.load_history().reach
 
     assert await merged(191) == 191
-    winner = Claim(30, 12345, bytes([7]) * 32, snapshots.store(np.ones(LAYOUT.numel, np.int32), chunks))
-    core.sealing.adopting = winner
-    archive.adopt(winner)
-    archive._news.set()
-    await archive._one_thing()
-    assert records.load_history().reach == 0
+    node.adopt(30)
+    node.archive._news.set()
+    await node.archive._one_thing()
+    assert node.records.load_history().reach == 0
     assert await merged(33) == 33
-    records.close()
+    node.records.close()
 
 
 async def test_a_round_that_is_merged_as_the_one_before_is_noted_is_noted_too(world: World) -> None:

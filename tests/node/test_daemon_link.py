@@ -189,6 +189,26 @@ async def test_a_daemon_that_hangs_up_without_a_word_is_of_no_other_release(
         await until(lambda: link.is_attached)
 
 
+async def test_a_trainer_that_is_replaced_while_it_is_welcomed_leaves_nothing_open(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[socket.socket] = []
+
+    async def slowly(sock: socket.socket, **_: Any) -> Any:
+        opened.append(sock)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio, "open_unix_connection", slowly)
+    with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
+        first.connect(str(daemon.path))
+        await until(lambda: len(opened) == 1)
+        memory = daemon.port._shared
+        assert memory is not None and opened[0].fileno() != -1 and memory.fd != -1
+        second.connect(str(daemon.path))
+        await until(lambda: len(opened) == 2)
+        assert opened[0].fileno() == -1 and memory.fd == -1
+
+
 async def test_who_may_open_no_more_files_takes_its_daemon_for_no_other_release(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,7 @@
 """`innerstate`: what an inner optimizer keeps comes back in its form; what would do harm begins afresh."""
 
+import math
+
 import psutil
 import pytest
 import torch
@@ -10,7 +12,7 @@ from gossamer.models.inner_optimizer import InnerOptimizer
 from gossamer.node.training.checkpoint import Progress
 from gossamer.node.training.checkpointreader import restore
 from gossamer.node.training.checkpointwriter import CheckpointWriter
-from gossamer.node.training.innerstate import state_keepers
+from gossamer.node.training.innerstate import is_sound, state_keepers
 from tests.node.checkpoints import make, metadata_of, saved_in, train, trained, without
 from tests.node.optimizers import Around, Sharpness, SharpnessInList, SlowlyAround
 
@@ -401,3 +403,11 @@ def test_one_of_other_parameters_is_not_taken_for_what_an_optimizer_is_around():
     optimizer.part = torch.optim.SGD(model[0].parameters())
     assert state_keepers([optimizer]) is None
     assert state_keepers([around := Around(model.parameters())]) == [around.optimizer]
+
+
+def test_an_inner_state_is_judged_by_itself():
+    """A checkpoint has the outer optimizer's tensors in the same file."""
+    sound, spoilt = torch.ones(2), torch.tensor([1.0, math.nan])
+    assert is_sound({"inner/0/0/exp_avg": sound, "residual": spoilt}, [{"d": 1.0}])
+    assert not is_sound({"inner/0/0/exp_avg": spoilt}, [])
+    assert not is_sound({}, [{"d": math.inf}])
