@@ -21,6 +21,8 @@ class Failures:
         self._wants = wants
         # By size too, since a liar may have listed an honest chunk with a size that is too small for it.
         self._failed: dict[tuple[int, bytes, int], Backoff] = {}
+        self._excused: set[tuple[int, bytes, int]] = set()
+        """Those of them whose link has said since that it holds the chunk, and has not been silent about it."""
         self._retries: list[float] = []
         """A heap of when those that we go on believing may be asked again for what they failed."""
         self._swept_at = 0.0
@@ -34,18 +36,26 @@ class Failures:
         kept = limits.TARDY_REST_MAX_S if wait >= limits.FETCH_RETRY_S else limits.FETCH_RETRY_MAX_S
         longest = self._longest(flight.blob, now)
         failure = self._failed[which] = Backoff.after(self._failed.get(which), now, wait, longest, kept)
+        if wait >= limits.FETCH_RETRY_S:
+            self._excused.discard(which)
         if not flight.is_guess and failure.wait < limits.FETCH_RETRY_S:
             heappush(self._retries, failure.until)
         return failure.until
 
     def held_after_all(self, link: int, blob: bytes, size: int, now: float) -> None:
-        """Whoever says that it holds what it failed is asked at once. Should it fail again that counts on."""
-        failure = self._failed.get((link, blob, size))
-        if failure is not None and failure.forgotten_at > now:
-            self._failed[link, blob, size] = failure.ended(now)
+        """Whoever says that it holds what it failed is asked at once. Should it fail again that counts on.
+
+        One that declines it again is not asked for saying so once more: it could have us ask all the time.
+        One that is silent can: each time takes long, and its line may be broken.
+        """
+        failure, which = self._lately(link, blob, size, now), (link, blob, size)
+        if failure is not None and which not in self._excused:
+            self._excused.add(which)
+            self._failed[which] = failure.ended(now)
 
     def link_down(self, link: int) -> None:
         self._failed = {which: failure for which, failure in self._failed.items() if which[0] != link}
+        self._excused &= self._failed.keys()
 
     def sweep(self, now: float) -> None:
         """Forget old failures, now and then: payloads that nobody has make thousands."""
@@ -53,6 +63,7 @@ class Failures:
             return
         self._swept_at = now
         self._failed = {which: f for which, f in self._failed.items() if f.forgotten_at > now}
+        self._excused &= self._failed.keys()
         self._retries = sorted(at for at in self._retries if at > now)
 
     def _longest(self, blob: bytes, now: float) -> float:

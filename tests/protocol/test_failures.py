@@ -114,6 +114,16 @@ def test_whoever_says_again_that_it_holds_what_it_failed_is_asked_once_more_and_
     assert first > 3
 
 
+def test_whoever_insists_that_it_holds_what_it_does_not_send_is_asked_no_more_often():
+    net = Net(links={1: True})
+    net.want(1, 0)
+    asked = 0
+    for _ in range(600):
+        net.fetcher.hint(1, key_of(1))
+        asked += _asked_in_vain(net, 0.1)
+    assert asked <= 60.0 / limits.FETCH_RETRY_MAX_S + 10
+
+
 def test_a_holder_that_is_believed_gains_nothing_by_saying_so_again():
     net = Net(links={1: True})
     net.want(1, 0)
