@@ -50,6 +50,9 @@ _ARRAYS_MAX = 2 + 2 * TENSORS_MAX
 _MAPS_MAX = 64
 """A manifest is a map of sections, of which one holds a map of options."""
 
+BOUND_MIN = 0.001
+"""A median times less than this leaves nothing to merge, and times much less comes out as 0."""
+
 _METADATA = "__metadata__"
 """What a safetensors file, such as an export, keeps among its tensors and is none."""
 
@@ -74,11 +77,18 @@ def _usable_key(text: str) -> str:
     return text
 
 
+def _bound(times: float) -> float:
+    if 0.0 < times < BOUND_MIN:
+        raise ValueError(f"must be 0, for no bound, or at least {BOUND_MIN}")
+    return times
+
+
 PublicKey = Annotated[str, Field(pattern="^[0-9a-f]{64}$"), AfterValidator(_usable_key)]
 Text = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
 Option = Annotated[str | int | float | bool, BeforeValidator(_option)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Bound = Annotated[NonNegative, AfterValidator(_bound)]
 
 
 class _Section(BaseModel):
@@ -123,9 +133,9 @@ class Outer(_Section):
     """Of the outer steps, as each node keeps it for itself; the form is Nesterov's."""
     ef_decay: Annotated[float, Field(ge=0, le=1)] = 1.0
     """What part of the error-feedback residual is carried into the next delta."""
-    clip: NonNegative = 3.0
+    clip: Bound = 3.0
     """Times the round's median of norm / sqrt(steps), per tensor; 0 switches clipping off."""
-    weight_cap: NonNegative = 4.0
+    weight_cap: Bound = 4.0
     """Times the round's median weight; 0 means no cap, for members whose machines differ a thousandfold."""
     staleness_max: Annotated[int, Field(ge=0, le=STALENESS_MAX)] = 16
     """A delta of a fragment that was merged more often than this during its window has no weight."""

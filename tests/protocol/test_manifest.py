@@ -214,6 +214,8 @@ WRONG = [
     ("clip = 3", "clip = inf", "outer.clip"),
     ("clip = 3", "clip = true", "outer.clip"),
     ("clip = 3", f"clip = {BIG}", "outer.clip"),
+    ("clip = 3", "clip = 0.0009", "must be 0, for no bound, or at least 0.001"),
+    ("clip = 3", "weight_cap = 1e-320", "outer.weight_cap"),
     ("clip = 3", "momentum = 1.0", "outer.momentum"),
     ("clip = 3", "learning_rate = 0", "outer.learning_rate"),
     ("clip = 3", "staleness_max = 2000000", "outer.staleness_max"),
