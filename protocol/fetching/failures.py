@@ -22,7 +22,7 @@ class Failures:
         # By size too, since a liar may have listed an honest chunk with a size that is too small for it.
         self._failed: dict[tuple[int, bytes, int], Backoff] = {}
         self._excused: set[tuple[int, bytes, int]] = set()
-        """Those of them whose link has said since then that it holds the chunk, and was not silent about it."""
+        """Those whose link has said since then that it holds the chunk, and was not silent about it."""
         self._retries: list[float] = []
         """A heap of when those that we go on believing may be asked again for what they failed."""
         self._swept_at = 0.0
