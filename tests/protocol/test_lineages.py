@@ -272,6 +272,14 @@ def test_who_has_given_its_history_up_lately_takes_its_time():
     assert again < later + limits.LINEAGE_PATIENCE_S + 8, "that was long ago"
 
 
+def test_a_history_is_given_up_seven_times_an_hour_at_most_and_after_sixteen_minutes_at_the_latest():
+    """As docs/threat-model.md says: so often can one key have a node fetch what differs."""
+    start = 3 * limits.LINEAGE_MEMORY_S
+    times = yields(joined(claim(16, tokens=5)), start, 3 * 3600)
+    assert max(sum(first <= time < first + 3600.0 for time in times) for first in times) == 7
+    assert 950.0 < max(later - earlier for earlier, later in pairwise(times)) < 16 * 60 + 10
+
+
 def ahead():
     """One that has closed rounds up to 96, which the others have not reached."""
     return joined(claim(112, mark=9), claim(104, mark=9), floor=96, own_last=115)
