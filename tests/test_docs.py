@@ -1,7 +1,9 @@
 """What the documents name is there: tests, files, links, commands with their flags, targets, benchmarks."""
 
+import ast
 import dataclasses
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +192,46 @@ def test_the_options_of_the_task_and_its_presets_are_those_of_the_code() -> None
 def test_the_outer_settings_by_codec_are_those_of_the_code(codec: str) -> None:
     for stated, by_mean in zip(rows_of("outer")[codec][1:], (False, True), strict=True):
         assert stated == ", ".join(map(str, outer_defaults(codec, by_mean=by_mean).values()))
+
+
+PUT_TOGETHER = {
+    "and no longer at",
+    "cannot write or remove chunks",
+    "clock and that of",
+    "fetching pauses until there is space",
+    "gossamer node has no such flag",
+    "has no manifest / is not there",
+    "invalid value for",
+    "k of n",
+    "publishing pauses until there is space",
+    "starting it again in",
+    "the held-out loss is nan",
+    "the inner optimizer has other options than its saved state",
+    "the inner optimizer has other parameters than its saved state",
+    "this machine is at",
+    "trying again in",
+    "weight cut in",
+}
+"""Words of messages whose parts stand in several places of the code."""
+
+
+def texts_of_the_code() -> Iterator[str]:
+    for room in ("protocol", "node", "models", "bootstrap"):
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.JoinedStr):
+                    yield "".join(str(p.value) if isinstance(p, ast.Constant) else "|" for p in node.values)
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+
+
+def test_the_messages_in_the_tables_are_those_of_the_code() -> None:
+    """Word for word, but for names and numbers: whoever finds one in a log searches for it."""
+    text = (ROOT / "docs" / "operating.md").read_text("utf-8")
+    tables = text[text.index("## Messages, and what to do") : text.index("## What is not defended yet")]
+    stand_in = re.compile(r"\.\.\.|[;:,()]|\.? (?=[A-Z][a-z])|\b[A-Z]+\b(?:/\S*)?|\S*\d\S*|'s? ")
+    parts = [part for cell in re.findall(r"^\| (.*?) \|", tables, re.M) for part in stand_in.split(cell)]
+    said = {words for part in parts if len((words := part.strip(" .'`?/").lower()).split()) > 2}
+    code = "\n".join(texts_of_the_code()).lower()
+    assert len(said) > 250
+    assert {words for words in said if words not in code} == PUT_TOGETHER
