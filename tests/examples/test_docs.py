@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
+from gossamer.bootstrap import manifests
 from gossamer.models import checking
 from gossamer.models.inner_optimizer import InnerOptimizer
 from gossamer.models.task import DataStream
 from gossamer.models.task_file import kind_of
+from gossamer.node.peer import Peer
 from gossamer.node.storage.home import Home
 from tests.net.processes import assert_all_gone, processes_naming, wait_for
 
@@ -86,6 +89,17 @@ def founder(base: Path, beginning: str) -> Iterator[str]:
 
 def test_the_page_has_nothing_that_is_not_run() -> None:
     assert {info for info, _ in blocks()} == {"python", "python torchrun", "python task"}
+
+
+@pytest.mark.parametrize(
+    "function", [Peer.attach, Peer.finish, Peer.shard, manifests.describe, manifests.write]
+)
+def test_the_page_has_every_argument_that_goes_by_its_name(function: Callable[..., object]) -> None:
+    text = PAGE.read_text()
+    parameters = inspect.signature(function).parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    assert names
+    assert [name for name in names if f"`{name}`" not in text and f"{name}=" not in text] == []
 
 
 def test_the_task_of_the_page_is_one(task_folder: Path) -> None:
