@@ -114,8 +114,10 @@ async def test_a_stranger_hears_why_and_learns_nothing(swarm: LocalNodes) -> Non
             own = ask(stranger, swarm_id, binding, time.time(), where_, b"")
             elsewhere = ask(node.home.identity(), swarm_id, bytes(32), time.time(), where_, b"")
             old = ask(node.home.identity(), swarm_id, binding, time.time() - 1000, where_, b"")
-            for question in (b"", b"\xc0", own, elsewhere, old):
-                headers = {ASK_HEADER: question.hex(), SESSION_HEADER: "00" * 32}
+            for question in (None, b"", b"\xc0", own, elsewhere, old):
+                headers = {SESSION_HEADER: "00" * 32}
+                if question is not None:
+                    headers[ASK_HEADER] = question.hex()
                 url = f"https://{address}{where_}"
                 async with http.get(url, headers=headers, ssl=client_context()) as answer:
                     body = await answer.read()
