@@ -94,7 +94,7 @@ def measure(nodes: list[NodeProcess]) -> dict[str, Sample]:
         whole = psutil.Process(node.child.pid)
         for process in (whole, *whole.children()):
             line = " ".join(process.cmdline())
-            role = next(r for r in ("node.daemon", "training.trainer", "bootstrap.cli") if r in line)
+            role = next(r for r in ("node.daemon", "node.trainer", "bootstrap.cli") if r in line)
             samples[f"{node.name} {role.split('.')[-1]}"] = Sample(
                 process.memory_info().rss,
                 process.num_fds(),
