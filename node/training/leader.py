@@ -151,6 +151,7 @@ class Leader(Role):
             self._has_diverged = True
 
     def drop_progress(self) -> None:
+        self._binding.check(seldom=False)  # what a script has put in their place is not the swarm's
         everything = frozenset(range(len(self._outer.fragments)))
         self._agree(everything)
         with held_back(), self.team.full(everything):

@@ -225,13 +225,13 @@ class Binding:
         """Where the parameters lay when they were last seen to share nothing."""
         self._next_check = -math.inf
 
-    def check(self) -> None:
+    def check(self, *, seldom: bool = True) -> None:
         """Raise ConfigError if the model trains others by now.
 
-        Of thousands of parameters it takes long, and is done seldom: for a hundredth of the time.
+        Of thousands of parameters it takes long, and is done `seldom`: for a hundredth of the time.
         """
         now = time.monotonic()
-        if self._is_checked and now >= self._next_check:
+        if self._is_checked and (now >= self._next_check or not seldom):
             begun = time.thread_time()
             self._check()
             took = time.thread_time() - begun

@@ -266,6 +266,8 @@ def test_what_takes_long_is_looked_for_seldom(monkeypatch: pytest.MonkeyPatch) -
     remove(model)
     now += 1.9
     binding.check()
+    with pytest.raises(ConfigError, match=r"'1\.weight' was moved, resized or replaced"):
+        binding.check(seldom=False)
     now += 0.2
     with pytest.raises(ConfigError, match=r"'1\.weight' was moved, resized or replaced"):
         binding.check()

@@ -21,7 +21,7 @@ from gossamer.node import peer as peer_module
 from gossamer.node.ipc import control
 from gossamer.node.training import leader, outer
 from gossamer.node.training.beside import Beside
-from gossamer.protocol.errors import DivergedError
+from gossamer.protocol.errors import ConfigError, DivergedError
 from gossamer.protocol.fixedpoint import ONE
 from tests.node.begun_peer import EVERY, Setup, begun, metadata_of
 from tests.node.trainer_side import until
@@ -129,6 +129,16 @@ async def test_a_model_that_diverged_at_the_end_finishes_with_the_swarms(
         assert await asyncio.to_thread(lambda: setup.peer.finish(quiet_s=0.05, timeout_s=10))
         assert np.allclose(setup.weights(), setup.phi / ONE, atol=1e-7) and not setup.daemon.signed
         assert "What this node has learnt since its last delta is left out" in caplog.text
+
+
+async def test_a_model_that_is_another_at_the_end_is_not_said_to_be_the_swarms(tmp_path: Path) -> None:
+    async with begun(tmp_path, stop_round=1) as setup:
+        while setup.step() is None:
+            pass
+        await until(lambda: setup.link.can_publish)
+        setup.model.weight = torch.nn.Parameter(setup.model.weight.detach().clone())
+        with pytest.raises(ConfigError, match="'weight' was moved, resized or replaced"):
+            await asyncio.to_thread(setup.peer.finish, quiet_s=0.05, timeout_s=10)
 
 
 async def test_a_script_that_ended_with_a_model_that_diverged_ends_with_a_line(
