@@ -56,12 +56,14 @@ class Child:
     ) -> None:
         """Start ``python -m module args``. Raises OSError if it cannot be started."""
         _open_standard_streams()
+        given = {**os.environ, **(env or {})}
+        given.pop("PYTHONINSPECT", None)  # with it a child ends with a traceback, and always with 0
         read_end, self._write_end = os.pipe()
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, *args],
                 pass_fds=[read_end],
-                env={**os.environ, **(env or {}), _VARIABLE: str(read_end)},
+                env={**given, _VARIABLE: str(read_end)},
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,

@@ -86,6 +86,14 @@ def test_a_child_hears_how_its_own_children_end_whatever_its_parent_ignores(scri
     assert child.end(20) == 7
 
 
+def test_a_child_ends_with_its_own_status_also_where_python_is_to_go_on_after_a_script(
+    scripts: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONINSPECT", "1")
+    assert Child(write(scripts, "failing", "raise SystemExit(2)"), []).end(20) == 2
+    assert capfd.readouterr().err == ""
+
+
 def test_what_a_child_starts_does_not_inherit_its_lifeline(scripts: Path) -> None:
     code = """
         import os, sys
