@@ -133,16 +133,24 @@ def _do_without_threads_that_a_fork_lost() -> None:
 
 def _check_not_attached(tensors: Mapping[str, Tensor]) -> None:
     """Raise ConfigError if a peer has this model already: each would take the other's work for progress."""
-    own = set(map(id, tensors.values()))
+    own = set(map(_place, tensors.values()))
     for peer in _attached:
-        if peer.has_left or own.isdisjoint(id(p) for _, p in named_tensors(peer.model)):
+        if peer.has_left or own.isdisjoint(_place(p) for _, p in named_tensors(peer.model)):
             continue
         raise ConfigError(
-            "this model is attached already: leave() that peer first, or attach another model"
+            "this model is attached already: leave() that peer first, or attach another model (one whose"
+            " parameters lie in the same memory, as load_state_dict(assign=True) leaves them, is none)"
             if peer.is_here
             else "this model is attached in the process that this one was forked off: attach another, or a"
             " copy of it (copy.deepcopy), with an optimizer of its own"
         )
+
+
+def _place(tensor: Tensor) -> tuple[object, int]:
+    """Where a parameter lies, which two that are no one object may share; some kinds have no such place."""
+    if type(tensor) is not nn.Parameter or tensor.layout is not torch.strided or not tensor.data_ptr():
+        return None, id(tensor)
+    return tensor.device, tensor.data_ptr()
 
 
 def _warn_of_memory_of_several_processes(tensors: Mapping[str, Tensor]) -> None:

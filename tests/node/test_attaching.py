@@ -224,6 +224,10 @@ def test_a_model_that_is_attached_already(manifest: Manifest, monkeypatch: pytes
     monkeypatch.setattr(attaching, "_attached", [Attached(build_model()), peer])
     with pytest.raises(ConfigError, match=r"attached already: leave\(\) that peer first"):
         attach(model, manifest=manifest)
+    same = build_model()
+    same.load_state_dict(model.state_dict(), assign=True)
+    with pytest.raises(ConfigError, match=r"attached already: .*parameters lie in the same memory"):
+        attach(same, manifest=manifest)
     peer.is_here = False
     with pytest.raises(ConfigError, match=r"forked off: attach another, or a copy of it"):
         attach(model, manifest=manifest)
