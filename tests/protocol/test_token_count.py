@@ -72,8 +72,8 @@ def test_machines_of_friends_may_differ_a_thousandfold() -> None:
 
 
 def test_a_count_below_one_delta() -> None:
-    few = manifest(fragments=1, outer={"weight_cap": 1e-9})
-    assert count(delta(1, 1, tokens=1000), of=few) == 0
+    few = manifest(fragments=1, outer={"weight_cap": 0.001})
+    assert count(delta(1, 1, tokens=999), of=few) == 0
     most = manifest(fragments=1, outer={"weight_cap": 1e308})
     assert count(delta(1, 1, tokens=1000), delta(2, 1, tokens=TOKENS_MAX), of=most) == TOKENS_MAX + 1000
 
