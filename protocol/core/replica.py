@@ -28,7 +28,7 @@ from gossamer.protocol.gossip.holdings import Holdings
 from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.gossip.offers import Offers
 from gossamer.protocol.gossip.push import Push
-from gossamer.protocol.history.absence import ROUNDS_UNDER_WAY
+from gossamer.protocol.history.absence import ROUNDS_UNDER_WAY, known_up_to
 from gossamer.protocol.history.catchup import CatchUp
 from gossamer.protocol.history.clock import SwarmClock
 from gossamer.protocol.history.sealing import Sealing
@@ -266,7 +266,9 @@ class Replica:
             with suppress(PeerError):
                 self.charter.learn(data)
         stored = list(deltas)
-        self.sealing.restore(claims, floor, extent=max((delta.round for delta in stored), default=0))
+        sealed = max([floor, *(claim.round for claim in claims)])
+        extent = known_up_to(sealed, {delta.round for delta in stored})
+        self.sealing.restore(claims, floor, extent)
         signed = [delta.round for delta in stored if delta.author == self.identity.node_id]
         self._author.restore([own_last, *signed], is_copy=is_copy)  # whether they count or not
         counting = [delta for delta in stored if self.charter.counts(delta.author, delta.round)]

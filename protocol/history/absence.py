@@ -5,7 +5,7 @@ the swarm's, and those who came back together could be most of it. So who finds 
 the snapshot of those who went on; from its own, if those are gone.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import inf
 
 from gossamer.protocol import limits
@@ -18,6 +18,19 @@ RETURN_S = 30.0
 
 ROUNDS_UNDER_WAY = 2
 """A member that is behind by one round skips the next at most; what is older has been published for."""
+
+
+def known_up_to(sealed: int, rounds: Iterable[int]) -> int:
+    """The newest of the `rounds` with records up to which, since the newest `sealed` one, none was missed.
+
+    What lies beyond a gap was heard of after a return: who stops before that gap is made good has it still.
+    """
+    newest = sealed
+    for round_ in sorted(rounds):
+        if round_ > newest + 1 + ROUNDS_UNDER_WAY:
+            break
+        newest = max(newest, round_)
+    return newest
 
 
 class Absence:

@@ -4,10 +4,12 @@ import pytest
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Adopt, Notice
-from gossamer.protocol.history.absence import RETURN_S
+from gossamer.protocol.history.absence import RETURN_S, known_up_to
 from gossamer.protocol.history.joining import Witness
 from gossamer.protocol.history.sealing import LOOK_INTERVAL_S, Sealing
+from tests.protocol.builders import unsigned
 from tests.protocol.histories import MANIFEST, claim, drive, joined, kinds
+from tests.protocol.wiring import World
 
 
 @pytest.mark.parametrize("is_first", [False, True])
@@ -55,6 +57,29 @@ def test_who_is_told_of_new_rounds_only_has_missed_those_between():
     sealing.restore((claim(16), claim(8)), 0, extent=20)
     drive(sealing, 0.0, 5, clock=59, others=[(claim(56), claim(48))] * 2)
     assert sealing.begins_anew
+
+
+@pytest.mark.parametrize(
+    ("sealed", "rounds", "known"),
+    [
+        (16, range(1, 21), 20),
+        (16, [*range(1, 21), *range(42, 60)], 20),
+        (56, [*range(1, 21), *range(58, 60)], 59),
+        (16, [17, 20, 21], 21),
+        (16, [17, 21], 17),
+        (16, [], 16),
+    ],
+)
+def test_who_stopped_before_it_had_made_good_what_it_missed_has_missed_it_still(sealed, rounds, known):
+    """It is killed while it fetches the swarm's snapshot, say: the newest records are here already."""
+    assert known_up_to(sealed, rounds) == known
+
+
+def test_a_node_counts_what_it_has_missed_from_the_records_that_it_stored(seed):
+    core = World(seed, MANIFEST).add(0).core
+    stored = [unsigned(1, round_) for round_ in (*range(13, 21), *range(42, 60))]
+    core.restore(stored, (), 0.0, claims=(claim(16), claim(8)), floor=8)
+    assert core.sealing._absence.extent == 20
 
 
 def test_what_others_who_were_away_publish_late_tells_nothing_of_the_rounds_since():
