@@ -86,13 +86,9 @@ class Archive:
         merger, claims = await asyncio.to_thread(
             restore_merger, self._core.manifest, self._chunks, history, stored, own_id
         )
+        self._fetch.has_leftovers = True
         if merger is not None:
             self._shelf.restore(claims)
-            needed = self._shelf.blobs().union(*(delta.body.chunks for delta in stored))
-            try:
-                await asyncio.to_thread(self._chunks.sweep, needed)
-            except OSError as error:  # a read-only disk, say: it takes space, and no more
-                log.warning("cannot remove chunks that nobody needs any more: %s", error.strerror or error)
             await self._merging.begin(merger, history.reach)
         elif history.claims and not self._core.info.bootstrap:
             raise StorageError("our copy of the model is damaged; fetch it again with --join HOST:PORT")
@@ -164,6 +160,8 @@ class Archive:
             await asyncio.to_thread(self._records.note_reach, reach)
             self._reach_noted = reach  # it may be more by now
         self._fetch.check()
+        if self._fetch.may_clear_leftovers:
+            await self._drop_leftovers()
         if self._fetch.may_clear_up:
             await self._drop_others()
         if (claim := self._fetch.adopting) is not None:
@@ -193,7 +191,7 @@ class Archive:
         return now - self._late_at > LATE_SETTLE_S or now - self._late_since > LATE_PATIENCE_S
 
     async def _wait(self) -> None:
-        busy = bool(self._fetch.sought) or self._late_since is not None
+        busy = bool(self._fetch.sought) or self._fetch.has_leftovers or self._late_since is not None
         try:
             async with asyncio.timeout(0.5 if busy else None):
                 await self._news.wait()
@@ -325,6 +323,18 @@ class Archive:
 
     def _drop_closed(self, closed: Iterable[Delta], open_records: Iterable[Delta]) -> None:
         self._shelf.drop_unneeded({blob for delta in closed for blob in delta.body.chunks}, open_records)
+
+    async def _drop_leftovers(self) -> None:
+        """Remove what an earlier run has left that nobody needs. Raises StorageError."""
+        blobs, sought = self._chunks.blobs, self._fetch.sought
+        try:
+            await asyncio.to_thread(self._shelf.drop_others, self._open_records(), (), sought, blobs)
+        except MissingChunkError as error:  # as below
+            self.snapshot_lost(error.blob)
+            return
+        except OSError as error:  # a read-only disk, say: it takes space, and no more
+            log.warning("cannot remove chunks that nobody needs any more: %s", error.strerror or error)
+        self._fetch.has_leftovers = False
 
     async def _drop_others(self) -> None:
         """Remove what is left of snapshots that are not kept or wanted. Raises StorageError or OSError."""

@@ -42,6 +42,8 @@ class SnapshotFetch:
         """What may have to be adopted soon."""
         self._given_up: set[bytes] = set()
         """Roots of those that were fetched and are not any more, until what came of them is removed."""
+        self.has_leftovers = False
+        """Whether an earlier run may have left chunks that nobody needs, of snapshots above all."""
         self._reader: snapshots.SnapshotReader | None = None
         """Of the one of those that is being fetched."""
         self._told_at = 0.0
@@ -88,8 +90,20 @@ class SnapshotFetch:
         The one that is wanted now may share chunks with them: its index tells. Where none is, and we have no
         model yet, one of them may be wanted again: that goes on where it was.
         """
-        if not self._given_up:
+        return bool(self._given_up) and self._knows_what_is_of_use
+
+    @property
+    def may_clear_leftovers(self) -> bool:
+        """That, of what an earlier run has left: it may have ended while it fetched what we go on with.
+
+        Who comes back with a model finds out within a moment whether it has to begin anew.
+        """
+        if not self.has_leftovers or (self.adopting is None and self._core.sealing.is_in_a_hurry):
             return False
+        return self._knows_what_is_of_use
+
+    @property
+    def _knows_what_is_of_use(self) -> bool:
         if self.sought:
             return all(root in self._chunks for root in self.sought)
         return self._core.sealing.joined

@@ -264,14 +264,19 @@ class SnapshotShelf:
         self.claims = (claim,)
 
     def drop_others(
-        self, open_records: Iterable[Delta], given_up: Iterable[bytes] = (), sought: Iterable[bytes] = ()
+        self,
+        open_records: Iterable[Delta],
+        given_up: Iterable[bytes] = (),
+        sought: Iterable[bytes] = (),
+        leftovers: Iterable[bytes] = (),
     ) -> None:
         """Remove the chunks of snapshots that are kept no more, see `drop_unneeded`.
 
-        And what has come of snapshots with the roots `given_up`, but for chunks of those that are `sought`.
-        Raises OSError or StorageError.
+        And `leftovers`, and what has come of snapshots with the roots `given_up`, but for chunks of those
+        that are `sought`. Raises OSError or StorageError.
         """
-        others = self.blobs().union(*map(self._blobs, given_up)).difference(*map(self._blobs, sought))
+        others = self.blobs().union(leftovers, *map(self._blobs, given_up))
+        others.difference_update(*map(self._blobs, sought))
         self._learn_owners()
         self.drop_unneeded(others, open_records)
 

@@ -103,6 +103,12 @@ class ChunkStore:
         return len(self._files)
 
     @property
+    def blobs(self) -> set[bytes]:
+        """All that are here now."""
+        with self._counting:
+            return set(self._files)
+
+    @property
     def stock(self) -> Stock:
         """How many bytes are here, and have come since the start."""
         return Stock(self._held, self._came)
@@ -230,13 +236,6 @@ class ChunkStore:
                         self._held += self.length(blob)
                         found.append(blob)
         return found
-
-    def sweep(self, needed: set[bytes]) -> int:
-        """Remove all chunks but these: what a crash left behind. Returns how many. Raises OSError."""
-        orphans = self._files.keys() - needed
-        for blob in orphans:
-            self.drop(blob)
-        return len(orphans)
 
     def get(self, blob: bytes) -> bytes:
         """Read a chunk's bytes, as `read` does."""

@@ -211,6 +211,61 @@ async def test_a_joiner_whose_network_fails_for_a_while_goes_on_with_what_it_has
     assert fetching.here() == "d"
 
 
+class Restarted(Fetching):
+    """A node that was killed while it fetched a snapshot, of which two chunks are here."""
+
+    def __init__(self, chunks: ChunkStore, *, joined: bool) -> None:
+        super().__init__(chunks)
+        self.kept = len(chunks)
+        self.fetched = self.claim(b"A", b"B", b"c")
+        self.core.sealing.joined = joined
+        self.core.sealing.is_in_a_hurry = True  # as until it is known what it goes on with
+        self.archive._fetch.has_leftovers = True
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["came back after long", "joiner"])
+async def test_who_is_killed_while_it_fetches_a_snapshot_goes_on_with_what_had_come(
+    tmp_path: Path, joined: bool
+) -> None:
+    node = Restarted(ChunkStore(tmp_path / "chunks"), joined=joined)
+    await node.look()
+    node.core.sealing.joined = False  # the swarm has outlived what it holds, as it finds out again
+    node.adopt(node.fetched)
+    await node.look()
+    (need,) = node.told
+    assert isinstance(need, Need)
+    assert need.chunks == ((sha256(b"c" * CHUNK_BYTES_MAX).digest(), CHUNK_BYTES_MAX),)
+
+
+async def test_what_had_come_of_another_snapshot_goes_once_the_index_of_the_one_that_is_wanted_is_here(
+    tmp_path: Path,
+) -> None:
+    """A joiner that is killed again and again, while snapshots are superseded, does not fill its disk."""
+    node = Restarted(ChunkStore(tmp_path / "chunks"), joined=False)
+    node.core.ledger = [delta(b"b" * CHUNK_BYTES_MAX)]
+    later = node.claim(b"a", b"d", b"e", index=False)
+    node.adopt(later)
+    await node.look()
+    assert node.here() == "ab"
+    node.claim(b"d", b"D", b"e", index=False)
+    node.chunks.put(later.root, b"".join(sha256(x * CHUNK_BYTES_MAX).digest() for x in (b"a", b"d", b"e")))
+    await node.look()
+    assert node.here() == "abd" and node.fetched.root not in node.chunks
+    node.core.ledger = []
+    node.archive._fetch.has_leftovers = True
+    await node.look()
+    assert node.here() == "ad"
+
+
+async def test_what_had_come_goes_where_a_nodes_own_history_turns_out_to_go_on(tmp_path: Path) -> None:
+    node = Restarted(ChunkStore(tmp_path / "chunks"), joined=True)
+    await node.look()
+    assert node.here() == "ab"
+    node.core.sealing.is_in_a_hurry = False
+    await node.look()
+    assert node.here() == "" and len(node.chunks) == node.kept, "and its own snapshot is whole"
+
+
 async def test_what_is_given_up_is_removed_though_that_fails_at_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
