@@ -145,9 +145,11 @@ class Home:
                 self.incarnation_path,
                 self.daemon_path,
                 self.checkpoint_path,
+                self.pretrained_path,
             )
         }
         remove_unfinished(self.root.glob(".*-*"), ours.__contains__)
+        remove_unfinished(self.pretrained_path.rglob(".*-*"), lambda name: True)
         sockets = [self.root / "trainer-*.sock"]  # of scripts that were killed with their daemons
         with suppress(OSError):
             sockets.append(self._socket_elsewhere("-*"))

@@ -5,6 +5,7 @@ import fcntl
 import logging
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -112,7 +113,8 @@ def write_first(path: Path, data: bytes) -> None:
 
 
 def remove_unfinished(files: Iterable[Path], is_ours: Callable[[str], object]) -> None:
-    """Remove those that were left aside when a crash cut them short, of files whose names are ours.
+    """Remove those that were left aside when a crash cut them short, of files (and folders) whose names are
+    ours.
 
     No others: a folder may hold its user's own, such as ``.pre-commit-config.yaml``.
     """
@@ -122,7 +124,7 @@ def remove_unfinished(files: Iterable[Path], is_ours: Callable[[str], object]) -
             continue
         with suppress(OSError):  # somebody else may be tidying up, too
             if time.time() - file.stat().st_mtime > UNFINISHED_S:
-                file.unlink()
+                shutil.rmtree(file) if file.is_dir() else file.unlink()
 
 
 def sync_folder(folder: Path) -> None:

@@ -301,6 +301,22 @@ def test_a_socket_path_is_never_too_long(tmp_path: Path, monkeypatch: pytest.Mon
         Home(deep / "d").socket_path()
 
 
+def test_what_a_kill_left_of_a_pretrained_models_files_is_removed(home: Home) -> None:
+    """An export would copy what lies among them."""
+    aside, kept = home.root / ".pretrained-k3w_x9ab", home.pretrained_path / "config.json"
+    torn = home.pretrained_path / "processor" / ".tokenizer.json-k3w_x9ab"
+    for file in (aside / "tokenizer.json", kept, torn):
+        file.parent.mkdir(parents=True)
+        file.write_text("{}")
+    fresh = home.root / ".pretrained-01234567"  # of one that is being written
+    fresh.mkdir()
+    for path in (aside, torn):
+        os.utime(path, (0, 0))
+    home.tidy()
+    assert not aside.exists() and not torn.exists()
+    assert kept.exists() and fresh.exists()
+
+
 def test_sockets_of_scripts_that_were_killed_are_removed(home: Home) -> None:
     left = Path(home.socket_path("1234abcd"))
     assert left == home.root / "trainer-1234abcd.sock"
