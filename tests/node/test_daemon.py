@@ -488,6 +488,20 @@ async def test_a_folder_that_became_read_only_is_no_reason_not_to_start_or_to_st
         readonly.append(home.root)
 
 
+async def test_chunks_that_an_earlier_run_left_go_once_it_is_known_that_they_are_of_no_use(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(home) as daemon:
+        await until(lambda: daemon.merging.ready)
+    left = sha256(b"left").digest()
+    ChunkStore(home.chunks_path).put(left, b"left")
+    async with running(home) as daemon:
+        await until(lambda: daemon.merging.ready)
+        assert left in daemon.chunks, "it may be of the snapshot from which this node has to begin anew"
+        monkeypatch.setattr("gossamer.protocol.history.absence.RETURN_S", 0.0)
+        await until(lambda: left not in daemon.chunks)
+
+
 def put_back(home: Home, tmp_path: Path) -> None:
     """Replace a node's folder by a backup of it."""
     shutil.copytree(home.root, tmp_path / "backup", ignore=shutil.ignore_patterns("*.sock"))
