@@ -120,8 +120,8 @@ class Scenario:
 def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
     """Draw a scenario. `name` asks for one kind of storm, or for one of OTHERS.
 
-    Raises ValueError if there is no such, or there are too few nodes. Of two none is a liar: nobody
-    could tell which.
+    Raises ValueError if there is no such, or there are too few nodes. Of two that train none is a liar:
+    nobody could tell which.
     """
     if nodes < 2:
         raise ValueError("a swarm has two nodes at least")
@@ -133,7 +133,12 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
     manifest, phi = _manifest(rng, codec, fragments, name)
     total = nodes + 4
     has_liar = name == "liar" or (name in (None, "mixed", "parts") and rng.random() < 0.25)
-    liars = _liars(seed, nodes, together=name == "liars") if has_liar or name == "liars" else 0
+    bootstrap_trains = rng.random() < 0.5
+    liars = 0
+    if name == "liars":
+        liars = random.Random(f"{seed}/liars").randrange(2, min(LIARS_MAX, (nodes - 1) // 2) + 1)
+    elif has_liar:
+        liars = int(nodes - (not bootstrap_trains) > 2)
     scenario = Scenario(
         seed=seed,
         name=name or "mixed",
@@ -142,7 +147,7 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
         codec=codec,
         manifest=manifest,
         phi=phi,
-        traits=_traits(rng, seed, total, range(nodes - liars, nodes)),
+        traits=_traits(rng, seed, total, range(nodes - liars, nodes), bootstrap_trains=bootstrap_trains),
         paths=_paths(rng, total),
         storms=_storms(rng, minutes * 60.0, name),
         liars=liars,
@@ -152,13 +157,6 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
     if name in (None, "mixed", "parts") and rng.random() < CRAMPED:
         return replace(scenario, links_max=LINKS_WANTED + 2)
     return scenario
-
-
-def _liars(seed: int, nodes: int, *, together: bool) -> int:
-    """How many lie: fewer than half, and where they do so together, two at least."""
-    if not together:
-        return int(nodes > 2)
-    return random.Random(f"{seed}/liars").randrange(2, min(LIARS_MAX, (nodes - 1) // 2) + 1)
 
 
 def _chunk_bytes(rng: random.Random, name: str | None, manifest: Manifest) -> int:
@@ -197,8 +195,9 @@ def _manifest(rng: random.Random, codec: str, fragments: int, name: str | None) 
     return from_values(values, "the simulator"), phi
 
 
-def _traits(rng: random.Random, seed: int, total: int, liars: range) -> tuple[Traits, ...]:
-    bootstrap_trains = rng.random() < 0.5
+def _traits(
+    rng: random.Random, seed: int, total: int, liars: range, *, bootstrap_trains: bool
+) -> tuple[Traits, ...]:
     behind_routers = rng.choice((0.0, 0.0, 0.25))
     return tuple(
         Traits(
