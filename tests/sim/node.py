@@ -6,6 +6,7 @@ stays.
 
 from collections.abc import Iterable
 from hashlib import sha256
+from math import inf
 
 from gossamer.protocol import effects as fx
 from gossamer.protocol.core.merge_schedule import MergeSchedule
@@ -44,6 +45,8 @@ class Node(Process):
         self.rng = stage.dice(f"node {self.index}")
         self.adopted_at = -1e9
         """When it last began at somebody's snapshot, for want of rounds or of a history."""
+        self.linked_at = inf
+        """When its first link since its start came up. A founder that is told no addresses waits for it."""
         self.gone = False
         """Left, or dead for good."""
         self.links: dict[int, End] = {}
@@ -55,8 +58,7 @@ class Node(Process):
         self.wakes = 0
         self.chunks_came = 0
         self._numbers = 0
-        self._timer_due = float("inf")
-        self._wake_due = float("inf")
+        self._timer_due = self._wake_due = inf
         self._clock_start, self._clock_rate = traits.clock(0.0), 1.0 + traits.clock_drift
         self._latest = 0.0
         self._unix_error_s = traits.unix_error_s
@@ -83,8 +85,9 @@ class Node(Process):
         stage = self.stage
         self.begin_life()
         self.links.clear()
+        self.linked_at = inf
         self.transfers, self.archive = Transfers(self), Archive(self)
-        self._timer_due = self._wake_due = float("inf")
+        self._timer_due = self._wake_due = inf
         self._merge_is_due = False
         self._fell_asleep = None
         self.fold = None
@@ -207,7 +210,7 @@ class Node(Process):
     def _wake(self, due: float) -> None:
         if due != self._timer_due:
             return  # an earlier one was set since
-        self._timer_due = self._wake_due = float("inf")
+        self._timer_due = self._wake_due = inf
         wake = self.core.next_wake()
         if wake > self.clock() + _ROUNDING_S:
             self._wake_by(wake)
@@ -273,6 +276,7 @@ class Node(Process):
     def link_opened(self, end: End, outbound: bool, address: str | None) -> None:
         self._numbers += 1
         end.number = self._numbers
+        self.linked_at = min(self.linked_at, self.stage.loop.now)
         self.links[end.number] = end
         self.transfers.link_up(end)
         peer = end.peer.party

@@ -133,12 +133,8 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
     manifest, phi = _manifest(rng, codec, fragments, name)
     total = nodes + 4
     has_liar = name == "liar" or (name in (None, "mixed", "parts") and rng.random() < 0.25)
-    bootstrap_trains = rng.random() < 0.5
-    liars = 0
-    if name == "liars":
-        liars = random.Random(f"{seed}/liars").randrange(2, min(LIARS_MAX, (nodes - 1) // 2) + 1)
-    elif has_liar:
-        liars = int(nodes - (not bootstrap_trains) > 2)
+    bootstrap_trains = rng.random() < 0.5 or (name == "liars" and nodes == 5)
+    liars = _liars(seed, nodes if bootstrap_trains else nodes - 1, name) if has_liar or name == "liars" else 0
     scenario = Scenario(
         seed=seed,
         name=name or "mixed",
@@ -157,6 +153,13 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
     if name in (None, "mixed", "parts") and rng.random() < CRAMPED:
         return replace(scenario, links_max=LINKS_WANTED + 2)
     return scenario
+
+
+def _liars(seed: int, trainers: int, name: str | None) -> int:
+    """How many lie: fewer than half of those that train, and where they do so together, two at least."""
+    if name != "liars":
+        return int(trainers > 2)
+    return random.Random(f"{seed}/liars").randrange(2, min(LIARS_MAX, (trainers - 1) // 2) + 1)
 
 
 def _chunk_bytes(rng: random.Random, name: str | None, manifest: Manifest) -> int:

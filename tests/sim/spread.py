@@ -62,7 +62,7 @@ class Spread:
         born = self._born.get(delta.record_id)
         if born is None or node.traits.is_liar:
             return
-        began = max(node.started_at, node.adopted_at)  # who gave its history up refused records until then
+        began = max(node.linked_at, node.adopted_at)  # who gave its history up refused records until then
         if delta.author != node.traits.identity.node_id and began < born:
             self._took.append(self._loop.now - born)
 
