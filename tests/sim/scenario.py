@@ -125,15 +125,15 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
     """
     if nodes < 2:
         raise ValueError("a swarm has two nodes at least")
-    if name == "liars" and nodes < 5:
-        raise ValueError("two liars or more, and fewer than half: a swarm of five nodes at least")
+    if name == "liars" and nodes < 7:
+        raise ValueError("two liars, and more who are none even without one: a swarm of seven nodes at least")
     rng = random.Random(f"{seed}/scenario")
     codec = rng.choice(("int4", "int4", "topk", "exact", "int8", "int2"))
     fragments = random.Random(f"{seed}/fragments").choice((1, 2, 2, 3))
     manifest, phi = _manifest(rng, codec, fragments, name)
     total = nodes + 4
     has_liar = name == "liar" or (name in (None, "mixed", "parts") and rng.random() < 0.25)
-    bootstrap_trains = rng.random() < 0.5 or (name == "liars" and nodes == 5)
+    bootstrap_trains = rng.random() < 0.5
     liars = _liars(seed, nodes if bootstrap_trains else nodes - 1, name) if has_liar or name == "liars" else 0
     scenario = Scenario(
         seed=seed,
@@ -156,10 +156,13 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
 
 
 def _liars(seed: int, trainers: int, name: str | None) -> int:
-    """How many lie: fewer than half of those that train, and where they do so together, two at least."""
+    """How many lie: fewer than half of those that train, and where they do so together, two at least.
+
+    Fewer than half though one of the others has lost its disk, and has no word about the past.
+    """
     if name != "liars":
         return int(trainers > 2)
-    return random.Random(f"{seed}/liars").randrange(2, min(LIARS_MAX, (trainers - 1) // 2) + 1)
+    return random.Random(f"{seed}/liars").randrange(2, min(LIARS_MAX, (trainers - 2) // 2) + 1)
 
 
 def _chunk_bytes(rng: random.Random, name: str | None, manifest: Manifest) -> int:
