@@ -35,7 +35,6 @@ class Briefing:
         self._clock_sent = None
         core, publisher = self._core, self._publisher
         return control.Welcome(
-            core.manifest.canonical(),
             core.identity.node_id,
             max(core.own_last, publisher.handed_in),
             self._clock,

@@ -10,7 +10,7 @@ from typing import BinaryIO
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.wire import pack, unpack
 
-FRAME_BYTES_MAX = 8 * 1024 * 1024
+FRAME_BYTES_MAX = 64 * 1024
 LENGTH_BYTES = 4
 
 
@@ -18,7 +18,6 @@ LENGTH_BYTES = 4
 class Welcome:
     """Daemon: who we are; the shared memory's descriptor travels with the frame."""
 
-    manifest: bytes
     node_id: bytes
     own_last: int
     """The last round that is signed, or that a delta was handed in for."""

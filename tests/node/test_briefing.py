@@ -8,7 +8,7 @@ from typing import Any
 from gossamer.node.briefing import Briefing
 from gossamer.node.ipc import control
 from gossamer.protocol.core.replica import BEFORE_ALL_ROUNDS
-from tests.protocol.builders import SMALL, identity
+from tests.protocol.builders import identity
 
 
 class Setup:
@@ -17,7 +17,7 @@ class Setup:
     def __init__(self) -> None:
         self.sent: list[control.ControlMessage] = []
         self.core: Any = SimpleNamespace(
-            manifest=SMALL, identity=identity(0), own_last=3, clock_to_publish_by=7, is_contradicted=False
+            identity=identity(0), own_last=3, clock_to_publish_by=7, is_contradicted=False
         )
         port: Any = SimpleNamespace(attached=True, send=self.sent.append)
         self.merging: Any = SimpleNamespace(diverged="", tokens=100, unmerged=0)

@@ -14,7 +14,7 @@ from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.wire import pack
 
 MESSAGES: list[control.ControlMessage] = [
-    control.Welcome(b"manifest", bytes(32), 7, 9, 6, 5),
+    control.Welcome(bytes(32), 7, 9, 6, 5),
     control.Phi(1, -3, 0, 12),
     control.Published(4),
     control.Clock(5, 2**40),

@@ -48,7 +48,7 @@ class FakeDaemon:
     def welcome(self) -> control.Welcome:
         own_last = max(self.signed, default=0)
         handed_in = max(own_last, self.handed_in)
-        return control.Welcome(self.manifest.canonical(), NODE_ID, handed_in, self.clock, handed_in, own_last)
+        return control.Welcome(NODE_ID, handed_in, self.clock, handed_in, own_last)
 
     def publish(self, message: control.Publish, payload: memoryview) -> None:
         data = bytes(payload)
