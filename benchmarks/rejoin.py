@@ -43,7 +43,7 @@ async def _rejoin_s(folder: Path, restarts: int) -> list[float]:
     manifests.write(manifest, folder / "swarm.toml")
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     own = {min(cores)} if len(cores) > 1 else cores
-    boot = NodeProcess("bootstrap", folder / "bootstrap", _bootstrap(folder), {})
+    boot = NodeProcess("bootstrap", folder / "bootstrap", _bootstrap(folder))
     started = [boot]
     try:
         _stay_on(cores - own or cores)  # and so does what is started from here
@@ -88,7 +88,7 @@ def _bootstrap(folder: Path) -> list[str]:
 def _node(folder: Path, name: str, manifest: Manifest, address: str) -> NodeProcess:
     command = ["node", "--dir", str(folder / name), "--name", name, "--threads", "1", "--device", "cpu"]
     swarm = ["--swarm-id", manifest.swarm_id.hex(), "--join", address]
-    return NodeProcess(name, folder / name, [*command, *swarm, *_LISTEN], {})
+    return NodeProcess(name, folder / name, [*command, *swarm, *_LISTEN])
 
 
 async def _until(node: NodeProcess, is_so: Callable[[NodeProcess], bool]) -> None:

@@ -83,7 +83,6 @@ class LocalSwarm:
             "bootstrap",
             folder / "bootstrap",
             ["bootstrap", str(folder / "swarm.toml"), "--dir", str(folder / "bootstrap"), *self._common],
-            {},
         )
         self._nodes = [self._node(f"node-{i + 1}") for i in range(options.nodes)]
         self._storm = (
@@ -104,7 +103,7 @@ class LocalSwarm:
             args += ["--task", options.task]
         for path in options.data:
             args += ["--data", str(Path(path).absolute())]
-        return NodeProcess(name, self._folder / name, args + self._common, {})
+        return NodeProcess(name, self._folder / name, args + self._common)
 
     async def run(self) -> SwarmSummary:
         """Start, watch, wait for agreement, and stop everything whatever happens."""

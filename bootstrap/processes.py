@@ -56,7 +56,6 @@ class NodeProcess:
     name: str
     folder: Path
     args: list[str]
-    env: dict[str, str]
     child: Child | None = None
     status: dict[str, Any] | None = None
     killed: bool = False
@@ -76,9 +75,7 @@ class NodeProcess:
         self.killed = False
         self.ended = ""
         with open(self.log_path, "ab") as log:
-            self.child = Child(
-                "gossamer.bootstrap.cli", self.args, env={**_no_settings(), **self.env}, stderr=log.fileno()
-            )
+            self.child = Child("gossamer.bootstrap.cli", self.args, env=_no_settings(), stderr=log.fileno())
 
     @property
     def log_path(self) -> Path:

@@ -273,8 +273,8 @@ def test_a_local_swarm_is_not_set_by_what_the_machines_node_is_set_to(
     monkeypatch.setattr("gossamer.bootstrap.processes.Child", Child)
     monkeypatch.setenv("GOSSAMER_CONFIG", "n.toml")
     monkeypatch.setenv("GOSSAMER_NODE_JOIN", "elsewhere:1")
-    NodeProcess("n", tmp_path / "n", ["node"], {"A": "b"}).start()
-    assert started == [{"GOSSAMER_CONFIG": "", "GOSSAMER_NODE_JOIN": "", "A": "b"}]
+    NodeProcess("n", tmp_path / "n", ["node"]).start()
+    assert started == [{"GOSSAMER_CONFIG": "", "GOSSAMER_NODE_JOIN": ""}]
     for name, empty in started[0].items():
         monkeypatch.setenv(name, empty)
     assert value(parse("node"), "join") in (None, [])

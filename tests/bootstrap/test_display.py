@@ -34,7 +34,7 @@ def test_minutes() -> None:
 
 
 def process(name: str, status: dict[str, Any] | None) -> NodeProcess:
-    made = NodeProcess(name, Path("/nowhere"), [], {})
+    made = NodeProcess(name, Path("/nowhere"), [])
     made.status = status
     return made
 

@@ -40,7 +40,7 @@ from tests.protocol.builders import SMALL
 )
 @pytest.mark.parametrize("before", ["", "gossamer: ", "12:00:01 error   "])
 def test_how_a_process_ended(tmp_path: Path, status: int, said: str, before: str) -> None:
-    process = NodeProcess("node-1", tmp_path / "node-1", [], {})
+    process = NodeProcess("node-1", tmp_path / "node-1", [])
     assert not process.has_ended(), "it was never started"
     process.log_path.write_text(f"12:00:00 info    up\n{before}no text in x\n")
     process.child = Ended(status)  # type: ignore[assignment]
@@ -60,7 +60,7 @@ async def test_bytes_are_those_of_all_runs(tmp_path: Path, monkeypatch: pytest.M
         return next(statuses)
 
     monkeypatch.setattr("gossamer.bootstrap.processes.fetch_status", answer)
-    process = NodeProcess("node-1", tmp_path / "node-1", [], {})
+    process = NodeProcess("node-1", tmp_path / "node-1", [])
     home = Home(process.folder)
     home.create()
     home.write_daemon(address="127.0.0.1:1")

@@ -81,7 +81,7 @@ async def test_kills_and_stops_at_random_moments_cost_no_agreement(tmp_path: Pat
     path = tmp_path / "m.toml"
     manifests.write(manifest, path)
     boot_args = ["bootstrap", str(path), "--listen", "127.0.0.1:0", "--dir", str(tmp_path / "boot")]
-    boot = NodeProcess("boot", tmp_path / "boot", boot_args, {})
+    boot = NodeProcess("boot", tmp_path / "boot", boot_args)
     nodes = []
     try:
         boot.start()
@@ -90,7 +90,7 @@ async def test_kills_and_stops_at_random_moments_cost_no_agreement(tmp_path: Pat
             args = ["node", "--dir", str(tmp_path / name), "--name", name, "--listen", "127.0.0.1:0"]
             args += ["--join", join, "--data", str(text), "--threads", "1", "--device", "cpu"]
             args += ["--rounds", str(ROUNDS), "--evaluate-every", "0"]
-            nodes.append(NodeProcess(name, tmp_path / name, args, {}))
+            nodes.append(NodeProcess(name, tmp_path / name, args))
             nodes[-1].start()
         await settle(nodes, lambda: all(n.status and n.status["round"] >= 1 for n in nodes), 60, "all train")
         for _ in range(FAULTS):

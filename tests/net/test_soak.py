@@ -109,7 +109,7 @@ async def test_nothing_grows(tmp_path: Path) -> None:
     manifest_of(tmp_path)
     text = write_text(tmp_path / "text.txt")
     boot_args = ["bootstrap", str(tmp_path / "m.toml"), "--listen", "127.0.0.1:0"]
-    boot = NodeProcess("boot", tmp_path / "boot", [*boot_args, "--dir", str(tmp_path / "boot")], {})
+    boot = NodeProcess("boot", tmp_path / "boot", [*boot_args, "--dir", str(tmp_path / "boot")])
     everyone = [boot]
     taken: list[tuple[int, dict[str, Sample]]] = []
     try:
@@ -118,7 +118,7 @@ async def test_nothing_grows(tmp_path: Path) -> None:
         for name in ("a", "b"):
             args = ["node", "--dir", str(tmp_path / name), "--name", name, "--listen", "127.0.0.1:0"]
             args += ["--join", join, "--data", str(text), "--threads", "1", "--device", "cpu"]
-            everyone.append(NodeProcess(name, tmp_path / name, [*args, "--evaluate-every", "0"], {}))
+            everyone.append(NodeProcess(name, tmp_path / name, [*args, "--evaluate-every", "0"]))
             everyone[-1].start()
         begun = time.monotonic()
         for part in range(1, 21):
