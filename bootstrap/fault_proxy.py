@@ -103,12 +103,6 @@ class FaultProxy:
         """How many connections `src` has to `dst`."""
         return sum(pair == (src, dst) for pair in self._connections.values())
 
-    def cut(self, src: str, dst: str) -> None:
-        """Reset the connections that `src` has made to `dst`, once."""
-        for task, pair in list(self._connections.items()):
-            if pair == (src, dst):
-                task.cancel()
-
     async def close(self) -> None:
         """Stop listening and reset everything."""
         for server in self._servers:
