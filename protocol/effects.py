@@ -313,7 +313,7 @@ class Blame:
 
     link: int
     reason: str
-    offence: Offence = Offence.RECORD
+    offence: Offence
 
 
 @dataclass(frozen=True, slots=True)
