@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from gossamer.bootstrap import manifests
 from gossamer.node.exports.export import export
 from gossamer.node.phi import restore, snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
@@ -25,7 +24,7 @@ from gossamer.protocol.fixedpoint import to_fixed
 from gossamer.protocol.manifest import Manifest
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest
 from tests.net.processes import COMMAND, gossamer, wait_for
-from tests.node.folders import Folder
+from tests.node.folders import Folder, text_model
 
 pytestmark = pytest.mark.slow
 
@@ -89,17 +88,7 @@ async def test_exports_while_the_daemons_seal_and_forget(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A node's, with the first model of a text swarm."""
-    manifest, phi = manifests.create(
-        name="n",
-        task="text",
-        options={"preset": "tiny", "context": 16},
-        codec="int8",
-        every_steps=4,
-        every_seconds=0.0,
-        fragments=1,
-        seed=0,
-    )
-    return Folder(tmp_path_factory.mktemp("use") / "node", manifest, phi).home.root
+    return Folder(tmp_path_factory.mktemp("use") / "node", *text_model()).home.root
 
 
 def writer(folder: Path, length: int) -> subprocess.Popen[bytes]:

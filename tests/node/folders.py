@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gossamer.bootstrap import manifests
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.merger import Merger
 from gossamer.node.phi.restore import replay
@@ -21,6 +22,20 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads.chunks import parse_index, split
 from gossamer.protocol.records import Delta
 from tests.protocol.builders import identity, random_delta
+
+
+def text_model(*, context: int = 16, fragments: int = 1, seed: int = 0) -> tuple[Manifest, Ints]:
+    """The manifest of a small text swarm and its first model, int32[numel]."""
+    return manifests.create(
+        name="n",
+        task="text",
+        options={"preset": "tiny", "context": context},
+        codec="int8",
+        every_steps=4,
+        every_seconds=0.0,
+        fragments=fragments,
+        seed=seed,
+    )
 
 
 class Folder:

@@ -14,7 +14,7 @@ from gossamer.node.exports.export import export
 from gossamer.node.exports.generate import load_into
 from gossamer.node.phi.restore import replay
 from gossamer.node.training import genesis
-from tests.node.folders import Folder
+from tests.node.folders import Folder, text_model
 
 SHAPE = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 
@@ -73,16 +73,7 @@ def test_parameters_and_logits_are_equal(
 @pytest.mark.parametrize("fragments", [1, 3])
 def test_the_built_in_model(transformers: Any, fragments: int, seed: int, tmp_path: Path) -> None:
     """From the folder of a node to `transformers`, nothing between."""
-    manifest, phi = manifests.create(
-        name="n",
-        task="text",
-        options={"preset": "tiny", "context": 32},
-        codec="int8",
-        every_steps=4,
-        every_seconds=0.0,
-        fragments=fragments,
-        seed=seed % 1000,
-    )
+    manifest, phi = text_model(context=32, fragments=fragments, seed=seed % 1000)
     folder = Folder(tmp_path / "node", manifest, phi)
     export(folder.home, tmp_path / "out")
     ours = build_task("text", manifest.task.options).build_model(99).eval()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.bootstrap import manifests
 from gossamer.models.registry import build_task
 from gossamer.models.task import named_tensors
 from gossamer.node.exports.generate import generate, load_into
@@ -27,23 +26,14 @@ from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merging.merge import merge_round
 from gossamer.protocol.payloads.chunks import split_payload
-from tests.node.folders import Folder, some_deltas
+from tests.node.folders import Folder, some_deltas, text_model
 from tests.protocol import builders
 from tests.protocol.builders import contribution, identity, random_delta
 
 
 @pytest.fixture
 def made() -> tuple[Manifest, Ints]:
-    return manifests.create(
-        name="n",
-        task="text",
-        options={"preset": "tiny", "context": 16},
-        codec="int8",
-        every_steps=4,
-        every_seconds=0.0,
-        fragments=1,
-        seed=0,
-    )
+    return text_model()
 
 
 @pytest.fixture
