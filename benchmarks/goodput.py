@@ -79,10 +79,10 @@ def methods(rejoin_s: float) -> tuple[Method, ...]:
     return (*RIVALS, Method(OURS, ours), Method(OURS_WITH_LOSS, ours, window_s=OWN_WINDOW_S))
 
 
-def simulate(method: Method, chips: int, learners: int, interruptions: int, seed: int = 0) -> float:
+def simulate(method: Method, chips: int, learners: int, interruptions: int) -> float:
     """The part of time that trains, over so many interruptions of one group of chips."""
     group = chips / learners if method.decoupled else chips
-    gaps = np.random.default_rng(seed).exponential(YEAR_S / group, interruptions)
+    gaps = np.random.default_rng(0).exponential(YEAR_S / group, interruptions)
     useful = np.maximum(gaps - method.undisturbed_s, 0.0)
     if method.window_s:
         useful = np.floor(useful / method.window_s) * method.window_s

@@ -42,8 +42,6 @@ class Target:
     """How many inputs it gets compared with others: less for what is slow."""
     giants: Callable[[], list[bytes]] = list
     """Inputs of the largest size, fed once each: too large to change and feed thousands of times."""
-    memory_mib: int = 64
-    """By how much one input may raise the process's peak."""
     extra: dict[str, int] = field(default_factory=dict)
     """What it counted besides, for the report."""
 

@@ -95,16 +95,14 @@ class LocalNode:
         facts = self.home.read_daemon()
         return parse_address(str(facts["address"])) if facts else None
 
-    async def ask(self, up_to: int | None = None) -> dict[str, Any] | None:
+    async def ask(self) -> dict[str, Any] | None:
         """Its status, None if it does not answer."""
         facts = self.home.read_daemon()
         if facts is None:
             return None
         try:
             async with asyncio.timeout(3):
-                self.status = await fetch_status(
-                    str(facts["address"]), digest=True, up_to=up_to, asker=self.asker
-                )
+                self.status = await fetch_status(str(facts["address"]), digest=True, asker=self.asker)
         except (UnreachableError, TimeoutError):
             return None
         return self.status
@@ -193,13 +191,11 @@ class LocalNodes:
         )
         return [self.nodes[name] for name in names]
 
-    async def until(
-        self, condition: Callable[[], bool], timeout: float, what: str, up_to: int | None = None
-    ) -> float:
+    async def until(self, condition: Callable[[], bool], timeout: float, what: str) -> float:
         """Ask all nodes until the condition holds; returns the seconds it took."""
         begun = time.monotonic()
         while True:
-            await asyncio.gather(*(node.ask(up_to) for node in self.nodes.values()))
+            await asyncio.gather(*(node.ask() for node in self.nodes.values()))
             if condition():
                 return time.monotonic() - begun
             if time.monotonic() - begun > timeout:

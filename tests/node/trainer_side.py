@@ -117,5 +117,5 @@ def publish(link: DaemonLink, round_: int, payload: bytes) -> None:
     link.publish(message, area)
 
 
-def values_of(offer: Offer, manifest: Manifest = SMALL) -> Ints:
-    return np.array(offer.values(manifest.plan().fragments[offer.fragment]))
+def values_of(offer: Offer) -> Ints:
+    return np.array(offer.values(SMALL.plan().fragments[offer.fragment]))
