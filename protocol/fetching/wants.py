@@ -4,7 +4,7 @@ A key is a delta's record id, or a snapshot's root. Peers say what they hold, al
 a hint may be missing or wrong.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping
+from collections.abc import Callable, Collection, Iterable, KeysView, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import inf
@@ -225,9 +225,6 @@ class Wants:
 
     def __len__(self) -> int:
         return len(self._wants)
-
-    def __iter__(self) -> Iterator[Want]:
-        return iter(self._wants.values())
 
     def __contains__(self, key: bytes) -> bool:
         """Whether chunks are missing under a key."""
