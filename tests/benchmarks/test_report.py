@@ -47,7 +47,7 @@ def test_the_document_has_goals_words_tables_and_plots(docs):
     assert len(lacking) == 1 and lacking[0].startswith("absent")
 
 
-def test_a_goal_missed_without_a_reason_is_said(docs, monkeypatch):
+def test_a_goal_missed_without_a_reason_is_said(docs):
     module = catalogue.Benchmark("here", "", 1).load()
     module.GOALS = (Goal(what="small", at_most=2, measured=lambda f: f["size"]),)
     assert any("reason" in line for line in report.write(docs))

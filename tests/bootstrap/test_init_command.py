@@ -191,7 +191,7 @@ def test_what_an_own_task_is_told(
     assert entries(tmp_path) == {"own_line.py"}, "nothing half-written"
 
 
-def test_init_tries_an_own_task_out_where_there_is_data(run: Run, task_folder: Path, tmp_path: Path) -> None:
+def test_init_tries_an_own_task_out_where_there_is_data(run: Run, task_folder: Path) -> None:
     text = write_task(
         task_folder, "numbers = stream.generator(stream.skip_batches)", "numbers = open(self.data[0])"
     )

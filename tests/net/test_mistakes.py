@@ -67,7 +67,7 @@ def test_a_damaged_database(home: Home) -> None:
     assert home.ledger_path.read_bytes().startswith(b"this is no"), "left for a person to look at"
 
 
-def test_the_database_of_another_swarm(home: Home, tmp_path: Path) -> None:
+def test_the_database_of_another_swarm(home: Home) -> None:
     from gossamer.node.storage.recordstore import RecordStore
 
     RecordStore(home.ledger_path, bytes(32)).close()
@@ -119,7 +119,7 @@ def test_joining_the_wrong_swarm(home: Home, tmp_path: Path) -> None:
         peer.stop()
 
 
-def test_a_folder_that_cannot_be_written(home: Home, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(home: Home) -> None:
     shutil.rmtree(home.chunks_path)
     home.chunks_path.write_text("in the way")
     status, lines = bootstrap(home)

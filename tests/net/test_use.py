@@ -116,7 +116,7 @@ def test_it_ends_without_a_word(folder: Path, how: str) -> None:
         assert process.wait(60) in (1, 130) and process.stderr.read() == b""
 
 
-def test_a_full_disk_is_one_line(folder: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line(folder: Path) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [*COMMAND, "generate", "--dir", str(folder)],

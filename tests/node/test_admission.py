@@ -89,9 +89,7 @@ async def test_whoever_is_turned_away_hears_why_and_there_is_no_link(who: str) -
         assert dialler.messages == listener.messages == []
 
 
-async def test_a_link_that_was_hung_up_serves_no_chunk_however_slowly_it_closes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_link_that_was_hung_up_serves_no_chunk_however_slowly_it_closes() -> None:
     dialler, listener = End(1), End(2)
     blob = listener.hold(b"model")
     async with listening(dialler, listener):

@@ -493,7 +493,7 @@ def test_who_goes_back_to_phi_after_a_tensor_moved_too_far_is_at_phi(
     assert all(torch.equal(now, before[name]) for name, now in model.state_dict().items())
 
 
-def test_a_window_that_diverged_leaves_no_trace(rng: np.random.Generator) -> None:
+def test_a_window_that_diverged_leaves_no_trace() -> None:
     """Nothing of it is published, neither then nor with the sound parameters that a script puts back."""
     layers = {name: nn.Linear(200, 200, bias=False) for name in ("first", "second")}
     model, calm = nn.ModuleDict(layers), nn.ModuleDict(copy.deepcopy(layers))

@@ -40,7 +40,7 @@ def test_what_is_stored_is_loaded_and_named_by_its_digest(chunks):
 
 
 @pytest.mark.parametrize("piece", [1 << 10, CHUNK_BYTES_MAX // 4, CHUNK_BYTES_MAX // 3, NUMEL])
-def test_what_comes_in_pieces_is_stored_as_a_whole_is(chunks, tmp_path, piece):
+def test_what_comes_in_pieces_is_stored_as_a_whole_is(chunks, piece):
     whole, writer = values(1), SnapshotWriter(chunks)
     for start in range(0, NUMEL, piece):
         writer.add(whole[start : start + piece])

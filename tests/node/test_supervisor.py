@@ -157,7 +157,7 @@ def test_a_killed_child_comes_back(
     assert process.wait(10) == 0
 
 
-def test_stop_from_another_thread(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_from_another_thread(scripts: Path) -> None:
     supervisor = Supervisor(DaemonOptions(folder=scripts), None)
     name = write(scripts, "faithful", FAITHFUL)
     supervisor._services = [Service("daemon", lambda: Child(name, [str(scripts / "up")]))]

@@ -178,7 +178,7 @@ def test_int4_sends_something_of_a_block_whose_values_are_all_as_large(numel):
         assert 5 * np.abs(decoded - values).max() <= 3 * magnitude
 
 
-def test_int4_sends_what_stands_alone_in_its_block(rng):
+def test_int4_sends_what_stands_alone_in_its_block():
     """One value among zeros is not cut to a few times their mean."""
     values = np.zeros(256, dtype=np.int32)
     values[77] = -(2**20)
