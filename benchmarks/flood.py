@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.tables import Table
 from gossamer.node.network.client import fetch_status
-from gossamer.node.storage.home import Home
+from gossamer.node.storage.home import Home, manifest_of
 from gossamer.protocol.limits import CPU_PER_NODE_BURST_S
 from tests.net.processes import SwarmRun
 
@@ -64,8 +64,7 @@ def run(*, quick: bool) -> list[dict[str, Any]]:
     ):
         swarm.wait_round(VICTIM, 1, 90)
         victim = _Victim(swarm)
-        manifest = Home(swarm.folder / VICTIM).manifest()
-        assert manifest is not None
+        manifest = manifest_of(Home(swarm.folder / VICTIM))
         arguments = [victim.address, manifest.swarm_id.hex(), "1000"]
         flooder = subprocess.Popen(
             [sys.executable, "-m", "tests.net.flooder", *arguments], stdout=subprocess.DEVNULL

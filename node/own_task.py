@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import find_kind, task_names
 from gossamer.models.task_file import TaskFile, flag_for, is_own_name, load, parse_task_file
-from gossamer.node.storage.home import Home
+from gossamer.node.storage.home import Home, manifest_of
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import Manifest
 
@@ -28,7 +28,7 @@ def remember_task(home: Home, text: str) -> None:
 
     Raises ConfigError if the swarm trains something else, or StorageError.
     """
-    home.keep_task(str(task_file(_manifest(home), text)))
+    home.keep_task(str(task_file(manifest_of(home), text)))
 
 
 def check_trainable(home: Home) -> None:
@@ -36,7 +36,7 @@ def check_trainable(home: Home) -> None:
 
     A file that is not the one that the manifest was written with will do, and the log says so.
     """
-    manifest = _manifest(home)
+    manifest = manifest_of(home)
     if manifest.task.name not in task_names():
         text = home.task()
         if text is None:
@@ -86,13 +86,6 @@ def difference_of(manifest: Manifest, file: TaskFile) -> str:
         f"{file.path} is not the file that the manifest was written with ({source[:12]}, not"
         f" {manifest.task.source[:12]}): if that was not intended, take the other"
     )
-
-
-def _manifest(home: Home) -> Manifest:
-    manifest = home.manifest()
-    if manifest is None:
-        raise ConfigError(f"{home.root} is not the folder of a node; give one with --dir")
-    return manifest
 
 
 def _what_to_type(manifest: Manifest) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 from gossamer.node import __version__
 from gossamer.node.exports import tensorfile
 from gossamer.node.exports.pretrained import FOREIGN_WEIGHTS, card, files_beside, frozen_names
-from gossamer.node.phi.restore import manifest_of, replay
-from gossamer.node.storage.home import Home
+from gossamer.node.phi.restore import replay
+from gossamer.node.storage.home import Home, manifest_of
 from gossamer.node.storage.placing import is_mount_point, is_of_mount, placed, written
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints

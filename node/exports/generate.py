@@ -10,8 +10,8 @@ from gossamer.models.registry import task_names
 from gossamer.models.task import named_tensors
 from gossamer.models.task_file import is_own_name
 from gossamer.node import own_task
-from gossamer.node.phi.restore import manifest_of, replay
-from gossamer.node.storage.home import Home
+from gossamer.node.phi.restore import replay
+from gossamer.node.storage.home import Home, manifest_of
 from gossamer.node.training.parameters import check_fits
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import Ints, to_float

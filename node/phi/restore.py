@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.merger import Merger
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
-from gossamer.node.storage.home import Home
+from gossamer.node.storage.home import Home, manifest_of
 from gossamer.node.storage.recordstore import RecordStore, StoredHistory
 from gossamer.protocol.admission.charter import Charter
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.errors import ConfigError, DivergedError, PayloadError, PeerError, StorageError
+from gossamer.protocol.errors import DivergedError, PayloadError, PeerError, StorageError
 from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.identity import short
 from gossamer.protocol.manifest import Manifest
@@ -82,14 +82,6 @@ class _Stored:
     history: StoredHistory
     deltas: list[Delta]
     credentials: list[bytes]
-
-
-def manifest_of(home: Home) -> Manifest:
-    """The manifest in a node's folder. Raises ConfigError if there is none, or StorageError."""
-    manifest = home.manifest()
-    if manifest is None:
-        raise ConfigError(f"{home.root} is not the folder of a node; give one with --dir")
-    return manifest
 
 
 def replay(home: Home, *, sealed: bool = False) -> tuple[Manifest, Merger]:

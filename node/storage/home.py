@@ -373,3 +373,11 @@ class Home:
     def read_last_daemon(self) -> dict[str, Any] | None:
         """What has been set aside, by this start or by one that failed; None if nothing usable."""
         return _facts_in(self.last_daemon_path)
+
+
+def manifest_of(home: Home) -> "Manifest":
+    """The manifest in a node's folder. Raises ConfigError if there is none, or StorageError."""
+    manifest = home.manifest()
+    if manifest is None:
+        raise ConfigError(f"{home.root} is not the folder of a node; give one with --dir")
+    return manifest

@@ -31,7 +31,7 @@ from gossamer.node.ipc.daemon_link import CONNECT_TIMEOUT_S, OUTDATED, DaemonLin
 from gossamer.node.options import DaemonOptions
 from gossamer.node.phi.restore import has_model
 from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home
+from gossamer.node.storage.home import Home, manifest_of
 from gossamer.node.tilde import expanded
 from gossamer.node.training import genesis
 from gossamer.node.training.beside import Beside
@@ -102,8 +102,7 @@ def started(
     """
     trusted = checked_trust(options["trust"])
     home, joins = _entered(options)
-    manifest = home.manifest()
-    assert manifest is not None
+    manifest = manifest_of(home)
     check_fits(tensors, manifest)
     _wait_until_free(home)
     _found_if_first(home, manifest, joins, in_full(manifest))

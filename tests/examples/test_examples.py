@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.storage.home import Home
+from gossamer.node.storage.home import Home, manifest_of
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.records import Delta
 from tests.net.processes import (
@@ -185,8 +185,7 @@ def held_out_by_each(said: str) -> list[tuple[float, float]]:
 def published(folder: Path) -> list[Delta]:
     """The deltas in a node's folder, round by round."""
     home = Home(folder)
-    manifest = home.manifest()
-    assert manifest is not None
+    manifest = manifest_of(home)
     store = RecordStore(home.ledger_path, manifest.swarm_id)
     try:
         return sorted(store.load(manifest.plan()), key=lambda delta: delta.round)

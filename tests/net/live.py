@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 
 from gossamer.node.network.client import fetch_status
-from gossamer.node.storage.home import Home
+from gossamer.node.storage.home import Home, manifest_of
 from gossamer.protocol.manifest import Manifest
 from tests.net.processes import BootstrapPeer, gossamer
 
@@ -27,9 +27,7 @@ class Live:
 
     @property
     def manifest(self) -> Manifest:
-        manifest = Home(self.first.folder).manifest()
-        assert manifest is not None
-        return manifest
+        return manifest_of(Home(self.first.folder))
 
     def daemon(self) -> psutil.Process:
         """The first node's daemon process."""

@@ -10,8 +10,7 @@ import pytest
 from gossamer.bootstrap import manifests
 from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home
-from gossamer.protocol.manifest import Manifest
+from gossamer.node.storage.home import Home, manifest_of
 from tests.net.processes import BootstrapPeer, gossamer
 from tests.node.chunkfiles import file_of
 
@@ -37,12 +36,6 @@ def home(tmp_path: Path) -> Home:
     home.adopt(manifest)
     snapshots.store(phi, ChunkStore(home.chunks_path))
     return home
-
-
-def manifest_of(home: Home) -> Manifest:
-    manifest = home.manifest()
-    assert manifest is not None
-    return manifest
 
 
 def bootstrap(home: Home) -> tuple[int, list[str]]:

@@ -38,7 +38,7 @@ from gossamer.models.task import named_tensors
 from gossamer.node.network.askers import asker_of
 from gossamer.node.network.client import fetch_status
 from gossamer.node.phi.restore import replay
-from gossamer.node.storage.home import Home
+from gossamer.node.storage.home import Home, manifest_of
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.admission.charter import Role
 from gossamer.protocol.errors import UnreachableError
@@ -249,8 +249,7 @@ class Node:
 
     def records(self) -> tuple[int, set[tuple[bytes, int]]]:
         """The round up to which its folder holds a snapshot only, and author and round of every delta."""
-        manifest = self.home.manifest()
-        assert manifest is not None
+        manifest = manifest_of(self.home)
         store = RecordStore(self.home.ledger_path, manifest.swarm_id, read_only=True)
         try:
             deltas = store.load(manifest.plan())

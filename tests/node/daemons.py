@@ -18,8 +18,7 @@ from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.options import DaemonOptions
 from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home
-from gossamer.protocol.manifest import Manifest
+from gossamer.node.storage.home import Home, manifest_of
 from gossamer.protocol.payloads.layout import TensorSpec
 from gossamer.protocol.payloads.payload import encode_payload
 from tests.node.trainer_side import until
@@ -47,12 +46,6 @@ def joining(folder: Path, first: Home) -> Home:
     home.create()
     home.adopt(manifest_of(first))
     return home
-
-
-def manifest_of(home: Home) -> Manifest:
-    manifest = home.manifest()
-    assert manifest is not None
-    return manifest
 
 
 @contextlib.asynccontextmanager

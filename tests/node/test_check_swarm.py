@@ -11,7 +11,8 @@ import pytest
 from gossamer.node.address import Contact, parse_contact
 from gossamer.node.config import check_swarm
 from gossamer.node.config.check_swarm import ask_nodes
-from tests.node.daemons import facts, founded, joining, manifest_of, running
+from gossamer.node.storage.home import manifest_of
+from tests.node.daemons import facts, founded, joining, running
 from tests.node.findings import found, look
 
 

@@ -36,7 +36,7 @@ from gossamer.node.phi.archive import Archive
 from gossamer.node.service import daemon_service
 from gossamer.node.storage import recordwriter
 from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home
+from gossamer.node.storage.home import Home, manifest_of
 from gossamer.node.storage.wholefile import UNFINISHED_S
 from gossamer.protocol import effects as fx
 from gossamer.protocol import limits
@@ -48,7 +48,7 @@ from gossamer.protocol.records import Delta
 from tests.net.processes import wait_for
 from tests.net.stranger import linked
 from tests.node.chunkfiles import file_of
-from tests.node.daemons import founded, manifest_of, publish, started, training
+from tests.node.daemons import founded, publish, started, training
 from tests.node.full_disk import FullDisk
 from tests.node.trainer_side import until
 from tests.node.transferring import FakeLink, Line

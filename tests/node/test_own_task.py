@@ -13,9 +13,9 @@ from gossamer.models.errors import TaskError
 from gossamer.node import own_task
 from gossamer.node.config.check_manifest import check_manifest
 from gossamer.node.exports.generate import generate
-from gossamer.node.storage.home import Home
+from gossamer.node.storage.home import Home, manifest_of
 from gossamer.protocol.errors import ConfigError
-from gossamer.protocol.manifest import Manifest, from_values
+from gossamer.protocol.manifest import from_values
 from tests.models.own_tasks import write_task
 from tests.node.folders import Folder
 from tests.protocol import builders
@@ -42,12 +42,6 @@ def home(text: str, tmp_path: Path) -> Home:
     return Folder(tmp_path / "node", manifest, phi).home
 
 
-def of(home: Home) -> Manifest:
-    manifest = home.manifest()
-    assert manifest is not None
-    return manifest
-
-
 def named(name: str, tmp_path: Path) -> Home:
     values: dict[str, Any] = builders.manifest().model_dump()
     home = Home(tmp_path / "other")
@@ -64,7 +58,7 @@ def test_it_is_remembered_where_the_task_lies(
     assert Home(home.root).task() == text, "absolute, so that restarts from anywhere find it"
     monkeypatch.chdir("/")
     own_task.check_trainable(home)
-    task = own_task.build(home, of(home))
+    task = own_task.build(home, manifest_of(home))
     assert next(task.build_model(0).parameters()).shape == (4, 8)
 
 
@@ -81,7 +75,7 @@ def test_without_being_told_nothing_is_run_and_the_line_says_what_to_type(
         own_task.check_trainable(home)
     assert str(caught.value) == f"{advice}; or hold a replica with --observe"
     with pytest.raises(ConfigError) as caught:  # as generate and export do, which have no such flag
-        own_task.build(home, of(home))
+        own_task.build(home, manifest_of(home))
     assert str(caught.value) == advice
 
 
@@ -95,7 +89,7 @@ def test_a_manifest_that_names_a_file_or_a_command_gets_neither(
         own_task.check_trainable(home)
     assert "--task" not in str(caught.value)
     with pytest.raises(ConfigError, match="script of its own"):
-        own_task.build(home, of(home))
+        own_task.build(home, manifest_of(home))
 
 
 def test_a_task_that_comes_with_gossamer_needs_no_file(text: str, tmp_path: Path) -> None:
@@ -134,7 +128,7 @@ def test_a_file_that_was_changed_is_said_and_used(
         write_task(task_folder, "# HERE", "# a comment")
         own_task.check_trainable(home)
     assert "is not the file that the manifest was written with" in caplog.text
-    own_task.build(home, of(home))
+    own_task.build(home, manifest_of(home))
 
 
 def test_a_file_that_is_gone_is_said_where_it_was(home: Home, text: str, task_folder: Path) -> None:
@@ -151,7 +145,7 @@ def test_a_mistake_in_the_file_is_the_tasks(home: Home, text: str, task_folder: 
     write_task(task_folder, "# HERE", "if")
     own_task.check_trainable(home)
     with pytest.raises(TaskError, match=r"own_line\.py:10, importing it: SyntaxError"):
-        own_task.build(home, of(home))
+        own_task.build(home, manifest_of(home))
 
 
 def test_text_from_a_file_that_makes_another_model_now_is_refused(
@@ -181,7 +175,7 @@ def test_a_mistake_that_shows_while_text_is_written_is_one_line(
 
 def test_a_check_of_the_settings_says_the_same(home: Home, text: str, task_folder: Path) -> None:
     def said(**known: Any) -> list[tuple[str, str]]:
-        findings = check_manifest(of(home), **known)
+        findings = check_manifest(manifest_of(home), **known)
         return [(f.level, f.text) for f in findings if f.subject.startswith("task")]
 
     ((level, line),) = said()
