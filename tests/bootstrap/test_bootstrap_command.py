@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import subprocess
 from pathlib import Path
@@ -19,6 +18,7 @@ from gossamer.node.training import genesis
 from gossamer.protocol.errors import DiskFullError, StorageError
 from tests.bootstrap.gossamer_command import Run, entries, in_process
 from tests.net.processes import COMMAND, wait_for
+from tests.node.full_disk import full
 
 
 @pytest.fixture
@@ -109,9 +109,6 @@ def test_a_bootstrap_peer_that_finds_the_disk_full_may_be_started_again(
 def test_so_may_one_whose_disk_has_no_room_for_a_manifest_or_a_model(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    def full(path: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     class Child:
         """What runs in a process of its own, in this one."""
 

@@ -1,6 +1,5 @@
 """`checkpointwriter`: a checkpoint is written while training goes on, and trouble with it is one line."""
 
-import errno
 import gc
 import json
 import os
@@ -27,6 +26,7 @@ from gossamer.node.training.checkpoint import Progress
 from gossamer.node.training.checkpointreader import restore
 from gossamer.node.training.checkpointwriter import CheckpointWriter
 from tests.node.checkpoints import make, metadata_of, train, trained
+from tests.node.full_disk import full
 from tests.node.optimizers import Sharpness
 
 ROOT = Path(__file__).parents[2]
@@ -145,10 +145,6 @@ def test_what_is_written_or_cannot_be_leaves_no_memory_behind(tmp_path, monkeypa
     path = tmp_path / "t"
     writer = CheckpointWriter(path)
     if fails:
-
-        def full(*_):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
         monkeypatch.setattr(checkpointwriter._Writing, "_write", full)
     gc.collect()
     gc.disable()
@@ -319,9 +315,6 @@ def test_a_disk_that_takes_no_more_is_a_log_line(tmp_path, caplog):
 
 
 def test_a_full_disk_is_a_log_line(tmp_path, monkeypatch, caplog):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
     _, outer, optimizer = trained()
     writer = CheckpointWriter(tmp_path / "t")
     for place in ("open_aside", "os.replace"):

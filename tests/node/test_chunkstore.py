@@ -15,6 +15,7 @@ from gossamer.protocol.admission.rations import Stock
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.payloads.packing import Chunk, pack_chunk
 from tests.node.chunkfiles import file_of
+from tests.node.full_disk import full
 from tests.node.synced import Synced
 
 
@@ -300,9 +301,6 @@ def test_what_was_dropped_is_not_looked_for_again(store: ChunkStore) -> None:
 
 
 def test_a_full_disk_leaves_nothing_behind(store: ChunkStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space"):
         put(store, b"data")

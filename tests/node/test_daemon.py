@@ -49,7 +49,7 @@ from tests.net.processes import wait_for
 from tests.net.stranger import linked
 from tests.node.chunkfiles import file_of
 from tests.node.daemons import founded, publish, started, training
-from tests.node.full_disk import FullDisk
+from tests.node.full_disk import FullDisk, full
 from tests.node.trainer_side import until
 from tests.node.transferring import FakeLink, Line
 from tests.protocol.builders import identity, row
@@ -198,10 +198,7 @@ async def test_a_full_disk_keeps_no_daemon_from_starting(
         await until(home.read_daemon)
     before = home.read_daemon()
 
-    def disk_is_full(path: Path, data: bytes, **_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("gossamer.node.storage.home.write_atomically", disk_is_full)
+    monkeypatch.setattr("gossamer.node.storage.home.write_atomically", full)
     async with running(home):
         await until(home.read_daemon)
         assert home.read_daemon() == before, "which is where it listens again, since that port was free"
@@ -558,9 +555,6 @@ async def test_nobody_is_asked_for_what_the_disk_would_not_take(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeping, "PATIENCE_S", 0.01)
-
-    def full(blob: bytes, data: bytes) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
 
     sent: list[bytes] = []
     failed: list[bytes] = []
