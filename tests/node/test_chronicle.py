@@ -6,7 +6,6 @@ import logging
 import random
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,16 +22,12 @@ from gossamer.protocol.merging.conduct import Figures
 from gossamer.protocol.merging.token_count import TokenCount
 from gossamer.protocol.records import Delta
 from tests.node.daemons import report
-from tests.protocol.builders import LAYOUT, manifest, unsigned
+from tests.protocol.builders import LAYOUT, manifest
+from tests.protocol.builders import unsigned as delta
 from tests.protocol.cost import calls
 
-ME = unsigned(0, 1).author
+ME = delta(0, 1).author
 ONE = manifest(fragments=1)
-
-
-def delta(author: int, round_: int, **changes: object) -> Delta:
-    made = unsigned(author, round_)
-    return replace(made, body=replace(made.body, **changes))  # type: ignore[arg-type]
 
 
 def heard(chronicle: Chronicle, *deltas: Delta, unix_s: float = 5.0, clock: int = 100) -> None:

@@ -140,11 +140,11 @@ def random_delta(
     return signed(author, body, of), payload
 
 
-def unsigned(author: int, round_: int, variant: int = 0) -> Delta:
+def unsigned(author: int, round_: int, variant: int = 0, **changes: object) -> Delta:
     """A delta for tests of sets and schedules, where signatures would only cost time."""
     node_id = sha256(f"author {author}".encode()).digest()
     record_id = sha256(f"record {author} {round_} {variant}".encode()).digest()
-    body = body_of(record_id, "int8", round_, 1)
+    body = body_of(record_id, "int8", round_, 1, **changes)
     return Delta(record_id=record_id, author=node_id, body=body, data=b"envelope of " + record_id)
 
 

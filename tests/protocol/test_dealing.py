@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import replace
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Send
@@ -17,9 +16,7 @@ LINKS = {1, 2, 3}
 
 
 def _delta(chunks: int) -> Delta:
-    delta = builders.unsigned(1, 1)
-    hashes = tuple(bytes([number]) * 32 for number in range(chunks))
-    return replace(delta, body=replace(delta.body, chunks=hashes))
+    return builders.unsigned(1, 1, chunks=tuple(bytes([number]) * 32 for number in range(chunks)))
 
 
 def _sent(effects: Iterable[Effect], kind: type) -> dict[int, object]:

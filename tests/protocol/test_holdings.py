@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -34,8 +33,7 @@ def test_a_chunk_that_comes_twice_in_a_payload_is_told_of_in_both_places() -> No
     holdings, fetcher, offers = _with_two_links()
     zeros, other = bytes(32), b"\1" * 32
     size = 2 * limits.PAYLOAD_CHUNK_BYTES_MIN + 1
-    delta = builders.unsigned(1, 1)
-    delta = replace(delta, body=replace(delta.body, payload_bytes=size, chunks=(zeros, zeros, other)))
+    delta = builders.unsigned(1, 1, payload_bytes=size, chunks=(zeros, zeros, other))
     holdings.add(delta, 1, 0.0)
     holdings.hint_parts(delta, (0, 1), 1)
     assert fetcher.plan(0.0) == [Get(1, zeros, limits.PAYLOAD_CHUNK_BYTES_MIN, 24.0)]
@@ -140,12 +138,10 @@ def test_a_chunk_of_thousands_of_payloads_is_offered_as_part_of_a_few() -> None:
     """A liar may list the same ones in all its deltas: all nodes told each other of each, in tens of
     thousands of messages."""
     holdings, _, offers = _with_two_links()
-    deltas = [builders.unsigned(1, round_) for round_ in range(1, 101)]
-    size = limits.PAYLOAD_CHUNK_BYTES_MIN + 1
+    size, chunks = limits.PAYLOAD_CHUNK_BYTES_MIN + 1, (bytes(32), b"\1" * 32)
+    deltas = [builders.unsigned(1, round_, payload_bytes=size, chunks=chunks) for round_ in range(1, 101)]
     for number, delta in enumerate(deltas):
-        chunks = (bytes(32), b"\1" * 32)
-        deltas[number] = replace(delta, body=replace(delta.body, payload_bytes=size, chunks=chunks))
-        holdings.add(deltas[number], 1, float(number))
+        holdings.add(delta, 1, float(number))
     holdings.arrived(bytes(32), 200.0)
     told = [cast(Send, effect).message for effect in offers.wake(offers.deadline())]
     oldest = [delta.record_id for delta in deltas[: limits.SHARED_BY_MAX]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,8 @@ from gossamer.protocol.limits import TOKENS_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merging.token_count import TokenCount
 from gossamer.protocol.records import Delta
-from tests.protocol.builders import manifest, unsigned
+from tests.protocol.builders import manifest
+from tests.protocol.builders import unsigned as delta
 
 EVERY = 4
 SWARM = manifest(fragments=1, history={"snapshot_every": EVERY, "seal_after": 1, "retain": 8})
@@ -23,11 +23,6 @@ SWARM = manifest(fragments=1, history={"snapshot_every": EVERY, "seal_after": 1,
 FRIENDS = manifest(fragments=1, history={"snapshot_every": EVERY}, outer={"weight_cap": 0.0})
 
 LIAR = 9
-
-
-def delta(author: int, round_: int, **changes: object) -> Delta:
-    made = unsigned(author, round_)
-    return replace(made, body=replace(made.body, **changes))  # type: ignore[arg-type]
 
 
 def count(*deltas: Delta, of: Manifest = SWARM) -> int:
