@@ -16,9 +16,9 @@ from gossamer.bootstrap.result_file import ResultFile
 from gossamer.models.corpus import load_corpus
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import OptionValue, find_kind
-from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
+from gossamer.node.training import genesis
 from gossamer.protocol.errors import ConfigError, LocalError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
@@ -36,7 +36,7 @@ def run_swarm(options: SwarmOptions) -> int:
         boot = Home(folder / "bootstrap")
         boot.create()
         boot.adopt(manifest)
-        snapshots.store(phi, ChunkStore(boot.chunks_path))
+        genesis.store(phi, ChunkStore(boot.chunks_path), boot.chunks_path)
         manifests.write(manifest, folder / "swarm.toml", replace=True)
         try:
             summary = asyncio.run(LocalSwarm(options, manifest, folder, console).run())

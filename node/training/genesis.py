@@ -55,8 +55,9 @@ def image(tensors: "Mapping[str, Tensor]", layout: Layout) -> Ints:
     return phi
 
 
-def found(manifest: Manifest, phi: Ints, chunks: ChunkStore) -> None:
-    """Keep `phi` as the swarm's first parameters. Raises ConfigError if they are not the manifest's."""
+def found(manifest: Manifest, phi: Ints, home: Home) -> None:
+    """Keep `phi` as the swarm's first parameters. Raises ConfigError if they are not the manifest's, or
+    StorageError."""
     digest = snapshots.digest(phi)
     if digest != manifest.genesis.root:
         raise ConfigError(
@@ -65,7 +66,7 @@ def found(manifest: Manifest, phi: Ints, chunks: ChunkStore) -> None:
             f" {manifest.genesis.digest[:12]}. Build the model as when it was written (the same seed,"
             " weights, dtype and torch), write the manifest anew, or join a node that runs"
         )
-    snapshots.store(phi, chunks)
+    store(phi, ChunkStore(home.chunks_path), home.chunks_path)
 
 
 def store(phi: Ints, chunks: ChunkStore, path: Path) -> None:

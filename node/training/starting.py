@@ -30,7 +30,6 @@ from gossamer.node.given import (
 from gossamer.node.ipc.daemon_link import CONNECT_TIMEOUT_S, OUTDATED, DaemonLink
 from gossamer.node.options import DaemonOptions
 from gossamer.node.phi.restore import has_model
-from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home, manifest_of
 from gossamer.node.tilde import expanded
 from gossamer.node.training import genesis
@@ -191,10 +190,13 @@ def _in_use(home: Home) -> StorageError:
 def _found_if_first(
     home: Home, manifest: Manifest, joins: tuple[str, ...], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Where there is nobody to join and no earlier run, the model is Phi_0. Raises ConfigError."""
+    """Where there is nobody to join and no earlier run, the model is Phi_0.
+
+    Raises ConfigError or StorageError.
+    """
     if joins or home.read_peers() or has_model(home, manifest):
         return
-    genesis.found(manifest, genesis.image(tensors, manifest.plan()), ChunkStore(home.chunks_path))
+    genesis.found(manifest, genesis.image(tensors, manifest.plan()), home)
     log.info("founding swarm %s (%s)", manifest.swarm.name, manifest.swarm_id.hex()[:12])
 
 

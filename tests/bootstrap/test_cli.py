@@ -27,6 +27,7 @@ from gossamer.protocol.admission.handshake import PROTOCOL_VERSION
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.rules import RULES
 from tests.bootstrap.gossamer_command import Run, entries, in_process
+from tests.node.full_disk import no_room_in
 from tests.protocol import builders
 
 
@@ -269,6 +270,16 @@ def test_a_folder_that_is_in_use_for_something_else(run: Run, tmp_path: Path) ->
     run("swarm", "--dir", "file").assert_user_error("file")
     assert entries(tmp_path) == {"full", "file"}
     assert entries(tmp_path / "full") == {"diary.txt"}
+
+
+def test_a_disk_without_room_for_a_swarms_first_parameters(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_room_in("chunks", monkeypatch)
+    outcome = run("swarm", "--dir", "d")
+    assert outcome.status == 1
+    where = tmp_path / "d" / "bootstrap" / "chunks"
+    assert outcome.err == f"gossamer: cannot write {where}: the disk is full; free some space\n"
 
 
 def test_data_without_text(run: Run, tmp_path: Path) -> None:

@@ -5,14 +5,28 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from gossamer.node.storage import wholefile
 from gossamer.node.storage.chunkstore import ChunkStore
 
 
 def full(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def no_room_in(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on no file can be made in folders of a name, or below them; others can."""
+    open_aside = wholefile.open_aside
+
+    def only_elsewhere(path: Path) -> tuple[int, str]:
+        if folder in path.parts:
+            full()
+        return open_aside(path)
+
+    monkeypatch.setattr(wholefile, "open_aside", only_elsewhere)
 
 
 class FullDisk:

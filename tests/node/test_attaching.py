@@ -31,8 +31,9 @@ from gossamer.node.storage.folderlock import FolderLock
 from gossamer.node.storage.home import Home
 from gossamer.node.training import attaching, starting
 from gossamer.node.training.beside import Beside
-from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
+from gossamer.protocol.errors import ConfigError, DiskFullError, StorageError, UnreachableError
 from gossamer.protocol.manifest import Manifest
+from tests.node.full_disk import no_room_in
 
 
 def build_model(width: int = 4, seed: int = 0) -> nn.Module:
@@ -104,6 +105,14 @@ def test_a_manifest_that_names_no_file(given: str) -> None:
 def test_plaintext_beyond_loopback_needs_no_daemon_to_be_refused(manifest: Manifest, listen: str) -> None:
     with pytest.raises(ConfigError, match=r"plaintext is for loopback only; listen on 127\.0\.0\.1, not"):
         attach(manifest=manifest, listen=listen, plaintext=True)
+
+
+def test_a_disk_without_room_for_the_first_parameters(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    no_room_in("chunks", monkeypatch)
+    with pytest.raises(DiskFullError, match=r"cannot write .*chunks: the disk is full; free some space"):
+        attach(manifest=manifest, folder=tmp_path / "node")
 
 
 def test_another_swarm_than_was_asked_for(manifest: Manifest) -> None:
