@@ -48,6 +48,8 @@ class SaidSeldom(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, ValueError) and "._start_serving(" in record.getMessage():
+            return False  # asyncio would listen again, a second later, where the node has stopped meanwhile
         if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
             return True
         if not self._seldom.is_due("files", time.monotonic()):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 import pytest
 
@@ -30,14 +34,19 @@ def test_a_machine_that_allows_few_open_files_has_some_left_for_the_nodes_own(
     assert open_files.connections_allowed() == connections
 
 
+@pytest.fixture
+def log() -> Iterator[logging.Logger]:
+    """asyncio's, as a daemon has it."""
+    log, seldom = logging.getLogger("asyncio"), open_files.SaidSeldom()
+    log.addFilter(seldom)
+    yield log
+    log.removeFilter(seldom)
+
+
 def test_that_no_file_is_left_for_a_connection_is_said_in_one_line(
-    caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+    caplog: pytest.LogCaptureFixture, log: logging.Logger
 ) -> None:
     """By asyncio, for each of them."""
-    log = logging.getLogger("asyncio")
-    seldom = open_files.SaidSeldom()
-    log.addFilter(seldom)
-    request.addfinalizer(lambda: log.removeFilter(seldom))
     for number in (errno.EMFILE, errno.EMFILE, errno.EPERM):
         error = OSError(number, os.strerror(number))
         log.error("socket.accept() out of system resource", exc_info=error)
@@ -45,3 +54,30 @@ def test_that_no_file_is_left_for_a_connection_is_said_in_one_line(
     assert waiting.getMessage() == "connections wait: Too many open files (ulimit -n)"
     assert waiting.exc_info is None
     assert other.exc_info is not None and "system resource" in other.getMessage()
+
+
+async def test_who_stops_while_connections_wait_for_files_shows_no_traceback(
+    caplog: pytest.LogCaptureFixture, log: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio stops listening for a second then, and tries to go on also if the server is closed by then."""
+    loop = asyncio.get_running_loop()
+    met, over = asyncio.Event(), asyncio.Event()
+
+    def no_file(listening: socket.socket) -> NoReturn:
+        loop.call_soon(met.set)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def in_a_moment(delay: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+        loop.call_at(loop.time() + 0.02, over.set)
+        return loop.call_at(loop.time() + 0.01, callback, *args)
+
+    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    monkeypatch.setattr(socket.socket, "accept", no_file)
+    monkeypatch.setattr(loop, "call_later", in_a_moment)
+    with socket.create_connection((host, port)):
+        await met.wait()
+    server.close()
+    await over.wait()
+    said = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
+    assert said == ["connections wait: Too many open files (ulimit -n)"]
