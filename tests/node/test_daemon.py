@@ -7,12 +7,13 @@ import contextlib
 import errno
 import os
 import shutil
+import threading
 import time
 from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 from unittest.mock import Mock
 
 import aiohttp
@@ -549,6 +550,24 @@ async def test_a_daemon_that_lacks_something_is_started_again(
 
     monkeypatch.setattr("gossamer.node.daemon.RecordStore", Mock(side_effect=trouble))
     assert main() == 1
+
+
+def test_one_that_can_start_no_thread_says_so_in_one_line(
+    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For lack of memory, or where no more processes are allowed."""
+
+    def start(thread: threading.Thread) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("sys.argv", ["daemon", DaemonOptions(folder=home.root, plaintext=True).to_json()])
+    for name in ("logs.configure", "lifeline.reset_signals", "lifeline.watch", "ask_for_open_files"):
+        monkeypatch.setattr(f"gossamer.node.daemon.{name}", Mock())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        assert main() == 1
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["the system starts no more threads: free some, or raise the limit (ulimit -u)"]
 
 
 async def test_nobody_is_asked_for_what_the_disk_would_not_take(
