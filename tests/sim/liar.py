@@ -39,9 +39,9 @@ def _never(blob: bytes) -> bytes | None:
 class Liar:
     """Misuses one node."""
 
-    def __init__(self, node: Node, quiet_after: float) -> None:
+    def __init__(self, node: Node, quiet_after: float, dice: str = "liar") -> None:
         self._node = node
-        self._rng = node.stage.dice("liar")
+        self._rng = node.stage.dice(dice)
         self._quiet_after = quiet_after
         self.deeds: tuple[Callable[[], None], ...] = (
             self._equivocate,
