@@ -245,14 +245,19 @@ def _liars_first(world: "World", begin: float, end: float, rng: random.Random) -
         _strike(world, victim, time, rng, ("disk",))
     else:
         world.told[victim] = tuple(world.nodes[host].traits.address for host in world.liars())
-        _strike(world, victim, time, rng, ("restart",))
+        _strike(
+            world, victim, time, rng, ("kill",)
+        )  # without power it might lose its model, and have to join
 
 
 def _strike(world: "World", host: int, time: float, rng: random.Random, ways: tuple[str, ...]) -> None:
     """Have a node start again, in one of some ways."""
     way, node = rng.choice(ways), world.nodes[host]
-    if way != "no harm":
+    if way == "kill":
+        world.loop.at(time, _restart, world, node)
+    elif way != "no harm":
         world.loop.at(time, world.lose_disk if way == "disk" else world.cut_power, node)
+    if way != "no harm":
         world.loop.at(time + rng.choice((rng.uniform(1.0, 4.0), rng.uniform(4.0, 40.0))), world.revive, node)
 
 
