@@ -113,8 +113,7 @@ def write_first(path: Path, data: bytes) -> None:
 
 
 def remove_unfinished(files: Iterable[Path], is_ours: Callable[[str], object]) -> None:
-    """Remove those that were left aside when a crash cut them short, of files (and folders) whose names are
-    ours.
+    """Remove files, and folders, that were left aside when a crash cut them short, if their names are ours.
 
     No others: a folder may hold its user's own, such as ``.pre-commit-config.yaml``.
     """
@@ -124,7 +123,8 @@ def remove_unfinished(files: Iterable[Path], is_ours: Callable[[str], object]) -
             continue
         with suppress(OSError):  # somebody else may be tidying up, too
             if time.time() - file.stat().st_mtime > UNFINISHED_S:
-                shutil.rmtree(file) if file.is_dir() else file.unlink()
+                remove = shutil.rmtree if file.is_dir() else os.unlink
+                remove(file)
 
 
 def sync_folder(folder: Path) -> None:

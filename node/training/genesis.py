@@ -56,8 +56,10 @@ def image(tensors: "Mapping[str, Tensor]", layout: Layout) -> Ints:
 
 
 def found(manifest: Manifest, phi: Ints, home: Home) -> None:
-    """Keep `phi` as the swarm's first parameters. Raises ConfigError if they are not the manifest's, or
-    StorageError."""
+    """Keep `phi` as the swarm's first parameters.
+
+    Raises ConfigError if they are not the manifest's, or StorageError.
+    """
     digest = snapshots.digest(phi)
     if digest != manifest.genesis.root:
         raise ConfigError(

@@ -7,11 +7,18 @@ it; and of what nobody is known to hold each is asked most seldom.
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from math import inf
+from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.backoff import Backoff
 from gossamer.protocol.fetching.flights import Flight
 from gossamer.protocol.fetching.wants import Wants
+
+
+class _Failure(NamedTuple):
+    rest: Backoff
+    is_excused: bool
+    """The link has said since that it holds the chunk, and was not silent about it after that."""
 
 
 class Failures:
@@ -20,9 +27,7 @@ class Failures:
     def __init__(self, wants: Wants) -> None:
         self._wants = wants
         # By size too, since a liar may have listed an honest chunk with a size that is too small for it.
-        self._failed: dict[tuple[int, bytes, int], Backoff] = {}
-        self._excused: set[tuple[int, bytes, int]] = set()
-        """Those whose link has said since then that it holds the chunk, and was not silent about it."""
+        self._failed: dict[tuple[int, bytes, int], _Failure] = {}
         self._retries: list[float] = []
         """A heap of when those that we go on believing may be asked again for what they failed."""
         self._swept_at = 0.0
@@ -31,16 +36,16 @@ class Failures:
 
     def note(self, flight: Flight, now: float, wait: float) -> float:
         """A transfer brought nothing. Returns until when that link rests from the chunk: `wait` s or more."""
-        which = (flight.link, flight.blob, flight.size)
+        before = self._lately(flight.link, flight.blob, flight.size, now)
+        was_silent = wait >= limits.FETCH_RETRY_S
         # It counts until all others have had their turns: long, where each of them is waited for.
-        kept = limits.TARDY_REST_MAX_S if wait >= limits.FETCH_RETRY_S else limits.FETCH_RETRY_MAX_S
-        longest = self._longest(flight.blob, now)
-        failure = self._failed[which] = Backoff.after(self._failed.get(which), now, wait, longest, kept)
-        if wait >= limits.FETCH_RETRY_S:
-            self._excused.discard(which)
-        if not flight.is_guess and failure.wait < limits.FETCH_RETRY_S:
-            heappush(self._retries, failure.until)
-        return failure.until
+        kept = limits.TARDY_REST_MAX_S if was_silent else limits.FETCH_RETRY_MAX_S
+        rest = Backoff.after(before and before.rest, now, wait, self._longest(flight.blob, now), kept)
+        is_excused = before is not None and before.is_excused and not was_silent
+        self._failed[flight.link, flight.blob, flight.size] = _Failure(rest, is_excused)
+        if not flight.is_guess and rest.wait < limits.FETCH_RETRY_S:
+            heappush(self._retries, rest.until)
+        return rest.until
 
     def held_after_all(self, link: int, blob: bytes, size: int, now: float) -> None:
         """Whoever says that it holds what it failed is asked at once. Should it fail again that counts on.
@@ -48,22 +53,19 @@ class Failures:
         One that declines it again is not asked for saying so once more: it could have us ask all the time.
         One that is silent can: each time takes long, and its line may be broken.
         """
-        failure, which = self._lately(link, blob, size, now), (link, blob, size)
-        if failure is not None and which not in self._excused:
-            self._excused.add(which)
-            self._failed[which] = failure.ended(now)
+        failure = self._lately(link, blob, size, now)
+        if failure is not None and not failure.is_excused:
+            self._failed[link, blob, size] = _Failure(failure.rest.ended(now), is_excused=True)
 
     def link_down(self, link: int) -> None:
         self._failed = {which: failure for which, failure in self._failed.items() if which[0] != link}
-        self._excused &= self._failed.keys()
 
     def sweep(self, now: float) -> None:
         """Forget old failures, now and then: payloads that nobody has make thousands."""
         if now < self._swept_at + limits.FETCH_RETRY_MAX_S:
             return
         self._swept_at = now
-        self._failed = {which: f for which, f in self._failed.items() if f.forgotten_at > now}
-        self._excused &= self._failed.keys()
+        self._failed = {which: f for which, f in self._failed.items() if f.rest.forgotten_at > now}
         self._retries = sorted(at for at in self._retries if at > now)
 
     def _longest(self, blob: bytes, now: float) -> float:
@@ -75,7 +77,7 @@ class Failures:
     def rests_until(self, link: int, blob: bytes, size: int) -> float:
         """From when on a link may be asked for a chunk."""
         failure = self._failed.get((link, blob, size))
-        return failure.until if failure is not None else -inf
+        return failure.rest.until if failure is not None else -inf
 
     def resting(self, links: Iterable[int], blob: bytes, size: int, now: float) -> set[int]:
         """Those of the `links` that may not be asked for a chunk now."""
@@ -88,11 +90,11 @@ class Failures:
     def doubted(self, links: Iterable[int], blob: bytes, size: int, now: float) -> set[int]:
         """Those of them that failed it for more than a moment."""
         failures = ((link, self._lately(link, blob, size, now)) for link in links)
-        return {link for link, failure in failures if failure and failure.wait >= limits.FETCH_RETRY_S}
+        return {link for link, failure in failures if failure and failure.rest.wait >= limits.FETCH_RETRY_S}
 
-    def _lately(self, link: int, blob: bytes, size: int, now: float) -> Backoff | None:
+    def _lately(self, link: int, blob: bytes, size: int, now: float) -> _Failure | None:
         failure = self._failed.get((link, blob, size))
-        return failure if failure is not None and failure.forgotten_at > now else None
+        return failure if failure is not None and failure.rest.forgotten_at > now else None
 
     def next_retry(self, now: float) -> float:
         """When the next of those that are believed may be asked again."""
