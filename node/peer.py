@@ -321,7 +321,8 @@ class Peer(Standing):
         self._role.drop_progress()
 
     def settle(self) -> bool:
-        """After `drop_progress`: take over Phi as it changes. Returns whether it did, or may be about to."""
+        """After `drop_progress`: take over Phi as it changes. Returns whether it did, or may be about to; on
+        other ranks than the first, only whether it did."""
         self._check_here()
         return self._role.settle()
 

@@ -127,7 +127,8 @@ class Role(abc.ABC):
 
     @abc.abstractmethod
     def settle(self) -> bool:
-        """After that: take over Phi as it changes. Returns whether it did, or is about to."""
+        """After that: take over Phi as it changes. Returns whether it did; the first rank, which alone knows
+        what is to come, also where it is about to."""
 
     @abc.abstractmethod
     def agree_done(self, done: int) -> int:

@@ -261,6 +261,7 @@ class Replica:
         round up to which history was closed, `own_last` our last round, should that have been closed too.
         Where all that `is_copy`, we may have signed more than it tells.
         """
+        self._clock.begin(now)
         self.ledger.close(floor)
         for data in credentials:
             with suppress(PeerError):

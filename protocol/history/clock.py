@@ -36,7 +36,7 @@ class SwarmClock:
         self._author = author
         self.published_round = 0
         """The last round that we have published since we came or came back, 0 before the first."""
-        self._activity: Activity | None = None
+        self._own = Activity(-inf)
         self._inner_steps = 0
         self._listens_until = -inf
         self._trains = trains
@@ -52,6 +52,10 @@ class SwarmClock:
         """Whether most of the others that have published were, as the clock was last read, where by our time
         the swarm cannot be yet: ours is wrong, or was that of whoever began the swarm. We refuse what they
         publish."""
+
+    def begin(self, now: float) -> None:
+        """We have started: our own trainer is given time until its first step."""
+        self._own = Activity(now)
 
     def allows(self, round_: int, now: float) -> bool:
         """Whether the swarm is old enough for this round."""
@@ -105,7 +109,7 @@ class SwarmClock:
         members, newest = len(known) + self._trains, max(known, default=0)
         is_possible = self.allows(newest, now)
         self.is_contradicted = not is_possible and self._are_impossible(known, now)
-        if self.published_round and not self._own(now).is_idle(now):
+        if self.published_round and not self._own.is_idle(now):
             said.append(own)
         if self._trains:
             known.append(own)
@@ -123,24 +127,24 @@ class SwarmClock:
 
     def somebody_trains(self, now: float) -> bool:
         """Whether a live member, or we, went on while we looked, and not long ago."""
-        return any(one.has_moved and not one.is_idle(now) for one in self._activities(now))
+        return any(one.has_moved and not one.is_idle(now) for one in self._activities())
 
     def rests(self, now: float) -> bool:
         """Whether nobody trains any more, so that the clock will stay where it is."""
-        return not self.listens(now) and all(one.is_idle(now) for one in self._activities(now))
+        return not self.listens(now) and all(one.is_idle(now) for one in self._activities())
 
     def progress(self, inner_steps: int, now: float) -> None:
         """Our own trainer has told how far it is."""
-        if self._own(now).is_idle(now) and self.read(now) > self._author.last_round + 1:
+        if self._own.is_idle(now) and self.read(now) > self._author.last_round + 1:
             self.published_round = 0  # the swarm has gone on without us
         self._inner_steps = inner_steps
-        self._own(now).note(inner_steps, self._author.last_round, now)
+        self._own.note(inner_steps, self._author.last_round, now)
 
     def published(self, round_: int, now: float) -> None:
         """A delta of ours is out. One that was on its way when we fell asleep is of the round of then."""
         if not self.listens(now):
             self.published_round = round_
-        self._own(now).note(self._inner_steps, round_, now)
+        self._own.note(self._inner_steps, round_, now)
 
     def paused(self) -> None:
         """We cannot publish: the others need not wait until we can, even if most of them could not."""
@@ -150,7 +154,7 @@ class SwarmClock:
         """This machine slept: we do not know what the others have done meanwhile."""
         self._listens_until = now + limits.WAKE_PATIENCE_S
         self.published_round = 0
-        for activity in self._activities(now):
+        for activity in self._activities():
             activity.forget()
 
     def linked(self, now: float) -> None:
@@ -164,13 +168,8 @@ class SwarmClock:
         """
         return now < self._listens_until
 
-    def _own(self, now: float) -> Activity:
-        if self._activity is None:
-            self._activity = Activity(now)
-        return self._activity
-
-    def _activities(self, now: float) -> Iterator[Activity]:
-        yield self._own(now)
+    def _activities(self) -> Iterator[Activity]:
+        yield self._own
         for member in self._roster.live():
             yield member.activity
 

@@ -356,3 +356,18 @@ def test_most_others_have_to_be_where_the_swarm_cannot_be_and_keep_joiners_waiti
     world.run(10.0)  # what was refused is asked for once more
     assert third.core.caught_up
     assert third.core.is_contradicted
+
+
+def test_what_is_asked_of_a_core_before_its_first_event_lengthens_no_patience(seed):
+    """An adapter may have a status to give before it wakes the core; a clock that began at 0 would be hours on."""
+    begun = 10_000.0
+    world = World(seed)
+    node = world.add(0)
+    core = world._core(node.identity, node.info, node.blobs)
+    core.restore((), (), begun)
+    assert not core.rests
+    core.handle(fx.Wake(), begun)
+    core.handle(fx.Progress(1, 1, 1.0, 2.0, "cpu"), begun + 1.0)
+    assert not core.rests
+    core.handle(fx.Wake(), begun + 2.0 + limits.IDLE_MIN_S)
+    assert core.rests
